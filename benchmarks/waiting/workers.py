@@ -1,9 +1,8 @@
 """Python code per sample in reader and worker processes, compared with the worker processes of torch's DataLoader.
 
-    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | chunks | starts | loop | ...]
+    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | starts | loop | memory | ...]
 
 * slots: batches of 38.5 MB with a transform of no work: bytes per second, and CPU seconds per GB.
-* chunks: samples per second where chunks are small or libhdf5 decodes, by threads and by worker processes.
 * starts: from the loader to its first batch, and from one epoch to the next.
 * loop: steps of a loop that launches many kernels, kept beside a transform in pure Python.
 * memory: all processes that read a table of 5 million rows.
@@ -34,17 +33,15 @@ from loading.hdf5 import Run
 from measuring.program import Goal, argument_parser, run_parts
 from readers.hdf5 import OURS
 
-from waiting.processes import gil, kills, rates, small_chunks, starts, table_memory
+from waiting.processes import gil, kills, rates, starts, table_memory
 
 Figures = list[dict[str, Any]]
 TIMES_BYTES, TIMES_CPU = 3.0, 0.4
-CHUNKS = 1.0
 FIRST_S, GAP_MS = 0.3, 5.0
 KEPT, NEXT_US = 0.95, 100.0
 
 PARTS: dict[str, Callable[[Run], Figures]] = {
     "slots": rates.slots,
-    "chunks": small_chunks.small_chunks,
     "starts": starts.starts,
     "loop": gil.loop,
     "memory": table_memory.memory,
@@ -64,10 +61,6 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
         yield Goal(f"38.5 MB, {mine['contender']}, times the best DataLoader", times, TIMES_BYTES, TIMES_BYTES)
         label = f"38.5 MB, {mine['contender']}, CPU of the best DataLoader"
         yield Goal(label, cpu, TIMES_CPU, TIMES_CPU, at_most=True)
-    for row in figures.get("chunks", []):
-        if row["processes"]:
-            label = f"{row['data']}, two worker processes, times the best of one and of threads"
-            yield Goal(label, row["times"], CHUNKS, CHUNKS)
     for row in figures.get("starts", []):
         if row["contender"].startswith(OURS):
             label = row["contender"]

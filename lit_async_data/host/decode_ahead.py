@@ -3,14 +3,11 @@
 * If the order goes by chunks, workers decode the next group of chunks while one is dealt, evenly over its steps.
 * If samples come as stored, a worker decodes the next chunk while one is read.
 * In any order, workers fetch the data of later steps from the disk if they are not in memory.
-
-Where several processes share each batch, each of them does so for its own share.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 import math
 from collections.abc import Sequence
 
@@ -19,13 +16,11 @@ import numpy as np
 from lit_async_data.order.chunk_order import Group
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule
-from lit_async_data.order.shares import Share, Shares, reader_of
 from lit_async_data.sources.contract.source import Source
 
 # Reads after which a worker checks again whether anything must be fetched, if nothing was the last time.
 LOOKS = 8
 ALL = Limits()
-ALONE = Share(0, 1)
 # Groups that are remembered: those that workers are reading, and the next one.
 GROUPS = 4
 
@@ -52,12 +47,7 @@ class DecodeAhead:
         self.owed: collections.deque[BatchIndex] = collections.deque()
         # The groups used last; replaced as a whole, since other workers may be reading.
         self._groups: tuple[tuple[int, Group], ...] = ()
-        self._lanes: tuple[tuple[int, int, int, Share], Indices] = ((-1, 0, 0, ALONE), np.empty(0, np.int64))
-        self._share = ALONE
-
-    @functools.cached_property
-    def _shares(self) -> Shares:
-        return self._source.chunks.shares
+        self._lanes: tuple[tuple[int, int, int], Indices] = ((-1, 0, 0), np.empty(0, np.int64))
 
     def __call__(
         self,
@@ -65,7 +55,6 @@ class DecodeAhead:
         cursor: BatchIndex | None,
         oldest: BatchIndex | None = None,
         limits: Limits = ALL,
-        share: Share = ALONE,
     ) -> None:
         """Decode and fetch for the batches after these.
 
@@ -74,9 +63,8 @@ class DecodeAhead:
             cursor: The next batch to be read.
             oldest: The first batch that is still being read; None if none is.
             limits: Which part of each epoch will be asked for.
-            share: Which samples of each batch are read here.
         """
-        self._schedule, self._share = self._schedule.limited(limits), share
+        self._schedule = self._schedule.limited(limits)
         plan = self._schedule.plan(keys[0].epoch)
         if plan.chunk_order is not None:
             self.owed.extend(keys)
@@ -86,15 +74,9 @@ class DecodeAhead:
         self._fetch(keys)
 
     def _next_chunk(self, plan: EpochPlan, step: int) -> Indices:
-        """One sample of the next chunk that is read here, where samples come as stored."""
-        last = plan.batch(step).samples[-1]
-        chunks = np.minimum(last + self._rows * np.arange(1, self._share.readers + 1), plan.length - 1)
-        own: Indices = chunks[self._own(plan, 0, chunks)]
-        return own[:1]
-
-    def _own(self, plan: EpochPlan, first: int, samples: Indices) -> Indices:
-        """The places of the samples that are read here; see `Shares.own`."""
-        return np.arange(len(samples)) if self._share == ALONE else self._shares.own(plan, first, samples, self._share)
+        """One sample of the next chunk, where samples come as stored."""
+        last = int(plan.batch(step).samples[-1])
+        return np.array([min(last + self._rows, plan.length - 1)])
 
     def _decode_due(self, cursor: BatchIndex | None, oldest: BatchIndex | None) -> None:
         # 1. A slow worker reads the last batch of group 0. 2. Others read group 1, and after each batch decode chunks
@@ -152,18 +134,17 @@ class DecodeAhead:
         return lanes[begin:stop]
 
     def lanes(self, epoch: int, number: int) -> Indices:
-        """One sample of each chunk of a group that this rank begins with, and that is read here."""
-        plan, share = self._schedule.plan(epoch), self._share
+        """One sample of each chunk of a group that this rank begins with."""
+        plan = self._schedule.plan(epoch)
         which, known = self._lanes
-        if which == (epoch, plan.start, number, share):
+        if which == (epoch, plan.start, number):
             return known
         order = plan.chunk_order
         assert order is not None
         own = (plan.rank + plan.start - order.group(number).first) % plan.world_size
         places = order.lanes(number, own, plan.world_size)
-        places = places[reader_of(plan, places, share.readers) == share.reader]
         found = plan.numbered(order.first_of(places))
-        self._lanes = (epoch, plan.start, number, share), found
+        self._lanes = (epoch, plan.start, number), found
         return found
 
     def group(self, plan: EpochPlan, position: int) -> Group:
@@ -208,7 +189,5 @@ class DecodeAhead:
             at = epoch
             while step >= (length := min(schedule.limits.of(at) or schedule.steps_of(at), schedule.steps_of(at))):
                 at, step = at + 1, step - length  # noqa: PLW2901  # the place of this step in a later epoch
-            plan = schedule.plan(at)
-            samples = plan.batch(step).samples
-            found.append(samples[self._own(plan, plan.bounds(step)[0], samples)])
+            found.append(schedule.plan(at).batch(step).samples)
         return np.concatenate(found)

@@ -48,7 +48,7 @@ class Readers:
             workers.kind,
             now,
             options.worker_kind != "auto" or options.workers == 0,
-            "python" if workers.apart and not workers.shared else loader.source.chunks.reading,
+            "python" if workers.apart else loader.source.chunks.reading,
             workers.apart,
             options.workers == "auto" and isinstance(feed, SlotFeed) and feed.pipeline.tuned and now < workers.most,
             options.queue_depth,

@@ -56,7 +56,6 @@ def facts(step_s=0.01, *, read=0.0, decode=0.0, transform=0.0, copy=0.0, cores=4
         (facts(read=0.02, reading="python", apart=True, **PROCESS), Bound.PYTHON, Cure.WORKERS, 2),
         (facts(read=0.02, reading="python", **PROCESS), Bound.PYTHON, Cure.NONE, 0),
         (facts(decode=0.02, reading="locked", **PROCESS), Bound.LOCK, Cure.PACK, 0),
-        (facts(read=0.02, reading="locked", apart=True, **PROCESS), Bound.LOCK, Cure.WORKERS, 2),
         (facts(copy=0.02), Bound.COPY, Cure.BYTES, 0),
         (facts(read=0.02, kind="caller", count=0, **CHOSEN), Bound.CALLER, Cure.WORKERS, 1),
         (facts(read=0.02, kind="caller", count=0), Bound.CALLER, Cure.NONE, 0),

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from files.layouts import Layout
 from loading.hdf5 import Run
 
 from lit_async_data import AsyncLoader, HDF5Source
@@ -168,16 +167,14 @@ def left_behind(kill: Kill, files: int, names: set[str]) -> str:
 
 
 def kills(run: Run) -> Figures:
-    """Loaders of compressed files: with a reader process, and with worker processes that transform or decode."""
+    """Loaders of a compressed file: with a reader process, and with worker processes that transform."""
     layout = dataclasses.replace(run.layouts["B"], batch=32)
-    small = Layout("small", (2, 16, 16), "u1", 20_000, batch=32, chunk=8, packed=True)
     number, seed = 10 if run.quick else 200, random.SystemRandom().randrange(2**32)
     rng = random.Random(seed)
     counts: collections.Counter[str] = collections.Counter()
     print(f"\n{number} kills at random moments, seed {seed}")
-    source, shared = HDF5Source(run.path(layout)), HDF5Source(run.path(small))
-    with contextlib.closing(source), contextlib.closing(shared):
-        for turn, (open_loader, workers) in enumerate(_loaders(source, shared, layout.batch, number)):
+    with contextlib.closing(HDF5Source(run.path(layout))) as source:
+        for turn, (open_loader, workers) in enumerate(_loaders(source, layout.batch, number)):
             # Ends the program with the stacks of all threads if a call never returns.
             faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
             end, text = outcome(open_loader, rng, workers)
@@ -190,14 +187,11 @@ def kills(run: Run) -> Figures:
     return [{"outcome": end, "count": count, "bad": end in BAD, "seed": seed} for end, count in counts.items()]
 
 
-def _loaders(
-    source: HDF5Source, shared: HDF5Source, batch: int, number: int
-) -> Iterator[tuple[Callable[[], AsyncLoader], bool]]:
+def _loaders(source: HDF5Source, batch: int, number: int) -> Iterator[tuple[Callable[[], AsyncLoader], bool]]:
     options = {"batch_size": batch, "worker_kind": "process", "workers": 2, "timeout_s": STALLED_S}
     kinds: list[tuple[Callable[[], AsyncLoader], bool]] = [
         (lambda: AsyncLoader(source, options), False),
         (lambda: AsyncLoader(source, options, sample_transform=summed), True),
-        (lambda: AsyncLoader(shared, options), True),
     ]
     for turn in range(number):
         yield kinds[turn % len(kinds)]

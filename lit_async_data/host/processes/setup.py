@@ -15,7 +15,6 @@ from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.host.decode_ahead import DecodeAhead
 from lit_async_data.host.processes.inherited import Inherited
 from lit_async_data.host.processes.ipc.shared_file import SharedFile
-from lit_async_data.host.processes.ipc.shared_tasks import SharedTasks
 from lit_async_data.host.resources.memory import readable
 from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.host.sample_reader import SampleReader
@@ -50,14 +49,6 @@ class ReaderSetup:
     def layout(self) -> BatchLayout:
         """Where fields lie in a slot."""
         return self.plan.layout
-
-    def tasks(self, fd: int | None = None) -> SharedTasks:
-        """Memory in which the reader process tells worker processes which samples to read; see `SharedTasks`.
-
-        Args:
-            fd: Descriptor of that memory, in a worker process.
-        """
-        return SharedTasks(self.plan.workers.processes, self.schedule.capacity * self.layout.batches, fd)
 
     def check(self, *, on_demand: bool) -> None:
         """Check that it can go to a reader process.

@@ -26,8 +26,6 @@ LEAST_FETCHED, MOST_FETCHED = 2**25, 2**30
 COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
 # They take this part at most of what chunks leave of the budget: more slots and files that are read ahead need room.
 COALESCED_SHARE = 0.25
-# Worker processes that share a batch are told the number and the row of each sample, as int64.
-TOLD_BYTES = 16
 # Samples decoded for each one used.
 WORTH_A_WARNING = 1.5
 
@@ -87,21 +85,16 @@ class ResourcePlan:
             hooks=hooks,
             refusal=refusal,
             ranks=ranks,
-            sample_bytes=spec.nbytes,
-            shareable=_shareable(source, first, options),
         )
         limit = options.memory_budget or default_budget(ranks)
         alone = BatchLayout(spec, schedule.capacity).nbytes
-        workers = _within(workers, limit, alone if workers.shared else scratch or 0)
+        workers = _within(workers, limit, scratch or 0)
         planned = functools.partial(
             cls._with, source, spec, options=options, schedule=schedule, limit=limit, scratch=scratch, pinned=pinned
         )
         plan = planned(workers, 1)
         while plan.budget.total > limit and workers.most > max(workers.threads, 1):
             workers = workers._replace(most=workers.most - 1)
-            plan = planned(workers, 1)
-        if plan.budget.total > limit and workers.shared:
-            workers = workers.as_threads()
             plan = planned(workers, 1)
         whole = transformation is not None and transformation.takes_batches
         if ahead and not whole and _coalesces(source, workers, hooks=hooks):
@@ -143,11 +136,7 @@ class ResourcePlan:
         cache = min(options.cache_bytes, source.decodable_bytes)
         chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
         decoded, scratches = source.decoded_bytes(chunks), workers.processes
-        if workers.shared:
-            scratch = layout.nbytes + TOLD_BYTES * batches * schedule.capacity
-            of_each = source.decoded_bytes(_share(chunks, max(workers.processes, 1)))
-            decoded = max(decoded, workers.processes * of_each)
-        elif scratch is not None:
+        if scratch is not None:
             scratch *= batches
             scratches += most  # while a worker process starts, the thread that it belongs to transforms
         decoded += most * source.decode_bytes
@@ -156,24 +145,9 @@ class ResourcePlan:
         budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
         return cls(workers, layout, budget, chunks)
 
-    def reserve(self, source: Source, readers: int = 1) -> Callable[[], None]:
-        """Have a source reserve room for what is read ahead; call the result to give the room back.
-
-        Args:
-            source: Where samples come from.
-            readers: Number of worker processes that share it.
-        """
-        return source.reserve(_share(self.chunks, readers), self.budget.cache, self.budget.fetched // readers)
-
-
-def _shareable(source: Source, plan: EpochPlan, options: LoaderOptions) -> bool:
-    """Whether it is known which samples share chunks, and no chunk is kept.
-
-    Processes share the chunks of an order by their place in it. So in the next epoch, another process would need a
-    chunk that was kept.
-    """
-    known = source.chunks.rows == 1 or plan.chunk_order is not None or plan.order is None
-    return known and not options.cache_bytes
+    def reserve(self, source: Source) -> Callable[[], None]:
+        """Have a source reserve room for what is read ahead; call the result to give the room back."""
+        return source.reserve(self.chunks, self.budget.cache, self.budget.fetched)
 
 
 def _coalesces(source: Source, workers: Workers, *, hooks: bool) -> bool:
@@ -182,7 +156,7 @@ def _coalesces(source: Source, workers: Workers, *, hooks: bool) -> bool:
     if not workers.threads:
         # The loop waits for all that is read together. But a copy takes less time than the calls that batches share.
         return reading == "copied" and not hooks
-    return reading not in ("locked", "python") or (workers.shared and workers.processes > 0)
+    return reading not in ("locked", "python")
 
 
 def _within(workers: Workers, limit: int, scratch: int) -> Workers:
@@ -191,17 +165,7 @@ def _within(workers: Workers, limit: int, scratch: int) -> Workers:
         return workers
     # Every thread has some, and so has every worker process.
     room = limit // (8 * scratch)
-    if workers.shared and room < workers.threads:
-        return workers.as_threads()  # which need none
     return workers._replace(most=max(workers.threads, min(workers.most, room)))
-
-
-def _share(chunks: int, readers: int) -> int:
-    """Chunks that one of several processes holds; 0 if no order needs them.
-
-    The chunks of a group do not fall to all of them evenly, and there are two groups at least.
-    """
-    return chunks // readers + 2 if chunks and readers > 1 else chunks
 
 
 def _chunks(plan: EpochPlan, in_hand: int) -> int:

@@ -16,9 +16,6 @@ from lit_async_data.sources.contract.storage_layout import Reading
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_THREADS = 4
-# Samples of fewer bytes are decoded faster by worker processes than by threads, most of whose work then holds the GIL
-# (``benchmarks/waiting/workers.py chunks``).
-SMALL_SAMPLE = 2048
 # Seconds after which it is judged whether another worker helps. A worker process takes a part of the first to start.
 THREAD_S, PROCESS_S = 0.25, 1.0
 # What costs the training loop the GIL, by `StorageLayout.reading`.
@@ -41,8 +38,6 @@ class Workers(NamedTuple):
         most: Number of threads that there may be later, if the loop waits for batches.
         apart: Whether several threads of a reader process have a worker process each, since one GIL would let only one
             of them work.
-        shared: Whether these share each batch, so that each chunk is decoded by one of them. Else each has batches of
-            its own.
     """
 
     kind: Literal["caller", "thread", "process"]
@@ -50,7 +45,6 @@ class Workers(NamedTuple):
     why: str
     most: int = 0
     apart: bool = False
-    shared: bool = False
 
     @classmethod
     def of(
@@ -62,8 +56,6 @@ class Workers(NamedTuple):
         hooks: bool = False,
         refusal: str = "",
         ranks: int | None = None,
-        sample_bytes: int = SMALL_SAMPLE,
-        shareable: bool = False,
     ) -> Workers:
         """The workers of a loader.
 
@@ -74,8 +66,6 @@ class Workers(NamedTuple):
             hooks: Whether Python code transforms what was read.
             refusal: Why no reader process can be used; empty if one can.
             ranks: See `ranks_here`.
-            sample_bytes: Bytes of one sample.
-            shareable: Whether it is known which samples of a batch share chunks.
 
         Raises:
             ConfigError: ``worker_kind=process`` is not possible here.
@@ -89,18 +79,12 @@ class Workers(NamedTuple):
             why = "Python code transforms the samples"
         # Hooks run apart from the decoding of chunks. Code that reads samples does not: each process would decode them.
         apart = kind == "process" and python and (hooks or source.chunks.rows == 1)
-        one_gil = reading == "locked" or (reading == "decoded" and sample_bytes < SMALL_SAMPLE)
-        shared = kind == "process" and not python and shareable and one_gil
         if options.workers != "auto":
-            return cls(kind, options.workers, why, options.workers, apart or shared, shared)
+            return cls(kind, options.workers, why, options.workers, apart)
         if python and kind == "thread" and options.worker_kind == "auto" and has_gil():
             return cls("caller", 0, why)
-        most = free if apart or shared else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
-        return cls(kind, 1, why, most, apart or shared, shared)
-
-    def as_threads(self) -> Workers:
-        """As many threads of one process."""
-        return self._replace(apart=False, shared=False, most=max(self.threads, min(self.most, MOST_THREADS)))
+        most = free if apart else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
+        return cls(kind, 1, why, most, apart)
 
     @property
     def processes(self) -> int:

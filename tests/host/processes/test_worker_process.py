@@ -146,50 +146,38 @@ class FakeProcess:
         self.closed += 1
 
 
-class Workers(WorkerProcesses):
-    """Two worker processes whose threads the test plays."""
-
-    def after_read(self, *_): ...
-    def _taken_by(self, worker): ...
-    def _have_read(self, *_): ...
-
-
 @pytest.fixture
 def workers(monkeypatch):
     monkeypatch.setattr(worker_processes, "WorkerProcess", FakeProcess)
-    setup = SimpleNamespace(plan=SimpleNamespace(workers=SimpleNamespace(processes=2, threads=2)))
-    return Workers(setup, 0, None, None, None)
+    plan = SimpleNamespace(workers=SimpleNamespace(processes=2, threads=2), reserve=lambda source: None)
+    read = SimpleNamespace(shares_chunks=False, source=None, read_raw=None)
+    return WorkerProcesses(SimpleNamespace(plan=plan, read=read), 0, SimpleNamespace(notes=[]), None)
 
 
 def test_a_process_that_has_ended_is_named_once_and_closed_by_the_last_thread_that_used_it(workers, caplog):
     """1. Thread A uses it. 2. So does B. 3. It ends. 4. C, which needs one, finds that. 5. A leaves it. 6. B does."""
-    (ended,), _ = workers._taken([1]), workers._taken([1])
+    ended, _ = workers._taken(1), workers._taken(1)
     ended.ended = WorkerError(ENDED)
-    (new,) = workers._taken([1])
-    workers._leave([ended])
+    new = workers._taken(1)
+    workers._leave(ended)
     assert ended.closed == 0
-    workers._leave([ended])
-    workers._leave([new])
+    workers._leave(ended)
+    workers._leave(new)
     assert caplog.messages == [f"{ENDED}; a new one starts when one is needed"]
     assert new is not ended
     assert (ended.closed, new.closed) == (1, 0)
-    assert workers._taken([1]) == [new]
+    assert workers._taken(1) is new
 
 
-def test_one_that_ended_before_another_failed_to_start_is_named_too(workers, monkeypatch, caplog):
-    """1. Thread A uses process 0, which ends. 2. B, which needs both, finds that process 1 ended while it started."""
-    (ended,) = workers._taken([0])
-
+def test_one_that_fails_to_start_is_named_and_leaves_room_for_another(workers, monkeypatch, caplog):
     class Failing(FakeProcess):
         def ready(self, *, wait):
-            ended.ended, self.ended = WorkerError(ENDED), WorkerError("worker process 8 ended")
+            self.ended = WorkerError("worker process 8 ended")
             return super().ready(wait=wait)
 
     monkeypatch.setattr(workers, "_start", Failing)
-    assert workers._taken([0, 1]) == []
-    workers._leave([ended])
+    assert workers._taken(1) is None
     assert caplog.messages == [
-        f"{ENDED}; a new one starts when one is needed",
-        "worker process 8 ended, while it started; the reader process reads itself until another one has started",
+        "worker process 8 ended, while it started; the reader process reads itself until another one has started"
     ]
     assert workers._processes == [None, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from support.processes import children, patience, wait_for_the_end_of
 from support.sources import reader_sources as acts
-from support.sources.reader_sources import KilledOnce, ManyNumbers, PythonNumbers
+from support.sources.reader_sources import FailsToStart, KilledOnce, ManyNumbers, NeverStarts, PythonNumbers
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ReadError, TransformError, WorkerError
@@ -102,11 +103,9 @@ def test_an_error_comes_at_its_place_with_type_and_traceback():
             assert next(batches, None) is None
 
 
-@pytest.mark.parametrize("reading", ["python", "locked"])
-def test_a_worker_that_is_killed_while_it_reads_is_an_error_and_its_batch_is_read_again(reading, tmp_path):
-    """With ``locked``, batches may be read together; they are first read again, one by one."""
+def test_a_worker_that_is_killed_while_it_reads_is_an_error_and_its_batch_is_read_again(tmp_path):
     flag = tmp_path / "flag"
-    with loader_of(KilledOnce(str(flag), reading)) as loader:
+    with loader_of(KilledOnce(str(flag))) as loader:
         in_worker_processes(loader)
         flag.touch()
         seen, lost = [], []
@@ -119,7 +118,7 @@ def test_a_worker_that_is_killed_while_it_reads_is_an_error_and_its_batch_is_rea
         assert seen == [10 * ((number + seen[0] // 10) % 10) for number in range(len(seen))]
         assert all("was killed by SIGKILL" in text and "while it read batch 3 of" in text for text in lost)
         assert all("its first sample was 30, row 30 of KilledOnce" in text for text in lost)
-        assert len(lost) == 1 if reading == "python" else len(lost) <= 1
+        assert len(lost) == 1
 
 
 def test_a_killed_worker_is_an_error_at_most_and_is_replaced():
@@ -167,6 +166,48 @@ def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
         assert [batch["y"][0].item() for batch in loader] == ORDER
         in_worker_processes(loader)
     assert "workers=auto: 2 workers now, since the loop waited for batches; workers=2 begins so" in caplog.text
+
+
+def test_processes_that_never_start_are_given_up(caplog):
+    with loader_of(NeverStarts("")) as loader:
+        while "ImportError: no such library, while it started; the reader process reads itself from" not in caplog.text:
+            assert [batch["y"][0].item() for batch in loader] == ORDER
+        while children(loader.machinery.engine.feed.pipeline.process_id):
+            list(loader)
+
+
+def test_processes_that_can_not_start_again_leave_their_work_to_the_reader_process(tmp_path, caplog):
+    flag = tmp_path / "flag"
+    with loader_of(FailsToStart(str(flag))) as loader:
+        in_worker_processes(loader)
+        reader = loader.machinery.engine.feed.pipeline.process_id
+        flag.touch()
+        for pid in children(reader):
+            with contextlib.suppress(ProcessLookupError):  # after three that fail to start, the other one ends
+                os.kill(pid, signal.SIGKILL)
+        seen, lost = [], 0
+        while "the reader process reads itself from now on" not in caplog.text:
+            try:
+                seen.append(loader.next()["y"][0].item())
+            except WorkerError:
+                lost += 1
+        assert lost <= 2
+        assert seen == [10 * ((number + seen[0] // 10) % 10) for number in range(len(seen))]
+        # Each process counts once, however many threads waited for it.
+        failed = re.findall(r"worker process (\d+) failed: ImportError", caplog.text)
+        assert len(failed) == len(set(failed)) >= 3
+        assert {pid for batch in loader for pid in batch["process"].tolist()} == {reader}
+
+
+def test_fewer_workers_end_processes_and_one_reads_in_the_reader_process():
+    with loader_of(PythonNumbers()) as loader:
+        workers = in_worker_processes(loader)
+        pipeline = loader.machinery.engine.feed.pipeline
+        pipeline.set_workers(1)
+        while any(pid != pipeline.process_id for batch in loader for pid in batch["process"].tolist()):
+            pass
+        for pid in workers:
+            wait_for_the_end_of(pid)
 
 
 # -- transforms of samples that share compressed chunks ----------------------------------------------------------------

@@ -12,9 +12,8 @@ import threading
 
 import numpy as np
 
-from lit_async_data import BatchSpec, FieldSpec, HDF5Source, Source, StorageLayout
+from lit_async_data import BatchSpec, FieldSpec, Source, StorageLayout
 from lit_async_data.errors import CorruptError
-from lit_async_data.order.chunk_order import ChunkRun
 
 
 class Numbers(Source):
@@ -144,19 +143,6 @@ def warn_oddly():
     logging.getLogger("mine").warning("row 33", extra={"why": UnpicklableError("odd", "even")})
 
 
-class LoggedSource(HDF5Source):
-    """An HDF5 source whose readers write their process id to a file with each read."""
-
-    def __init__(self, *given, log, **options):
-        super().__init__(*given, **options)
-        self._log = log
-
-    def read_into(self, samples, out):
-        super().read_into(samples, out)
-        with open(self._log, "a") as file:
-            file.write(f"{os.getpid()}\n")
-
-
 def took(flag):
     """Whether this process has removed a file, and no other one."""
     with contextlib.suppress(FileNotFoundError):
@@ -173,13 +159,9 @@ def in_a_worker_process():
 class KilledOnce(PythonNumbers):
     """Numbers whose worker process is killed at sample 33, if it finds the file ``flag``, which it removes."""
 
-    def __init__(self, flag, reading="python"):
+    def __init__(self, flag):
         super().__init__()
-        self._flag, self._reading = flag, reading
-
-    @property
-    def chunks(self):
-        return StorageLayout(reading=self._reading)
+        self._flag = flag
 
     def read_into(self, samples, out):
         if 33 in samples and in_a_worker_process() and took(self._flag):
@@ -187,29 +169,17 @@ class KilledOnce(PythonNumbers):
         super().read_into(samples, out)
 
 
-class ManyShared(ManyNumbers):
-    """A long epoch that several processes share."""
-
-    @property
-    def chunks(self):
-        return StorageLayout(reading="locked")
-
-
 class FailsToStart(PythonNumbers):
     """Numbers that cannot be unpickled in a worker process once a file exists."""
 
-    def __init__(self, flag, reading):
+    def __init__(self, flag):
         super().__init__()
-        self._flag, self._reading = flag, reading
+        self._flag = flag
 
     def __setstate__(self, state):
         vars(self).update(state)
         if os.path.exists(self._flag):
             raise ImportError("no such library")
-
-    @property
-    def chunks(self):
-        return StorageLayout(reading=self._reading)
 
 
 class NeverStarts(FailsToStart):
@@ -219,33 +189,3 @@ class NeverStarts(FailsToStart):
         vars(self).update(state)
         if in_a_worker_process():
             raise ImportError("no such library")
-
-
-class SharedNumbers(PythonNumbers):
-    """Numbers that several processes share: each is stored alone, or they are stored in chunks.
-
-    Args:
-        sample: See `Numbers`.
-        act: See there.
-        rows: Numbers in a chunk.
-        act_ahead: What a worker process does when it reads ahead, if it finds the file ``flag``, which it removes.
-        flag: Path of this file.
-    """
-
-    def __init__(self, sample=-1, act=None, rows=1, act_ahead=None, flag=""):
-        super().__init__(sample, act)
-        self._rows, self._act_ahead, self._flag = rows, act_ahead, flag
-
-    @property
-    def chunks(self):
-        if self._rows == 1:
-            return StorageLayout(reading="locked")
-        return StorageLayout((ChunkRun(70, self._rows), ChunkRun(30, self._rows)), compressed=True, reading="decoded")
-
-    @property
-    def reads_ahead(self):
-        return True
-
-    def decode_ahead(self, samples, turn):
-        if self._act_ahead is not None and in_a_worker_process() and took(self._flag):
-            self._act_ahead()

@@ -27,7 +27,7 @@ import threading
 from typing import NoReturn
 
 from lit_async_data.host.processes.child.reader_server import ReaderServer
-from lit_async_data.host.processes.child.task_server import DecodingTasks, PythonTasks, TaskServer
+from lit_async_data.host.processes.child.task_server import TaskServer
 from lit_async_data.host.processes.ipc.given_slots import GivenSlots
 from lit_async_data.host.processes.ipc.messages import COMMAND_BYTES, Command, CommandKind, Report, ReportKind, Reports
 from lit_async_data.host.processes.ipc.remote_errors import packed_errors
@@ -94,8 +94,7 @@ class Endpoint:
             if self._vacant is not None:
                 self._server = ReaderServer(setup, setup_fd, slots, self._vacant, self.reports)
             else:
-                tasks = DecodingTasks if setup.plan.workers.shared else PythonTasks
-                self._server = tasks(setup, slots, others, self.reports, worker)
+                self._server = TaskServer(setup, slots, others, self.reports, worker)
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             self._fail(error)
 

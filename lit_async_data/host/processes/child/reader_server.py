@@ -7,9 +7,7 @@ import threading
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.host.processes.child.decoding_workers import DecodingWorkers
 from lit_async_data.host.processes.child.noted_read import NotedRead
-from lit_async_data.host.processes.child.python_workers import PythonWorkers
 from lit_async_data.host.processes.child.worker_processes import WorkerProcesses
 from lit_async_data.host.processes.ipc.given_slots import GivenSlots
 from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report, ReportKind, Reports
@@ -35,9 +33,8 @@ class ReaderServer:
         self, setup: ReaderSetup, stored: int, slots: SharedSlots, vacant: GivenSlots, reports: Reports
     ) -> None:
         workers, read = setup.plan.workers, NotedRead(setup.read, slots)
-        kind = DecodingWorkers if workers.shared else PythonWorkers
-        processes = kind(setup, stored, slots, read) if workers.processes else None
-        self._processes: WorkerProcesses | None = processes
+        processes = WorkerProcesses(setup, stored, slots, read) if workers.processes else None
+        self._processes = processes
         after_read = setup.ahead if processes is None else processes.after_read
         self._schedule, self._slots, self._reports = setup.schedule, slots, reports
         self._generation = 0
@@ -48,7 +45,7 @@ class ReaderServer:
             setup.schedule,
             setup.layout,
             _no_memory,
-            workers=workers.threads if processes is None else processes.threads(workers.threads),
+            workers=workers.threads,
             slots=0,
             most_slots=0,
             timeout_s=FOREVER_S,
@@ -70,11 +67,9 @@ class ReaderServer:
                 pool.add(self._slots.slot(command.slot))
             return
         if command.kind is CommandKind.WORKERS:
-            count = command.slot
             if self._processes is not None:
-                self._processes.set_workers(count)
-                count = self._processes.threads(count)
-            self._pipeline.set_workers(count)
+                self._processes.set_workers(command.slot)
+            self._pipeline.set_workers(command.slot)
             return
         with self._lock:
             self._pipeline.follow(self._schedule.limited(command.limits))

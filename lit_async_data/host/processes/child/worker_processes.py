@@ -1,19 +1,18 @@
-"""`WorkerProcesses`: the worker processes of a reader process, where one GIL is not enough.
+"""`WorkerProcesses`: the worker processes of a reader process, where one GIL is not enough for Python code.
 
-The order and the slots stay with the reader process. Its threads tell the worker processes what to read, and wait for
-them. How they share the work is up to the subclass: `PythonWorkers` or `DecodingWorkers`.
+The order and the slots stay with the reader process. Each of its threads has a worker process of its own, tells it
+which batches to read, and waits for it. If samples share compressed chunks, the reader process decodes them: each chunk
+once. The worker processes find the samples in scratch memory, and transform them.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import functools
-import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -21,8 +20,9 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
+from lit_async_data.host.processes.child.noted_read import NotedRead
 from lit_async_data.host.processes.child.worker_process import NotBegunError, WorkerProcess
-from lit_async_data.host.processes.ipc.messages import Command
+from lit_async_data.host.processes.ipc.messages import Command, CommandKind
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots, worker_note
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.order.permutation import Indices
@@ -37,7 +37,7 @@ ATTEMPTS = 3
 MOST_FAILED = 3
 
 
-class WorkerProcesses(abc.ABC):
+class WorkerProcesses:
     """The worker processes. They end with this process. Used by all reader threads.
 
     With one worker there are none, and this process reads by itself; also while they start, so that the first batches
@@ -48,22 +48,25 @@ class WorkerProcesses(abc.ABC):
         stored: Descriptor of the same.
         slots: The slots that they fill.
         read: Reads samples here.
-        memory: Descriptor of further memory that they share with this process; None if they need none.
     """
 
-    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, read: Read, memory: int | None) -> None:
+    def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, read: Read) -> None:
         self._setup, self._read, self._slots = setup, read, slots
+        self._scratch: SharedSlots | None = None
+        if setup.read.shares_chunks:
+            assert setup.read.transformation is not None
+            self._scratch = SharedSlots(setup.read.transformation.scratch_bytes)
+            self._scratch.add(setup.plan.workers.processes)
+        memory = None if self._scratch is None else self._scratch.fd
         self._start = functools.partial(WorkerProcess, stored=stored, slots=slots, memory=memory)
+        self._read_raw = NotedRead(setup.read.read_raw, slots, first=len(slots.notes) // 4)
+        self._release = setup.plan.reserve(setup.read.source)
         # The lock guards everything below.
         self._lock = threading.Lock()
         self._processes: list[WorkerProcess | None] = [None] * setup.plan.workers.processes
         self._count = _in_use(setup.plan.workers.threads)
         self._begun: set[int] = set()  # numbers of the workers that have been ready
         self._failed = 0  # processes that ended while they started
-
-    def threads(self, count: int) -> int:
-        """The number of reader threads that use ``count`` worker processes."""
-        return count
 
     def set_workers(self, count: int) -> None:
         """Use another number of processes for the tasks that begin from now on."""
@@ -76,11 +79,13 @@ class WorkerProcesses(abc.ABC):
         """Read the batches of a task into its slot."""
         return task.run(functools.partial(self._read_for, task), layout, memory)
 
-    @abc.abstractmethod
     def after_read(
         self, keys: Sequence[BatchIndex], cursor: BatchIndex | None, oldest: BatchIndex | None, limits: Limits
     ) -> None:
-        """Decode and fetch for the batches after these, wherever they will be read; see `DecodeAhead`."""
+        """Decode and fetch for the batches after these, if this process reads them; see `DecodeAhead`."""
+        ahead = self._setup.ahead
+        if ahead is not None and (not self._count or self._scratch is not None):
+            ahead(keys, cursor, oldest, limits)
 
     def close(self) -> None:
         """End the processes, and give memory back."""
@@ -88,16 +93,9 @@ class WorkerProcesses(abc.ABC):
         for process in self._processes:
             if process is not None:
                 process.close()
-
-    # -- what a subclass says ----------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def _taken_by(self, worker: int) -> list[WorkerProcess]:
-        """The processes that read for a thread, until `_leave`; none if this process does so itself."""
-
-    @abc.abstractmethod
-    def _have_read(self, processes: Sequence[WorkerProcess], task: ReadTask, epoch: int, samples: Indices) -> None:
-        """Have processes read the batches that a task is at."""
+        if self._scratch is not None:
+            self._scratch.close()
+        self._release()
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -115,28 +113,37 @@ class WorkerProcesses(abc.ABC):
 
     def _read_once(self, task: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         assert task.worker is not None
-        processes: list[WorkerProcess] = []
+        process = self._taken(task.worker) if self._count else None
+        if process is None:
+            self._read(epoch, samples, out)
+            return
         try:
-            processes = self._taken_by(task.worker)
-            if processes:
-                self._have_read(processes, task, epoch, samples)
+            self._have_read(process, task, epoch, samples)
         except NotBegunError:
             raise
         except WorkerError as error:
-            raise self._explained(error, task, processes, samples) from error.__cause__
+            raise self._explained(error, task, process, samples) from error.__cause__
         finally:
-            self._leave(processes)
-        if not processes:
-            self._read(epoch, samples, out)
+            self._leave(process)
 
-    def _explained(
-        self, error: WorkerError, task: ReadTask, processes: Sequence[WorkerProcess], samples: Indices
-    ) -> WorkerError:
+    def _have_read(self, process: WorkerProcess, task: ReadTask, epoch: int, samples: Indices) -> None:
+        """Have a process read the batches that a task is at, and wait for it."""
+        if self._scratch is not None:
+            assert task.worker is not None
+            self._read_raw(epoch, samples, self._scratch.slot(task.worker))
+        first, count, limits = task.reading[0], len(task.reading), task.schedule.limits
+        command = Command(CommandKind.READ, task.slot, key=first.key, limits=limits, row=first.first, batches=count)
+        began = time.perf_counter()
+        try:
+            CLOCK.done_elsewhere(process.wait(process.send(command)))
+        finally:
+            CLOCK.waited(began)
+
+    def _explained(self, error: WorkerError, task: ReadTask, process: WorkerProcess, samples: Indices) -> WorkerError:
         """The error with what the process that has ended was reading."""
         source = self._setup.read.source
-        for process in processes:
-            if process.ended is not None and len(noted := self._slots.was_reading(worker_note(process.number))):
-                samples = noted
+        if process.ended is not None and len(noted := self._slots.was_reading(worker_note(process.number))):
+            samples = noted
         number = int(source.ids(samples[:1])[0])
         place = source.locate([number])[0]
         what = f"{error}, while it read {task}; its first sample was {number}, row {place.row} of {place.file}"
@@ -151,50 +158,31 @@ class WorkerProcesses(abc.ABC):
             worker=task.worker,
         )
 
-    def _tell(self, processes: Sequence[WorkerProcess], command: Command) -> None:
-        """Have processes carry out a command, and wait for them."""
-        began = time.perf_counter()
-        errors: list[BaseException] = []
-        sent: list[tuple[WorkerProcess, int]] = []
-        for process in processes:
-            try:
-                sent.append((process, process.send(command)))
-            except WorkerError as error:
-                errors.append(error)
-        # For all, whatever happens to one of them: the others still write to the slot.
-        for process, number in sent:
-            try:
-                CLOCK.done_elsewhere(process.wait(number))
-            except BaseException as error:  # noqa: BLE001  # raised below
-                errors.append(error)
-        CLOCK.waited(began)
-        if errors:
-            raise min(errors, key=lambda error: isinstance(error, NotBegunError))
-
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def _taken(self, numbers: Iterable[int]) -> list[WorkerProcess]:
-        """The first of these processes that take commands, started if need be; to be used until `_leave`."""
+    def _taken(self, number: int) -> WorkerProcess | None:
+        """A process, to be used until `_leave`, started if need be; None while it takes no commands."""
         if self._failed >= MOST_FAILED:
             self._end_unused(0)
-            return []
+            return None
         with self._lock:
             try:
-                processes = [self._running(number) for number in numbers]
+                process = self._running(number)
             except WorkerError as error:
                 self._note_failure(error)
-                return []
-            for process in processes:
-                process.users += 1
-        try:
-            ready = list(itertools.takewhile(self._is_ready, processes))
-        except WorkerError:  # `_leave` names it
-            self._leave(processes)
-            return []
-        self._leave(processes[len(ready) :])
+                return None
+            process.users += 1
+            # One that takes the place of another is waited for: what ended that one should not end this process.
+            wait = number in self._begun
+        ready = False
+        with contextlib.suppress(WorkerError):  # `_leave` names it
+            ready = process.ready(wait=wait)
+        if not ready:
+            self._leave(process)
+            return None
         with self._lock:
-            self._begun.update(process.number for process in ready)
-        return ready
+            self._begun.add(number)
+        return process
 
     def _end_unused(self, first: int) -> None:
         """End the processes from a number on that no thread uses; `_leave` ends the others."""
@@ -210,10 +198,6 @@ class WorkerProcesses(abc.ABC):
         then = "itself from now on" if self._failed >= MOST_FAILED else "itself until another one has started"
         log.warning("%s, while it started; the reader process reads %s", error, then)
 
-    def _is_ready(self, process: WorkerProcess) -> bool:
-        # One that takes the place of another is waited for: what ended that one should not end this process.
-        return process.ready(wait=process.number in self._begun)
-
     def _running(self, number: int) -> WorkerProcess:
         process = self._processes[number]
         if process is not None and process.ended is not None:
@@ -223,20 +207,16 @@ class WorkerProcesses(abc.ABC):
             process = self._processes[number] = self._start(number)
         return process
 
-    def _leave(self, processes: Sequence[WorkerProcess]) -> None:
-        """Use processes no more. The last to do so closes one that has ended, or that is one too many."""
+    def _leave(self, process: WorkerProcess) -> None:
+        """Use a process no more. The last to do so closes one that has ended, or that is one too many."""
         with self._lock:
-            for process in processes:
-                process.users -= 1
-                if process.ended is not None:
-                    self._give_up(process)
-            unused = [
-                process
-                for process in processes
-                if not process.users and (process.ended is not None or process.number >= self._count)
-            ]
-            self._remove(unused)
-        for process in unused:
+            process.users -= 1
+            if process.ended is not None:
+                self._give_up(process)
+            unused = not process.users and (process.ended is not None or process.number >= self._count)
+            if unused:
+                self._remove([process])
+        if unused:
             process.close()
 
     def _give_up(self, process: WorkerProcess) -> None:

@@ -29,9 +29,8 @@ class CommandKind(enum.IntEnum):
     SEEK = 2  # read on from a batch, and forget what was read ahead
     LIMIT = 3  # the pass, and later ones, will take this part of each epoch
     WORKERS = 4  # read on with this many workers
-    READ = 5  # to a worker process: read batches, or its share of them, into a slot
-    AHEAD = 6  # to a worker process: decode and fetch what comes after these batches
-    END = 7  # read no more; a fork of the parent may keep the pipe open
+    READ = 5  # to a worker process: read batches into a slot
+    END = 6  # read no more; a fork of the parent may keep the pipe open
 
 
 class Command(NamedTuple):
@@ -41,14 +40,11 @@ class Command(NamedTuple):
         kind: What to do.
         slot: Number of a slot, for FILL and READ; number of workers, for WORKERS.
         generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen. For READ
-            and AHEAD it counts these, and DONE carries it.
-        key: Where to go on, for SEEK; the first batch, for READ and AHEAD.
-        limits: What the consumer will take of each epoch; for SEEK, LIMIT, READ and AHEAD.
-        cursor: The next batch that nobody has begun to read, for AHEAD.
-        batches: Number of batches, for READ and AHEAD.
-        thread: Number of the reader thread that sends a READ.
+            it counts these, and DONE carries it.
+        key: Where to go on, for SEEK; the first batch, for READ.
+        limits: What the consumer will take of each epoch; for SEEK, LIMIT and READ.
+        batches: Number of batches, for READ.
         row: The first row in the slot, for READ.
-        readers: Number of worker processes that share the batches, for READ and AHEAD.
     """
 
     kind: CommandKind
@@ -56,23 +52,18 @@ class Command(NamedTuple):
     generation: int = 0
     key: BatchIndex = BatchIndex(0, 0)
     limits: Limits = Limits()
-    cursor: BatchIndex = BatchIndex(0, 0)
     batches: int = 1
-    thread: int = 0
     row: int = 0
-    readers: int = 1
 
     def packed(self) -> bytes:
         limits = (NO_LIMIT if each is None else each for each in self.limits)
-        return _COMMAND.pack(
-            *(self.kind, self.slot, self.generation, *self.key, *limits),
-            *(*self.cursor, self.batches, self.thread, self.row, self.readers),
-        )
+        numbers = self.kind, self.slot, self.generation, *self.key, *limits, self.batches, self.row
+        return _COMMAND.pack(*numbers)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Command:
         kind, slot, generation, *numbers = _COMMAND.unpack(data)
-        epoch, step, first, steps, later, start, *rest = numbers
+        epoch, step, first, steps, later, start, batches, row = numbers
         most, most_later = (None if each == NO_LIMIT else each for each in (steps, later))
         return cls(
             CommandKind(kind),
@@ -80,8 +71,8 @@ class Command(NamedTuple):
             generation,
             BatchIndex(epoch, step),
             Limits(first, most, most_later, start),
-            BatchIndex(*rest[:2]),
-            *rest[2:],
+            batches,
+            row,
         )
 
 
@@ -149,7 +140,7 @@ class Report(NamedTuple):
         return cls(*_REPORT.unpack_from(data))
 
 
-_COMMAND, _REPORT = struct.Struct("<15q"), struct.Struct("<11q5d")
+_COMMAND, _REPORT = struct.Struct("<11q"), struct.Struct("<11q5d")
 COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 
