@@ -803,7 +803,9 @@ def test_numbers_have_no_classes():
 # -- ids ---------------------------------------------------------------------------------------------------------------
 
 
-def test_ids_must_be_different():
+@pytest.mark.parametrize("grouped", [False, True])
+def test_ids_must_be_different(grouped, monkeypatch):
+    monkeypatch.setattr("lit_async_data.sources.manifest.table.table._GROUPED_ROWS", 0 if grouped else 10**9)
     table = held(
         {"a": ["x", "y", "z", "w"], "b": [1, 2, 1, 1], "c": list("xyxx"), "n": ["x", None, "y", "z"], "f": [0.5] * 4}
     )
