@@ -44,14 +44,16 @@ MAX_SEED = 2**63 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The options of a loader. Immutable; safe to share between threads.
+    """The options of a loader, which shuffles unless ``shuffle`` says otherwise or it is used in evaluation.
+
+    Immutable; safe to share between threads.
 
     Attributes:
         batch_size: Samples per batch and device, ≥ 1. One step of all ranks takes ``batch_size × ranks`` samples.
         shuffle: ``"none"``: as stored. ``"global"``: a new permutation of all samples each epoch. ``"chunk"``: a new
             order of chunks each epoch, with samples mixed from ``shuffle_chunks`` of them at a time, so that each chunk
             is decoded once per epoch. ``"auto"`` (or True): ``"chunk"`` if compressed chunks hold several samples,
-            otherwise ``"global"``. False is ``"none"``.
+            otherwise ``"global"``; in evaluation ``"none"``. False is ``"none"``.
         shuffle_chunks: Chunks that are mixed at a time, ≥ 1. A larger number mixes better and takes more memory: twice
             as many decoded chunks. Changes the order.
         seed: Key of every permutation, 0 to 2**63 − 1. Workers and queue depth never change the order of a seed.
@@ -247,6 +249,14 @@ class LoaderOptions:
     def for_evaluation(self) -> LoaderOptions:
         """Returns these options for validation, test and prediction: in storage order, nothing dropped or random."""
         return dataclasses.replace(self.as_stored(), drop_last=False, augment=False)
+
+    def evaluated(self) -> LoaderOptions:
+        """Returns these options for a loader that is used in evaluation: no shuffle unless asked for by name."""
+        return dataclasses.replace(
+            self,
+            shuffle="none" if self.shuffle == "auto" and not self.drawn else self.shuffle,
+            augment=False if self.augment == "auto" else self.augment,
+        )
 
 
 _of_init = inspect.signature(LoaderOptions.__init__)

@@ -18,7 +18,13 @@ from lit_async_data.sources.contract.source import Source
 
 
 def schedule_of(
-    source: Source, options: LoaderOptions, rank: int = 0, world_size: int = 1, *, transform_draws: bool = False
+    source: Source,
+    options: LoaderOptions,
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    transform_draws: bool = False,
+    alike: bool = False,
 ) -> Schedule:
     """The endless order of batches.
 
@@ -28,6 +34,7 @@ def schedule_of(
         rank: This process, of ``world_size``.
         world_size: Processes that share each step.
         transform_draws: Whether a transform draws at random for each batch.
+        alike: Whether all epochs are alike, as in evaluation.
 
     Raises:
         ConfigError: Options do not fit the source.
@@ -49,9 +56,10 @@ def schedule_of(
         rank=rank,
         world_size=world_size,
         drop_last=options.drop_last,
+        alike=alike,
     )
     drawn = options.augments and (source.is_random or transform_draws)
-    return Schedule(plan, shuffled=shuffle != "none" or drawn)
+    return Schedule(plan, shuffled=not alike and (shuffle != "none" or drawn))
 
 
 def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:

@@ -12,6 +12,7 @@ import torch
 
 from lit_async_data.host.resources.memory import ranks_here
 from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.lightning.trainer.priority import drive
 from lit_async_data.lightning.trainer.resume import training_steps
 from lit_async_data.lightning.trainer.stages import Stage, steps_wanted
 from lit_async_data.loader.async_loader import AsyncLoader
@@ -58,6 +59,9 @@ class LoaderArguments:
             device=self.device,
             **transforms,
         )
+        loader.evaluation = stage != "train"
+        if self.trainer is not None:
+            drive(loader, self.trainer)
         loader.label = f"{stage}[{number}]" if number else stage
         if self.trainer is not None and stage == "train":
             loader.steps_wanted = functools.partial(training_steps, self.trainer, weakref.ref(loader))

@@ -17,12 +17,16 @@ from lit_async_data.lightning.display.lines import print_line
 from lit_async_data.lightning.display.progress import QueueGauge, WaitSummary
 from lit_async_data.lightning.display.verdicts import Verdicts
 from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
+from lit_async_data.lightning.trainer.priority import drive, evaluate
 from lit_async_data.lightning.trainer.resume import (
+    ORDERS,
     begin_whole_epoch,
     check_begun,
     count_again,
     is_only,
     restore_loaders,
+    restore_orders,
+    save_orders,
     steps_of_one_among_several,
     trained,
     training_steps,
@@ -116,6 +120,7 @@ class DevicePrefetcher(pl.Callback):
         self._logged_step = -1
         self._gauge, self._takeover, self._verdicts = QueueGauge(), Takeover(), self._new_verdicts()
         self._first_batch_due = self._hook_announced = False
+        self._orders: list[Any] = []  # of a checkpoint, until training begins
 
     def __repr__(self) -> str:
         return f"DevicePrefetcher(device_depth={self.device_depth}, verify_copies={self.verify_copies})"
@@ -138,6 +143,7 @@ class DevicePrefetcher(pl.Callback):
         """Wrap the DataLoaders of this run, and show in the progress bar how full the queues are."""
         if stage == "fit":
             self._verdicts.warn()
+        evaluate(trainer)
         self._takeover.attach(trainer, self.device_depth, self.verify_copies)
         if stage == "fit" and not self.quiet:
             self._gauge.attach(trainer)
@@ -145,8 +151,15 @@ class DevicePrefetcher(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to go on with a training in a run that is none."""
+        """Refuse to go on with a training in a run that is none; take the orders of DataLoaders."""
         self._verdicts.check_resumed(trainer)
+        self._orders = checkpoint.get(ORDERS, [])
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the order in which DataLoaders deal the epoch, so that it can go on in the middle."""
+        save_orders(trainer, driven_loaders(trainer.train_dataloader), checkpoint)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the training loaders, and have them begin where a resumed run goes on.
@@ -156,6 +169,8 @@ class DevicePrefetcher(pl.Callback):
         self._begin_epoch(trainer)
         restore_loaders(trainer)
         begin_whole_epoch(trainer)
+        restore_orders(trainer, self._active, self._orders)
+        self._orders = []
         for loader in self._counted(trainer):
             count_again(trainer, loader)
         if not self._active:
@@ -213,6 +228,11 @@ class DevicePrefetcher(pl.Callback):
         self._takeover.detach(failed=failed)
 
     def _begin_epoch(self, trainer: pl.Trainer) -> None:
+        overfit: Any = trainer  # no type checker sees its overfit_batches
+        for loader in driven_loaders(trainer.train_dataloader):
+            if isinstance(loader, AsyncLoader):
+                # As Lightning does with its own loaders for overfit_batches. Another stage may have used the loader.
+                loader.evaluation = overfit.overfit_batches > 0
         self._activate(trainer, trainer.train_dataloader)
         self._count(trainer)
         self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
@@ -247,6 +267,10 @@ class DevicePrefetcher(pl.Callback):
             self._drive(trainer, loader)
 
     def _evaluate(self, trainer: pl.Trainer, loaders: Any) -> None:
+        training = driven_loaders(trainer.train_dataloader)
+        for loader in driven_loaders(loaders):
+            if isinstance(loader, AsyncLoader) and loader not in training:
+                loader.evaluation = True
         self._activate(trainer, loaders)
         self._verdicts.begin(self._active)
 
@@ -264,6 +288,7 @@ class DevicePrefetcher(pl.Callback):
                 )
             self._hook_announced = True
             loader.device = "cpu"
+        drive(loader, weakref.ref(trainer))
         loader.externally_driven = True
         self._driven.add(loader)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import logging
 import operator
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, Self
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
+from lit_async_data.device.moving import moved
 from lit_async_data.device.profiling import NEXT, profiled, ranged
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.transform import DeviceTransform, widened
@@ -32,15 +34,22 @@ from lit_async_data.host.resources.plan import AHEAD, ResourcePlan, slow
 from lit_async_data.host.sample_reader import SampleReader, batch_seed, indexed_spec
 from lit_async_data.host.schedule import schedule_of
 from lit_async_data.loader.engine import Engine
+from lit_async_data.loader.passes import Taken
 from lit_async_data.loader.resuming import ResumableLoader, Resuming
-from lit_async_data.options import LoaderOptions
+from lit_async_data.options import MAX_SEED, LoaderOptions
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
-from lit_async_data.order.plan import EpochPlan
+from lit_async_data.order.order_state import Place
+from lit_async_data.order.permutation import derived_key
+from lit_async_data.order.plan import EpochPlan, Schedule
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.threads import leave_at_exit
 
 log = logging.getLogger(__name__)
+
+# What a pass beside the engine takes over from its loader.
+GIVEN = ("source", "rank", "world_size", "_given", "_hooks", "_device_transform", "_evaluation", "spec", "_outcome")
+SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and hooks/calls.py
 
 
 class AsyncLoader(ResumableLoader):
@@ -51,14 +60,16 @@ class AsyncLoader(ResumableLoader):
     view of the memory that it was read into. It is yours: whatever you keep of it never changes, and keeping it costs
     memory but never blocks.
 
-    One thread may iterate at a time, and one pass goes at a time: a second ``iter`` ends the first. Nothing is started
-    or allocated before the first batch.
+    One thread may iterate at a time. Each ``iter`` is a pass of its own, and one at a time reads ahead: under a Trainer
+    its own, elsewhere the first that was advanced, until it ends or is dropped. Another pass meanwhile is read in its
+    loop, slowly, and changes nothing of the first. ``next(loader)``, `next` and `state_dict` are about the pass that
+    reads ahead. Nothing is started or allocated before the first batch.
 
     `state_dict` is its place in the order, from which `load_state_dict` goes on, with any number of ranks and any batch
     size.
 
-    After an interrupt (Ctrl-C) it can be used on, as in a notebook. What was read ahead is dropped, batches that you
-    have stay as they are, and the next one is the one that you did not get: none is skipped and none is another.
+    You can keep using it after Ctrl-C, for example in a notebook. What was read ahead is dropped, batches that you have
+    stay as they are, and the next batch is the one you did not receive; no batch is skipped or repeated.
 
     Args:
         source: Where samples come from.
@@ -114,28 +125,69 @@ class AsyncLoader(ResumableLoader):
     ) -> None:
         check_source("source", source)
         self.source = source
-        self.options = LoaderOptions.of(options)
+        self.options = self._given = LoaderOptions.of(options)
         self.rank, self.world_size = operator.index(rank), operator.index(world_size)
         self._hooks = HostHooks.of(sample_transform, batch_transform)
         check_callable("device_transform", device_transform)
-        self._device_transform = device_transform
+        self._device_transform, self._evaluation = device_transform, False
+        self._begin(self._scheduled(), "cpu" if device is None else device, device_depth, verify_copies)
+        self.local_world_size = None if local_world_size is None else operator.index(local_world_size)
+        if not self._hooks:  # they are called later: a constructor runs none of the user's code
+            self._plan().budget.check()
+
+    def _scheduled(self) -> Schedule:
+        draws = self._hooks.draws or takes_rng(self._device_transform)
+        ranks = self.rank, self.world_size
+        return schedule_of(self.source, self.options, *ranks, transform_draws=draws, alike=self._evaluation)
+
+    def _take_order(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        # By this Lightning finds loaders that shuffle, of which it warns in evaluation.
+        vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).shuffle != "none"}
+
+    def _begin(self, schedule: Schedule, device: torch.device | str, device_depth: int, verify_copies: int) -> None:
+        """Begin as a loader from which nothing has been read."""
+        self._take_order(schedule)
         #: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
         self.steps_wanted: StepsWanted = lambda: (None, None)
         # Loaders can share one; it starts with the first batch.
         self.reader_process = ReaderProcess()
-        draws = self._hooks.draws or takes_rng(device_transform)
-        self.schedule = schedule_of(source, self.options, rank, world_size, transform_draws=draws)
-        self._reset("cpu" if device is None else device, device_depth, verify_copies)
-        self.local_world_size = None if local_world_size is None else operator.index(local_world_size)
-        self._cursor = EpochCursor(self.schedule)
-        self.resuming = Resuming(source, self.options, self._cursor)
+        self._reset(device, device_depth, verify_copies)
+        self._cursor = EpochCursor(schedule)
+        self.resuming = Resuming(self.source, self.options, self._cursor)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self.resuming)
         self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
         # Why no reader process can be used; and whether what is read can go there, once that is known.
         self._refusal, self._can_go = "", False
-        if not self._hooks:  # they are called later: a constructor runs none of the user's code
-            self._plan().budget.check()
+        # The epoch of the last pass beside the engine, and how many there were in it before.
+        self._side_passes, self._is_beside = (-1, -1), False
+
+    @property
+    def evaluation(self) -> bool:
+        """Whether the loader is for validation, test or prediction.
+
+        It then takes samples in storage order unless a shuffle is asked for by name, draws no random numbers, and all
+        its passes are alike. `AsyncDataModule` and `DevicePrefetcher` set it. A change drops what was read ahead.
+        """
+        return self._evaluation
+
+    @evaluation.setter
+    def evaluation(self, evaluation: bool) -> None:
+        options = self._given.evaluated() if evaluation else self._given
+        same = evaluation == self._evaluation or (options == self.options and not self.schedule.shuffled)
+        self._evaluation, self.options = evaluation, options
+        if same:
+            return
+        self._stop()
+        self._release()
+        for found in ("spec", "_outcome"):
+            vars(self).pop(found, None)
+        self._plans.clear()
+        self._cursor.restart()
+        self._take_order(self._scheduled())
+        self._cursor.schedule = self.schedule
+        self.resuming.order_changed()
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same on every rank."""
@@ -146,43 +198,12 @@ class AsyncLoader(ResumableLoader):
         how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={options.shuffle}"
         return f"<{closed}AsyncLoader of {how}, from {self.source!r}>"
 
-    def __iter__(self) -> Self:
-        """Begin a new pass with the next batch. Costs nothing; Lightning calls it more often than it reads."""
-        self._cursor.restart()
-        return self
-
-    def __next__(self) -> Batch:
-        """The next batch of the pass, waiting for it.
-
-        Raises:
-            StopIteration: The pass is over.
-            ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
-            TransformError: A transform failed on this batch; the next call goes on with the one after it.
-            StalledError: Nothing came within ``timeout_s``.
-            WorkerError: A worker died, this process is a fork of the one that built the loader, or another thread is
-                inside ``next``.
-            TransferError: Copy verification has found that a batch before this one was not what was read.
-            ClosedError: The loader is closed.
-        """
-        cursor, run = self._cursor, self._run
-        self._enter()
-        try:
-            batch, after = self._take()
-        except BaseException:
-            run.inside = {}
-            raise
-        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
-        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
-        cursor.state, run.interrupted, run.inside = after, False, {}
-        return batch
-
-    def _take(self) -> tuple[Batch, CursorState]:
-        """The next batch, and the place behind it. The caller moves there, with nothing called in between."""
+    def _take(self) -> Taken:
         started = time.perf_counter()
         engine, cursor, run = self._running(), self._cursor, self._run
         fill = engine.ready
         if cursor.state.fresh:
-            self._begin(engine)
+            self._follow(engine)
             self.resuming.announce()
         key = cursor.upcoming
         if key is None:
@@ -207,7 +228,7 @@ class AsyncLoader(ResumableLoader):
             run.interrupted = False  # the batch never came, and is asked for again
             leave_at_exit()
             raise
-        return batch, after
+        return Taken(batch, after)
 
     def next(self) -> Batch:
         """The next batch, waiting for it; after the last of an epoch comes the first of the next.
@@ -216,20 +237,57 @@ class AsyncLoader(ResumableLoader):
             ReadError, SourceError, TransformError, StalledError, WorkerError, ClosedError: See `__next__`.
         """
         if self._cursor.over:
+            self._release()
             self._cursor.restart()
         return self.__next__()
+
+    def _restart(self) -> None:
+        self._cursor.restart()
+
+    def _left(self) -> Place:
+        return self._cursor.place()
+
+    def _beside(self, left: Place | None) -> Iterator[Batch]:
+        """Iterate over a loader of its own, which reads in the caller's thread."""
+        self._say(
+            logging.WARNING,
+            "another iterator of this loader is read in the loop, without reading ahead; a loader of its own reads "
+            "ahead: AsyncLoader(loader.source, loader.options)",
+        )
+        seed, schedule = self.options.seed, self.schedule
+        if left is None:
+            epoch, number = self._side_passes
+            epoch, number = self._cursor.state.epoch, number + 1 if epoch == self._cursor.state.epoch else 0
+            self._side_passes = epoch, number
+            seed = derived_key(seed, SIDE_PASSES, epoch + 1, number) & MAX_SEED
+            schedule = schedule.keyed(seed)
+        elif left.over:
+            return iter(())
+        beside = object.__new__(type(self))
+        vars(beside).update({name: value for name, value in vars(self).items() if name in GIVEN})
+        beside.options = dataclasses.replace(
+            self.options, seed=seed, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0
+        )
+        beside._begin(schedule, self.device, 0, 0)
+        beside.label, beside.logged, beside._is_beside = self.label or "another iterator", self.logged, True
+        beside._cursor.resume(left)
+        return iter(beside)
+
+    @property
+    def _epoch_is_named(self) -> bool:
+        return self._cursor.state.requested is not None
 
     def _prefetch(self) -> None:
         engine = self._running()
         with self._request():
-            self._begin(engine)
+            self._follow(engine)
             engine.queue.top_up(self._cursor.wanted)
 
     def _read_ahead(self) -> None:
         if self._depth:
             engine = self._running()
             with self._request():
-                self._begin(engine)
+                self._follow(engine)
                 engine.queue.read_ahead(self._cursor.wanted)
 
     @property
@@ -319,7 +377,7 @@ class AsyncLoader(ResumableLoader):
         """The plan of the first epoch."""
         return self.schedule.plan(0)
 
-    def _begin(self, engine: Engine) -> None:
+    def _follow(self, engine: Engine) -> None:
         """Tell the feed how many steps will be wanted of a pass that begins."""
         self._cursor.begin(self.steps_wanted)
         assert isinstance(engine.feed, SlotFeed)
@@ -332,12 +390,14 @@ class AsyncLoader(ResumableLoader):
         source, options = self.source, self.options
         self._device = streams.exact_device(self.device)  # the current device may be another one later
         on_device = streams.has_streams(self.device)
-        pipeline, plan = self._pipeline(pin=self.device if on_device else None)
+        pipeline, plan = self._pipeline(pin=self.device if on_device and not self._is_beside else None)
         # With the first batch, since a loader that is only described is not used.
         for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
             self._say(logging.WARNING, line)
         # Host memory has a narrower type than what is delivered; the device casts.
         cast = widened(self.spec) if on_device else None
+        if on_device and self._is_beside:
+            cast = functools.partial(moved, self.device, cast)
         number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augments else None
         function = self._device_transform
         depth = options.queue_depth if plan.workers.threads else 0
@@ -347,6 +407,7 @@ class AsyncLoader(ResumableLoader):
             SlotFeed(pipeline, depth, release),
             self.device,
             depth=self._depth,
+            inline=self._is_beside,
             transform=DeviceTransform(function, self.device, number=number, cast=cast) if function or cast else None,
             verify_copies=self._verify_copies,
         )

@@ -14,42 +14,15 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from lit_async_data.device import streams
+from lit_async_data.device.feed import Batch
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
-from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats, QueueFill, ReadStats, WaitMeter
+from lit_async_data.host.metrics.stats import LoaderStats, QueueFill
 from lit_async_data.host.unexpected import Unexpected
-from lit_async_data.loader.engine import Engine
+from lit_async_data.loader.engine import Engine, Run
+from lit_async_data.loader.passes import Cursor, Pass, Taken
 from lit_async_data.options import non_negative_int
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class Run:
-    """The running part of a loader.
-
-    A plain object: no interrupt (Ctrl-C) comes between assignments to its attributes, since CPython delivers one when a
-    call begins or ends.
-
-    Attributes:
-        engine: None before the first request, and after the loader was stopped.
-        closer: Closes the engine when the loader is dropped.
-        interrupted: Whether a request did not come to its end. The engine may be in any state, and must be replaced.
-        closed: Whether the loader is closed for good.
-        read: What earlier engines read.
-        copied: Batches that earlier engines handed out as copies.
-        waited: How long the device of the engine before waited.
-        inside: The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
-    """
-
-    engine: Engine | None = None
-    closer: weakref.finalize[Any, Any] | None = None
-    interrupted: bool = False
-    closed: bool = False
-    read: ReadStats = dataclasses.field(default_factory=ReadStats)
-    copied: int = 0
-    waited: DeviceWait | None = None
-    meter: WaitMeter = dataclasses.field(default_factory=WaitMeter)
-    inside: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Machinery(NamedTuple):
@@ -77,15 +50,19 @@ class BaseLoader(abc.ABC):
 
     Attributes:
         externally_driven: Whether a callback starts the next copy; else the end of each ``next`` does.
+        priority: Of a pass under a Trainer: the more the Trainer needs it to have the engine, the higher. 0 for a pass
+            of the user's; None if the Trainer does not iterate over this loader itself.
         label: What log lines call the loader, such as its stage; empty for none.
         logged: Lines that were logged; loaders that share it log each once.
         local_world_size: Processes of this job on this machine; None for the number that torchrun sets, or 1.
     """
 
     externally_driven: bool
+    priority: Callable[[Pass], int | None] | None
     label: str
     logged: set[str]
     local_world_size: int | None
+    _cursor: Cursor
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
         """Begin as new: nothing has been read."""
@@ -93,6 +70,8 @@ class BaseLoader(abc.ABC):
         self._depth = non_negative_int("device_depth", device_depth)
         self._verify_copies = non_negative_int("verify_copies", verify_copies)
         self._run = Run()
+        self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
+        self.priority = None
         self.externally_driven, self.label, self.logged, self.local_world_size = False, "", set(), None
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
@@ -103,6 +82,27 @@ class BaseLoader(abc.ABC):
     def _reconfigure(self) -> None:
         """Called when device, depth or verification have changed."""
 
+    @abc.abstractmethod
+    def _take(self) -> Taken:
+        """The next batch of the engine. The caller moves the place behind it, with nothing called in between."""
+
+    @abc.abstractmethod
+    def _restart(self) -> None:
+        """Have the next batch of the engine begin a pass."""
+
+    @abc.abstractmethod
+    def _left(self) -> Any:
+        """The place at which a pass that loses the engine goes on."""
+
+    @abc.abstractmethod
+    def _beside(self, left: Any) -> Iterator[Batch]:
+        """Begin to read without the engine: at a place, or, without one, a pass of its own."""
+
+    @property
+    def _epoch_is_named(self) -> bool:
+        """Whether somebody has named the epoch that the next pass begins."""
+        return False
+
     @property
     @abc.abstractmethod
     def _started(self) -> bool: ...
@@ -112,6 +112,74 @@ class BaseLoader(abc.ABC):
 
     @abc.abstractmethod
     def _read_ahead(self) -> None: ...
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Pass:
+        """A pass with its own place, which begins with its first batch. Costs nothing before that."""
+        return Pass(self._taken, self._cursor, self._run, self._claim, self._beside)
+
+    def __next__(self) -> Batch:
+        """The next batch of the pass that has the engine, waiting for it.
+
+        Raises:
+            StopIteration: The pass is over.
+            ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
+            TransformError: A transform failed on this batch; the next call goes on with the one after it.
+            StalledError: Nothing came within ``timeout_s``.
+            WorkerError: A worker died, this process is a fork of the one that began to read, or another thread is
+                inside ``next``.
+            TransferError: Copy verification has found that a batch before this one was not what was read.
+            ClosedError: The loader is closed, or an interrupt has ended a pass over a loader of others.
+            Exception: Whatever a loader of others raised in place of this batch.
+        """
+        cursor, run, taken = self._cursor, self._run, self._taken()
+        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
+        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
+        cursor.state, run.interrupted, run.inside = taken.after, False, {}
+        return taken.batch
+
+    def _taken(self) -> Taken:
+        """`_take`, for one thread at a time. What is set in `Run` is cleared with the place."""
+        self._enter()
+        try:
+            return self._take()
+        except BaseException:
+            self._run.inside = {}
+            raise
+
+    def _claim(self, one: Pass) -> bool:
+        """Whether a pass has the engine. It gets it if it begins, and no other needs it more."""
+        owner = self._engine_pass()
+        if owner is one:
+            return True
+        if one.left is not None:
+            return False
+        priority = None if self.priority is None else self.priority(one)
+        if priority is None:
+            takes = owner is None or self._epoch_is_named
+        else:
+            assert self.priority is not None
+            takes = priority > (0 if owner is None else self.priority(owner) or 0)
+        if takes:
+            self._release()
+            self._restart()
+            self._owner = weakref.ref(one)
+        return takes
+
+    def _engine_pass(self) -> Pass | None:
+        """The pass that has the engine."""
+        owner = None if self._owner is None else self._owner()
+        return None if owner is None or owner.closed else owner
+
+    def _release(self) -> None:
+        """Take the engine from the pass that has it, which goes on beside it."""
+        owner = self._engine_pass()
+        if owner is not None:
+            owner.left = self._left()
+        self._owner = None
+
+    # -- options ---------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:

@@ -1,6 +1,10 @@
-"""`Engine`: the running part of any loader, feed and device queue, from its first batch until it is closed."""
+"""`Engine`: feed and device queue of any loader, from its first batch until it is closed; `Run`: what runs now."""
 
 from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
 
 import torch
 
@@ -10,7 +14,7 @@ from lit_async_data.device.feed import Feed
 from lit_async_data.device.inline_queue import DeviceQueue, InlineQueue
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.transform import Transform
-from lit_async_data.host.metrics.stats import QueueFill
+from lit_async_data.host.metrics.stats import DeviceWait, QueueFill, ReadStats, WaitMeter
 
 
 class Engine:
@@ -22,6 +26,7 @@ class Engine:
         feed: Where batches come from. Closed with the engine.
         device: Where batches are handed out; they are copied only to a device with streams.
         depth: Batches that are copied ahead; 0 to read and copy nothing ahead.
+        inline: Whether to copy nothing, so that ``transform`` gets each batch in host memory.
         transform: Called with each batch on its device.
         verify_copies: How many batches, from the first on, are verified.
     """
@@ -32,11 +37,12 @@ class Engine:
         device: torch.device,
         *,
         depth: int,
+        inline: bool = False,
         transform: Transform | None = None,
         verify_copies: int = 0,
     ) -> None:
         self.feed, self.device = feed, device
-        side = streams.streams_of(device)
+        side = None if inline else streams.streams_of(device)
         self.copies = side is not None
         verifier = CopyVerifier(verify_copies, side) if verify_copies else None
         if verifier is not None:
@@ -82,3 +88,32 @@ class Engine:
             self.queue.close()
         finally:
             self.feed.close(wait=wait)
+
+
+@dataclasses.dataclass
+class Run:
+    """The running part of a loader.
+
+    A plain object: no interrupt (Ctrl-C) comes between assignments to its attributes, since CPython delivers one when a
+    call begins or ends.
+
+    Attributes:
+        engine: None before the first request, and after the loader was stopped.
+        closer: Closes the engine when the loader is dropped.
+        interrupted: Whether a request did not come to its end. The engine may be in any state, and must be replaced.
+        closed: Whether the loader is closed for good.
+        read: What earlier engines read.
+        copied: Batches that earlier engines handed out as copies.
+        waited: How long the device of the engine before waited.
+        inside: The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
+    """
+
+    engine: Engine | None = None
+    closer: weakref.finalize[Any, Any] | None = None
+    interrupted: bool = False
+    closed: bool = False
+    read: ReadStats = dataclasses.field(default_factory=ReadStats)
+    copied: int = 0
+    waited: DeviceWait | None = None
+    meter: WaitMeter = dataclasses.field(default_factory=WaitMeter)
+    inside: dict[str, int] = dataclasses.field(default_factory=dict)

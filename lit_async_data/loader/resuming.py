@@ -63,6 +63,10 @@ class Resuming:
     def _now(self) -> OrderState:
         return order_state(self._source, self._options, self._cursor.schedule)
 
+    def order_changed(self) -> None:
+        """Take the order of the cursor's schedule from now on."""
+        vars(self).pop("_now", None)
+
     @property
     def saved(self) -> Place | None:
         """The place that the next pass begins at if it is of that epoch."""
@@ -262,6 +266,7 @@ class ResumableLoader(BaseLoader):
         """
         place = self.resuming.checked(state, force=force)
         self._stop()
+        self._release()
         self._cursor.resume(place)
 
 

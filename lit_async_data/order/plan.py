@@ -66,6 +66,7 @@ class EpochPlan:
         order: Sample numbers in storage order, int64; None if samples are numbered in storage order.
         shuffle_chunks: Chunks of a group, for ``"chunk"``.
         weights: How likely each sample is drawn, with replacement; None to take each sample once.
+        alike: Whether all epochs have the order of epoch 0.
 
     Raises:
         ConfigError: There are too few samples for the ranks, or for one whole step with ``drop_last``; or ``rank`` or
@@ -90,6 +91,7 @@ class EpochPlan:
     order: Indices | None = dataclasses.field(default=None, compare=False, repr=False)
     shuffle_chunks: int = 64
     weights: Weights | None = dataclasses.field(default=None, compare=False)
+    alike: bool = False
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
     _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
@@ -223,10 +225,14 @@ class EpochPlan:
             return positions + self.start
         if self.chunk_order is not None:
             return self.numbered(self.chunk_order.samples(positions + self.start))
-        key = derived_key(self.seed, self.epoch)
+        key = self._key
         if self.weights is not None:
             return WeightedOrder(self.weights, self.length, key).samples(positions + self.start)
         return Permutation(self.length, key)(positions + self.start)
+
+    @property
+    def _key(self) -> int:
+        return derived_key(self.seed, 0 if self.alike else self.epoch)
 
     def numbered(self, stored: Indices) -> Indices:
         """Converts places in storage order to sample numbers."""
@@ -237,7 +243,7 @@ class EpochPlan:
         """The order of this epoch over places in storage order; None if it does not go by chunks."""
         if self.shuffle != "chunk" or not self.runs:  # without chunks, "chunk" is the global shuffle
             return None
-        key = derived_key(self.seed, self.epoch)
+        key = self._key
         if self.weights is not None:
             return WeightedChunkOrder(self.runs, self.shuffle_chunks, self.weights, self.length, key)
         return ChunkOrder(self.runs, self.shuffle_chunks, key)
@@ -283,6 +289,9 @@ class _Plans:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "cached": {}}  # built again where they are needed
 
+    def keyed(self, seed: int) -> Callable[..., EpochPlan]:
+        return functools.partial(self._build, seed=seed)
+
     def add(self, epoch: int, start: int) -> EpochPlan:
         plan = self._build(epoch=epoch, start=start)
         # Replaced, not changed: another thread may be reading it.
@@ -320,6 +329,10 @@ class Schedule:
         limited = copy.copy(self)
         limited.limits = limits
         return limited
+
+    def keyed(self, seed: int) -> Schedule:
+        """Returns another order of the same samples, without limits."""
+        return Schedule(self._plans.keyed(seed), shuffled=self.shuffled)
 
     def plan(self, epoch: int) -> EpochPlan:
         """Returns the plan of an epoch, from where it begins. The plans of neighbouring epochs are cached."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -19,26 +19,12 @@ from lit_async_data.batch.tree import leaves_in
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
 from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.prefetch.accelerate_marks import Mark, Marks
-from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.prefetch.packing import Ask
+from lit_async_data.prefetch.pass_state import Snapshot
 from lit_async_data.prefetch.reader_thread import Pulled, ReaderThread
-from lit_async_data.prefetch.state_snapshot import Snapshot
 from lit_async_data.threads import ProcessGuard
 
 log = logging.getLogger(__name__)
-
-
-class _Note(NamedTuple):
-    """The state of a loader after a batch.
-
-    Attributes:
-        state: Its ``state_dict``; None where that is not taken.
-        mark: Whether Accelerate takes the batch for the last; None for other loaders.
-    """
-
-    state: Snapshot | None
-    mark: Mark | None
 
 
 class IteratorFeed:
@@ -49,7 +35,9 @@ class IteratorFeed:
         prepare: Makes a batch ready to be copied.
         depth: Batches that are read ahead, in a thread; 0 reads each when it is asked for.
         state: The loader's ``state_dict``, called for each batch that is read ahead.
-        watch: Whether the loader may be read ahead at all; known after the first batches.
+
+    Attributes:
+        continued: Begins the next pass in the middle, in place of ``iter(loader)``; None for a whole pass.
     """
 
     copied = 0
@@ -60,7 +48,6 @@ class IteratorFeed:
         prepare: Callable[[Any, Ask[Any]], HostBatch],
         depth: int,
         state: Callable[[], Any] | None = None,
-        watch: DrawWatch | None = None,
     ) -> None:
         self._loader = loader
         self._prepare = prepare
@@ -68,13 +55,13 @@ class IteratorFeed:
         self._state = state
         #: The loader's state before the first batch of the pass; None where none is taken.
         self.begun: Snapshot | None = None
-        self._watch = DrawWatch(loader) if watch is None else watch
-        self._marks = Marks.of(loader)
+        self.continued: Callable[[], Iterator[Any]] | None = None
         self._process = ProcessGuard()
         #: Reads the current pass; None between passes.
         self.reader: ReaderThread | None = None
         self._expected = BatchIndex(-1, 0)  # the next batch that the reader yields
-        self._notes: dict[BatchIndex, _Note] = {}
+        # The state of the loader after each batch that was read ahead.
+        self._states: dict[BatchIndex, Snapshot | None] = {}
         # The device memory of the last two batches.
         self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
         self._read, self._starved = ReadStats(), 0
@@ -84,14 +71,14 @@ class IteratorFeed:
 
     @property
     def depth(self) -> int:
-        """Batches that are read ahead; 0 where the loader must not be read ahead. It can be set at any time."""
-        return 0 if self._watch.is_random else self._depth
+        """Batches that are read ahead. It can be set at any time."""
+        return self._depth
 
     @depth.setter
     def depth(self, depth: int) -> None:
         self._depth = depth
         if self.reader is not None:
-            self.reader.depth = self._ahead
+            self.reader.depth = depth
 
     @property
     def has_room(self) -> bool:
@@ -157,13 +144,7 @@ class IteratorFeed:
         if self.reader is None:
             return HostBatch(error=StopIteration())
         self._starved += not self.reader.ready
-        if self._watch.over or not self._depth:
-            return self._host_batch(self.reader.get())
-        pulled = self._watch.watched(self.reader.get, first=key.step == 0)
-        self.reader.depth = self._ahead
-        if pulled.host.error is None:
-            self.reader.start()
-        return self._host_batch(pulled)
+        return self._host_batch(self.reader.get())
 
     def was_handed_out(self, key: BatchIndex) -> bool:
         """Whether a batch, or the error in its place, has been handed out."""
@@ -175,12 +156,7 @@ class IteratorFeed:
         Returns:
             The loader's state after it; None where nothing has been read ahead, so that the loader's own is right.
         """
-        note = self._notes.pop(key, None)
-        if note is None:
-            return None
-        if self._marks is not None and note.mark is not None:
-            self._marks.show(note.mark)
-        return note.state
+        return self._states.pop(key, None)
 
     def raised_by_loader(self, error: BaseException) -> bool:
         """Whether this error, which has been raised, is one that the loader raised in place of a batch."""
@@ -194,35 +170,26 @@ class IteratorFeed:
             wait: Whether to wait for a `next` of the loader that does not return, however long; else a few seconds.
         """
         self._end_reading(wait=wait)
-        if self._marks is not None:
-            self._marks.end()
 
     def close(self, *, wait: bool = False) -> None:
         self.rest(wait=wait)
-
-    @property
-    def _ahead(self) -> int:
-        """Batches that may be read ahead at present."""
-        return self.depth if self._watch.over else 0
 
     def _end_reading(self, *, wait: bool) -> None:
         while self.reader is not None and not self.reader.close() and wait:
             log.warning("ending a pass: the loader's next() has not returned yet")
         self.reader = None  # and with it the iterator, and whatever ends with that
 
-    def _note(self) -> _Note:
+    def _state_now(self) -> Snapshot | None:
         """The state of the loader after a batch. Called by the thread that has read it."""
         # Where nothing is read ahead, the loader's own state is right, and taking it may be slow.
-        state = Snapshot.of(self._state) if self._state is not None and self.depth else None
-        return _Note(state, None if self._marks is None else self._marks.now())
+        return Snapshot.of(self._state) if self._state is not None and self._depth else None
 
     def _begin(self, epoch: int) -> None:
         self.rest(wait=True)
-        self._notes.clear()
+        self._states.clear()
         self._error = None
-        if self._marks is not None:
-            self._marks.begin()
-        iterator = iter(self._loader)
+        continued, self.continued = self.continued, None
+        iterator = iter(self._loader) if continued is None else continued()
         if iterator is self._loader and self._expected.epoch >= 0 and not self._warned:
             self._warned = True
             log.warning(
@@ -231,7 +198,7 @@ class IteratorFeed:
                 type(iterator).__name__,
             )
         self.begun = None if self._state is None else Snapshot.of(self._state)
-        self.reader = ReaderThread(iterator, self._prepare, self._ahead, self._note)
+        self.reader = ReaderThread(iterator, self._prepare, self._depth, self._state_now)
         self._expected, self._buffers = BatchIndex(epoch, 0), (None, None)
 
     def _host_batch(self, pulled: Pulled) -> HostBatch:
@@ -243,7 +210,7 @@ class IteratorFeed:
         if host.error is None:
             self._buffers = host.buffers, self._buffers[0]
             self._read = self._read.plus(1, host.nbytes, pulled.seconds)
-            self._notes[self._expected] = pulled.note
+            self._states[self._expected] = pulled.note
         self._expected = self.following(self._expected)
         return host
 

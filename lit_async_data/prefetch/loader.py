@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
+from lit_async_data.device.moving import moved
 from lit_async_data.device.profiling import NEXT, profiled, ranged
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import ClosedError, TransferError
@@ -21,28 +24,32 @@ from lit_async_data.hooks.callables import Function
 from lit_async_data.host.resources import memory
 from lit_async_data.loader.base_loader import BaseLoader
 from lit_async_data.loader.engine import Engine
+from lit_async_data.loader.passes import Pass, Taken
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.prefetch.draw_watch import DrawWatch
 from lit_async_data.prefetch.iterator_feed import IteratorFeed, uncopied
-from lit_async_data.prefetch.loader_iterator import LoaderIterator, PassState, Taken
 from lit_async_data.prefetch.packing import Packer
+from lit_async_data.prefetch.pass_state import PassCursor, PassState, Snapshot
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
+from lit_async_data.prefetch.sampled_order import DealtOrder, SampledOrder
 from lit_async_data.prefetch.sharding import check_sharded
-from lit_async_data.prefetch.state_snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
 # Attributes of instances that are never those of the loader inside.
-OWN = frozenset({"loader", "externally_driven", "label", "logged"})
+OWN = frozenset({"loader", "externally_driven", "priority", "label", "logged"})
+SIDE_PASSES = 1  # separates the keys of passes beside the engine from those of passes with it
 
 
 class PrefetchedLoader(BaseLoader):
-    """What `prefetched` returns. One thread may iterate at a time, and one pass goes at a time.
+    """What `prefetched` returns. One thread may iterate at a time.
 
     It hands all other attributes on to the loader, also when they are set.
 
-    After an interrupt (Ctrl-C) you can go on, as in a notebook. An interrupt between two batches changes nothing. One
+    Each ``iter`` is a pass of its own, as with the loader; one at a time reads ahead, and another one meanwhile reads a
+    copy of the loader in its loop. All iterators of a generator are one pass, as without this class.
+
+    You can keep using it after Ctrl-C, for example in a notebook. An interrupt between two batches changes nothing. One
     inside ``next`` ends the pass, since somebody else's loader cannot begin in the middle: ``next`` on that pass is a
     `ClosedError` from then on, and ``iter`` begins a whole new one. A generator cannot begin anew; it goes on behind
     the batches that had been read ahead, with a warning.
@@ -56,6 +63,7 @@ class PrefetchedLoader(BaseLoader):
     loader: Iterable[Any]
     sharded_by_trainer = False
     counted: Callable[[], int | None] | None = None
+    _cursor: PassCursor
     _stateful = False
 
     def __init__(
@@ -73,9 +81,11 @@ class PrefetchedLoader(BaseLoader):
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
         super()._reset(device, device_depth, verify_copies)
-        self._at = PassState()
-        self._watch = DrawWatch(self.loader)
-        self._warned = False
+        self._cursor = PassCursor()
+        self._side_passes, self._warned = 0, False
+        # The order that the current pass deals, and the one that the next pass deals from the middle on.
+        self._dealt: DealtOrder | None = None
+        self._continued: DealtOrder | None = None
 
     def __len__(self) -> int:
         """The length of the loader; a `TypeError` if it has none."""
@@ -84,31 +94,8 @@ class PrefetchedLoader(BaseLoader):
     def __bool__(self) -> bool:
         return bool(self.loader)
 
-    def __iter__(self) -> LoaderIterator:
-        """A new pass, which begins with its first batch. Costs nothing; Lightning calls it more often than it reads."""
-        at = self._at
-        at.asked, at.fresh = at.asked + 1, True
-        return LoaderIterator(functools.partial(self._next_of, at.asked), at, self._run)
-
-    def __next__(self) -> Batch:
-        """The next batch of the pass, waiting for it.
-
-        Raises:
-            StopIteration: The pass is over.
-            ConfigError: Several ranks would read the same samples.
-            TransformError: ``device_transform`` failed on this batch; the next call goes on with the one after it.
-            TransferError: Copy verification has found that a batch before this one was not what was read.
-            WorkerError: This process is a fork of the one that began to read, or another thread is inside ``next``.
-            ClosedError: The loader is closed, or an interrupt has ended the pass.
-            Exception: Whatever the loader raised in place of this batch.
-        """
-        at, run, taken = self._at, self._run, self._taken()
-        # From here on nothing is called, so no interrupt comes between: see `AsyncLoader.__next__`.
-        at.step, at.before, at.state, run.interrupted, run.inside = taken.step + 1, at.state, taken.state, False, {}
-        return taken.batch
-
     def _prefetch(self) -> None:
-        at = self._at
+        at = self._cursor.state
         if self._run.interrupted:
             return  # the next batch reports it
         engine = self._running()
@@ -130,12 +117,24 @@ class PrefetchedLoader(BaseLoader):
 
     @property
     def _started(self) -> bool:
-        return not self._at.fresh
+        return not self._cursor.state.fresh
 
     def stop(self) -> None:
         """End the thread and give memory back; the next batch begins a new pass."""
-        self._at.fresh = True
+        self._restart()
         self._stop()
+
+    @property
+    def dealt_order(self) -> DealtOrder | None:
+        """The order that the current pass deals; None before the first.
+
+        Setting it has the next pass deal it again, behind the batches that the consumer counts as done since it began.
+        """
+        return self._dealt
+
+    @dealt_order.setter
+    def dealt_order(self, dealt: DealtOrder | None) -> None:
+        self._continued = dealt
 
     # -- attributes of the loader ------------------------------------------------------------------------------------
 
@@ -177,29 +176,62 @@ class PrefetchedLoader(BaseLoader):
 
     @property
     def _wanted(self) -> BatchIndex:
-        return BatchIndex(self._at.started - 1, self._at.step)
+        return BatchIndex(self._cursor.state.started - 1, self._cursor.state.step)
 
     @property
     def _threaded(self) -> bool:
-        return not isinstance(self.loader, DataLoader) or self.loader.num_workers > 0
+        """Whether the loader may be read in a thread."""
+        if not isinstance(self.loader, DataLoader):
+            return True
+        return self.loader.num_workers > 0 and not SampledOrder(self.loader).is_global
 
-    def _next_of(self, asked: int) -> Taken:
-        if asked != self._at.asked:
-            raise StopIteration  # another pass has begun
-        return self._taken()
+    def _claim(self, one: Pass) -> bool:
+        if isinstance(self.loader, Iterator):  # all its iterators are one pass
+            if self._owner is None or self._owner() is not one:
+                if self._owner is None or self._cursor.state.over or self._cursor.state.lost:
+                    self._restart()
+                self._owner = weakref.ref(one)
+            return True
+        return super()._claim(one)
 
-    def _taken(self) -> Taken:
-        """The next batch. The caller hands it out and clears what is set in `Run`, with nothing called in between."""
-        self._enter()
-        try:
-            return self._take()
-        except BaseException:
-            self._run.inside = {}
-            raise
+    def _restart(self) -> None:
+        self._cursor.state = self._cursor.state._replace(fresh=True)
+
+    def _left(self) -> int:
+        return self._cursor.state.step
+
+    def _beside(self, left: int | None) -> Iterator[Batch]:
+        if left is not None:
+            raise ClosedError(
+                f"this iterator of {type(self.loader).__name__} was ended after {left} batches, when another one, of "
+                "the Trainer's, began; begin a new pass with iter(loader)"
+            )
+        self._say(
+            logging.WARNING,
+            f"another iterator of this {type(self.loader).__name__} is read in the loop, without reading ahead; a "
+            "loader of its own reads ahead: prefetched(another_loader)",
+        )
+        number = self._side_passes
+        loader: Any = self.loader
+        self._side_passes += 1
+        if hasattr(loader, "_iterator"):  # DataLoaders keep the iterator of persistent workers, which would begin anew
+            loader = copy.copy(loader)
+            # Lightning's batch samplers keep an iterator, too.
+            vars(loader).update(_iterator=None, batch_sampler=copy.copy(loader.batch_sampler))
+        return self._read_beside(loader, number)
+
+    def _read_beside(self, loader: Iterable[Any], number: int) -> Iterator[Batch]:
+        on_device = streams.has_streams(self.device)
+        cast = functools.partial(moved, self.device, None) if on_device else None
+        seed = functools.partial(_batch_seed, SIDE_PASSES)
+        transform = DeviceTransform(self._device_transform, self.device, number=seed, cast=cast)
+        for step, batch in enumerate(loader):
+            yield transform(batch, BatchIndex(number, step))
 
     def _take(self) -> Taken:
-        started, at, run = time.perf_counter(), self._at, self._run
-        engine = self._begin() if at.fresh else self._running()
+        started, run = time.perf_counter(), self._run
+        engine = self._begin() if self._cursor.state.fresh else self._running()
+        at = self._cursor.state
         if at.lost:
             raise ClosedError(
                 f"an interrupt has ended this pass after {at.step} batches: the batches that were read ahead are lost; "
@@ -208,7 +240,9 @@ class PrefetchedLoader(BaseLoader):
         if at.over:
             raise StopIteration
         fill, key, feed = engine.ready, self._wanted, _feed_of(engine)
-        self._note_state()
+        before = self._state_before()
+        if before is not at.state:
+            self._cursor.state = at = at._replace(state=before)
         run.interrupted = True  # unless this comes to an end
         try:
             take = engine.queue.take
@@ -219,10 +253,8 @@ class PrefetchedLoader(BaseLoader):
                     engine.queue.top_up(feed.following(key))
             run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
             state = feed.handed_over(key)
-            if not key.step:
-                at.state = feed.begun
         except StopIteration:
-            at.over, at.state = True, None
+            self._cursor.state = at._replace(over=True, state=None)
             engine.rest()
             run.interrupted = False
             raise
@@ -231,16 +263,17 @@ class PrefetchedLoader(BaseLoader):
                 # A batch that failed has had its turn. A batch that never came is asked for again; so is one on its
                 # way, where copy verification has found something wrong with another.
                 had_its_turn = feed.was_handed_out(key) and not isinstance(error, TransferError)
-                at.step, run.interrupted = key.step + had_its_turn, False
+                self._cursor.state, run.interrupted = at._replace(step=key.step + had_its_turn), False
             raise
-        return Taken(batch, key.step, state)
+        before = before if key.step else feed.begun
+        return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
 
     def _begin(self) -> Engine:
         """Begin a new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
-        at, engine = self._at, self._running()
+        engine, at = self._running(), self._cursor.state
         if inspect.isgenerator(self.loader) and at.started and not at.over:
             if not at.lost:
-                at.fresh = False  # a new pass would lose the batches that were read ahead
+                self._cursor.state = at._replace(fresh=False)  # a new pass would lose the batches that were read ahead
                 return engine
             log.warning(
                 "an interrupt has ended the pass over a generator, which goes on behind the batches that were read "
@@ -260,13 +293,18 @@ class PrefetchedLoader(BaseLoader):
             engine = self._running()
         self._rest()
         counted = None if self.counted is None else self.counted()
-        # Nothing is called here: an interrupt leaves the pass before, or one that has begun.
-        at.started, at.step, at.fresh, at.over, at.lost = at.started + 1, 0, False, False, False
-        at.counted, at.before, at.state = counted, None, None
+        order, dealt, self._continued = SampledOrder(self.loader), self._continued, None
+        if dealt is None:
+            dealt = DealtOrder(order.now(), counted or 0)
+        elif (done := (counted or 0) - dealt.begun) > 0:
+            _feed_of(engine).continued = order.continued(dealt.generator, done)
+        self._dealt = dealt
+        self._cursor.state = PassState(at.started + 1, fresh=False, counted=counted)
         return engine
 
-    def _note_state(self) -> None:
-        """Called before a batch is taken."""
+    def _state_before(self) -> Snapshot | None:
+        """The loader's state before the next batch is taken, as far as known; None at the beginning."""
+        return self._cursor.state.state
 
     def _rest(self) -> None:
         """End the current pass, if any; the engine serves on."""
@@ -277,7 +315,7 @@ class PrefetchedLoader(BaseLoader):
 
     def _discard(self) -> None:
         if self._run.interrupted:
-            self._at.lost = not self._at.over
+            self._cursor.state = self._cursor.state._replace(lost=not self._cursor.state.over)
             self._stop(wait=True)  # if that is interrupted, it is done again
             self._run.interrupted = False
 
@@ -301,12 +339,14 @@ class PrefetchedLoader(BaseLoader):
         on_device = streams.has_streams(device)
         self._blocks = PinnedBufferPool(functools.partial(memory.allocated, pinned=True), most=0)
         state = getattr(self.loader, "state_dict", None) if self._stateful else None
-        feed = IteratorFeed(self.loader, Packer(self._blocks) if on_device else uncopied, 0, state, self._watch)
+        feed = IteratorFeed(self.loader, Packer(self._blocks) if on_device else uncopied, 0, state)
         engine = Engine(
             feed,
             device,
             depth=0,
-            transform=None if function is None else DeviceTransform(function, device, number=_batch_seed),
+            transform=None
+            if function is None
+            else DeviceTransform(function, device, number=functools.partial(_batch_seed, 0)),
             verify_copies=self._verify_copies if on_device else 0,
         )
         self._set_depth(engine)
@@ -328,23 +368,25 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
         Raises:
             Exception: Whatever the loader's own ``state_dict`` raised.
         """
-        at = self._at
+        at = self._cursor.state
         if at.before is not None and at.counted is not None and self.counted is not None and not at.over:
             done = self.counted()
             if done is not None and done - at.counted < at.step:
                 return at.before.get()
-        return self.loader.state_dict() if self._at.state is None else self._at.state.get()  # type: ignore[attr-defined]
+        return self.loader.state_dict() if at.state is None else at.state.get()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
         """Have the loader go on from a state, with the next pass."""
         self._rest()
-        self._at.state, self._at.before, self._at.fresh = None, None, True
+        self._cursor.state = self._cursor.state._replace(state=None, before=None, fresh=True)
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
 
-    def _note_state(self) -> None:
+    def _state_before(self) -> Snapshot | None:
+        at = self._cursor.state
         # Where nothing has been read ahead. The state before the first batch is `IteratorFeed.begun`.
-        if self._at.counted is not None and self._at.state is None and self._at.step:
-            self._at.state = Snapshot.of(self.loader.state_dict)  # type: ignore[attr-defined]
+        if at.counted is not None and at.state is None and at.step:
+            return Snapshot.of(self.loader.state_dict)  # type: ignore[attr-defined]
+        return at.state
 
 
 def _feed_of(engine: Engine) -> IteratorFeed:
@@ -352,8 +394,8 @@ def _feed_of(engine: Engine) -> IteratorFeed:
     return engine.feed
 
 
-def _batch_seed(key: BatchIndex) -> int:
-    """The seed of a batch's generator: by rank, pass and batch."""
+def _batch_seed(kind: int, key: BatchIndex) -> int:
+    """The seed of a batch's generator: by rank, kind of pass, pass and batch."""
     distributed = torch.distributed
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-    return derived_key(0, rank, key.epoch, key.step)
+    return derived_key(kind, rank, key.epoch, key.step)

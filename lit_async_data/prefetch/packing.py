@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,12 +21,10 @@ from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
 from lit_async_data.batch.tensor_layout import TensorLayout, dense, flat, raw_bytes
 from lit_async_data.batch.tree import flatten, rebuilt
 from lit_async_data.device.feed import Arrived, Batch, Clone, HostBatch
+from lit_async_data.device.moving import moves
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 
 T = TypeVar("T")
-# Names of the first parameter of methods ``to`` that convert to something other than a device: units (pint, astropy,
-# unyt), time zones, currencies.
-OTHER_TARGETS = ("unit", "other", "tz", "timezone", "currency")
 # Has the consumer's thread make a call, again until it returns something other than None, and returns that.
 Ask = Callable[[Callable[[], T | None]], T]
 
@@ -176,25 +173,6 @@ class _Content:
                 values = clone(arrived.block[offset : offset + form.nbytes])
             leaves[place] = form(values)
         return rebuilt(self.skeleton, leaves)
-
-
-def moves(value: Any) -> bool:
-    """Whether a value goes to the device: a tensor, or an object whose method ``to`` takes a device."""
-    kind: Any = type(value)
-    return isinstance(value, torch.Tensor) or _takes_device(kind)
-
-
-@functools.lru_cache(maxsize=256)
-def _takes_device(kind: type) -> bool:
-    to = getattr(kind, "to", None)
-    if not callable(to):
-        return False
-    try:
-        names = list(inspect.signature(to).parameters)
-    except (TypeError, ValueError):  # some methods written in C have no signature
-        return True
-    first = names[1] if len(names) > 1 else ""
-    return "device" in names or not first.startswith(OTHER_TARGETS)
 
 
 def is_plain(value: Any) -> bool:

@@ -92,12 +92,16 @@ def test_the_batch_size_cannot_be_set_beyond_the_data():
     assert dm.batch_size == SAMPLES
 
 
+class Run(types.SimpleNamespace):
+    """A Trainer, which can be weakly referred to."""
+
+
 @pytest.mark.parametrize("fitted", [False, True])
 def test_datamodule_and_callback_can_be_pickled(fitted):
     dm, callback = datamodule(train=ArraySource({"y": torch.arange(10).numpy()})), lad.DevicePrefetcher()
     loader = dm.train_dataloader()
     if fitted:
-        run = types.SimpleNamespace(test_dataloaders=loader, strategy=trainer().strategy)
+        run = Run(train_dataloader=None, test_dataloaders=loader, strategy=trainer().strategy)
         callback.on_test_start(run, Recorder())
     again = pickle.loads(pickle.dumps(dm))
     assert len(again.train_dataloader()) == len(loader)

@@ -118,8 +118,9 @@ def test_a_batch_that_cannot_be_read_ends_training_with_its_samples_named(callba
 @with_and_without
 def test_loaders_without_the_datamodule_stay_open_for_their_owner(callbacks):
     options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
+    stored = options | {"shuffle": False}
     model = Recorder()
-    with lad.AsyncLoader(CountingSource(), options) as train, lad.AsyncLoader(CountingSource(), options) as val:
+    with lad.AsyncLoader(CountingSource(), options) as train, lad.AsyncLoader(CountingSource(), stored) as val:
         trainer(*callbacks(), max_epochs=2, limit_train_batches=3).fit(model, train, val)
         assert model.seen["train"] == [plan(0)[:3], plan(1)[:3]]
         assert next(iter(train))["index"].tolist() == plan(2)[0]

@@ -128,15 +128,15 @@ def used_on(loader, interrupts, seed):
     with interrupted(None) as passed:
         next(loader)
     first = len(passed)
-    at, left, kept = 1, interrupts, []
+    at, left, kept, batches = 1, interrupts, [], loader
     while left or at < 3 * STEPS:
         # Every third comes soon after another: into what clears up behind that.
         after = (drawn.randrange(2 * first) if drawn.random() < 0.7 else drawn.randrange(60)) if left else None
         try:
             with interrupted(after):
                 if at % STEPS == 0:
-                    iter(loader)
-                batch = next(loader)
+                    batches = iter(loader)
+                batch = next(batches)
         except KeyboardInterrupt:
             left -= 1
             continue
@@ -183,15 +183,15 @@ def test_a_loader_begins_again_wherever_its_beginning_was_interrupted(loader, ev
     whole, place, at = False, 0, 0
     while not whole:
         if at % STEPS == 0:
-            iter(loader)
+            batches = iter(loader)
         with pytest.raises(KeyboardInterrupt), interrupted(10):
-            next(loader)
+            next(batches)
         try:
             with interrupted(place):
-                batch = next(loader)
+                batch = next(batches)
             whole = True
         except KeyboardInterrupt:
-            batch = next(loader)
+            batch = next(batches)
         check_batch(loader, batch, at)
         at, place = at + 1, place + every
     assert place > 100

@@ -187,8 +187,7 @@ def test_iterating_again_and_again_starts_no_threads():
         next(loader)
         before = set(threading.enumerate())
         for _ in range(30):
-            iter(loader)
-            next(loader)
+            next(iter(loader))
         assert set(threading.enumerate()) == before
 
 

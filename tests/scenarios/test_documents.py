@@ -153,11 +153,13 @@ def given():
 NEEDS_A_GPU = {"gpu"}
 # torch never closes all that a process group opens.
 NEEDS_A_PROCESS = {"many_gpus"}
+# The program of LightningCLI, which lightning/test_cli.py runs.
+NEEDS_ARGUMENTS = {"command_line"}
 
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if programs(page) and page.stem not in NEEDS_A_GPU | NEEDS_A_PROCESS],
+    [page for page in PAGES if programs(page) and page.stem not in NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS],
     ids=lambda page: page.stem,
 )
 def test_the_programs_of_a_page_run(page, request, monkeypatch):

@@ -13,6 +13,7 @@ from lit_async_data.lightning.predictions.folder import ResultFolder
 from lit_async_data.lightning.predictions.loader_predictions import LoaderPredictions
 from lit_async_data.lightning.predictions.ranks import on_rank_zero
 from lit_async_data.lightning.trainer.compat import pl, rank_zero_info
+from lit_async_data.lightning.trainer.priority import evaluate
 from lit_async_data.lightning.trainer.stages import loaders_in
 from lit_async_data.loader.async_loader import AsyncLoader
 
@@ -74,6 +75,7 @@ class PredictionWriter(pl.Callback):
         """Check before prediction what can be checked without its loaders."""
         if stage != "predict":
             return
+        evaluate(trainer)
         if importlib.util.find_spec("pyarrow") is None:
             raise ConfigError(
                 "PredictionWriter: it writes Parquet, and pyarrow is missing; install it by "

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_async_data.errors import ResumeError
-from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
+from lit_async_data.lightning.trainer.stages import DrivenLoader
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.loader.resuming import Done
 from lit_async_data.order.order_state import Place
 from lit_async_data.order.plan import Limits
+from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
+from lit_async_data.prefetch.sampled_order import DealtOrder, SampledOrder
 
+ORDERS = "lit_async_data.dealt_orders"  # the key in a checkpoint
 COUNTERS = ("ready", "started", "processed", "completed")
 
 
@@ -173,6 +178,67 @@ def restore_loaders(trainer: pl.Trainer) -> None:
     restore = getattr(trainer.fit_loop, "_load_combined_loader_states", None)  # private: a later version may lack it
     if restore is not None:
         restore()
+
+
+def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint: dict[str, Any]) -> None:
+    """Save the order in which each DataLoader of training deals the current epoch."""
+    orders = [
+        {
+            "generator": loader.dealt_order.generator,
+            "begun": loader.dealt_order.begun,
+            "batch_size": getattr(loader, "batch_size", None),
+            "ranks": trainer.world_size,
+        }
+        if isinstance(loader, PrefetchedLoader) and loader.dealt_order is not None
+        else None
+        for loader in loaders
+    ]
+    if any(order is not None for order in orders):
+        checkpoint[ORDERS] = orders
+
+
+def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any]) -> None:
+    """Have each DataLoader of training go on in the middle of the epoch, or say what will happen instead.
+
+    Args:
+        trainer: Has restored its loops, and has not yet asked for a batch.
+        loaders: Of training.
+        orders: What `save_orders` saved for them; empty if the checkpoint has none.
+
+    Raises:
+        ResumeError: Batches have another size now.
+    """
+    done, total = int(_counters(trainer).processed), trainer.num_training_batches
+    if not (trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting) or not done or _is_over(trainer):
+        return
+    # Of loaders that it knows nothing of, Lightning says that they are not resumable. Here the truth is said of each.
+    warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended and your")
+    for number, loader in enumerate(loaders):
+        if not isinstance(loader, PrefetchedLoader) or isinstance(loader, StatefulPrefetchedLoader):
+            continue
+        saved: Any = orders[number] if number < len(orders) else None
+        order = SampledOrder(loader.loader)
+        why = order.unknown
+        if not why and saved is None:
+            why = "the checkpoint holds no place in its data"
+        elif not why and order.generator is not None and trainer.world_size > 1:
+            why = "each rank draws its order for itself"
+        if why:
+            rank_zero_warn(
+                f"training goes on at batch {done} of {total} of epoch {_epoch(trainer)}, but its "
+                f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this epoch "
+                "and others never. Give it one of torch's samplers, use a loader with a state_dict, or AsyncDataModule"
+            )
+            continue
+        now = getattr(loader, "batch_size", None), trainer.world_size
+        if (before := (saved["batch_size"], saved["ranks"])) != now:
+            raise ResumeError(
+                f"batch_size × ranks was {before[0]} × {before[1]}, is {now[0]} × {now[1]}, and a DataLoader goes on "
+                f"in the middle of an epoch only with the same; go back to {before[0]} × {before[1]}, or use "
+                "AsyncDataModule, which goes on with any",
+                file=_file(trainer),
+            )
+        loader.dealt_order = DealtOrder(saved["generator"], saved["begun"])
 
 
 def is_only(nested: Any) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.lightning.trainer.priority import drive
 from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
 from lit_async_data.prefetch.wrap import prefetched
 
@@ -111,6 +112,7 @@ class Takeover:
         device = torch.device("cpu") if overridden_host_hook(trainer) is not None else trainer.strategy.root_device
         wrapper = prefetched(loader, device_depth, device)
         wrapper.sharded_by_trainer = True
+        drive(wrapper, weakref.ref(trainer))
         wrapper.verify_copies = verify_copies
         self._wrappers.add(wrapper)
         return wrapper

@@ -211,10 +211,17 @@ def test_an_async_loader_of_ones_own_will_do(tmp_path):
     check_files(tmp_path / "out", range(10))
 
 
+def test_a_loader_of_ones_own_shuffles_only_if_asked_for_by_name(tmp_path):
+    with lad.AsyncLoader(numbered(10), {"batch_size": 4}) as loader:
+        trainer(lad.PredictionWriter(tmp_path / "out")).predict(Predictor(), loader, return_predictions=False)
+    check_files(tmp_path / "out", range(10))
+
+
+@pytest.mark.filterwarnings("ignore:Your `predict_dataloader`'s sampler has shuffling enabled")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shuffle": True}, "predict loader 0 shuffles, and predictions are in dataset order; set shuffle=False"),
+        ({"shuffle": "global"}, "predict loader 0 shuffles, and predictions are in dataset order; set shuffle=False"),
         ({"shuffle": False, "drop_last": True}, "predict loader 0 drops samples, and each must have a prediction"),
         ({"shuffle": False, "rank": 1}, "predict loader 0 is that of rank 1 of 2 in rank 0 of 1, so samples would be"),
     ],

@@ -110,9 +110,13 @@ class Keeping:
         return loader
 
 
+class Run(types.SimpleNamespace):
+    """A Trainer, which can be weakly referred to."""
+
+
 def run_of(strategy, module=None):
     state = types.SimpleNamespace(stage=None)
-    return types.SimpleNamespace(strategy=strategy, lightning_module=module or Model(), datamodule=None, state=state)
+    return Run(strategy=strategy, lightning_module=module or Model(), datamodule=None, state=state)
 
 
 def test_a_method_that_others_keep_wraps_nothing_once_the_run_is_over():

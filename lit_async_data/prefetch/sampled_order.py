@@ -1,0 +1,103 @@
+"""The order in which a DataLoader's sampler deals samples: whether it can be dealt again, and from the middle on."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+
+# Packages whose samplers draw from their generator, and from nothing else.
+KNOWN = ("torch", "torchdata")
+
+
+class DealtOrder(NamedTuple):
+    """What the order of a pass follows from.
+
+    Attributes:
+        generator: The state of the sampler's generator before the pass, uint8; None if it draws nothing.
+        begun: What the consumer counted as done when the pass began.
+    """
+
+    generator: torch.Tensor | None
+    begun: int
+
+
+class SampledOrder:
+    """The order of a DataLoader over a map-style dataset.
+
+    Args:
+        loader: Anything.
+
+    Attributes:
+        unknown: Why the order cannot be dealt again; empty if it can.
+        generator: What the sampler draws from; None if it draws nothing.
+        is_global: Whether each batch may draw from the generator that all code of the process shares.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.generator: torch.Generator | None = None
+        self.is_global = False
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            self.unknown = f"{type(loader).__name__} keeps no place in its data"
+            return
+        batches: Any = loader.batch_sampler
+        samplers: list[Any] = [loader.sampler] if batches is None else [batches, getattr(batches, "sampler", None)]
+        foreign = [type(each).__name__ for each in samplers if type(each).__module__.partition(".")[0] not in KNOWN]
+        self.unknown = f"{foreign[0]} is not one of torch's samplers" if foreign else ""
+        sampler = samplers[-1]
+        if not (foreign or isinstance(sampler, SequentialSampler | DistributedSampler)):
+            given = getattr(sampler, "generator", None)
+            self.generator = torch.default_generator if given is None else given
+            self.is_global = given is torch.default_generator
+
+    def now(self) -> torch.Tensor | None:
+        """The state of the generator when the sampler begins the next pass: uint8."""
+        if self.generator is None:
+            return None
+        state = self.generator.get_state()
+        seeds = self._loader.generator or torch.default_generator
+        if self.generator is seeds and self._loader._iterator is None:  # noqa: SLF001  # only iterators that persist
+            # A new iterator of torch draws the seed of its workers before its sampler draws.
+            own = torch.Generator()
+            own.set_state(state)
+            torch.empty((), dtype=torch.int64).random_(generator=own)
+            state = own.get_state()
+        return state
+
+    def continued(self, state: torch.Tensor | None, skip: int) -> Callable[[], Iterator[Any]]:
+        """Returns what begins a pass that deals the same order behind its first batches, without reading them.
+
+        Args:
+            state: What `now` returned before the pass that is continued.
+            skip: Batches to skip, ≥ 1.
+        """
+        loader = copy.copy(self._loader)
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        # Past `__setattr__`, which forbids it: the copy has not begun.
+        vars(loader).update({"_iterator": None, name: _Behind(getattr(loader, name), skip, self.generator, state)})
+        return functools.partial(iter, loader)
+
+
+class _Behind:
+    """The batches, or samples, of a sampler behind its first ones."""
+
+    def __init__(self, sampler: Any, skip: int, generator: torch.Generator | None, state: torch.Tensor | None) -> None:
+        self._sampler, self._skip, self._generator, self._state = sampler, skip, generator, state
+
+    def __iter__(self) -> Iterator[Any]:
+        dealt = iter(self._sampler)
+        # A sampler without a generator of its own draws from the global one only now; then the loop goes on with that.
+        with torch.random.fork_rng(devices=[]):
+            if self._generator is not None and self._state is not None:
+                self._generator.set_state(self._state)
+            for _ in range(self._skip):
+                next(dealt, None)
+        yield from dealt
+
+    def __len__(self) -> int:
+        return len(self._sampler) - self._skip

@@ -1,0 +1,206 @@
+"""Callbacks that iterate over the Trainer's own loaders, as kNN monitors and image loggers do, change no training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.lightning.trainer import (
+    BATCH,
+    NO_STAGES,
+    SAMPLES,
+    STORED,
+    CountingSource,
+    Recorder,
+    datamodule,
+    plan,
+    rows,
+    trainer,
+    with_and_without,
+)
+from torch.utils.data import DataLoader, RandomSampler
+
+import lit_async_data as lad
+from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.testing import ArraySource
+
+pytestmark = [
+    NO_STAGES,
+    pytest.mark.filterwarnings("ignore:The .*_dataloader.* does not have many workers"),
+    pytest.mark.filterwarnings("ignore:Your `.*_dataloader`'s sampler has shuffling enabled"),
+]
+HOOKS = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_end",
+    "on_validation_epoch_start",
+    "on_train_epoch_end",
+)
+
+
+class Batches(pl.LightningModule):
+    """Records the batches of all epochs in a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
+
+    def training_step(self, batch, number):
+        self.seen.append(batch["index"].tolist())
+        return self.layer(batch["x"][:, :1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Walk(pl.Callback):
+    """Takes batches of the loaders of a stage in one hook."""
+
+    def __init__(self, hook, stage, batches):
+        self.stage, self.batches, self.seen = stage, batches, []
+        setattr(self, hook, self.walk)
+
+    def walk(self, trainer, *_):
+        loaders = getattr(trainer, f"{self.stage}_dataloader" + "s" * (self.stage != "train"))
+        for loader in loaders if isinstance(loaders, list) else [loaders]:
+            self.seen.append([])
+            for batch in loader or ():
+                self.seen[-1].append(batch["index"].tolist())
+                if len(self.seen[-1]) == self.batches:
+                    break
+
+
+def flat(passes):
+    return [batch for each in passes for batch in each]
+
+
+def dataloader(**options):
+    samples = [{"x": row, "index": number} for number, row in enumerate(rows())]
+    return DataLoader(samples, batch_size=BATCH, **options)
+
+
+def given(kind):
+    """Training and validation loaders, and the batches of each epoch."""
+    if kind == "datamodule":
+        return {"datamodule": datamodule(train=CountingSource(), val=CountingSource())}, plan
+    if kind == "bare":
+        options = {"batch_size": BATCH, "return_indices": True}
+        made = [lad.AsyncLoader(CountingSource(), options) for _ in range(2)]
+        return {"train_dataloaders": made[0], "val_dataloaders": made[1]}, plan
+    return {"train_dataloaders": dataloader(), "val_dataloaders": dataloader()}, lambda _: STORED
+
+
+@pytest.mark.parametrize("batches", [1, 10**6])
+@pytest.mark.parametrize("stage", ["train", "val"])
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("kind", ["datamodule", "bare", "DataLoader"])
+def test_a_look_at_a_loader_changes_no_epoch(kind, hook, stage, batches):
+    loaders, wanted = given(kind)
+    model, walk = Recorder(), Walk(hook, stage, batches)
+    trainer(lad.DevicePrefetcher(), walk, max_epochs=2, val_check_interval=0.5).fit(model, **loaders)
+    assert model.seen["train"] == [wanted(epoch) for epoch in range(2)]
+    assert model.seen["val 0"] == [STORED] * 4
+    for walked in walk.seen:
+        samples = [number for batch in walked for number in batch]
+        assert sorted(samples) == (sorted(set(samples)) if batches == 1 else list(range(SAMPLES)))[: len(samples)]
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+@pytest.mark.parametrize("kind", ["datamodule", "DataLoader"])
+def test_a_look_at_a_loader_changes_no_evaluation(kind, stage):
+    name = {"validate": "val"}.get(stage, stage)
+    hook = {"validate": "on_validation_batch_end"}.get(stage, f"on_{stage}_batch_end")
+    model, walk = Recorder(), Walk(hook, name, 10**6)
+    runner = trainer(lad.DevicePrefetcher(), walk)
+    if kind == "datamodule":
+        getattr(runner, stage)(model, datamodule=datamodule(**{name: CountingSource()}))
+    else:
+        getattr(runner, stage)(model, dataloader())
+    assert model.seen[f"{name} 0"] == [STORED]
+    assert walk.seen == [STORED] * len(STORED)
+
+
+def test_a_checkpoint_after_looks_resumes_exactly(tmp_path):
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            next(iter(trainer.train_dataloader))
+            if batch_idx == 2:
+                trainer.save_checkpoint(tmp_path / "mid.ckpt")
+
+    trainer(lad.DevicePrefetcher(), Stop()).fit(Batches(), datamodule=datamodule(train=CountingSource()))
+    model = Batches()
+    trainer(lad.DevicePrefetcher(), max_epochs=2).fit(
+        model, datamodule=datamodule(train=CountingSource()), ckpt_path=tmp_path / "mid.ckpt"
+    )
+    assert model.seen == plan(0)[3:] + plan(1)
+
+
+@with_and_without
+def test_one_loader_serves_training_and_validation(callbacks):
+    loader = lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "return_indices": True})
+    model = Recorder()
+    trainer(*callbacks(), max_epochs=2, num_sanity_val_steps=1, val_check_interval=0.5).fit(model, loader, loader)
+    assert model.seen["train"] == [plan(0), plan(1)]
+    assert all(sorted(flat(each)) == list(range(SAMPLES)) for each in model.seen["val 0"])
+
+
+def test_predictions_of_a_bare_loader_come_in_the_order_of_the_samples():
+    model = Recorder()
+    loader = lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "return_indices": True})
+    trainer(lad.DevicePrefetcher()).predict(model, loader)
+    assert model.seen["predict 0"] == [STORED]
+
+
+def test_lightning_warns_of_a_shuffle_in_evaluation():
+    loader = lad.AsyncLoader(ArraySource({"x": rows()}), {"batch_size": BATCH, "return_indices": True, "shuffle": True})
+    with pytest.warns(UserWarning, match="predict_dataloader`'s sampler has shuffling enabled"):
+        trainer().predict(Recorder(), loader)
+
+
+# -- DataLoaders resume in mid-epoch -----------------------------------------------------------------------------------
+
+
+class Save(pl.Callback):
+    def __init__(self, path, step):
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.current_epoch == 1 and batch_idx == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_shuffled_dataloader_goes_on_in_the_middle_of_an_epoch(tmp_path, workers, seeded):
+    def loader():
+        generator = torch.Generator().manual_seed(5) if seeded else None
+        return dataloader(shuffle=True, num_workers=workers, generator=generator)
+
+    whole, rest, again = Batches(), Batches(), Batches()
+    path, later = tmp_path / "mid.ckpt", tmp_path / "later.ckpt"
+    trainer(lad.DevicePrefetcher(), Save(path, 1), max_epochs=3).fit(whole, loader())
+    trainer(lad.DevicePrefetcher(), Save(later, 3), max_epochs=3).fit(rest, loader(), ckpt_path=path)
+    trainer(lad.DevicePrefetcher(), max_epochs=2).fit(again, loader(), ckpt_path=later)
+    assert rest.seen[:4] == whole.seen[8:12]
+    assert again.seen == whole.seen[10:12]
+    if seeded:
+        assert rest.seen[4:] == whole.seen[12:]
+
+
+def test_where_the_order_is_somebody_elses_it_is_said_what_will_happen(tmp_path):
+    class Own(RandomSampler):
+        pass
+
+    path = tmp_path / "mid.ckpt"
+    own = dataloader(sampler=Own(range(SAMPLES)))
+    trainer(lad.DevicePrefetcher(), Save(path, 1), max_epochs=2).fit(Batches(), own)
+    with pytest.warns(UserWarning, match="goes on at batch 2 of 6 of epoch 1, but .* Own is not one of torch's"):
+        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), own, ckpt_path=path)
+
+
+def test_a_dataloader_goes_on_with_the_same_batch_size_only(tmp_path):
+    path = tmp_path / "mid.ckpt"
+    trainer(lad.DevicePrefetcher(), Save(path, 1), max_epochs=2).fit(Batches(), dataloader())
+    other = DataLoader(dataloader().dataset, batch_size=2)
+    with pytest.raises(lad.ResumeError, match="was 4 × 1, is 2 × 1"):
+        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), other, ckpt_path=path)

@@ -1,0 +1,264 @@
+"""Each ``iter`` of a loader is an iterator of its own, as with a DataLoader in one process."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from support.device.training_loop import pretend
+from support.threads.waits import LONG
+from torch.utils.data import DataLoader
+
+from lit_async_data import AsyncLoader, ConcatSource, prefetched
+from lit_async_data.errors import ClosedError
+from lit_async_data.order.plan import EpochPlan
+from lit_async_data.testing import ArraySource, FakeStreams
+
+LENGTH, BATCH, STEPS = 18, 4, 5
+
+
+@pytest.fixture(autouse=True)
+def feeders_end():
+    """Threads that multiprocessing leaves to themselves when workers have ended."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(LONG)
+
+
+def source():
+    rows = np.arange(LENGTH)
+    return ArraySource({"x": np.repeat(rows.astype(np.float32), 20_000).reshape(LENGTH, -1), "y": rows})
+
+
+def loader_of(shuffle="global", workers=2, **options):
+    return AsyncLoader(source(), {"batch_size": BATCH, "shuffle": shuffle, "workers": workers}, **options)
+
+
+def foreign(workers=0, **options):
+    return prefetched(DataLoader(range(LENGTH), batch_size=BATCH, num_workers=workers, **options), device="cpu")
+
+
+def numbers(batch):
+    return (batch["y"] if isinstance(batch, dict) else batch).tolist()
+
+
+def plan(epoch, shuffle="global"):
+    order = EpochPlan(length=LENGTH, batch_size=BATCH, shuffle=shuffle, seed=0, epoch=epoch)
+    return [order.batch(step).samples.tolist() for step in range(len(order))]
+
+
+STORED = plan(0, "none")
+MADE = {
+    "AsyncLoader": lambda: loader_of("none"),
+    "AsyncLoader, caller's thread": lambda: loader_of("none", 0),
+    "DataLoader": foreign,
+    "DataLoader, persistent worker": lambda: foreign(1, persistent_workers=True),
+    "list": lambda: prefetched([torch.tensor(each) for each in STORED], device="cpu"),
+}
+every_loader = pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+
+
+@every_loader
+def test_two_iterators_at_once_have_places_of_their_own(made):
+    with made() as loader:
+        assert [(numbers(a), numbers(b)) for a, b in zip(loader, loader, strict=True)] == [(b, b) for b in STORED]
+        assert [numbers(batch) for batch in loader] == STORED
+
+
+@every_loader
+def test_a_look_inside_a_loop_changes_nothing_of_it(made):
+    with made() as loader:
+        seen = []
+        for batch in loader:
+            seen.append(numbers(batch))
+            assert numbers(next(iter(loader))) == STORED[0]
+        assert seen == STORED
+
+
+@every_loader
+def test_loops_can_be_nested(made):
+    with made() as loader:
+        assert [[numbers(batch) for batch in loader] for _ in itertools.islice(loader, 2)] == [STORED, STORED]
+
+
+@every_loader
+def test_iterators_that_are_never_advanced_cost_nothing(made):
+    with made() as loader:
+        kept = [iter(loader) for _ in range(3)]
+        assert loader.machinery.engine is None
+        assert [numbers(batch) for batch in loader] == STORED
+        assert [numbers(batch) for batch in kept[1]] == STORED
+        assert numbers(next(kept[0])) == STORED[0]
+
+
+@every_loader
+def test_an_iterator_that_is_over_stays_over(made):
+    with made() as loader:
+        passing = iter(loader)
+        assert [numbers(batch) for batch in passing] == STORED
+        assert list(passing) == []
+        passing = iter(loader)
+        next(passing)
+        passing.close()
+        assert list(passing) == []
+        assert [numbers(batch) for batch in loader] == STORED
+
+
+@every_loader
+def test_a_closed_loader_ends_all_its_iterators(made):
+    with made() as loader:
+        first, beside = iter(loader), iter(loader)
+        next(first)
+        next(beside)
+    for passing in (first, beside, iter(loader)):
+        with pytest.raises(ClosedError):
+            next(passing)
+
+
+def test_which_epoch_comes_next_never_depends_on_others_beside(caplog):
+    with loader_of() as loader:
+        for epoch in range(3):
+            seen, beside = [], []
+            for batch in loader:
+                seen.append(numbers(batch))
+                if len(seen) in (2, 4):
+                    beside.append(numbers(next(iter(loader))))
+            assert seen == plan(epoch)
+            assert beside[0] != beside[1]  # the order of each is keyed by its number, too
+            assert not set(map(tuple, beside)) & set(map(tuple, itertools.chain(*map(plan, range(4)))))
+        assert caplog.text.count("read in the loop, without reading ahead") == 1
+
+
+def test_the_order_of_the_others_is_the_same_in_each_run():
+    def looked():
+        with loader_of() as loader:
+            return [[numbers(batch) for batch in loader] for _ in itertools.islice(loader, 3)]
+
+    first = looked()
+    assert first == looked()
+    assert all(sorted(itertools.chain(*each)) == list(range(LENGTH)) for each in first)
+
+
+def test_an_iterator_beside_changes_neither_state_nor_statistics_and_shares_nothing():
+    with loader_of(device_depth=0) as loader:
+        passing = iter(loader)
+        kept = next(passing)
+        state, stats = loader.state_dict(), loader.stats()
+        beside = list(loader)
+        assert (loader.state_dict(), loader.stats().batches) == (state, stats.batches)
+        for batch in beside:
+            assert torch.equal(batch["x"], batch["y"].float()[:, None].expand_as(batch["x"]))
+        assert numbers(kept) == plan(0)[0]
+        assert [numbers(batch) for batch in passing] == plan(0)[1:]
+
+
+def test_the_next_iterator_reads_ahead_when_the_first_is_dropped(caplog):
+    with loader_of() as loader:
+        for _ in loader:
+            break
+        assert [numbers(batch) for batch in loader] == plan(1)
+        held = iter(loader)
+        next(held)
+        del held
+        assert [numbers(batch) for batch in loader] == plan(3)
+    assert not caplog.text
+
+
+def test_next_of_the_loader_goes_on_after_a_break():
+    with loader_of() as loader:
+        for batch in loader:
+            assert numbers(batch) == plan(0)[0]
+            break
+        assert [numbers(next(loader)) for _ in range(4)] == plan(0)[1:]
+        assert numbers(loader.next()) == plan(1)[0]
+
+
+def test_set_epoch_gives_the_engine_to_the_next_and_the_one_before_goes_on_beside():
+    with loader_of() as loader:
+        before = iter(loader)
+        next(before)
+        loader.set_epoch(7)
+        assert [numbers(batch) for batch in loader] == plan(7)
+        assert [numbers(batch) for batch in before] == plan(0)[1:]
+
+
+def test_a_place_that_is_loaded_is_for_the_next_iterator_after_a_look_too():
+    with loader_of() as loader, loader_of() as other:
+        passing = iter(loader)
+        next(passing), next(passing)
+        next(iter(loader))
+        other.load_state_dict(loader.state_dict())
+        begun = iter(other)
+        assert numbers(next(begun)) == plan(0)[2]
+        assert len(list(other)) == STEPS
+        assert [numbers(batch) for batch in begun] == plan(0)[3:]
+
+
+@pytest.mark.parametrize("late", ["side", "compute"])
+def test_an_iterator_beside_copies_on_the_stream_of_the_loop(monkeypatch, late):
+    streams = FakeStreams(late)
+    pretend(monkeypatch, lambda device: streams)
+    with loader_of("none") as loader:
+        for batch, other in zip(loader, iter(loader), strict=True):
+            assert numbers(other) == other["x"][:, 0].tolist()  # no wait: nothing of it was given to another stream
+            streams.synchronize()
+            assert numbers(batch) == numbers(other)
+
+
+def test_an_iterator_keeps_its_loader_and_a_copy_of_it_has_no_place():
+    passing = iter(loader_of("none"))
+    gc.collect()
+    assert numbers(next(passing)) == STORED[0]
+    for copied in (copy.copy(passing), copy.deepcopy(passing), pickle.loads(pickle.dumps(passing))):
+        with pytest.raises(ClosedError, match="a copy of a pass"):
+            next(copied)
+    assert numbers(next(passing)) == STORED[1]
+
+
+def test_all_iterators_of_a_generator_are_one_pass():
+    with prefetched((torch.tensor(each) for each in STORED), device="cpu") as loader:
+        assert [numbers(a) + numbers(b) for a, b in itertools.islice(zip(loader, loader, strict=False), 2)] == [
+            STORED[0] + STORED[1],
+            STORED[2] + STORED[3],
+        ]
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def test_in_evaluation_nothing_is_shuffled_unless_asked_for_by_name():
+    with loader_of("auto") as loader, loader_of("global") as named:
+        loader.evaluation = named.evaluation = True
+        assert [numbers(batch) for batch in loader] == STORED
+        assert [numbers(batch) for batch in loader] == STORED
+        named.set_epoch(3)
+        assert [[numbers(batch) for batch in named] for _ in range(2)] == [plan(0), plan(0)]  # epochs are ignored
+        loader.evaluation = False
+        loader.set_epoch(2)
+        assert [numbers(batch) for batch in loader] == plan(2)
+
+
+def test_in_evaluation_transforms_get_no_random_numbers():
+    def drawn(sample, rng):
+        return {"y": sample["y"], "x": np.float32(-1 if rng is None else rng.random())}
+
+    with AsyncLoader(source(), {"batch_size": BATCH, "workers": 0}, sample_transform=drawn) as loader:
+        assert (next(loader)["x"] >= 0).all()
+        loader.evaluation = True
+        assert (next(loader)["x"] == -1).all()
+
+
+def test_an_iterator_beside_reads_composed_sources_and_weights():
+    parts = ConcatSource([source(), source()])
+    weights = np.r_[np.zeros(2 * LENGTH - 1), 1.0]
+    with AsyncLoader(parts, {"batch_size": BATCH, "weights": weights}) as loader:
+        for _ in loader:
+            assert set(numbers(next(iter(loader)))) == {LENGTH - 1}
+            break
