@@ -81,7 +81,7 @@ bench-resume: $(VENV)/installed
 bench-verdict: $(VENV)/installed
 	$(BIN)/python benchmarks/promises/verdict.py $(ARGS)
 
-# Loading before and after packing, and how chunks are chosen: about 4 minutes and 3 GB.
+# Loading before and after packing: about 3 minutes and 3 GB.
 bench-pack: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/pack.py $(ARGS)
 

@@ -64,8 +64,6 @@ ROOMS = [
     "tools.inspect.guesses",
     "tools.inspect",
     "tools.doctor",
-    "tools.pack.planning",
-    "tools.pack.writing",
     "tools.pack",
     "testing",
     "conf",

@@ -1,10 +1,9 @@
-"""Loading before and after `pack`, and how chunks are chosen.
+"""Loading before and after `pack`.
 
-    python benchmarks/loading/pack.py [--quick] [--json FILE] [--folder DIR] [hdf5 | tables | chunks ...]
+    python benchmarks/loading/pack.py [--quick] [--json FILE] [--folder DIR] [hdf5 | tables ...]
 
 * hdf5: the layouts of `benchmarks/loading/hdf5.py`, and a recording in chunks across time.
 * tables: PNG and JPEG files that a table names.
-* chunks: samples of many sizes, in chunks of many sizes, read in random order. The defaults of `pack` follow from it.
 
 Samples per second of an `AsyncLoader` in random order (``shuffle="global"``); of the input also as ``auto`` reads it.
 All files are in the page cache. Medians over rounds, in which every contender runs once.
@@ -26,19 +25,15 @@ import h5py
 import numpy as np
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, ManifestSource, Source
-from lit_async_data.testing import ArraySource
 from lit_async_data.tools.pack.compare import packed_source
 from lit_async_data.tools.pack.packing import pack
-from lit_async_data.tools.pack.planning.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from files import layouts, tables
-from files.layouts import Layout
 from measuring.program import Figures, Goal, argument_parser, run_parts
 
 SIDE = 224
-CODECS = ("none", "deflate", "zstd", "lz4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +81,11 @@ def medians(contenders: Mapping[str, Callable[[], float]], run: Run) -> dict[str
     return {name: statistics.median(each) for name, each in rates.items()}
 
 
-def packed_as(source: Source, run: Run, name: str, codec: str) -> tuple[str, Plan, float, int]:
-    """Path, plan, decoded MB per second of packing and comparing, and bytes of a packed file."""
-    path = os.path.join(run.folder, f"{name}.{codec}.packed.h5")
-    packed = pack(source, path, codec=codec)
-    return path, packed.plan, packed.decoded / 1e6 / packed.seconds, packed.nbytes
-
-
 def before_and_after(name: str, open_source: Callable[[], Source], nbytes: int, batch: int, run: Run) -> dict[str, Any]:
     """The row of one input, packed by default."""
-    path, plan, packing, after = packed_as(open_source(), run, name.partition(":")[0].replace(" ", "_"), "auto")
+    path = os.path.join(run.folder, f"{name.partition(':')[0].replace(' ', '_')}.packed.h5")
+    packed = pack(open_source(), path)
+    plan, packing, after = packed.plan, packed.decoded / 1e6 / packed.seconds, packed.nbytes
     found = medians(
         {
             "before, auto": lambda: rate(open_source(), "auto", batch, run),
@@ -167,44 +157,6 @@ def of_tables(run: Run) -> Figures:
     return rows
 
 
-def of_chunks(run: Run) -> Figures:
-    """Random reads of samples of some size, by samples per chunk and codec."""
-    rows = []
-    print(
-        f"\n{'sample':>8} {'chunk':>6} "
-        + " ".join(f"{codec:>10}" for codec in CODECS)
-        + "   samples/s, and share of bytes"
-    )
-    for size, count in ((512, 65_536), (4_096, 16_384), (12_288, 8_192), (150_528, 1_024)):
-        layout = Layout("", (size // 4 // 16, 16), "f4", count // 8 if run.quick else count)
-        values = np.concatenate([block for _, block in layouts.blocks(layout)])
-        for chunk in (1, 8, 64):
-            opened: dict[str, Any] = {}
-            for codec in CODECS:
-                if codec == "none" and chunk > 1:
-                    continue
-                path = os.path.join(run.folder, f"{size}.{chunk}.{codec}.h5")
-                packed = pack(ArraySource({"x": values}), path, codec=codec, chunk=None if codec == "none" else chunk)
-                opened[codec] = (path, packed.plan, packed.nbytes / values.nbytes)
-            found = medians(
-                {codec: functools.partial(packed_rate, path, plan, run) for codec, (path, plan, _) in opened.items()},
-                run,
-            )
-            rows.append(
-                {"bytes": size, "chunk": chunk, "samples/s": found, "share": {c: o[2] for c, o in opened.items()}}
-            )
-            cells = (f"{found[c]:>10,.0f}" if c in found else f"{'':>10}" for c in CODECS)
-            shares = ", ".join(f"{share:.2f}" for _, _, share in opened.values())
-            print(f"{size:>8} {chunk:>6} {' '.join(cells)}   {shares}")
-            for path, _, _ in opened.values():
-                os.unlink(path)
-    return rows
-
-
-def packed_rate(path: str, plan: Plan, run: Run) -> float:
-    return rate(packed_source(path, plan), "global", 64, run)
-
-
 def goals(figures: Mapping[str, Figures]) -> Sequence[Goal]:
     rows = [row for part in ("hdf5", "tables") for row in figures.get(part, ())]
     return [
@@ -218,7 +170,7 @@ def goals(figures: Mapping[str, Figures]) -> Sequence[Goal]:
     ]
 
 
-PARTS = {"hdf5": of_hdf5, "tables": of_tables, "chunks": of_chunks}
+PARTS = {"hdf5": of_hdf5, "tables": of_tables}
 
 if __name__ == "__main__":
     run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, {"h5py": h5py.__version__, "numpy": np.__version__})

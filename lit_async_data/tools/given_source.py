@@ -41,13 +41,11 @@ class GivenSource:
         kind: What the files are.
         paths: The files; one, unless they are HDF5.
         options: Further arguments of the constructor: those that were given.
-        recipe: The same as text, as it was typed.
     """
 
     kind: Literal["hdf5", "table", "folder"]
     paths: Sequence[str]
     options: dict[str, Any]
-    recipe: dict[str, str]
 
     @classmethod
     def of(cls, paths: Sequence[str], arguments: argparse.Namespace) -> GivenSource:
@@ -66,8 +64,7 @@ class GivenSource:
                 others = " and ".join(_KINDS[each] for each, names in _OPTIONS.items() if name in names)
                 raise ConfigError(f"{name}: only for {others}; leave it out")
         given = {name: getattr(arguments, name) for name in ("fields", *_OPTIONS[kind])}
-        given = {name: value for name, value in given.items() if value is not None}
-        options = dict(given)
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if "fields" in options:
             options["fields"] = _named(options["fields"])
         if "layout" in options:
@@ -76,7 +73,7 @@ class GivenSource:
         if "image_size" in options:
             sizes = options["image_size"]
             options["image_size"] = sizes[0] if len(sizes) == 1 else tuple(sizes)
-        return cls(kind, paths, options, {name: str(value) for name, value in given.items()})
+        return cls(kind, paths, options)
 
     def open(self) -> Source:
         """The source.

@@ -1,25 +1,24 @@
 """Write samples of HDF5 files, a table or a folder of classes into one HDF5 file that is fast to read at random.
 
-Every value is compared. After an interrupt or a crash, the same command goes on where it stopped.
+Every value is compared. A pack that fails or is interrupted leaves no file.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TextIO
 
 from lit_async_data.errors import AsyncDataError, ConfigError
-from lit_async_data.sources.contract.source import Source
 from lit_async_data.tools.given_source import GivenSource, add_source_arguments
-from lit_async_data.tools.pack.planning.codec import LEVELS, NAMES
-
-if TYPE_CHECKING:
-    import h5py
-
-# Names that a line shows.
-MOST_NAMES = 8
+from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
+from lit_async_data.tools.pack.fields import NAMES
+from lit_async_data.tools.pack.packing import Packed, pack
+from lit_async_data.tools.terminal import sized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,80 +28,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", required=True, metavar="OUT.h5", help="the file to write")
     add_source_arguments(parser)
     add("--columns", nargs="+", default=[], metavar="NAME", help="keep more columns, for groups of a split")
-    levels = ", ".join(f"{name} {low} to {high} ({usual})" for name, (low, usual, high) in LEVELS.items())
-    add(
-        "--codec",
-        choices=["auto", *NAMES],
-        default="auto",
-        help="auto: deflate where it saves a third, none if the input has none",
-    )
-    add("--level", type=int, metavar="N", help=levels)
+    auto = "auto: deflate where it saves a third, none if the input has none"
+    add("--codec", choices=["auto", *NAMES], default="auto", help=auto)
     add("--chunk", type=int, metavar="N", help="samples per chunk; by default one, or 64 KiB of small ones")
     add("--keep-parts", action="store_true", help="files, or groups in them, become groups; windows cross no group")
     add("--force", action="store_true", help="replace OUT.h5 if it exists")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command.
-
-    Returns:
-        0; 1 if it failed, 2 if an argument is wrong, 130 after Ctrl-C.
-    """
-    from lit_async_data.tools.pack.packing import pack
-    from lit_async_data.tools.pack.progress import chosen
-
-    progress = chosen(sys.stderr)
+    """Run the command: 0; 1 if it failed, 2 if an argument is wrong, 130 after Ctrl-C."""
+    progress = ProgressLine(sys.stderr)
+    given = {name: getattr(args, name) for name in ("codec", "chunk", "columns", "keep_parts", "force")}
     try:
-        given = GivenSource.of(args.input, args)
-        source = given.open()
+        source = GivenSource.of(args.input, args).open()
         try:
-            for text in _left_out(source, args.columns):
-                progress.print_line(text)
-            packed = pack(
-                source,
-                args.output,
-                codec=args.codec,
-                level=args.level,
-                chunk=args.chunk,
-                columns=args.columns,
-                keep_parts=args.keep_parts,
-                recipe=given.recipe,
-                force=args.force,
-                progress=progress,
-            )
+            packed = pack(source, args.output, progress=progress, **given)
         finally:
+            progress.end()
             source.close()
     except KeyboardInterrupt:
-        _print(f"pack: interrupted; the same command goes on with {args.output}.part")
+        sys.stderr.write("pack: interrupted; nothing is left\n")
         return 130
-    except ConfigError as error:
-        _print(f"error: {error}")
-        return 2
     except AsyncDataError as error:
-        _print(f"error: {error}")
-        return 1
-    from lit_async_data.tools.pack.report import report
-
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 2 if isinstance(error, ConfigError) else 1
     sys.stdout.write(report(packed, args.output))
     return 0
 
 
-def _print(text: str) -> None:
-    sys.stderr.write(f"{' '.join(text.split())}\n")
+class ProgressLine:
+    """One line on a terminal, which changes; otherwise a line every ten seconds, for logs."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock, self._step = stream, clock, ""
+        self._before, self._behind, self._every = ("\r\x1b[K", "", 0.1) if stream.isatty() else ("", "\n", 10.0)
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        now = self._clock()
+        if step != self._step:
+            self._step, self._started, self._told = step, now, now
+        if done and now - self._told >= self._every:
+            self._told, rate = now, done / (now - self._started)
+            share, left = f"{100 * done // total} % of {sized(total)}", _duration((total - done) / rate)
+            self._stream.write(f"{self._before}{step}: {share}, {sized(rate)}/s, {left} left{self._behind}")
+            self._stream.flush()
+
+    def end(self) -> None:
+        self._stream.write(self._before)
 
 
-def _left_out(source: Source, columns: Sequence[str]) -> list[str]:
-    """A line that names the datasets of the first file that are not packed."""
-    from lit_async_data.sources.hdf5.source import HDF5Source
-    from lit_async_data.sources.hdf5.storage.failures import open_h5py
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
-    if not isinstance(source, HDF5Source):
-        return []
-    part = source.stored_parts[0]
-    used = {*columns, *(field.stored.name.strip("/") for field in part.fields.values())}
-    above = "" if part.group == "/" else f"{part.group}/"
-    taken = {name.removeprefix(above).split("/")[0] for name in used}
-    with open_h5py(part.path) as file:
-        names = [name for name in map(str, cast("h5py.Group", file[part.group])) if name not in taken]
-    more = f", … ({len(names)} in all)" if len(names) > MOST_NAMES else ""
-    return [f"{part.path}: left out: {', '.join(names[:MOST_NAMES])}{more}"] if names else []
+
+def report(packed: Packed, path: str) -> str:
+    """What was written, and how to read it."""
+    plan, sizes = packed.plan, f"{sized(packed.nbytes)} ({sized(packed.decoded)} decoded)"
+    lines = [f"{path}: {packed.samples:,} samples, {sizes}, every value compared, in {_duration(packed.seconds)}"]
+    width = max(len(field.key) for field in plan.fields)
+    for field in plan.fields:
+        shape = f" {field.shape}" if field.shape else ""
+        classes = f", {len(field.classes)} classes" if field.classes else ""
+        rows = "one sample" if field.chunk == 1 else f"{field.chunk} samples"
+        how = (
+            f"{rows} per chunk, {'shuffle and ' if field.shuffle else ''}{plan.codec}" if field.chunk else "contiguous"
+        )
+        lines.append(f"  {field.key:<{width}}  {field.dtype}{shape}{classes}; {how}")
+    read = {field.key: dataclasses.replace(field.source_field, mask_and_scale=field.packed) for field in plan.fields}
+    fields = {key: field if field.classes or field.mask_and_scale else key for key, field in read.items()}
+    program = Suggestion("", {"all": Call("HDF5Source", path, fields, plan.source_options)}).python()
+    return "\n".join([*lines, "Read it with", *(f"  {line}" for line in program.splitlines()), ""])

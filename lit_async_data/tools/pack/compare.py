@@ -11,8 +11,7 @@ from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.source import HDF5Source
-from lit_async_data.tools.pack.pieces import read
-from lit_async_data.tools.pack.planning.plan import PARTS, Piece, Plan
+from lit_async_data.tools.pack.plan import Piece, Plan, read
 
 
 class DifferenceError(CorruptError):
@@ -20,61 +19,34 @@ class DifferenceError(CorruptError):
 
 
 def packed_source(path: str, plan: Plan) -> HDF5Source:
-    """The source that reads a packed file."""
     return HDF5Source(
-        path,
-        {field.key: field.field for field in plan.fields},
-        layout={field.key: field.layout for field in plan.fields if field.layout is not None},
-        group=f"{PARTS}/*" if plan.sections[0].group else None,
-        index_cache=False,
+        path, {field.key: field.source_field for field in plan.fields}, **plan.source_options, index_cache=False
     )
 
 
-def check_fields(source: Source, packed: HDF5Source) -> None:
-    """Check that batches of both look alike.
-
-    Raises:
-        DifferenceError: A field differs.
-    """
-    if len(source) != len(packed):
-        raise DifferenceError(f"{packed.name}: has {len(packed)} samples instead of {len(source)}")
+def check_whole(source: Source, packed: HDF5Source, columns: Iterable[str]) -> None:
+    """Check that batches of both look alike, and that columns are the same."""
     for key, field in source.spec.fields.items():
         other = packed.spec[key]
         if (field.shape, _delivered(field), field.classes) != (other.shape, other.dtype, other.classes):
             raise DifferenceError(f"{packed.name}: {key} is {other} instead of {field}", dataset=key)
-
-
-def compare(piece: Piece, source: Source, packed: HDF5Source) -> None:
-    """Compare all values of a piece, byte by byte, so that NaN equals the same NaN.
-
-    Raises:
-        DifferenceError: A value differs; names the dataset and the sample.
-        SourceError: A sample of either cannot be read.
-    """
-    samples, values = read(source, piece)
-    _, others = read(packed, piece)
-    for key, field in source.spec.fields.items():
-        expected = values.pop(key).astype(_delivered(field), copy=False)
-        wrong = _differing(expected, others.pop(key))
-        if len(wrong):
-            raise _difference(source, key, samples[wrong])
-
-
-def check_columns(source: Source, packed: HDF5Source, columns: Iterable[str]) -> None:
-    """Compare columns.
-
-    Raises:
-        DifferenceError: A value differs; names the column and the sample.
-    """
     for name in columns:
-        expected, found = source.column(name), packed.column(name)
-        if expected.dtype.kind in "OUS":
-            expected = np.array(["" if value is None else str(value) for value in expected.tolist()], object)
-            wrong = np.flatnonzero(expected != found)
-        else:
-            wrong = _differing(expected, found.astype(expected.dtype, copy=False))
-        if len(wrong):
-            raise _difference(source, name, wrong)
+        _check(source, name, column(source, name), column(packed, name), np.arange(len(source)))
+
+
+def check_piece(piece: Piece, source: Source, packed: HDF5Source) -> None:
+    """Compare all values of a piece, byte by byte, so that NaN equals the same NaN."""
+    values, others = read(source, piece.samples), read(packed, piece.samples)
+    for key, field in source.spec.fields.items():
+        _check(source, key, values.pop(key).astype(_delivered(field), copy=False), others.pop(key), piece.samples)
+
+
+def column(source: Source, name: str) -> Array:
+    """A column as it is stored: texts as text, missing ones as empty."""
+    values = source.column(name)
+    if values.dtype.kind not in "OUS":
+        return values
+    return np.array(["" if value is None else str(value) for value in values.tolist()], object)
 
 
 def _delivered(field: FieldSpec) -> np.dtype[np.generic]:
@@ -82,24 +54,22 @@ def _delivered(field: FieldSpec) -> np.dtype[np.generic]:
     return np.dtype(np.int64) if not field.shape and field.dtype.kind in "iu" else field.dtype
 
 
-def _differing(one: Array, other: Array) -> Indices:
-    """The rows in which two arrays differ in any bit."""
-    rows = len(one)
-    first, second = (np.ascontiguousarray(each).reshape(-1).view(np.uint8).reshape(rows, -1) for each in (one, other))
-    if first.shape != second.shape:
-        return np.arange(rows)
-    return np.flatnonzero((first != second).any(axis=1)) if not np.array_equal(first, second) else np.arange(0)
-
-
-def _difference(source: Source, key: str, samples: Indices) -> DifferenceError:
-    place = source.locate(source.ids(samples[:1]))[0]
-    more = f", and {len(samples) - 1} more near it" if len(samples) > 1 else ""
-    return DifferenceError(
-        f"{key}, sample {samples[0]} ({getattr(place, 'path', None) or place.file}, row {place.row}){more}: the packed "
-        "value differs from the input; did the input change while it was packed? Pack it again; if it happens again, "
-        "check the memory and the disk",
+def _check(source: Source, key: str, expected: Array, found: Array, samples: Indices) -> None:
+    if expected.dtype != object:
+        found = found.astype(expected.dtype, copy=False)
+        expected, found = (
+            np.ascontiguousarray(each).reshape(-1).view(np.uint8).reshape(len(samples), -1)
+            for each in (expected, found)
+        )
+    if np.array_equal(expected, found):
+        return
+    row = int((expected != found).reshape(len(samples), -1).any(axis=1).argmax())
+    place = source.locate(source.ids(samples[row : row + 1]))[0]
+    raise DifferenceError(
+        f"{key}, sample {samples[row]} ({getattr(place, 'path', None) or place.file}, row {place.row}): the packed "
+        "value differs from the input; did the input change meanwhile? Pack it again, and check memory and disk",
         file=place.file,
         dataset=key,
         row=place.row,
-        sample_id=int(samples[0]),
+        sample_id=int(samples[row]),
     )
