@@ -86,12 +86,6 @@ def user_id() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
-def give_to_group(descriptor: int, group: int) -> None:
-    """Give an open file to a group, if the system has groups and allows it."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.fchown(descriptor, -1, group)
-
-
 def lock(descriptor: int) -> None:
     """Lock an open file or folder until it is closed, where the system and the file system can do so.
 

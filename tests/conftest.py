@@ -71,14 +71,6 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder of the package, apart from the user's own."""
-    folder = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder / "lit_async_data"
-
-
-@pytest.fixture(autouse=True)
 def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps readers in threads, except in tests that are marked ``processes``: each process takes 0.3 s to start."""
     if request.node.get_closest_marker("processes") is None:

@@ -47,7 +47,7 @@ def open_chunks(path: str, little: str, cache: str) -> dict[str, float]:
 
 def _first_batch(path: str, cache: str) -> tuple[float, float]:
     started = time.perf_counter()
-    source = HDF5Source(path, ("data",), index_cache=cache)
+    source = HDF5Source(path, ("data",), cache_dir=cache)
     built = time.perf_counter()
     options = {"batch_size": BATCH, "shuffle": "global", "workers": 1, "worker_kind": "thread"}
     with AsyncLoader(source, options) as loader:

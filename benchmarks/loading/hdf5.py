@@ -16,6 +16,7 @@ import functools
 import gc
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -300,16 +301,17 @@ def opening(run: Run) -> Figures:
     layout = run.layouts["B"]
     path = run.path(layout)
 
-    def first(index_cache: str | bool) -> float:
+    def first(cache_dir: str | None) -> float:
         started = time.perf_counter()
-        source = HDF5Source(path, index_cache=index_cache)
+        source = HDF5Source(path, cache_dir=cache_dir)
         with AsyncLoader(source, {"batch_size": 256, "shuffle": "global", "workers": 1}) as loader:
             loader.next()
             return time.perf_counter() - started
 
     time.sleep(RECENT_NS / 1e9)  # a file written just now gets no saved index
-    first("auto")
-    turns = [(first("auto"), first(index_cache=False)) for _ in range(5 * run.rounds)]
+    with tempfile.TemporaryDirectory() as folder:
+        first(folder)
+        turns = [(first(folder), first(None)) for _ in range(5 * run.rounds)]
     kept, built = map(statistics.median, zip(*turns, strict=True))
     row = {"chunks": layout.rows, "seconds": built, "kept_seconds": kept}
     print(

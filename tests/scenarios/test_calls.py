@@ -38,7 +38,7 @@ def calls_of_batches(file, field):
         if event == "call" and PACKAGE in path.parents:
             calls[f"{path.relative_to(PACKAGE)} {frame.f_code.co_name}"] += 1
 
-    with contextlib.closing(HDF5Source(file, {"x": field, "y": "label"}, index_cache=False)) as source:
+    with contextlib.closing(HDF5Source(file, {"x": field, "y": "label"})) as source:
         options = {"batch_size": BATCH, "workers": 0, "shuffle_chunks": 64, "shuffle": "chunk"}
         with AsyncLoader(source, options) as loader:
             for _ in range(WARM_UP):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import warnings
 
@@ -13,8 +14,9 @@ from support.threads.interrupts import interrupted
 from support.threads.leaks import open_files
 
 from lit_async_data.errors import FormatError, MissingError
-from lit_async_data.sources.hdf5.index import format as index_file
-from lit_async_data.sources.hdf5.index.format import Columns, IndexKey
+from lit_async_data.sources.hdf5.index import cache
+from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.storage.failures import open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
@@ -25,7 +27,8 @@ DATA = bytes(range(100))
 
 
 @pytest.fixture
-def folder(tmp_path, h5):
+def folder(tmp_path, h5, monkeypatch):
+    monkeypatch.setattr(cache, "FEWEST_CHUNKS", 1)
     (tmp_path / "old").write_bytes(DATA)
     os.utime(tmp_path / "old", (1, 1))
     (tmp_path / "young").write_bytes(DATA)
@@ -78,13 +81,13 @@ def no_hdf5(folder):
 
 def index(folder):
     with h5py.File(folder / "x.h5", "r") as file:
-        key = IndexKey.of(file["x"])
-    columns = Columns(np.arange(4), np.full(4, 16, "u4"), np.zeros(4, "u4"))
+        key = dataclasses.replace(IndexKey.of(file["x"]), mtime_ns=0, ctime_ns=0)  # not written just now
+    kept = IndexCache(folder / "kept")
     try:
-        index_file.write_columns(str(folder / "index"), key, columns)
-        assert index_file.read_columns(str(folder / "index"), key).offsets.tolist() == [0, 1, 2, 3]
+        kept.store(key, Columns(np.arange(4), np.full(4, 16, "u4"), np.zeros(4, "u4")))
+        assert kept.load(key).offsets.tolist() == [0, 1, 2, 3]
     finally:
-        assert not list(folder.glob("*-new"))
+        assert not [name for name in os.listdir(folder / "kept") if not name.endswith(".chunks")]
 
 
 def read(folder):

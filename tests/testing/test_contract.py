@@ -91,8 +91,8 @@ def recordings(tmp_path_factory):
     ids=["contiguous", "gzip", "chunked", "through h5py", "windows", "cast"],
 )
 def test_hdf5_files_keep_the_contract(recordings, fields):
-    check_contract(HDF5Source(recordings / "*.h5", fields, index_cache=False))
-    check_contract(HDF5Source(recordings / "0.h5", fields, index_cache=False, memory_map=False))
+    check_contract(HDF5Source(recordings / "*.h5", fields))
+    check_contract(HDF5Source(recordings / "0.h5", fields, memory_map=False))
 
 
 def test_a_table_of_files_keeps_the_contract(tmp_path):
@@ -279,7 +279,7 @@ def test_a_broken_promise_is_found(broken, message):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_dataloader_takes_a_source_also_where_its_files_are_open(recordings, method):
-    whole = HDF5Source(recordings / "*.h5", {"x": "gzip", "y": "label"}, index_cache=False)
+    whole = HDF5Source(recordings / "*.h5", {"x": "gzip", "y": "label"})
     source = SubsetSource(whole, np.arange(0, 2 * ROWS, 3))
     first = source[0]  # opens the files, before a fork
     loader = DataLoader(source, batch_size=16, num_workers=2, multiprocessing_context=method)

@@ -99,7 +99,7 @@ def _described(path: str, scopes: Sequence[Scope]) -> dict[str, How]:
     """How each dataset is read, by name."""
     nodes = [node for scope in scopes for node in scope.nodes][:MOST_DATASETS]
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
-        group = OpenGroup(file, path, "/", IndexCache("auto"), allow_external=False)
+        group = OpenGroup(file, path, "/", IndexCache(None), allow_external=False)
         return {
             node.name: How(None, "not read", node.problem) if node.problem else how(group, node.name, None)
             for node in nodes
@@ -110,7 +110,7 @@ def _with_layout(path: str, scope: Scope, guess: Guess) -> dict[str, How]:
     """How the fields of a guess are read that have no samples on axis 0."""
     found = {}
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
-        group = OpenGroup(file, path, "/", IndexCache("auto"), allow_external=False)
+        group = OpenGroup(file, path, "/", IndexCache(None), allow_external=False)
         for key, letters in guess.layout.items():
             given = guess.fields[key]
             name = given if isinstance(given, str) else given.name

@@ -19,9 +19,7 @@ class DifferenceError(CorruptError):
 
 
 def packed_source(path: str, plan: Plan) -> HDF5Source:
-    return HDF5Source(
-        path, {field.key: field.source_field for field in plan.fields}, **plan.source_options, index_cache=False
-    )
+    return HDF5Source(path, {field.key: field.source_field for field in plan.fields}, **plan.source_options)
 
 
 def check_whole(source: Source, packed: HDF5Source, columns: Iterable[str]) -> None:

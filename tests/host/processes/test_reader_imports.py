@@ -43,18 +43,18 @@ def libraries_of(source, options=()):
 @pytest.mark.parametrize("options", [{"shuffle": "global"}, {"shuffle": "chunk"}, {"shuffle": False}], ids=str)
 @pytest.mark.parametrize("name", ["contiguous", "chunked", "gzip"])
 def test_reading_hdf5_needs_numpy_only(file, name, options):
-    source = HDF5Source(file, {"x": name}, index_cache=False)
+    source = HDF5Source(file, {"x": name})
     assert libraries_of(SubsetSource(source, np.arange(32)), options) == set()
 
 
 @pytest.mark.parametrize("name", ["contiguous", "chunked", "gzip"])
 def test_windows_need_numpy_only(file, name):
-    source = HDF5Source(file, {"x": Field(name, window=(0, 4))}, index_cache=False)
+    source = HDF5Source(file, {"x": Field(name, window=(0, 4))})
     assert libraries_of(source) == set()
 
 
 def test_h5py_is_imported_where_only_libhdf5_decodes(file):
-    assert libraries_of(HDF5Source(file, {"x": "nbit"}, index_cache=False)) == {"h5py"}
+    assert libraries_of(HDF5Source(file, {"x": "nbit"})) == {"h5py"}
 
 
 def table_of(folder, names):

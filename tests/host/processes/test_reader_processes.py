@@ -54,7 +54,7 @@ def file(tmp_path):
 
 
 def source_of(path, **options):
-    return HDF5Source(path, {"x": "gzip", "y": "label"}, index_cache=False, **options)
+    return HDF5Source(path, {"x": "gzip", "y": "label"}, **options)
 
 
 def loader_of(source, kind="process", **options):

@@ -230,7 +230,7 @@ def file(tmp_path, storage):
 
 @pytest.fixture
 def stored(file):
-    with contextlib.closing(HDF5Source(file, {"x": "x", "y": "y"}, index_cache=False)) as source:
+    with contextlib.closing(HDF5Source(file, {"x": "x", "y": "y"})) as source:
         yield source
 
 

@@ -110,9 +110,7 @@ def test_windows_in_groups_of_several_files_have_their_places(tmp_path):
         with h5py.File(tmp_path / f"{file}.h5", "w") as rec:
             for group in range(2):
                 rec[f"patient_{group}/data"] = np.arange(10 + file)
-    source = lad.HDF5Source(
-        tmp_path / "*.h5", {"y": lad.Field("data", window=(0, 3))}, group="patient_*", stride=3, index_cache=False
-    )
+    source = lad.HDF5Source(tmp_path / "*.h5", {"y": lad.Field("data", window=(0, 3))}, group="patient_*", stride=3)
     predict(tmp_path / "out", source, lambda y: {"mean": y.double().mean(1), "mask": y[:, None].expand(-1, 2, 3)})
     rows, arrays = rows_in(tmp_path / "out"), arrays_in(tmp_path / "out")
     assert check_locations(source, rows) == ["sample", "file", "group", "row"]
@@ -162,7 +160,7 @@ def test_rows_of_a_table_have_their_ids_and_paths(tmp_path):
 
 def test_samples_with_and_without_ids_leave_the_column_empty_where_there_is_none(tmp_path):
     h5py.File(tmp_path / "x.h5", "w").create_dataset("g/y", data=np.zeros((3, 2), np.int64))
-    of_file = lad.HDF5Source(tmp_path / "x.h5", {"y": "y"}, group="g", index_cache=False)
+    of_file = lad.HDF5Source(tmp_path / "x.h5", {"y": "y"}, group="g")
     source = lad.ConcatSource([bird_table(tmp_path), of_file])
     predict(tmp_path / "out", source, lambda y: {"first": y[:, 0], "mask": y[:, None]})
     rows, arrays = rows_in(tmp_path / "out"), arrays_in(tmp_path / "out")

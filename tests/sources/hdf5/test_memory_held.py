@@ -77,7 +77,7 @@ def anonymous():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 
-source = HDF5Source(sys.argv[2:], index_cache=False)
+source = HDF5Source(sys.argv[2:])
 options = {"batch_size": 64, "workers": 2} | eval(sys.argv[1])
 before = most = anonymous()
 done = threading.Event()

@@ -186,7 +186,7 @@ def loaded_batches(path):
     """Yields sample numbers and values of each batch: of a pass without a shuffle, and of one shuffled by chunks."""
     from lit_async_data import AsyncLoader, HDF5Source
 
-    source = HDF5Source(path, {"data": "data", "labels": "labels"}, index_cache=False)
+    source = HDF5Source(path, {"data": "data", "labels": "labels"})
     try:
         for shuffle in ("none", "chunk"):
             options = {"batch_size": 5, "workers": 0, "shuffle": shuffle, "return_indices": True, "drop_last": False}

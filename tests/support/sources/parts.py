@@ -7,10 +7,10 @@ from lit_async_data.sources.hdf5.schema.part import PartRequest, inspect_file
 from lit_async_data.sources.hdf5.schema.selection import chosen_fields, chosen_layouts
 
 
-def parts_of(path, fields, *, layout=None, group=None, index_cache=False, allow_external=False):
+def parts_of(path, fields, *, layout=None, group=None, cache_dir=None, allow_external=False):
     """The parts of one file, for arguments of `HDF5Source`."""
     chosen, _ = chosen_fields(fields)
     layouts = chosen_layouts(layout, list(chosen))
     request = PartRequest(chosen, layouts, group, rows=None, stride=1, allow_external=allow_external)
-    _, parts = inspect_file(str(path), request, IndexCache(index_cache))
+    _, parts = inspect_file(str(path), request, IndexCache(cache_dir))
     return parts

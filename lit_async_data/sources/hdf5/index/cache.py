@@ -1,11 +1,8 @@
-"""`IndexCache`: keeps indexes of chunks on disk for the next opening.
+"""`IndexCache`: keeps indexes of chunks in a folder for the next opening, since building one takes 1 to 2 µs per chunk.
 
-Building an index takes 1 to 2 µs per chunk at every opening, in every rank and worker. Reading a cached one takes a
-hundredth of that, and a large one is mapped, so that all processes of a machine share its pages.
-
-Indexes are kept in the user's cache folder, which drops the least recently used ones, in a folder of the user's choice,
-or beside the data, where every user and machine finds them. Names beside the data begin with a dot, so that a glob such
-as ``"scans/*"`` does not match them.
+A cache file holds a head that describes the index in plain text, its three columns, and the CRC-32 of both. It is used
+only if its head is the one that would be written now. So one that a crash or a full disk has cut short is detected when
+it is read, and writing needs no fsync.
 """
 
 from __future__ import annotations
@@ -13,146 +10,114 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import zlib
 
+import numpy as np
+
+from lit_async_data import system
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.hdf5.index.format import Columns, IndexKey, StaleError, read_columns, write_columns
-from lit_async_data.sources.local_files.cache_files import (
-    MOST_BYTES,
-    ForeignError,
-    is_foreign,
-    own_name,
-    trim,
-    used,
-    user_folder,
-)
+from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.local_files.file_times import changed_recently
 
 # Smaller indexes are built in 20 to 40 ms; they are not worth a file.
 FEWEST_CHUNKS = 2**14
+# Raise this when the columns or their meaning change.
+VERSION = 3
 # Letters of the data file's name in the name of its index: few enough for any file system.
 NAME_SHOWN = 50
-EXTENSION = ".chunks"
 
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
 class IndexCache:
-    """Where indexes of chunks are kept.
+    """The cache in a folder, which is made if it does not exist; or no cache.
 
-    Attributes:
-        where: ``"auto"`` for the user's cache folder, ``$XDG_CACHE_HOME/lit_async_data`` (``~/.cache``), which keeps at
-            most `MOST_BYTES`; ``"beside"`` for a hidden file beside the data; an existing folder; or False for nowhere.
+    Args:
+        folder: The folder, or None.
 
     Raises:
-        ConfigError: ``where`` is none of these.
+        ConfigError: It is no folder, cannot be made, or belongs to another user.
 
     Example:
-        >>> IndexCache("/nowhere")
+        >>> IndexCache("/dev/null")
         Traceback (most recent call last):
-        lit_async_data.errors.ConfigError: index_cache: '/nowhere' is no folder; make it, or give auto, beside or False
+        lit_async_data.errors.ConfigError: cache_dir: /dev/null cannot be made: File exists; give another folder
     """
 
-    where: str | os.PathLike[str] | bool = "auto"
-    # Why indexes could not be kept. Only the first reason is logged: a source may have a thousand files.
-    _reasons: list[str] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.where is False or self.where in ("auto", "beside"):
+    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+        self._folder = None
+        if folder is None:
             return
-        if not isinstance(self.where, str | os.PathLike):
-            raise ConfigError(f"index_cache: {self.where!r} is neither auto, beside, a folder, nor False")
-        folder = os.path.abspath(os.path.expanduser(self.where))
-        if not os.path.isdir(folder):
-            raise ConfigError(f"index_cache: {self.where!r} is no folder; make it, or give auto, beside or False")
-        object.__setattr__(self, "where", folder)  # absolute: the source may outlive the working folder
+        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+            raise ConfigError(f"cache_dir: {folder!r} is not a folder; give its path, or None", option="cache_dir")
+        path = os.path.abspath(os.path.expanduser(folder))
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            owner = os.stat(path).st_uid
+        except OSError as error:
+            what = f"cache_dir: {path} cannot be made: {error.strerror}; give another folder"
+            raise ConfigError(what, option="cache_dir", file=path) from error
+        if owner != system.user_id():  # whoever writes an index decides which values are read
+            what = f"cache_dir: {path} belongs to user {owner}, and you are {system.user_id()}; give a folder of yours"
+            raise ConfigError(what, option="cache_dir", file=path)
+        self._folder = path
 
     def load(self, key: IndexKey) -> Columns | None:
-        """The cached columns of a dataset in its current state; None if no valid file holds them."""
-        for path in self._paths(key):
-            try:
-                columns = read_columns(path, key)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            # Errors are logged as text: the log would keep an error's frames alive, and with them a map.
-            except ForeignError as error:
-                _log.info("%s: the cached index in %s is not trusted: %s; building it again", key, path, str(error))
-            except (OSError, ValueError) as error:
-                level = logging.INFO if isinstance(error, StaleError) else logging.WARNING
-                _log.log(level, "%s: the cached index in %s is unusable (%s); building it again", key, path, str(error))
-            else:
-                if self.where == "auto":
-                    used(path)
-                return columns
-        return None
+        """The kept columns of a dataset in its current state; None if no file holds them."""
+        path = self._path(key)
+        if path is None:
+            return None
+        try:
+            with open(path, "rb") as file:
+                data = memoryview(file.read())
+        except OSError:
+            return None
+        head, chunks = _head(key), key.chunks
+        begin, end = len(head), len(head) + 16 * chunks
+        if data[:begin] != head or data[end:] != zlib.crc32(data[:end]).to_bytes(4, "little"):
+            _log.info("%s: the index in %s is damaged or of another state; building it again", key, path)
+            return None
+        offsets = np.frombuffer(data, "<i8", chunks, begin)
+        sizes = np.frombuffer(data, "<u4", chunks, begin + 8 * chunks)
+        return Columns(offsets, sizes, np.frombuffer(data, "<u4", chunks, begin + 12 * chunks))
 
-    def store(self, key: IndexKey, columns: Columns) -> Columns:
-        """Keep columns, if there are enough of them and a folder to keep them in. Failing to do so is no error.
+    def store(self, key: IndexKey, columns: Columns) -> None:
+        """Keep the columns of a dataset. Processes may do so at once, and failing to do so is no error."""
+        import secrets
 
-        Any number of processes may store at once: each writes a temporary file and renames it, unless a file with the
-        same columns has the name by then, which others may have mapped.
+        path = self._path(key)
+        if path is None or changed_recently(key.mtime_ns, key.ctime_ns):
+            return
+        arrays = (columns.offsets.astype("<i8"), columns.sizes.astype("<u4"), columns.masks.astype("<u4"))
+        data = b"".join([_head(key), *(each.tobytes() for each in arrays)])
+        new = f"{path}.{secrets.token_hex(8)}"
+        try:
+            with open(new, "xb") as file:
+                file.write(data)
+                file.write(zlib.crc32(data).to_bytes(4, "little"))
+            os.replace(new, path)
+        except OSError as error:
+            _log.warning("%s: its index cannot be kept in %s: %s", key, path, str(error))
+        finally:
+            try:  # noqa: SIM105  # an interrupt can come when `suppress` is called, before anything is removed
+                os.unlink(new)
+            except OSError:
+                pass
 
-        Returns:
-            The columns to use from now on: those in the cache file, or those given.
-        """
-        if not self._is_cacheable(key):
-            return columns
-        if changed_recently(key.mtime_ns, key.ctime_ns):
-            _log.debug("%s: has just changed, so its index is not cached yet", key)
-            return columns
-        if self.where == "auto" and key.file_bytes > MOST_BYTES:
-            self._report_failure(
-                f"the one of {key} takes {key.file_bytes} bytes, but the user's cache folder may hold {MOST_BYTES}"
-            )
-            return columns
-        paths = self._paths(key)
-        if not paths:
-            self._report_failure("this user has no cache folder")
-        for path in paths:
-            if is_foreign(path):
-                continue
-            try:
-                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                write_columns(path, key, columns)
-                cached = read_columns(path, key)
-            except (OSError, ValueError) as error:
-                self._report_failure(f"{path}: {error}")
-                return columns
-            _log.info("%s: the index of its %d chunks is cached in %s", key, key.chunks, path)
-            if self.where == "auto":
-                trim(os.path.dirname(path), EXTENSION)
-            return cached
-        return columns
+    def _path(self, key: IndexKey) -> str | None:
+        import hashlib
 
-    def _report_failure(self, reason: str) -> None:
-        if not self._reasons:
-            _log.info(
-                "index_cache: an index of chunks cannot be kept (%s), so it is built at every opening; give another "
-                "folder, or False",
-                reason,
-            )
-        self._reasons.append(reason)
-
-    def _is_cacheable(self, key: IndexKey) -> bool:
-        return self.where is not False and key.chunks >= FEWEST_CHUNKS
-
-    def _paths(self, key: IndexKey) -> list[str]:
-        """Possible paths of an index: in shared folders a second one, in case another user's file has the first."""
-        if not self._is_cacheable(key):
-            return []
-        # The real path, so that all links to the data share one index.
-        folder, file = os.path.split(os.path.realpath(key.path))
-        if self.where == "beside":
-            path = os.path.join(folder, f".{file[:NAME_SHOWN]}.{_digest(file, key.name)}{EXTENSION}")
-            return [path, own_name(path)]
-        place = user_folder() if self.where == "auto" else os.fspath(self.where)  # type: ignore[arg-type] # no bool
-        if place is None:
-            return []
-        path = os.path.join(place, f"{file[:NAME_SHOWN]}.{_digest(folder, file, key.name)}{EXTENSION}")
-        return [path] if self.where == "auto" else [path, own_name(path)]
+        if self._folder is None or key.chunks < FEWEST_CHUNKS:
+            return None
+        real = os.path.realpath(key.path)  # all links to the data share one index
+        digest = hashlib.blake2b(f"{real}\0{key.name}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        return os.path.join(self._folder, f"{os.path.basename(real)[:NAME_SHOWN]}.{digest}.chunks")
 
 
-def _digest(*parts: str) -> str:
-    import hashlib
+def _head(key: IndexKey) -> bytes:
+    """Describes an index; a multiple of 64 bytes, so that the columns are aligned."""
+    import json
 
-    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    properties = {name: value for name, value in dataclasses.asdict(key).items() if name != "path"}
+    text = f"lit_async_data: an index of chunks, version {VERSION}; may be deleted\n{json.dumps(properties)}".encode()
+    return text + b" " * (-(len(text) + 1) % 64) + b"\n"

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data import system
-from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError
+from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.format import Columns, IndexKey, read_columns
+from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.index.records import check_records, columns_of, corners_known, grid_of, plausible
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, errno_of, open_h5py, retry_once
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, errno_of, retry_once
 from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ _log = logging.getLogger(__name__)
 class ChunkIndex:
     """The chunks of one dataset, one column per property, in grid order (last axis fastest).
 
-    Pickling copies columns in memory; for columns mapped from a cache file it stores the name of that file.
-
     Attributes:
         shape: Shape of a chunk.
         grid: Number of chunks along each axis.
@@ -55,7 +53,6 @@ class ChunkIndex:
         masks: uint32: bit i means that filter i was skipped.
         filters: Decodes a chunk.
         fill: Value of chunks that were never written.
-        cache_entry: Key and path of the cache file that the columns are mapped from; None if they are in memory.
     """
 
     shape: tuple[int, ...]
@@ -65,20 +62,6 @@ class ChunkIndex:
     masks: npt.NDArray[np.uint32]
     filters: FilterPipeline
     fill: Any
-    cache_entry: tuple[IndexKey, str] | None = None
-
-    def __reduce__(self) -> Any:
-        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        if self.cache_entry is None:
-            return ChunkIndex, tuple(values)
-        empty = Columns(self.offsets[:0].copy(), self.sizes[:0].copy(), self.masks[:0].copy())
-        return _restored, (self.with_columns(empty, self.cache_entry[0]), *self.cache_entry)
-
-    def with_columns(self, columns: Columns, key: IndexKey) -> ChunkIndex:
-        """A copy with other arrays for its columns."""
-        cache_entry = None if columns.mapped_from is None else (key, columns.mapped_from)
-        offsets, sizes, masks, _ = columns
-        return dataclasses.replace(self, offsets=offsets, sizes=sizes, masks=masks, cache_entry=cache_entry)
 
 
 def unsupported_reason(dataset: h5py.Dataset) -> str | None:
@@ -155,32 +138,18 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     key = IndexKey.of(dataset)
     cached = cache.load(key)
     if cached is not None:
-        index = _verified(dataset, cached, key) if plausible(dataset, cached) else None
+        index = _verified(dataset, cached) if plausible(dataset, cached) else None
         if index is not None:
             return index
         _log.warning("%s: the cached index of chunks is wrong; building it again", key)
     built = columns_of(dataset)
-    index = None if built is None else _verified(dataset, built, key)
-    if built is None or index is None or IndexKey.of(dataset) != key:
-        return index  # unverified, or the file changed meanwhile: reading it will raise
-    return index.with_columns(cache.store(key, built), key)
+    index = None if built is None else _verified(dataset, built)
+    if built is not None and index is not None and IndexKey.of(dataset) == key:
+        cache.store(key, built)  # if the file changed meanwhile, reading it will raise
+    return index
 
 
-def _restored(bare: ChunkIndex, key: IndexKey, path: str) -> ChunkIndex:
-    """Unpickles an index: maps its columns from the cache file again, or rebuilds them if that file is gone."""
-    columns = None
-    with contextlib.suppress(OSError, ValueError):
-        columns = read_columns(path, key)
-    if columns is None:
-        with contextlib.suppress(*LIBRARY_ERRORS, MissingError, FormatError), open_h5py(key.path) as file:
-            dataset: Any = file[key.name]
-            columns = columns_of(dataset) if IndexKey.of(dataset) == key else None
-    if columns is None:
-        raise ChangedError(f"{key}: has changed since the source was built; build the source again", file=key.path)
-    return bare.with_columns(columns, key)
-
-
-def _verified(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIndex | None:
+def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
     """The index with these columns, if probed chunks match and no chunk without a fill value is missing."""
     import h5py
 
@@ -193,8 +162,8 @@ def _verified(dataset: h5py.Dataset, columns: Columns, key: IndexKey) -> ChunkIn
     chunk = dataset.chunks or ()
     nbytes = math.prod(chunk) * dataset.dtype.itemsize
     pipeline = FilterPipeline(filters_of(dataset), nbytes)
-    index = ChunkIndex(chunk, grid_of(dataset), *columns[:3], pipeline, fill)
-    return index.with_columns(columns, key) if _probes_match(dataset, index) else None
+    index = ChunkIndex(chunk, grid_of(dataset), *columns, pipeline, fill)
+    return index if _probes_match(dataset, index) else None
 
 
 def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError, SourceError
-from lit_async_data.sources.hdf5.index.format import Columns
+from lit_async_data.sources.hdf5.index.columns import Columns
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, SUM_BYTES, Filter, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
 

@@ -138,7 +138,7 @@ class StoredPart:
 
         where = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
-            dataset = OpenGroup(file, self.path, self.group, IndexCache(False), allow_external).whole(name, "")
+            dataset = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external).whole(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
                     f"{self.path}:{dataset.name}: has shape {dataset.shape}; it must have one value for each of the "
