@@ -19,7 +19,7 @@ from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.host.metrics.stats import LoaderStats, QueueFill
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.loader.engine import Engine, Run
-from lit_async_data.loader.passes import Cursor, Pass, Taken
+from lit_async_data.loader.passes import Pass, Taken
 from lit_async_data.options import non_negative_int
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class BaseLoader(abc.ABC):
     label: str
     logged: set[str]
     local_world_size: int | None
-    _cursor: Cursor
+    _cursor: Any  # a `Cursor`
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
         """Begin as new: nothing has been read."""

@@ -23,8 +23,7 @@ def environment() -> dict[str, str]:
     """The environment of this process, with the folders where its h5py looks for plugins."""
     found = dict(os.environ)
     if "h5py" in sys.modules:
-        from h5py import h5pl
-
+        h5pl: Any = importlib.import_module("h5py.h5pl")
         found["HDF5_PLUGIN_PATH"] = os.pathsep.join(os.fsdecode(h5pl.get(place)) for place in range(h5pl.size()))
     return found
 

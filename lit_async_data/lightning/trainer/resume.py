@@ -218,12 +218,10 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
             continue
         saved: Any = orders[number] if number < len(orders) else None
         order = SampledOrder(loader.loader)
-        why = order.unknown
-        if not why and saved is None:
-            why = "the checkpoint holds no place in its data"
-        elif not why and order.generator is not None and trainer.world_size > 1:
+        why = order.unknown or ("" if saved else "the checkpoint holds no place in its data")
+        if not why and order.generator is not None and trainer.world_size > 1:
             why = "each rank draws its order for itself"
-        if why:
+        if why or saved is None:
             rank_zero_warn(
                 f"training goes on at batch {done} of {total} of epoch {_epoch(trainer)}, but its "
                 f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this epoch "

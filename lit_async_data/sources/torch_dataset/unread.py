@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import io
 import pickle
 from typing import Any, ClassVar, Self
@@ -63,8 +62,11 @@ def _shared(tensor: torch.Tensor) -> Any:
         return reduced.__reduce_ex__(5)
 
 
+_table: Any = cloudpickle.Pickler.dispatch_table
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    dispatch_table: ClassVar[Any] = collections.ChainMap({torch.Tensor: _shared}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = _table.new_child({torch.Tensor: _shared})
 
 
 def _pickled(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes | None:

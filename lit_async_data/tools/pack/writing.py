@@ -92,10 +92,11 @@ class Writer:
     def write(self, piece: Piece, stored: dict[str, Any]) -> None:
         group: Any = self._file[piece.group or "/"]
         for name, values in stored.items():
-            dataset = group[name]
+            dataset: Any = group[name]
             if dataset.chunks is None:
                 dataset[piece.row : piece.row + len(piece.samples)] = values
-            for number, chunk in enumerate(values if dataset.chunks else ()):
+                continue
+            for number, chunk in enumerate(values):
                 corner = (piece.row + number * dataset.chunks[0], *[0] * (dataset.ndim - 1))
                 write_chunk(dataset, corner, 0, chunk)
 

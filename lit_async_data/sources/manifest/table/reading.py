@@ -231,16 +231,17 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
             f"table: {type(given).__name__} is neither a path nor a table; give a pattern for several files, such as "
             "'part-*.csv', or concatenate a source for each: ConcatSource([...])"
         )
-    if isinstance(given, library.Table):
-        check_columns(given.column_names, names, origin)
-        return given.select(list(names))
+    table: Any = given
+    if isinstance(table, library.Table):
+        check_columns(table.column_names, names, origin)
+        return table.select(list(names))
     module = type(given).__module__.partition(".")[0]
     if module in ("pandas", "polars") and hasattr(given, "collect"):
         raise ConfigError("table: a LazyFrame has no rows yet; give frame.collect()")
     try:
         if module in ("pandas", "polars") and hasattr(given, "columns"):
             _check_frame(given, names, origin)
-            frame = given[list(names)]
+            frame = table[list(names)]
             return _from_pandas(frame) if module == "pandas" else library.table(frame)
         if hasattr(given, "__arrow_c_stream__"):
             return _from_stream(library.RecordBatchReader.from_stream(given), names, origin)
