@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-verdict bench-pack bench-doctor bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-verdict bench-pack bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -84,10 +84,6 @@ bench-verdict: $(VENV)/installed
 # Loading before and after packing: about 3 minutes and 3 GB.
 bench-pack: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/pack.py $(ARGS)
-
-# Whether `doctor` predicts the rates of whole epochs: about 6 minutes and 1 GB.
-bench-doctor: $(VENV)/installed
-	$(BIN)/python benchmarks/promises/doctor.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

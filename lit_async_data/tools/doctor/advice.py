@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-
-from lit_async_data.tools.doctor.report import Trial
 
 # An order that mixes this well, as a share of the global shuffle, is as good for training.
 MIXED = 0.8
@@ -16,17 +15,28 @@ WASTEFUL = 2.0
 DECODING = 0.7
 
 
-def best(trials: Sequence[Trial]) -> int:
-    """The number of the trial to use: the fastest of those that mix well; of close ones, the one with fewer workers.
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A setting that was measured, with all files in the page cache. docs/tools/doctor.md describes each value."""
 
-    Example:
-        >>> def trial(shuffle, workers, rate, mixing):
-        ...     return Trial(shuffle, 64, workers, "process", rate, 1.0, mixing, {}, 0)
-        >>> best([trial("none", 2, 900.0, 0.0), trial("chunk", 2, 800.0, 0.9), trial("chunk", 1, 780.0, 0.9)])
-        2
-        >>> best([trial("chunk", 2, 800.0, 0.2), trial("global", 2, 90.0, 1.0)])
-        1
-    """
+    shuffle: str
+    shuffle_chunks: int
+    workers: int
+    worker_kind: str
+    samples_per_s: float
+    amplification: float
+    mixing: float
+    labels: dict[str, float]
+    memory: int
+
+    @property
+    def mixed(self) -> float:
+        """The worst of the mixing scores."""
+        return min([self.mixing, *self.labels.values()])
+
+
+def best(trials: Sequence[Trial]) -> int:
+    """The number of the trial to use: the fastest of those that mix well; of close ones, the one with fewer workers."""
     mixing = [number for number, trial in enumerate(trials) if trial.shuffle != "none" and trial.mixed >= MIXED]
     known = mixing or range(len(trials))
     most = max(trials[number].samples_per_s for number in known)
@@ -35,21 +45,7 @@ def best(trials: Sequence[Trial]) -> int:
 
 
 def why_pack(trials: Sequence[Trial], chosen: Trial, reading: str, decoding: float, *, files: bool) -> str:
-    """Why one packed file would be read faster; empty if it would not.
-
-    Args:
-        trials: All that were measured.
-        chosen: The one that is advised.
-        reading: As in `StorageLayout`.
-        decoding: The share of the readers' time that decoding takes.
-        files: Whether each sample has files of its own.
-
-    Example:
-        >>> chunk = Trial("chunk", 64, 2, "process", 800.0, 1.0, 0.2, {}, 0)
-        >>> random = Trial("global", 64, 2, "process", 90.0, 43.0, 1.0, {}, 0)
-        >>> why_pack([chunk, random], random, "decoded", 0.9, files=False)
-        'the chunk shuffle mixes only 0.20 as well as a global one, which decodes 43.0 samples for each one used'
-    """
+    """Why one packed file would be read faster; empty if it would not. ``files``: each sample has files of its own."""
     if reading == "locked":
         return "h5py reads it under a lock, one thread at a time"
     if chosen.amplification >= WASTEFUL:

@@ -1,100 +1,60 @@
-"""`Examined`: what is examined: a source, the options of its loader, and how both are typed."""
+"""`Examined`: the source that is examined, the options of its loader, and how both are typed."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.tools.given_source import GivenSource
 from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
 
-# Samples per batch where nobody says.
-BATCH_SIZE = 64
-
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-    """What is examined.
-
-    Attributes:
-        source: The samples of training.
-        options: Of its loader.
-        build: Builds a loader of the source with other options.
-        prefix: Of the loader's options on a command line.
-        python: The lines that build the source; empty if a configuration does.
-        command: The command line of ``train.py`` that reads it; empty likewise.
-        pack: The command that packs it.
-    """
+    """What is examined."""
 
     source: Source
     options: LoaderOptions
-    build: Callable[[LoaderOptions], AsyncLoader]
-    prefix: str = "loader."
-    python: str = ""
-    command: str = ""
-    pack: str = "python -m lit_async_data pack"
-
-
-def of_source(source: Source, options: LoaderOptions, **typed: str) -> Examined:
-    """A source without transforms.
-
-    Args:
-        source: The source.
-        options: Of its loader.
-        typed: ``python``, ``command`` and ``pack``, where they are known.
-
-    Example:
-        >>> import numpy
-        >>> from lit_async_data.testing import ArraySource
-        >>> examined = of_source(ArraySource({"x": numpy.zeros(8)}), LoaderOptions(batch_size=4))
-        >>> len(examined.build(examined.options))
-        2
-    """
-    return Examined(source, options, lambda given: AsyncLoader(source, given), **typed)
+    python: str = ""  # the lines that build the source
+    command: str = ""  # the command line of ``train.py`` that reads it
+    pack: str = ""  # the command that packs it
 
 
 def of_arguments(paths: Sequence[str], arguments: argparse.Namespace) -> Examined:
-    """What the arguments of a command describe.
-
-    Args:
-        paths: Files.
-        arguments: As parsed.
-
-    Raises:
-        AsyncDataError: The files cannot be read, or the arguments do not fit them.
-    """
     given = GivenSource.of(paths, arguments)
-    options = LoaderOptions(batch_size=BATCH_SIZE if arguments.batch_size is None else arguments.batch_size)
-    if given.kind == "folder":
-        call = Call("ManifestSource.from_folder", given.paths[0], {}, given.options)
-        pack = _pack(given.paths, given.options)
-    else:
-        call = _with(_suggested(paths) if "fields" not in given.options else None, given)
-        pack = _pack(given.paths, {"fields": call.fields, **call.options})
+    options = LoaderOptions(batch_size=arguments.batch_size)
+    folder = Call("ManifestSource.from_folder", given.paths[0], {}, given.options)
+    call = folder if given.kind == "folder" else _call(given)
     typed = Suggestion("", {"all": call})
-    return of_source(call.build(), options, python=typed.python(), command=typed.command(), pack=pack)
+    packed = {"fields": call.fields, **call.options} if call.fields else call.options
+    return Examined(call.build(), options, typed.python(), typed.command(), _pack(given.paths, packed))
 
 
-def _suggested(paths: Sequence[str]) -> Call:
-    """The source that ``inspect`` suggests for training."""
+def _call(given: GivenSource) -> Call:
+    """The source of HDF5 files or a table; without fields, that which ``inspect`` suggests for training."""
+    options = dict(given.options)
+    fields = options.pop("fields", None)
+    if fields is not None:
+        path = given.paths[0] if len(given.paths) == 1 else list(given.paths)
+        named = fields if isinstance(fields, dict) else {name: name for name in fields}
+        return Call("HDF5Source" if given.kind == "hdf5" else "ManifestSource", path, named, options)
     from lit_async_data.tools.inspect.command import report_on
 
-    report = report_on(paths)
-    if not report.suggestions:
+    found = report_on(given.paths).suggestions
+    if not found:
         raise ConfigError(
-            f"fields: nothing in {paths[0]} looks like samples; python -m lit_async_data inspect "
-            f"{shlex.quote(paths[0])} says why; name them, as in --fields x=NAME y=NAME"
+            f"fields: nothing in {given.paths[0]} looks like samples; python -m lit_async_data inspect "
+            f"{shlex.quote(given.paths[0])} says why; name them, as in --fields x=NAME y=NAME"
         )
-    calls = report.suggestions[0].calls
-    return calls.get("train") or next(iter(calls.values()))
+    call = found[0].calls.get("train") or next(iter(found[0].calls.values()))
+    return dataclasses.replace(call, options={**call.options, **options})
 
 
 def _pack(paths: Sequence[str], options: Mapping[str, Any]) -> str:
@@ -107,14 +67,3 @@ def _pack(paths: Sequence[str], options: Mapping[str, Any]) -> str:
         else:
             words += map(str, value if isinstance(value, list | tuple) else [value])
     return shlex.join(words)
-
-
-def _with(call: Call | None, given: GivenSource) -> Call:
-    options = dict(given.options)
-    fields = options.pop("fields", None)
-    if call is not None:
-        return dataclasses.replace(call, options={**call.options, **options})
-    assert fields is not None
-    path = given.paths[0] if len(given.paths) == 1 else list(given.paths)
-    named = fields if isinstance(fields, dict) else {name: name for name in fields}
-    return Call("HDF5Source" if given.kind == "hdf5" else "ManifestSource", path, named, options)

@@ -1,11 +1,18 @@
-"""`measured`: the rate at which a loader hands out samples to a loop that does nothing else."""
+"""`measured`: the rate at which a loader hands out samples; `dropped` lets it read from the disk."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import mmap
+import os
 import time
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from lit_async_data.host.metrics.stages import StageTimes
+import numpy as np
+
+from lit_async_data import system
 from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.loader.async_loader import AsyncLoader
 
@@ -13,77 +20,54 @@ from lit_async_data.loader.async_loader import AsyncLoader
 MOST_TIMES = 4
 # Groups of the chunk shuffle that a measurement spans: work comes with each new group.
 GROUPS = 2
+# Dropped files that are probed, at up to so many places each; and the share that may still be in memory.
+FILES, PLACES, LEFT = 64, 16, 0.1
 
-NOTHING_READ = ReadStats()
 
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """What was measured."""
 
-class Rate(NamedTuple):
-    """What was measured.
-
-    Attributes:
-        samples_per_s: Samples per second; 0 if the one epoch that was allowed is too short to measure.
-        seconds: How long that was measured.
-        stages: What the readers did in that time, all together.
-        samples: Samples that were read since the loader started, also those that were read ahead.
-        decoded: Bytes that were decoded for them.
-    """
-
-    samples_per_s: float
-    seconds: float
-    stages: StageTimes
-    samples: int
-    decoded: int
-
-    @property
-    def decoding(self) -> float:
-        """The share of the readers' time that decoding took."""
-        return self.stages.decode.seconds / self.stages.worked_s if self.stages.worked_s else 0.0
+    samples_per_s: float  # of a loop that does nothing else; 0 if the one epoch is too short to measure
+    read_mb_per_s: float  # of one reader while it reads
+    decode_mb_per_s: float  # of one reader while it decodes
+    decoding: float  # the share of the readers' time that decoding takes
+    decoded_bytes: float  # for each sample
 
 
 def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate:
     """Take batches of a new loader as fast as they come, and close it.
 
-    The first batch of each reader does not count: with it, a reader imports what it decodes with.
-
-    Args:
-        loader: The loader.
-        seconds: How long, at least; longer if groups of the chunk shuffle are large, at most `MOST_TIMES` as long.
-        once: Read one epoch, as far as `MOST_TIMES` allows: where what was read once is faster the next time. What was
-            read or decoded ahead with the first batches does not count, either. If more than half was, nothing does.
-
-    Raises:
-        SourceError, ReadError, TransformError: As the loader raises them.
+    The first batch of each reader does not count: with it, a reader imports what it decodes with. If only one epoch is
+    read, because what was read once is faster the next time, what was read or decoded ahead with the first batches does
+    not count, either; and if that was more than half, nothing does.
     """
     order = loader.order.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0
     least = loader.order.length if once else least
-    first, batches, taken, ended = max(loader.footprint.workers.threads, 1), 0, 0, False
-    since = now = 0.0
-    before = NOTHING_READ
+    first, taken, since, now, before = max(loader.footprint.workers.threads, 1), 0, 0.0, 0.0, ReadStats()
     with loader:
-        while not ended:
-            for batch in loader:
-                batches += 1
-                if batches == first:
-                    before, since = loader.stats().read, time.perf_counter()
-                if batches <= first:
-                    continue
-                now = time.perf_counter()
-                taken += samples_in(batch)
+        epochs = [loader] if once else itertools.repeat(loader)
+        for number, batch in enumerate(itertools.chain.from_iterable(epochs), 1):
+            if number > first:
+                now, taken = time.perf_counter(), taken + samples_in(batch)
                 if now - since >= MOST_TIMES * seconds or (now - since >= seconds and taken >= least):
-                    ended = True
                     break
-            ended |= once
-        stats, sample_bytes = loader.stats().read, sum(each.nbytes for each in loader.spec.fields.values())
-    stages, decoded = stats.stages.since(before.stages), stats.stages.decode.bytes
-    samples = stats.bytes // max(sample_bytes, 1)
+            elif number == first:
+                before, since = loader.stats().read, time.perf_counter()
+        stats, sample_bytes = loader.stats().read, max(loader.source.spec.nbytes, 1)
+    stages, decoded, samples = stats.stages.since(before.stages), stats.stages.decode.bytes, stats.bytes // sample_bytes
     if once:
-        count = min(taken, (stats.bytes - before.bytes) // max(sample_bytes, 1))
-        if decoded:
-            count = min(count, samples * stages.decode.bytes // decoded)
-        # Otherwise the time would be mostly that of handing out what was there.
-        taken = count if count > taken / 2 else 0
-    return Rate(taken / (now - since) if taken else 0.0, now - since if taken else 0.0, stages, samples, decoded)
+        count = min(taken, (stats.bytes - before.bytes) // sample_bytes)
+        count = min(count, samples * stages.decode.bytes // decoded) if decoded else count
+        taken = count if count > taken / 2 else 0  # otherwise the time is mostly that of handing out what was there
+    return Rate(
+        taken / (now - since) if taken else 0.0,
+        stages.read.mb_per_s,
+        stages.decode.mb_per_s,
+        stages.decode.seconds / stages.worked_s if stages.worked_s else 0.0,
+        decoded / max(samples, 1),
+    )
 
 
 def samples_in(batch: Any) -> int:
@@ -91,3 +75,23 @@ def samples_in(batch: Any) -> int:
     while not hasattr(batch, "shape"):
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return int(batch.shape[0])
+
+
+def dropped(paths: Sequence[str]) -> bool:
+    """Drop files, which no process has mapped, from the page cache; and return whether the system says that it did."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            os.fsync(file.fileno())  # what was written just now stays otherwise
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    left = list[bool]()
+    for path in paths[:: max(len(paths) // FILES, 1)]:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            except (OSError, ValueError):  # it cannot be mapped, or is empty
+                continue
+            left += [bool(system.resident(mapped, at, 1)[0]) for at in range(0, size, max(size // PLACES, 2**20))]
+    return bool(left) and sum(left) <= LEFT * len(left)
