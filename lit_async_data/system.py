@@ -6,9 +6,7 @@ have everything that they use; see `system_refusal` in `host/resources/workers.p
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import errno
 import functools
 import importlib
 import mmap
@@ -84,51 +82,6 @@ def memory() -> int:
 def user_id() -> int:
     """The number of this user, as files have it; 0 on Windows, where all files have 0."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
-
-
-def lock(descriptor: int) -> None:
-    """Lock an open file or folder until it is closed, where the system and the file system can do so.
-
-    Raises:
-        BlockingIOError: Another process has locked it.
-    """
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise BlockingIOError(error.errno, error.strerror) from error
-
-
-def lock_folder(path: str) -> int | None:
-    """Open a folder and lock it until the descriptor is closed; None where folders cannot be opened (Windows).
-
-    Raises:
-        BlockingIOError: Another process has locked it.
-    """
-    if fcntl is None:
-        return None
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        lock(descriptor)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def write_through(path: str) -> None:
-    """Wait until a file or folder is on the disk, where the system can do so: Windows cannot for folders."""
-    folder = os.path.isdir(path)
-    if folder and fcntl is None:
-        return
-    descriptor = os.open(path, os.O_RDONLY if fcntl is not None else os.O_RDWR | BINARY)
-    try:
-        with contextlib.suppress(OSError) if folder else contextlib.nullcontext():
-            os.fsync(descriptor)  # some file systems refuse it for folders
-    finally:
-        os.close(descriptor)
 
 
 def private_memory(nbytes: int, flags: int = 0) -> mmap.mmap:

@@ -1,210 +1,102 @@
-"""What ``predict_step`` returned for a batch: named fields, and their values on the way to host memory."""
+"""What is written for the samples of a batch: the values that ``predict_step`` returned, and where the samples are."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_async_data.device import streams as device_streams
 from lit_async_data.errors import ConfigError
-from lit_async_data.host.resources import memory
-from lit_async_data.lightning.predictions.locations import LOCATION_COLUMNS
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.source import Source
 
-# The name of predictions that come without one.
-UNNAMED = "prediction"
-WANTED = (
-    "return a tensor or array whose first axis is the samples of the batch, or a dict of such tensors and arrays and "
-    "of lists of str"
-)
-
-# Gives the streams of a device, or None if it has none.
-StreamsOf = Callable[[torch.device], device_streams.Streams | None]
-# Values in host memory: numbers with the samples on axis 0, or a text for each sample.
-Values = npt.NDArray[Any] | list[str]
+# The columns of locations, in order, and those that are left out if all samples have this value.
+LOCATION_COLUMNS = ("sample", "file", "group", "row", "id", "path")
+ABSENT = {"group": "/", "id": None, "path": None}
+WANTED = "return a tensor or array whose first axis is the samples of the batch, or a dict of these and of lists of str"
+# Numbers with the samples on axis 0, or a text for each sample.
+Values = npt.NDArray[Any] | list[Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class PredictedField:
-    """What is predicted for each sample under one name.
+class Field(NamedTuple):
+    """What is written for each sample under one name."""
 
-    Attributes:
-        dtype: Type of the numbers as stored; None for text.
-        shape: Shape for one sample; ``()`` for text.
-
-    Example:
-        >>> print(PredictedField(np.dtype("u1"), (64, 48)), PredictedField(None), sep=", ")
-        uint8 (64, 48), text
-    """
-
-    dtype: np.dtype[Any] | None
-    shape: tuple[int, ...] = ()
+    dtype: np.dtype[Any] | None  # None for text
+    shape: tuple[int, ...]  # of one sample
 
     @property
     def is_array(self) -> bool:
-        """Whether a sample has at least two axes, as a mask has; if not, it fits into a column of a table."""
-        return len(self.shape) > 1
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one sample; 0 for text, which has no fixed size."""
-        return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
+        return len(self.shape) > 1  # as a mask; others fit into a column of a table
 
     def __str__(self) -> str:
         return "text" if self.dtype is None else f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
 
 
-def named(outputs: Any, where: str) -> dict[str, Any]:
-    """The values that ``predict_step`` returned, by name.
+def fields_of(values: Mapping[str, Values]) -> dict[str, Field]:
+    return {name: Field(None, ()) if isinstance(v, list) else Field(v.dtype, v.shape[1:]) for name, v in values.items()}
 
-    Args:
-        outputs: What it returned.
-        where: Says which batch, for messages.
 
-    Raises:
-        ConfigError: It returned an empty dict, or a name cannot be that of a column.
-    """
-    if not isinstance(outputs, Mapping):
-        return {UNNAMED: outputs}
-    if not outputs:
+def predicted(outputs: Any, samples: int, where: str) -> dict[str, Values]:
+    """The values that ``predict_step`` returned for a batch, by name, in host memory, as they are stored."""
+    named = outputs if isinstance(outputs, Mapping) else {"prediction": outputs}
+    if not named:
         raise ConfigError(f"{where}: an empty dict; {WANTED}")
-    for name in outputs:
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"{where}: {name!r} is not a name; the keys of the dict are the names of columns")
-        if name in LOCATION_COLUMNS:
-            raise ConfigError(f"{where}: {name!r} is a column that PredictionWriter adds; give it another name")
-    return dict(outputs)
+    for name in named:
+        if not isinstance(name, str) or not name or name in LOCATION_COLUMNS:
+            raise ConfigError(f"{where}: {name!r} cannot be the name of a prediction; give it another one")
+    found = {name: _stored(value, f"{where}: {name}") for name, value in named.items()}
+    for name, field in fields_of(found).items():
+        if (found_samples := len(found[name])) != samples or 0 in field.shape:
+            what = f"{found_samples} values of shape {field.shape} for a batch of {samples} samples"
+            raise ConfigError(f"{where}: {name} has {what}; {WANTED}")
+        if field.is_array and ("/" in name or name == "."):
+            raise ConfigError(f"{where}: {name!r} cannot be a dataset of HDF5; leave out the slash or the dot")
+    return found
 
 
-def field_of(name: str, value: Any, samples: int, where: str) -> PredictedField:
-    """The field of the values of a batch. Looks at no value, so that it does not wait for a device.
-
-    Args:
-        name: Their name.
-        value: The values.
-        samples: Samples of the batch.
-        where: Says which batch, for messages.
-
-    Raises:
-        ConfigError: The value cannot be stored, or is not one value for each sample.
-    """
-    where = f"{where}: {name}"
-    if _is_text(value):
-        shape, dtype = (len(value),), None
-        for number, text in enumerate(value):
-            if not _is_unicode(text):
-                raise ConfigError(f"{where}: text {number} of the batch, {text!a}, cannot be stored as UTF-8")
-    elif isinstance(value, torch.Tensor | np.ndarray):
-        shape, dtype = tuple(value.shape), _stored_type(value, where)
-    else:
-        raise ConfigError(f"{where} is {_described(value)}; {WANTED}")
-    if shape[:1] != (samples,):
-        what = "a single number" if not shape else f"{shape[0]} values on its first axis"
-        raise ConfigError(f"{where} has {what} for a batch of {samples} samples; {WANTED}")
-    if 0 in shape:
-        raise ConfigError(f"{where} has shape {shape}, which holds no value; leave it out")
-    field = PredictedField(dtype, shape[1:])
-    if field.is_array and ("/" in name or name == "."):
-        raise ConfigError(f"{where}: a dataset of HDF5 cannot have this name; leave out the slash, or the dot")
-    if dtype == np.float16 and not field.is_array:  # which many readers of Parquet do not know
-        return dataclasses.replace(field, dtype=np.dtype(np.float32))
-    return field
-
-
-def _is_text(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind == "U" and value.ndim == 1
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str) for each in value)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold it; half of a surrogate pair it cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _stored_type(value: torch.Tensor | npt.NDArray[Any], where: str) -> np.dtype[Any]:
-    if isinstance(value, np.ndarray):
-        dtype: Any = value.dtype.newbyteorder("=")
-    elif value.layout != torch.strided:
-        raise ConfigError(f"{where} is a tensor of layout {value.layout}; return its to_dense()")
-    else:
-        try:
-            dtype = np.dtype(str(_host_type(value.dtype)).removeprefix("torch."))
-        except TypeError:  # a type of torch that numpy does not have
-            dtype = value.dtype
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
+def _stored(value: Any, where: str) -> Values:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        value = value.tolist()
+    if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
+        return list(value)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+        if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
+            value = value.float()  # of bfloat16 and smaller ones, which numpy does not have
+        value = value.numpy(force=True)
+    if not isinstance(value, np.ndarray) or not value.ndim:
+        what = "a single number" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"
+        raise ConfigError(f"{where} is {what}; {WANTED}")
+    if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
         raise ConfigError(f"{where} is of type {value.dtype}; return bools, whole numbers or floats of at most 64 bits")
-    return dtype
+    # Many readers of Parquet do not know float16.
+    in_table = value.dtype == np.float16 and value.ndim < 3
+    return np.ascontiguousarray(value, np.float32 if in_table else value.dtype.newbyteorder("="))
 
 
-def _host_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in host memory: float32 for floats that numpy does not have, which holds all of their values."""
-    known = (torch.float16, torch.float32, torch.float64)
-    return torch.float32 if dtype.is_floating_point and dtype not in known else dtype
+class LocationColumns:
+    """The columns that say which samples of a source these are, and where they are stored."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        ends = np.cumsum([part.samples for part in source.parts])
+        firsts = [int(end) - part.samples for end, part in zip(ends, source.parts, strict=True) if part.samples]
+        located = source.locate(source.ids(np.array(firsts, np.int64)))
+        self._absent = {name for name, value in ABSENT.items() if all(_of(each, name) == value for each in located)}
+
+    def of(self, positions: Indices) -> dict[str, Values]:
+        """The columns of the samples at these positions, by name."""
+        ids = self._source.ids(positions)
+        located = self._source.locate(ids)
+        names = [name for name in LOCATION_COLUMNS[1:] if name not in self._absent]
+        columns: dict[str, Any] = {name: [_of(each, name) for each in located] for name in names}
+        return {"sample": ids, **columns, "row": np.array(columns["row"], np.int64)}
 
 
-def _described(value: Any) -> str:
-    if isinstance(value, list | tuple) and value:
-        kinds = sorted({type(each).__name__ for each in value})
-        return f"a {type(value).__name__} of {len(value)} {' and '.join(kinds)}"
-    return "None" if value is None else f"of type {type(value).__name__}"
-
-
-class HostCopies:
-    """The values of a batch on their way to host memory. The copies from devices with streams have begun.
-
-    Args:
-        values: By name.
-        fields: The field of each.
-        streams_of: Gives the streams of a device, the same each time.
-    """
-
-    def __init__(self, values: Mapping[str, Any], fields: Mapping[str, PredictedField], streams_of: StreamsOf) -> None:
-        self._fields = fields
-        self._values: dict[str, Any] = {}
-        used: dict[torch.device, device_streams.Streams] = {}
-        for name, value in values.items():
-            self._values[name] = value
-            if isinstance(value, torch.Tensor):
-                tensor = value.detach().to(_host_type(value.dtype))
-                streams = streams_of(tensor.device)
-                if streams is None:
-                    self._values[name] = tensor.cpu()
-                    continue
-                used[tensor.device] = streams
-                host = memory.allocated(tensor.numel() * tensor.element_size(), pinned=True)
-                self._values[name] = torch.from_numpy(host).view(tensor.dtype).reshape(tensor.shape)
-                # On the compute stream: the copy begins when the values are there, and what computes next may use
-                # their memory again.
-                streams.copy(self._values[name], tensor.contiguous())
-        self._events = [(streams, streams.record(streams.compute())) for streams in used.values()]
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a device may still be computing or copying the values."""
-        return bool(self._events)
-
-    def values(self) -> dict[str, Values]:
-        """The values in host memory, by name; waits until they are there.
-
-        Arrays may be memory of whoever returned them: copy what must not change.
-        """
-        for streams, event in self._events:
-            streams.happened(event, block=True)
-        return {name: _as_stored(value, self._fields[name]) for name, value in self._values.items()}
-
-
-def _as_stored(value: Any, field: PredictedField) -> Values:
-    if field.dtype is None:
-        return [str(each) for each in value]
-    array = value.numpy() if isinstance(value, torch.Tensor) else value
-    return np.ascontiguousarray(array, field.dtype)
+def _of(location: Any, name: str) -> Any:
+    value = getattr(location, name, None)  # only locations in tables have an id and a path
+    # Parquet and HDF5 store text as UTF-8. The name of a file may be any bytes: others are written as \xe4.
+    return value.encode(errors="surrogateescape").decode(errors="backslashreplace") if isinstance(value, str) else value

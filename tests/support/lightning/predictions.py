@@ -10,7 +10,6 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from lit_async_data import AsyncLoader
-from lit_async_data.lightning.predictions.folder import ResultFolder
 from lit_async_data.lightning.predictions.loader_predictions import LoaderPredictions
 from lit_async_data.testing import ArraySource
 
@@ -35,40 +34,24 @@ def predicted_of(samples):
     }
 
 
-class Rank:
-    """One of several ranks that predict, without a Trainer."""
-
-    def __init__(self, path, rank, ranks, samples, *, batch_size=4, steps=None, source=None):
-        source = numbered(samples) if source is None else source
-        options = {"batch_size": batch_size, "shuffle": False}
-        self.loader = AsyncLoader(source, options, rank=rank, world_size=ranks)
-        self.folder = ResultFolder(path)
-        if rank == 0:
-            self.folder.begin()
-        self.steps = len(self.loader) if steps is None else min(steps, len(self.loader))
-        self.predictions = LoaderPredictions(self.loader, self.steps, "predictions", self.folder)
-
-    def predict(self, steps=None, predicted=predicted_of):
-        for step in range(self.steps if steps is None else steps):
-            self.predictions.add(step, predicted(self.loader.order.batch(step).samples))
-        self.predictions.close()
-
-    def finish(self):
-        """As rank 0: merges and publishes."""
-        try:
-            for _ in self.predictions.merge():
-                pass
-            self.folder.publish()
-        finally:
-            self.folder.release()
+def ranks_of(path, ranks, source, *, batch_size=4, steps=10**9):
+    """What each of several ranks predicts, without a Trainer, and the loader of each."""
+    loaders = [
+        AsyncLoader(source, {"batch_size": batch_size, "shuffle": False}, rank=rank, world_size=ranks)
+        for rank in range(ranks)
+    ]
+    return [(LoaderPredictions(each, min(steps, len(each)), f"{path}/predictions"), each) for each in loaders]
 
 
-def predict_with_ranks(path, ranks, samples, **options):
-    """All ranks predict, one after the other; returns rank 0, which has merged nothing yet."""
-    every = [Rank(path, rank, ranks, samples, **options) for rank in range(ranks)]
-    for each in every:
-        each.predict()
-    return every[0]
+def predict_with_ranks(path, ranks, source, predicted=predicted_of, **options):
+    """All ranks predict, one after the other, and rank 0 merges what they have written."""
+    every = ranks_of(path, ranks, source, **options)
+    for predictions, loader in every:
+        for step in range(min(options.get("steps", 10**9), len(loader))):
+            predictions.add(step, predicted(loader.order.batch(step).samples))
+        predictions.close()
+        assert predictions.fault(str(every[0][0])) == ""
+    every[0][0].merge()
 
 
 def table_in(path, name="predictions"):
