@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import errno
 import io
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,20 +18,14 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from support.files import examples
 from support.lightning.command_line import CONFIGS
 
-import lit_async_data
-from lit_async_data import AsyncLoader, HDF5Source, ToFloat, split
-from lit_async_data.errors import FormatError
-from lit_async_data.tools.command_line import COMMANDS, main
+from lit_async_data import AsyncLoader, HDF5Source, split
+from lit_async_data.tools.command_line import main
 from lit_async_data.tools.inspect.command import report_on
-from lit_async_data.tools.inspect.report.report import ColumnReport, DatasetReport, Report, SuggestionReport
-from lit_async_data.tools.overrides import override
+from lit_async_data.tools.inspect.contents import SHOWN
+from lit_async_data.tools.inspect.report import ColumnReport, Report, SuggestionReport
 
 with contextlib.suppress(ImportError):
     from pyarrow import csv as arrow_csv
@@ -118,46 +109,13 @@ def test_images_with_labels(folder):
     assert check(suggestion)["all"]["x"].shape == (4, 3, 16, 12)
     note, said, floats = suggestion.notes
     assert said == "y is from 0 to 4"
-    assert 'device_transform=ToFloat("x")' in floats
-    assert "float32 of x, from 0 to 1" in floats
+    assert 'on a GPU, device_transform=ToFloat("x") makes float32' in floats
+    assert "on a CPU" in floats
     names = {"split": split}
     exec(suggestion.python, names)
     sides = eval(note.partition(" keeps each patient")[0], names)
     assert {key: len(side) % 10 for key, side in sides.items()} == {"train": 0, "val": 0}
     names["source"].close()
-
-
-def test_labels_of_several_columns():
-    with h5py.File("onehot.h5", "w") as file:
-        file["x"], file["y"] = np.zeros((20, 8, 8, 3), "f4"), np.eye(10)[np.arange(20) % 10]
-    assert check(only(report_on(["onehot.h5"])))["all"]["y"].shape == (4, 10)
-
-
-def test_text_labels_come_with_the_line_that_numbers_them(capsys):
-    with h5py.File("birds.h5", "w") as file:
-        file["images"] = np.zeros((6, 8, 8, 3), "u1")
-        file["species"] = ["owl", "auk", "owl", "jay", "jay", "auk"]
-    assert main(["inspect", "birds.h5"]) == 0
-    said = capsys.readouterr().out
-    assert "Why not read" in said
-    assert "Why not faster" not in said
-    (note,) = report_on(["birds.h5"]).notes
-    exec(note.partition("once, ")[2], {"h5py": h5py, "numpy": np})
-    suggestion = only(report_on(["birds.h5"]))
-    assert '"y": "species_code"' in suggestion.python
-    assert check(suggestion)["all"]["y"].tolist() == [2, 0, 2, 1]
-
-
-def test_float64_comes_with_what_makes_it_float32():
-    with h5py.File("x.h5", "w") as file:
-        file["inputs"], file["targets"] = np.ones((9, 5)), np.ones((9, 2))
-    suggestion = only(report_on(["x.h5"]))
-    (note,) = [each for each in suggestion.notes if "float32" in each]
-    transform = eval(note.partition("device_transform=")[2].partition(", of ")[0], {"ToFloat": ToFloat})
-    (source,) = built_by_python(suggestion).values()
-    with AsyncLoader(source, {"batch_size": 4}, device_transform=transform) as loader:
-        assert {str(values.dtype) for values in next(loader).values()} == {"torch.float32"}
-    source.close()
 
 
 def test_what_does_not_fit_is_not_called_unlikely():
@@ -177,13 +135,6 @@ def test_a_file_without_samples_says_so(capsys):
     said = capsys.readouterr().out
     assert "there are no datasets in it" in said
     assert "shape" not in said
-
-
-def test_images_with_masks():
-    examples.masks("patient.h5")
-    suggestion = only(report_on(["patient.h5"]))
-    assert 'HDF5Source("patient.h5", {"x": "volume", "y": "mask"})' in suggestion.python
-    check(suggestion)
 
 
 @pytest.mark.parametrize("labels", [False, True])
@@ -235,7 +186,7 @@ def test_matlab_stores_samples_last_and_class_numbers_as_doubles():
     report = report_on(["faces.mat"])
     assert report.writer == "MATLAB v7.3"
     suggestion = only(report)
-    assert 'Field("y", column=0, dtype="int64")}, layout={"x": "CWHN"})' in suggestion.python
+    assert 'Field("y", column=0)}, layout={"x": "CHWN"})' in suggestion.python
     batch = check(suggestion)["all"]
     assert batch["x"].shape == (4, 3, 20, 16)
     assert batch["y"].tolist() == [1, 2, 3, 4]
@@ -345,6 +296,84 @@ def test_a_table_of_numbers_becomes_vectors(folder):
     check(suggestion)
 
 
+# -- what is suggested, and what never is -----------------------------------------------------------------------------
+
+IMAGES, ROWS = np.zeros((40, 28, 28), "u1"), np.zeros((40, 9), "f4")
+# What writes a file; what the one suggestion says, None if there is none; what a note says; what is said nowhere.
+MEANT = [
+    ({"images": IMAGES, "index": np.arange(40), "valid": np.ones(40, bool)}, '{"x": "images"}', "", "index"),
+    ({"x": ROWS, "counter": np.arange(40)}, '{"x": "x"}', "", "counter"),
+    ({"x": ROWS, "kind": np.arange(40) % 3}, '{"x": "x", "y": "kind"}', "", ""),
+    ({"x": IMAGES, "origin/part": np.arange(40) // 9}, '{"x": "x"}', "", "origin"),
+    ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
+    (examples.masks, '{"x": "volume", "y": "mask"}', "", ""),
+    (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),
+    (examples.ragged, '{"x": ".", "y": "label"}', "", "window"),
+    (lambda path: examples.ragged(path, "seq/"), '{"x": "seq", "y": "label"}', "", "window"),
+    ({"data": np.zeros((64, 9000), "f4"), "onsets": np.arange(64)}, 'layout={"x": "CN", "y": "CN"}', "", "onsets"),
+    ({"Series/data": np.zeros((300, 4), "f4"), "electrodes/imp": np.arange(4) // 2}, "(0, 64)", "", "electrodes"),
+    (lambda path: examples.grid(path, "lat", "lon", "time"), 'layout={"x": "HWN"}', "", "level"),
+    (lambda path: examples.grid(path, "lat", "lon"), None, "no dataset looks like samples", ""),
+    (examples.one_each, None, "10 groups with image of one shape (8, 9, 3) are 10 samples", ""),
+    (lambda path: examples.one_each(path, "img_{}", ""), None, "10 datasets such as img_0", ""),
+    ({"image": np.zeros((32, 32, 3), "u1")}, None, "looks like one image", ""),
+    (examples.compound, None, "no dataset can be read", ""),
+]
+
+
+@pytest.mark.parametrize(("write", "suggested", "noted", "never"), MEANT)
+def test_what_is_suggested_can_be_meant(write, suggested, noted, never):
+    write("x.h5") if callable(write) else examples.datasets("x.h5", write)
+    check_said(report_on(["x.h5"]), suggested, noted, never)
+
+
+def check_said(report, suggested, noted, never=""):
+    assert len(report.suggestions) == (suggested is not None)
+    said = " ".join([*report.notes, *(line for each in report.suggestions for line in (each.python, *each.notes))])
+    assert (suggested or "") in said
+    assert noted in said
+    assert not never or never not in said
+    for each in report.suggestions:
+        check(each)
+
+
+def test_one_file_per_sample_is_no_file_of_rows():
+    for number in range(3):
+        examples.datasets(f"{number}.h5", {"image": np.zeros((8, 9), "f4"), "label": number})
+    report = report_on(["*.h5"])
+    assert not report.suggestions
+    assert "3 files with image of one shape (8, 9) are 3 samples" in report.notes[0]
+
+
+def test_encoded_images_are_recognised_by_their_first_bytes():
+    examples.jpegs("x.h5")
+    report = report_on(["x.h5"])
+    why = {each.name: each.why for each in report.datasets if not each.reading}
+    assert why.keys() == {"text", "opaque", "lengths"}
+    assert all(
+        each.startswith("holds encoded JPEG images: ") and "docs/data/sources.md" in each for each in why.values()
+    )
+    assert "decode the images in a sample_transform" in only(report).notes
+    assert only(report).title.startswith("encoded JPEG images of ")
+
+
+TABLES = [
+    ("0.png,1\n1.png,0\n", None, "the first line looks like data (0.png)"),
+    ("path,label,slice\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "row": "slice", "dataset": "images"', ""),
+    ("a,tags\n" + "1,b|c\n2,c\n3,b\n4,b|c\n5,c|b\n", '{"name": "tags", "separator": "|"}', ""),
+    ("a,species,kinds\n" + "1,b,p\n2,c,p\n3,b,q\n4,c,q\n", '"y": "species"', "may be labels too: kinds"),
+]
+
+
+@pytest.mark.parametrize(("rows", "suggested", "noted"), TABLES)
+def test_what_is_suggested_for_a_table_can_be_meant(rows, suggested, noted):
+    pytest.importorskip("pyarrow")
+    examples.images("x.h5")
+    header, _, rest = rows.partition("\n")
+    Path("t.csv").write_text(f"{header}\n{rest * 6}")
+    check_said(report_on(["t.csv"]), suggested, noted)
+
+
 # -- the report on a dataset agrees with its source -------------------------------------------------------------------
 
 
@@ -361,7 +390,7 @@ def test_a_dataset_is_read_as_a_source_of_it_alone_would_read_it():
         with_source.close()
     assert set(readable.values()) == {"copied", "decoded", "locked"}
     why = {each.name: each.why for each in report.datasets}
-    assert why["contiguous"] is None
+    assert why["contiguous"] == ""
     assert (
         why["gzip"] == "2 samples share a chunk and are decoded together; the chunk shuffle decodes them once per epoch"
     )
@@ -375,55 +404,6 @@ def test_a_dataset_is_read_as_a_source_of_it_alone_would_read_it():
     gzip = next(each for each in report.datasets if each.name == "gzip")
     assert (gzip.chunks, gzip.filters) == ((2, 8, 6), ("shuffle", "gzip 4"))
     assert gzip.stored_bytes < gzip.bytes == 12 * 8 * 6 * 8
-
-
-def test_a_dimension_without_a_variable_is_no_reason_to_leave_a_file_out():
-    with h5py.File("grid.nc", "w") as file:
-        file["t2m"] = np.zeros((6, 4, 5), "f4")
-        name = b"This is a netCDF dimension but not a netCDF variable. %10d"
-        for dimension, length in {"time": 0, "lat": 4, "lon": 5}.items():
-            file.create_dataset(dimension, (length,), ">f4")
-            file[dimension].attrs.update(CLASS=np.bytes_("DIMENSION_SCALE"), NAME=np.bytes_(name % length))
-    why = {each.name: each.why for each in report_on(["grid.nc"]).datasets}
-    for dimension in ("time", "lat", "lon"):
-        assert why[dimension] == "holds no values: it is a NetCDF dimension without a variable; give a variable"
-    with pytest.raises(FormatError, match=r"grid.nc:/lat: holds no values"):
-        HDF5Source("grid.nc", ["lat"])
-
-
-def test_what_is_not_supported_comes_with_what_to_do():
-    examples.compound("events.h5")
-    report = report_on(["events.h5"])
-    assert report.writer == "PyTables"
-    assert not report.suggestions
-    (advice,) = [note for note in report.notes if "compound" in note]
-    program = re.search(r"with h5py.*\]", advice)[0].replace("NEW", "'new.h5'")
-    with h5py.File("events.h5") as file:
-        body, _, tail = program.partition(": ")
-        exec(f"{body}:\n  {tail}", {"h5py": h5py, "file": file})
-    with h5py.File("new.h5") as copied:
-        assert copied["energy"].shape == copied["class"].shape == (9,)
-    examples.anndata("by_columns.h5ad", columns=True)
-    assert any("tocsr()" in note for note in report_on(["by_columns.h5ad"]).notes)
-
-
-def test_files_that_differ_are_named_with_their_differences():
-    examples.images("a.h5")
-    examples.images("b.h5", 9)
-    examples.images("c.h5", compression="lzf")
-    examples.masks("d.h5")
-    report = report_on(["a.h5", "b.h5", "c.h5", "d.h5"])
-    assert report.differences.keys() == {"c.h5", "d.h5"}
-    assert report.differences["c.h5"] == ["images: lzf instead of gzip 4"]
-    assert report.differences["d.h5"][:2] == ["has no age", "has no images"]
-    assert any("does not fit" in note for note in report.notes)
-    with h5py.File("e.h5", "w") as file:
-        file["images"], file["labels"] = np.zeros((9, 16, 10, 3), "u1"), np.arange(9.0)
-    assert report_on(["a.h5", "e.h5"]).differences["e.h5"][2:] == [
-        "images: shape (9, 16, 10, 3) instead of (60, 16, 12, 3)",
-        "images: no filters instead of gzip 4",
-        "labels: float64 instead of int64",
-    ]
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -503,15 +483,13 @@ def test_json_needs_no_rich_and_without_rich_one_line_says_so(capsys, monkeypatc
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads(json.dumps(report_on(["x.h5"]).as_dict()))
     assert told["version"] == 1
-    assert told["attributes"] == {"microscope": "confocal"}
     assert [each["name"] for each in told["datasets"]] == ["age", "images", "labels", "patient"]
 
 
 def test_the_document_names_every_key_of_the_json():
     page = (ROOT / "docs/tools/inspect.md").read_text()
-    for part in (Report, DatasetReport, ColumnReport, SuggestionReport):
-        for field in dataclasses.fields(part):
-            assert f"`{field.name}`" in page or field.name == "calls", field.name  # that is not part of the JSON
+    names = [field.name for part in (Report, ColumnReport, SuggestionReport) for field in dataclasses.fields(part)]
+    assert [name for name in (*names, *SHOWN) if f"`{name}`" not in page] == ["calls"]  # that is not part of the JSON
 
 
 def test_the_document_shows_what_is_printed(capsys, monkeypatch):
@@ -524,78 +502,3 @@ def test_the_document_shows_what_is_printed(capsys, monkeypatch):
         return re.sub(r"[\d.]+ [kM]?B|[\s─]+", " ", text).split()
 
     assert plain(shown) == plain(capsys.readouterr().out)
-
-
-def test_each_command_has_a_module_and_help(capsys):
-    for name, command in COMMANDS.items():
-        with pytest.raises(SystemExit, match="0"):
-            main([name, "--help"])
-        assert "usage: lit-async-data" in capsys.readouterr().out
-        assert command.summary
-    with pytest.raises(SystemExit, match="2"):
-        main([])
-    said = capsys.readouterr().err
-    assert all(name in said for name in COMMANDS)
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert lit_async_data.__version__ in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (["inspct", "x.h5"], "inspct: no such command; did you mean inspect?"),
-        (["x.h5"], "x.h5: no such command; choose from inspect, doctor, pack"),
-        (["inspect", "x.h5", "--jsn"], "--jsn: no such option of inspect; did you mean --json?"),
-        (["doctor", "--secnds=3", "x.h5"], "--secnds=3: no such option of doctor; did you mean --seconds?"),
-        (["inspect", "x.h5", "--json", "y.h5"], "y.h5: not expected here; name files before options"),
-    ],
-)
-def test_what_was_probably_meant_by_a_wrong_word_is_said(capsys, typed, said):
-    assert main(typed) == 2
-    assert capsys.readouterr() == ("", f"error: {said}\n")
-
-
-def test_a_folder_that_may_not_be_listed_is_one_line(capsys, monkeypatch):
-    def refused(path, listed=os.listdir):
-        if path == "mine":
-            raise PermissionError(13, "Permission denied", path)
-        return listed(path)
-
-    Path("mine").mkdir()
-    monkeypatch.setattr("os.listdir", refused)
-    for command in (["inspect", "mine"], ["pack", "mine", "-o", "x.h5"]):
-        assert main(command) == 2
-        error = capsys.readouterr().err
-        assert error == "error: mine: Permission denied; check the path, and whether this user may use it\n"
-
-
-@pytest.mark.parametrize("given", [[], ["--json"]])
-def test_a_reader_that_has_read_enough_is_no_error(given):
-    examples.images("x.h5", 8)
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, "-m", "lit_async_data", "inspect", "x.h5", *given]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-@settings(max_examples=400)
-@given(st.text("\\\\\\'\"${}[]a ,é", min_size=1, max_size=8))
-def test_any_text_comes_through_the_shell_hydra_and_omegaconf_unchanged(text):
-    (typed,) = shlex.split(override("key", {"name": [text]}))
-    (parsed,) = OverridesParser.create().parse_overrides([typed])
-    assert OmegaConf.create({"key": parsed.value()}).key.name[0] == text
-
-
-def test_a_full_disk_is_one_line(monkeypatch, capsys):
-    examples.images("scan.h5")
-
-    class Full(io.StringIO):
-        def write(self, text):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("sys.stdout", Full())
-    assert main(["inspect", "--json", "scan.h5"]) == 2
-    assert capsys.readouterr().err == "error: output: No space left on device; free some, or write elsewhere\n"

@@ -13,7 +13,7 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.tools.given_source import GivenSource
-from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
+from lit_async_data.tools.suggestion import Call, Suggestion
 
 
 @dataclasses.dataclass(frozen=True)

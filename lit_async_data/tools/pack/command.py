@@ -15,9 +15,9 @@ from typing import TextIO
 
 from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.tools.given_source import GivenSource, add_source_arguments
-from lit_async_data.tools.inspect.report.suggestion import Call, Suggestion
 from lit_async_data.tools.pack.fields import NAMES
 from lit_async_data.tools.pack.packing import Packed, pack
+from lit_async_data.tools.suggestion import Call, Suggestion
 from lit_async_data.tools.terminal import sized
 
 

@@ -119,3 +119,54 @@ def bird_table(folder, write, *, split=False, sizes=1):
             row | {"site": f"s{number // 10}"} | ({"part": "training" if number < 20 else "val"} if split else {})
         )
     write(pa.Table.from_pylist(rows), folder / "birds")
+
+
+def jpegs(path):
+    """Encoded images: bytes, opaque, of variable length, padded to rows, and one after the other with offsets."""
+    blobs = [b"\xff\xd8\xff" + bytes(range(10 + n)) for n in range(6)]
+    with h5py.File(path, "w") as file:
+        file["text"], file["opaque"] = np.array(blobs, "S20"), np.array(blobs, "V20")
+        file.create_dataset("lengths", (6,), h5py.vlen_dtype("u1"))[:] = [np.frombuffer(each, "u1") for each in blobs]
+        file["padded"] = np.array([np.frombuffer(each.ljust(20), "u1") for each in blobs])
+        file["joined/values"] = np.frombuffer(b"".join(blobs), "u1")
+        file["joined/offsets"] = np.cumsum([0] + [len(each) for each in blobs])
+
+
+def ragged(path, group=""):
+    with h5py.File(path, "w") as file:
+        file[f"{group}values"], file[f"{group}offsets"] = np.arange(900.0), np.arange(31) * 30
+        file["label"] = np.arange(30) % 3
+
+
+def of_pandas(path):
+    with h5py.File(path, "w") as file:
+        file.create_group("df").attrs["pandas_type"] = b"frame"
+        file["df/axis1"], file["df/block0_values"] = np.arange(20), RNG.random((20, 2))
+        file["df/block1_values"] = np.arange(20).reshape(20, 1) % 3
+
+
+def grid(path, *axes):
+    """A NetCDF file with a variable over these axes, and with a dimension that has no variable."""
+    with h5py.File(path, "w") as file:
+        file["v"] = RNG.random(tuple(4 + n for n in range(len(axes))))
+        for place, axis in enumerate(axes):
+            file[axis] = np.arange(4.0 + place)
+            file[axis].make_scale(axis)
+            file["v"].dims[place].attach_scale(file[axis])
+        name = b"This is a netCDF dimension but not a netCDF variable.         9"
+        file.create_dataset("level", (9,), ">f4").attrs.update(CLASS=np.bytes_("DIMENSION_SCALE"), NAME=name)
+
+
+def one_each(path, name="{:03}/image", label="{:03}/label"):
+    """One sample in each group, or in each dataset."""
+    with h5py.File(path, "w") as file:
+        for number in range(10):
+            file[name.format(number)] = np.zeros((8, 9, 3), "u1")
+            if label:
+                file[label.format(number)] = number
+
+
+def datasets(path, values):
+    with h5py.File(path, "w") as file:
+        for name, value in values.items():
+            file[name] = value

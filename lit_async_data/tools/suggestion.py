@@ -23,14 +23,7 @@ _FIRST = {"HDF5Source": "path", "ManifestSource": "table", "ManifestSource.from_
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call that builds a source.
-
-    Attributes:
-        source: Name of the class, or ``ManifestSource.from_folder``.
-        path: Its first argument: a file, a pattern, files or a folder.
-        fields: By batch key; empty for those of ``from_folder``.
-        options: Further arguments, by name.
-    """
+    """A call that builds a source: a class, or ``ManifestSource.from_folder``; its first argument; fields; options."""
 
     source: str
     path: str | list[str]
@@ -59,17 +52,16 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """Sources for files.
+    """What a sample is, and what builds its sources: by stage, or ``all`` for one source.
 
     Attributes:
-        title: What a sample is.
-        calls: By stage; ``all`` for one source.
-        notes: What to know before using it.
+        likely: Whether ``y`` has the name of a label; else its values must be class numbers.
     """
 
     title: str
     calls: Mapping[str, Call]
     notes: tuple[str, ...] = ()
+    likely: bool = True
 
     def python(self) -> str:
         """A program of two lines or more, which builds the sources."""
