@@ -159,10 +159,14 @@ def _raise(errors: list[SourceError], rows: Rows) -> None:
     listed = "\n".join(f"  {error}" for error in errors[:_NAMED])
     more = f"\n  … and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
     first = errors[0]
+    left_out = "filters"
+    if rows.id is not None:
+        ids = rows.table.array(rows.id)
+        bad = dict.fromkeys(repr(ids[error.sample_id].as_py()) for error in errors[:_NAMED])
+        left_out = f"filters=[[{rows.id!r}, 'not in', [{', '.join(bad)}{', …' if more else ''}]]]"
     summary = (
-        f"{len(errors)} files of {len(rows)} samples cannot be read; repair them, or leave their rows out by "
-        "filters=[['id', 'not in', [...]]]; the attribute errors of this error holds all errors, each with file, row "
-        "and sample_id"
+        f"{len(errors)} files of {len(rows)} samples cannot be read; repair them, or leave their rows out: {left_out}; "
+        "the attribute errors of this error holds all errors, each with file, row and sample_id"
     )
     raise ManifestError(
         f"{summary}:\n{listed}{more}",

@@ -526,7 +526,10 @@ def test_the_error_of_a_check_holds_the_error_of_each_bad_file(folder, tmp_path)
         ManifestSource(table, {"x": "path"}, id="id", root=folder, image_size=2, check_files="all")
     error = caught.value
     assert "and 32 more" in str(error)
-    assert "the attribute errors" in str(error)
+    assert (
+        "out: filters=[['id', 'not in', ['q-000', 'q-001', 'q-002', 'q-004', 'q-005', …]]]; the attribute errors"
+        in str(error)
+    )
     assert [each.row for each in error.errors] == [each.sample_id for each in error.errors] == bad
     assert [each.file for each in error.errors] == [f"{folder}/gone-{number}.png" for number in bad]
     assert {type(each) for each in error.errors} == {MissingError}
