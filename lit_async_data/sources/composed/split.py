@@ -153,7 +153,10 @@ def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
     for name, share in fractions.items():
         real = isinstance(share, numbers.Real) and not isinstance(share, bool)
         if not real or not 0 < float(share) <= 1:
-            raise ConfigError(f"split: {name} = {share!r} is not a fraction; give a number above 0 and up to 1")
+            raise ConfigError(
+                f"split: {name} = {share!r} is not a fraction; give a number above 0 and up to 1, or for each side the "
+                "list of its groups"
+            )
     edges = np.cumsum([float(share) for share in fractions.values()])
     if edges[-1] > 1 + ROUNDING:
         raise ConfigError(f"split: the fractions add up to {edges[-1]:.6g}, which is more than 1; make them smaller")

@@ -154,8 +154,8 @@ def _header_error(delimiter: str, header: list[str], error: NoColumnError, origi
     if error.similar:
         return error
     return NoColumnError(
-        f"{origin.name}: has no column {quoted(error.dataset)}; its first line names the columns {listed(header)}; if "
-        "that line is a row, put a line of names before it, or give pandas.read_csv(…, names=[…])",
+        f"{origin.name}: has no column {quoted(error.dataset)}; its first line names the columns {listed(header)}; use "
+        "one of these; if that line is a row, put a line of names before it, or give pandas.read_csv(…, names=[…])",
         file=error.file,
         dataset=error.dataset,
     )

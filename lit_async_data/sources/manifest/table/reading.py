@@ -131,7 +131,7 @@ def files_of(given: str) -> list[str]:
                 # Writers leave metadata files with these prefixes.
                 if name.endswith(".parquet") and not name.startswith(("_", "."))
             ]
-        missing = "has no .parquet files in it; for one folder per class, use ManifestSource.from_folder"
+        missing = "has no .parquet files in it; one folder per class is read by from_folder, or data=folder in train.py"
     elif is_pattern(given):
         return files_matching(given)
     else:

@@ -93,7 +93,7 @@ def test_a_column_that_is_not_there_is_no_question_of_the_delimiter(folder):
     (folder / "t.csv").write_text("a;b,label\n1,2\n")
     with pytest.raises(
         ManifestError,
-        match=r"has no column 'path'; its first line names the columns 'a;b', 'label'; if that line is a row, put",
+        match=r"has no column 'path'; its first line names the columns 'a;b', 'label'; use one of these; if that line",
     ):
         Table.of(folder / "t.csv", ["path"])
 
@@ -248,7 +248,9 @@ def test_a_damaged_file_says_how_to_leave_it_out(id, folder):  # noqa: A002  # t
 
 
 def test_a_folder_that_is_no_table_names_from_folder(folder):
-    with pytest.raises(MissingError, match=r"has no \.parquet files in it; for .* use ManifestSource\.from_folder"):
+    with pytest.raises(
+        MissingError, match=r"has no \.parquet files in it; .* by from_folder, or data=folder in train\.py"
+    ):
         ManifestSource(folder, {"x": "path"})
 
 

@@ -165,7 +165,7 @@ def test_marks_line_ends_and_newlines_in_cells(file, mark, end):
         (b"a,b\n", None, "has no rows"),
         (b"a,b\n\n", None, "has no rows"),
         (b"a,b,a\n1,2,3\n", None, "has more than one column 'a'"),
-        (b"A,b\n1,2\n", None, "has no column 'a'; its first line names the columns 'A', 'b'; if"),
+        (b"A,b\n1,2\n", None, "has no column 'a'; its first line names the columns 'A', 'b'; use"),
         (b"aa ,b\n1,2\n", None, "has no column 'a'"),
         (b'a,b\n1,2\n\n"x\ny",2\n1,2,3\n', 2, r"row 2: 3 cells, but the first line has 2"),
         (b"a,b\n1,2\n3\n", 1, r"row 1: 1 cells, but the first line has 2"),
