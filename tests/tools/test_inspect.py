@@ -153,13 +153,6 @@ def test_windows_of_groups(labels):
         assert check(report.suggestions[0])["all"]["y"].tolist() == [0, 1, 2, 3]
 
 
-def test_datasets_of_stages_in_one_file():
-    examples.stages("mnist.h5")
-    suggestion = only(report_on(["mnist.h5"]))
-    assert suggestion.samples == {"train": 30, "test": 12}
-    assert check(suggestion).keys() == {"train", "test"}
-
-
 def test_files_of_stages():
     for stage, samples in (("train", 20), ("val", 8), ("test", 4)):
         examples.images(f"{stage}.h5", samples)
@@ -307,6 +300,7 @@ MEANT = [
     ({"x": IMAGES, "origin/part": np.arange(40) // 9}, '{"x": "x"}', "", "origin"),
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
     (examples.masks, '{"x": "volume", "y": "mask"}', "", ""),
+    (examples.stages, 'test = HDF5Source("x.h5", {"x": "X_test", "y": "y_test"}', "", ""),
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),
     (examples.ragged, '{"x": ".", "y": "label"}', "", "window"),
     (lambda path: examples.ragged(path, "seq/"), '{"x": "seq", "y": "label"}', "", "window"),
@@ -456,6 +450,7 @@ def test_a_pipe_gets_every_name_whole_and_no_colour(capsys):
     said = capsys.readouterr().out
     assert sum(name in line for line in said.splitlines()) >= 3  # table, Python, command line
     assert "\x1b" not in said
+    assert not re.search(r"[ \t]\n", said)
 
 
 def test_a_terminal_gets_lines_that_fit_and_programs_that_can_be_copied(capsys, monkeypatch):

@@ -122,6 +122,9 @@ def tree_of(file: h5py.File) -> Tree:
             names = [name for name in group if name not in VARIABLE] if kind in ("", "variable") else []
         except LIBRARY_ERRORS:
             tree.nodes.append(Dataset(path or "/"))
+        if len(names) > left:
+            why = f"only the first {MOST_OBJECTS:,} objects of the file are shown"
+            tree.nodes.append(Dataset(f"{path}/…".lstrip("/"), why=why))
         for each in names[:left]:
             left -= 1
             name = f"{path}/{_text(each)}" if path else _text(each)
@@ -242,6 +245,8 @@ def _filters_of(dataset: h5py.Dataset) -> tuple[str, ...]:
 
 def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None:
     """Say how a field of a dataset is read, and why not faster, or not at all."""
+    if node.why and not node.reading:
+        return
     where = f"{group.path}:/{node.name}"
     try:
         with as_source_errors(where, "cannot be read", file=group.path, dataset=node.name):

@@ -44,6 +44,8 @@ def hdf5_report(paths: Sequence[str]) -> Report:
     scopes = scopes_of(tree)
     nodes = [node for scope in scopes for node in scope.nodes]
     _describe(first, {node.name: None for node in nodes[:MOST_DATASETS]}, nodes)
+    for node in nodes[MOST_DATASETS:]:
+        node.how = "not described"
     of_pandas = [group.name for group in tree.all_groups() if group.pandas]
     report = Report(
         "hdf5",

@@ -60,7 +60,7 @@ class Report:
         values = {"version": VERSION, **vars(self)}
         values["datasets"] = [{key: getattr(each, key) for key in SHOWN} for each in self.datasets]
         values["columns"] = [vars(each) for each in self.columns]
-        values["suggestions"] = [{**vars(each), "calls": None} for each in self.suggestions]
-        for each in values["suggestions"]:
-            del each["calls"]
+        values["suggestions"] = [
+            {key: value for key, value in vars(each).items() if key != "calls"} for each in self.suggestions
+        ]
         return values
