@@ -259,6 +259,8 @@ def test_what_is_said_of_lengths_that_differ_helps(h5):
     source = HDF5Source(path, {"x": "signal", "y": Field("images", lookup="frame")})
     assert source.column("y").tolist() == [0.0] * 4 + [10.0] * 4 + [20.0] * 4
     source.close()
+    said = ["images has 3", "leave 'y' out", "sample['y'] = values[sample['index']]", "return_indices=True"]
+    refused(FormatError, said, lambda: HDF5Source(path, {"x": "signal", "y": "images"}, rows="frame"))
 
 
 def test_a_field_without_an_axis_of_samples_is_not_pointed_to_a_layout(h5):
@@ -553,17 +555,22 @@ def test_a_device_that_is_not_there_is_named(file, device, said):
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "window", "said"),
     [
-        (50, "rows: 50 is one of the 80 rows of .*, but its window leaves them; windows inside them need rows 0 to 48"),
-        (80, "rows: 80 is not one of the 80 rows of "),
-        (-1, "rows: -1 is not one of the 80 rows of "),
+        (
+            50,
+            32,
+            "rows: 50 is one of the 80 rows of .*, but its window leaves them; windows inside them need rows 0 to 48",
+        ),
+        (80, 32, "rows: 80 is not one of the 80 rows of "),
+        (-1, 32, "rows: -1 is not one of the 80 rows of "),
+        (50, 99, "rows: 50 is one of .*; no row has its windows inside: .* layout="),
     ],
 )
-def test_a_row_whose_window_leaves_the_rows_is_still_one_of_them(h5, row, said):
+def test_a_row_whose_window_leaves_the_rows_is_still_one_of_them(h5, row, window, said):
     path = h5(data=np.arange(80.0))
     with pytest.raises(ConfigError, match=said):
-        HDF5Source(path, {"x": Field("data", window=(0, 32))}, rows=[row])
+        HDF5Source(path, {"x": Field("data", window=(0, window))}, rows=[row])
 
 
 @pytest.mark.parametrize("attribute", [None, "units", "valid_range"])

@@ -150,9 +150,10 @@ class Conversion:
         with np.errstate(invalid="ignore", over="ignore"):
             cast = values.astype(dtype)
             if dtype.kind in "fc":
-                self._check(np.isinf(cast) & ~np.isinf(values), values, rows, f"is beyond the range of {dtype}")
+                wrong, problem = np.isinf(cast) & ~np.isinf(values), f"is beyond the range of {dtype}"
             else:
-                self._check(self._lossy(values, cast), values, rows, f"is not a value of {dtype}")
+                wrong, problem = self._lossy(values, cast), f"is not a value of {dtype}"
+        self._check(wrong, values, rows, problem, "choose another dtype, ")
         return cast
 
     @staticmethod
@@ -166,7 +167,7 @@ class Conversion:
             changed |= ~((values >= float(limits.min)) & (values < float(limits.max) + 1))
         return changed
 
-    def _check(self, wrong: Array, values: Array, rows: Indices, problem: str) -> None:
+    def _check(self, wrong: Array, values: Array, rows: Indices, problem: str, cure: str = "") -> None:
         if not wrong.any():
             return
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
@@ -174,8 +175,8 @@ class Conversion:
         if self.last_row is not None:  # windows may be padded
             row = min(max(row + int(place[1]), 0), self.last_row)
         raise FormatError(
-            f"{self.file}:/{self.dataset.strip('/')}, row {row}: {values[place]} {problem}; correct the file, or leave "
-            "such rows out with rows=",
+            f"{self.file}:/{self.dataset.strip('/')}, row {row}: {values[place]} {problem}; {cure}correct the file, "
+            "or leave such rows out with rows=",
             file=self.file,
             dataset=self.dataset,
             row=row,

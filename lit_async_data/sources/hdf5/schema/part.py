@@ -165,7 +165,10 @@ class StoredPart:
             row = int(rows[wrong.argmax()])
             where = f"one of the {self.rows} rows of {self}"
             what = f"is not {where}" if not 0 <= row < self.rows else f"is {where}, but its window leaves them"
-            span = f"; windows inside them need rows {first} to {last}, others Field(pad='last')"
+            if last < first:
+                span = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
+            else:
+                span = f"; windows inside them need rows {first} to {last}, others Field(pad='last')"
             raise ConfigError(f"rows: {row} {what}{'' if first == 0 and last == self.rows - 1 else span}")
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
@@ -221,7 +224,8 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     lengths = {field.stored: field.stored.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
-        raise FormatError(f"{path}: the fields have different lengths: {listed}; {_advice(fields)}", file=path)
+        advice = _advice(fields, chosen=request.rows is not None)
+        raise FormatError(f"{path}: the fields have different lengths: {listed}; {advice}", file=path)
     spans = [field.inside for field in fields.values()]
     rows = next(iter(lengths.values()))
     part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride))
@@ -231,7 +235,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     return part
 
 
-def _advice(fields: Mapping[str, StoredField]) -> str:
+def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
     """What the user may mean by fields of different lengths: another sample axis, or a lookup."""
     for key, field in fields.items():
         for other in fields.values():
@@ -243,6 +247,12 @@ def _advice(fields: Mapping[str, StoredField]) -> str:
     longest = max(field.stored.rows for field in fields.values())
     key = min(fields, key=lambda key: fields[key].stored.rows)
     name = fields[key].stored.name
+    if chosen and len(fields[key].values.shape) == 1:
+        return (
+            f"rows= chooses rows that all fields have. If {name} has one value for each chosen row, leave {key!r} out "
+            f"of fields, and add it in sample_transform: sample[{key!r}] = values[sample['index']], with "
+            "return_indices=True"
+        )
     questions = [_other_axis(key, field, fields) for key, field in fields.items()]
     return (
         next(filter(None, questions), "")
@@ -283,7 +293,9 @@ def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
     numbers: npt.NDArray[Any] = np.asarray(given)
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
         kind = f"{numbers.dtype}, shape {numbers.shape}"
-        raise ConfigError(f"rows: {where} holds neither row numbers nor a mask, but {kind}")
+        raise ConfigError(
+            f"rows: {where} holds neither row numbers nor a mask, but {kind}; give row numbers as an array"
+        )
     if numbers.dtype.kind == "b":
         if len(numbers) != rows:
             raise ConfigError(f"rows: {where} is a mask of {len(numbers)} values, but there are {rows} rows")

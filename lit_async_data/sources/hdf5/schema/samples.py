@@ -126,6 +126,6 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
         named = _named([f"{part} ({part.rows} rows)" for part in short])
         listed = f"{named}: shorter than the windows of a sample, {window} rows"
         if len(short) == len(parts):
-            raise FormatError(f"{listed}; make window shorter", file=short[0].path)
+            raise FormatError(f"{listed}; make window shorter, or write Field(pad='last')", file=short[0].path)
         log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)
     return [part for part in parts if part.anchors.count]
