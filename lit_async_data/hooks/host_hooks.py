@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+import threading
+from typing import Any, Self
 
 from lit_async_data.hooks.callables import Function, Hook, check_callable
 from lit_async_data.hooks.calls import HookCalls
@@ -20,10 +21,15 @@ class HostHooks:
     Attributes:
         sample: ``sample_transform``.
         batch: ``batch_transform``.
+        lock: Held by the thread that calls them. A copy has its own.
     """
 
     sample: Hook | None
     batch: Hook | None
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.sample, self.batch)
 
     @classmethod
     def of(cls, sample_transform: Function | None, batch_transform: Function | None) -> Self:
@@ -70,7 +76,8 @@ class HostHooks:
             capacity: The most samples that are read together.
             indexed: Whether they get the numbers of samples.
         """
-        return Transformation(HookCalls(source, self.sample, self.batch, seed, indexed=indexed), outcome, capacity)
+        calls = HookCalls(source, self.sample, self.batch, seed, indexed=indexed)
+        return Transformation(calls, outcome, capacity, self.lock)
 
     @property
     def unpicklable(self) -> str:

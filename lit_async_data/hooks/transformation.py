@@ -45,13 +45,14 @@ class Transformation:
         calls: Calls the hooks.
         outcome: What comes out of them.
         capacity: The most samples that are read together.
+        lock: Held while hooks are called; shared with all that call the same ones. A new one by default.
 
     Attributes:
         scratch_bytes: Bytes of scratch memory of each thread.
         takes_batches: Whether one of the hooks takes a whole batch, so that several batches cannot be read as one.
     """
 
-    def __init__(self, calls: HookCalls, outcome: Outcome, capacity: int) -> None:
+    def __init__(self, calls: HookCalls, outcome: Outcome, capacity: int, lock: threading.Lock | None = None) -> None:
         self._calls, self._outcome, self._capacity = calls, outcome, capacity
         self._spec = calls.source.spec
         self._raw = BatchLayout(self._spec, capacity)
@@ -59,7 +60,7 @@ class Transformation:
         self._between = BatchLayout(outcome.of_samples, capacity) if both else None
         self.scratch_bytes = self._raw.nbytes + (0 if self._between is None else self._between.nbytes)
         self.takes_batches = calls.batch is not None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if lock is None else lock
         self._thread = threading.local()
 
     def __reduce__(self) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
+import itertools
 import logging
 import time
-import weakref
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -186,13 +186,20 @@ class PrefetchedLoader(BaseLoader):
         return self.loader.num_workers > 0 and not SampledOrder(self.loader).is_global
 
     def _claim(self, one: Pass) -> bool:
-        if isinstance(self.loader, Iterator):  # all its iterators are one pass
-            if self._owner is None or self._owner() is not one:
-                if self._owner is None or self._cursor.state.over or self._cursor.state.lost:
-                    self._restart()
-                self._owner = weakref.ref(one)
-            return True
-        return super()._claim(one)
+        if not isinstance(self.loader, Iterator):
+            return super()._claim(one)
+        if one.left is None:  # all its iterators are one pass, and each begins with iter(loader), as without this class
+            self._restart()
+            one.left = 0
+        return True
+
+    @property
+    def _only_goes_on(self) -> bool:
+        """Whether ``iter`` of the loader begins nothing anew, as of a generator, of ``map`` and of ``zip``."""
+        begins = getattr(type(self.loader), "__iter__", None)
+        return isinstance(self.loader, Iterator) and (
+            begins is Iterator.__iter__ or isinstance(begins, types.WrapperDescriptorType)
+        )
 
     def _restart(self) -> None:
         self._cursor.state = self._cursor.state._replace(fresh=True)
@@ -211,22 +218,14 @@ class PrefetchedLoader(BaseLoader):
             f"another iterator of this {type(self.loader).__name__} is read in the loop, without reading ahead; a "
             "loader of its own reads ahead: prefetched(another_loader)",
         )
-        number = self._side_passes
-        loader: Any = self.loader
+        loader, number = with_own_iterator(self.loader), self._side_passes
         self._side_passes += 1
-        if hasattr(loader, "_iterator"):  # DataLoaders keep the iterator of persistent workers, which would begin anew
-            loader = copy.copy(loader)
-            # Lightning's batch samplers keep an iterator, too.
-            vars(loader).update(_iterator=None, batch_sampler=copy.copy(loader.batch_sampler))
-        return self._read_beside(loader, number)
-
-    def _read_beside(self, loader: Iterable[Any], number: int) -> Iterator[Batch]:
         on_device = streams.has_streams(self.device)
         cast = functools.partial(moved, self.device, None) if on_device else None
         seed = functools.partial(_batch_seed, SIDE_PASSES)
         transform = DeviceTransform(self._device_transform, self.device, number=seed, cast=cast)
-        for step, batch in enumerate(loader):
-            yield transform(batch, BatchIndex(number, step))
+        # Unlike a generator, which an error ends, it goes on behind a batch that failed.
+        return map(transform, loader, map(BatchIndex, itertools.repeat(number), itertools.count()))
 
     def _take(self) -> Taken:
         started, run = time.perf_counter(), self._run
@@ -271,7 +270,7 @@ class PrefetchedLoader(BaseLoader):
     def _begin(self) -> Engine:
         """Begin a new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
         engine, at = self._running(), self._cursor.state
-        if inspect.isgenerator(self.loader) and at.started and not at.over:
+        if self._only_goes_on and at.started and not at.over:
             if not at.lost:
                 self._cursor.state = at._replace(fresh=False)  # a new pass would lose the batches that were read ahead
                 return engine
@@ -387,6 +386,18 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
         if at.counted is not None and at.state is None and at.step:
             return Snapshot.of(self.loader.state_dict)  # type: ignore[attr-defined]
         return at.state
+
+
+def with_own_iterator(loader: Any) -> Any:
+    """A loader that can be iterated over beside another: a copy of a DataLoader, anything else itself.
+
+    DataLoaders keep the iterator of persistent workers, which would begin anew; so do batch samplers of Lightning.
+    """
+    if not hasattr(loader, "_iterator"):
+        return loader
+    copied = copy.copy(loader)
+    vars(copied).update(_iterator=None, batch_sampler=copy.copy(getattr(loader, "batch_sampler", None)))
+    return copied
 
 
 def _feed_of(engine: Engine) -> IteratorFeed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import logging
 import pickle
@@ -29,6 +30,7 @@ from lit_async_data import (
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, ReadError, TransformError
 from lit_async_data.hooks.calls import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS
+from lit_async_data.hooks.host_hooks import HostHooks
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.testing import ArraySource, FakeStreams, PartedArrays
 
@@ -383,6 +385,23 @@ def test_one_thread_at_a_time_calls_hooks_while_others_read():
         waiting.append(True)
         assert [batch["y"].tolist() for batch in loader] == np.arange(200).reshape(50, 4).tolist()
     assert len(readers) > 1
+
+
+def test_whoever_calls_the_hooks_of_a_loader_holds_their_lock_an_iterator_beside_too(monkeypatch):
+    made, held = [], []
+    of = HostHooks.of
+    monkeypatch.setattr(HostHooks, "of", lambda *given: made.append(of(*given)) or made[-1])
+
+    def hook(sample):
+        held.append(made[0].lock.locked())
+
+    with loader_of(ArraySource({"y": np.arange(8)}), sample=hook, batch=None, workers=0) as loader:
+        loader.spec
+        held.clear()
+        passing = iter(loader)
+        next(passing), next(iter(loader))
+    assert set(held) == {True}
+    assert not copy.deepcopy(made[0]).lock.locked()
 
 
 class Unpicklable:

@@ -230,6 +230,47 @@ def test_all_iterators_of_a_generator_are_one_pass():
         ]
 
 
+class OneIterator:
+    """Begins anew with iter, as Lightning's CombinedLoader does."""
+
+    def __iter__(self):
+        self.rest = iter(STORED)
+        return self
+
+    def __next__(self):
+        return torch.tensor(next(self.rest))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_iterator_that_iter_begins_anew_begins_anew_after_a_break(depth):
+    with prefetched(OneIterator(), depth, device="cpu") as loader:
+        for _ in loader:
+            break
+        assert [numbers(batch) for batch in loader] == STORED
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_what_only_goes_on_loses_no_batch_to_the_next_iterator(depth):
+    with prefetched(map(torch.tensor, STORED), depth, device="cpu") as loader:
+        assert [numbers(batch) for batch in itertools.islice(loader, 2)] == STORED[:2]
+        assert [numbers(batch) for batch in loader] == STORED[2:]
+
+
+def test_an_iterator_beside_goes_on_behind_a_batch_that_failed():
+    class Broken(list):
+        def __getitem__(self, index):
+            return 1 // 0 if index == BATCH else index
+
+    with prefetched(DataLoader(Broken(range(LENGTH)), batch_size=BATCH), device="cpu") as loader:
+        for _ in loader:
+            beside = iter(loader)
+            assert numbers(next(beside)) == STORED[0]
+            with pytest.raises(ZeroDivisionError):
+                next(beside)
+            assert [numbers(batch) for batch in beside] == STORED[2:]
+            break
+
+
 # -- evaluation --------------------------------------------------------------------------------------------------------
 
 

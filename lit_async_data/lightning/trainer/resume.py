@@ -17,7 +17,7 @@ from typing import Any
 
 from lit_async_data.errors import ResumeError
 from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
-from lit_async_data.lightning.trainer.stages import DrivenLoader
+from lit_async_data.lightning.trainer.stages import DrivenLoader, loaders_in
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.loader.resuming import Done
 from lit_async_data.order.order_state import Place
@@ -212,7 +212,10 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
     if not (trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting) or not done or _is_over(trainer):
         return
     # Of loaders that it knows nothing of, Lightning says that they are not resumable. Here the truth is said of each.
-    warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended and your")
+    if len(loaders) == len(loaders_in(trainer.train_dataloader)):
+        warnings.filterwarnings(
+            "ignore", "You're resuming from a checkpoint that ended before the epoch ended and your"
+        )
     for number, loader in enumerate(loaders):
         if not isinstance(loader, PrefetchedLoader) or isinstance(loader, StatefulPrefetchedLoader):
             continue

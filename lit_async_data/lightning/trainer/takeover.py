@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from lit_async_data.lightning.trainer.compat import pl
 from lit_async_data.lightning.trainer.priority import drive
-from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
+from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader, with_own_iterator
 from lit_async_data.prefetch.wrap import prefetched
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
@@ -108,6 +108,8 @@ class Takeover:
         if not isinstance(loader, DataLoader):
             return loader
         _warn_of_few_workers(trainer, loader)
+        if any(wrapper.loader is loader for wrapper in self._wrappers):  # of another stage
+            loader = with_own_iterator(loader)
         # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
         device = torch.device("cpu") if overridden_host_hook(trainer) is not None else trainer.strategy.root_device
         wrapper = prefetched(loader, device_depth, device)

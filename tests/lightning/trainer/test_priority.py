@@ -144,6 +144,17 @@ def test_one_loader_serves_training_and_validation(callbacks):
     assert all(sorted(flat(each)) == list(range(SAMPLES)) for each in model.seen["val 0"])
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_dataloader_serves_training_and_validation(workers):
+    loader = dataloader(num_workers=workers, persistent_workers=workers > 0)
+    model = Recorder()
+    trainer(lad.DevicePrefetcher(), max_epochs=2, num_sanity_val_steps=1, val_check_interval=0.5).fit(
+        model, loader, loader
+    )
+    assert model.seen["train"] == [STORED] * 2
+    assert model.seen["val 0"] == [STORED] * 4
+
+
 def test_predictions_of_a_bare_loader_come_in_the_order_of_the_samples():
     model = Recorder()
     loader = lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "return_indices": True})
@@ -196,6 +207,21 @@ def test_where_the_order_is_somebody_elses_it_is_said_what_will_happen(tmp_path)
     trainer(lad.DevicePrefetcher(), Save(path, 1), max_epochs=2).fit(Batches(), own)
     with pytest.warns(UserWarning, match="goes on at batch 2 of 6 of epoch 1, but .* Own is not one of torch's"):
         trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), own, ckpt_path=path)
+
+
+@pytest.mark.filterwarnings("ignore:DevicePrefetcher. training uses neither")
+def test_of_iterables_that_the_callback_does_not_know_lightning_warns_as_ever(tmp_path):
+    class Own:
+        def __iter__(self):
+            return iter(dataloader())
+
+        def __len__(self):
+            return len(dataloader())
+
+    path, batches = tmp_path / "mid.ckpt", Own()
+    trainer(lad.DevicePrefetcher(quiet=True), Save(path, 1), max_epochs=2).fit(Batches(), batches)
+    with pytest.warns(UserWarning, match="your dataloader is not resumable"):
+        trainer(lad.DevicePrefetcher(quiet=True), max_epochs=2).fit(Batches(), batches, ckpt_path=path)
 
 
 def test_a_dataloader_goes_on_with_the_same_batch_size_only(tmp_path):
