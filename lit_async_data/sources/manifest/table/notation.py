@@ -11,9 +11,12 @@ from lit_async_data.sources.manifest.table.row_origin import RowOrigin, listed
 
 _DIGITS = r"[+\-\u2212]?(\d+([.,]\d*)?|[.,]\d+)([eE][+\-]?\d+)?"
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-# A decimal comma, or the minus sign of typesetters; groups of thousands; a vector with or without brackets.
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+# What people write where there is no number. Whole numbers beside one of them may be classes.
+_NO_NUMBER = frozenset({"?", "-", "--", ".", "na", "n/a", "nan", "none", "null", "unknown", "missing"})
+# A decimal comma, the minus sign of typesetters, per cent; groups of thousands; a vector with or without brackets.
 _OTHER = re.compile(
-    rf"{_DIGITS}|[+\-\u2212]?\d{{1,3}}([.,' \u00a0\u202f]\d{{3}})+([.,]\d+)?"
+    rf"{_DIGITS}\s*%?|[+\-\u2212]?\d{{1,3}}([.,' \u00a0\u202f]\d{{3}})+([.,]\d+)?"
     rf"|{_DIGITS}([ \t,;]+{_DIGITS})+|[\[(]\s*({_DIGITS}([\s,;]+{_DIGITS})*)?[\s,;]*[\])]",
     re.ASCII,
 )
@@ -35,7 +38,8 @@ def check_notation(array: Any, column: str, origin: RowOrigin) -> None:
 
     Raises:
         ManifestError: Each cell is a number, and some are written with decimal commas, groups of thousands or as a
-            vector; or each cell is a boolean, and some are spelled differently. Shows cells, and what to do.
+            vector; or they are fractions beside marks such as "?"; or each cell is a boolean, and some are spelled
+            differently. Shows cells, and what to do.
     """
     entries = array.flatten() if is_list(array.type) else array
     if is_categorical(entries.type):
@@ -45,12 +49,15 @@ def check_notation(array: Any, column: str, origin: RowOrigin) -> None:
         return
     texts = [text for text in map(str.strip, distinct.to_pylist()) if text not in MISSING]
     other = [text for text in texts if not _PLAIN.fullmatch(text)]
+    numbers = [text for text in texts if _PLAIN.fullmatch(text)]
     meanings = {_MEANINGS.get(text.casefold()) for text in texts}
     if other and all(map(_OTHER.fullmatch, texts)):
         shown, what = (
             other,
             "numbers; write them with a decimal point and without groups, and a vector as several columns",
         )
+    elif not all(map(_WHOLE.fullmatch, numbers)) and all(text.casefold() in _NO_NUMBER for text in other):
+        shown, what = other + numbers, "numbers; give them as numbers, and leave a cell empty that has none"
     elif None not in meanings and len(texts) > len(meanings):
         shown, what = texts, "true and false in several spellings; write each in one"
     else:

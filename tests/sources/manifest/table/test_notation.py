@@ -27,6 +27,8 @@ DISGUISED = [
     ["True", "true", "FALSE"],
     ["Yes", "yes"],
     ["y", "yes", "n"],
+    ["?", "34", "35.5"],
+    ["5%", "6 %"],
 ]
 CLASSES = [
     ["owl", "0,5"],
@@ -37,7 +39,7 @@ CLASSES = [
     ["A1", "007"],
     ["yes", "no"],
     ["True", "False"],
-    ["5%", "6%"],
+    ["x", "34", "35.5"],
 ]
 
 
@@ -74,6 +76,11 @@ def test_numbers_and_booleans_in_disguise_are_refused_with_a_way_out(cells, tmp_
 def test_other_text_is_classes(cells, tmp_path):
     for table in tables(cells, tmp_path):
         assert field(table).classes == tuple(sorted(cells))
+
+
+def test_fractions_as_text_are_no_classes():
+    with pytest.raises(ManifestError, match=r"'1.5', '2' look like numbers; give them as numbers"):
+        field(pa.table({"y": ["1.5", "2"]}))
 
 
 def test_whole_numbers_are_sorted_as_numbers():
