@@ -52,6 +52,7 @@ AROUND = """
 from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
+from pytorch_lightning import LightningModule as YourModel
 from torch.utils.data import Dataset
 from lit_async_data import HDF5Source
 model, your_model, your_datamodule = LightningModule(), LightningModule(), LightningDataModule()

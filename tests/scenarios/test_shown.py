@@ -55,7 +55,7 @@ def test_loaders_and_what_goes_with_them_do_too():
     dm = lad.AsyncDataModule(train=source, val=[source, source], loader={"batch_size": 64})
     assert repr(dm) == "<AsyncDataModule of train 1,000, val 2,000 samples: x float32 (2,), y int64>"
     assert repr(source.spec) == "<BatchSpec of dicts: x float32 (2,), y int64>"
-    assert repr(lad.ConcatSource([source, source]).places()) == "<Places of 2,000 samples of 1 part>"
+    assert repr(lad.ConcatSource([source, source]).places()) == "<Places of 2,000 samples of 2 parts>"
     assert repr(lad.DevicePrefetcher(3)) == "DevicePrefetcher(device_depth=3, verify_copies=0)"
     assert repr(lad.ToFloat("x", dtype="float16")) == "ToFloat(['x'], dtype='float16')"
     shown = "Normalize(mean=(0.5, 0.1), std=2.0, scale=None, fields=None, dtype='float32')"
@@ -114,10 +114,10 @@ def test_help_of_a_loader_shows_no_machinery():
     assert shown(lad.AsyncLoader) == {
         *settings,
         *looks,
-        *{"close", "next", "set_epoch", "state_dict", "load_state_dict", "spec", "order", "footprint"},
+        *{"close", "next", "set_epoch", "state_dict", "load_state_dict", "spec", "order", "footprint", "evaluation"},
     }
     wrapped = type(lad.prefetched(DataLoader(range(5), batch_size=2), device="cpu"))
-    assert shown(wrapped) == {*settings, *looks, "close", "stop", "counted", "sharded_by_trainer"}
+    assert shown(wrapped) == {*settings, *looks, "close", "stop", "counted", "sharded_by_trainer", "dealt_order"}
 
 
 def test_a_spec_is_a_mapping_of_its_fields():
