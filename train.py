@@ -49,7 +49,8 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt_path)
         except BaseException:  # Lightning makes SystemExit of Ctrl-C
-            rank_zero_info(how_to_go_on(cfg, trainer))
+            if trainer.global_step:
+                rank_zero_info(how_to_go_on(cfg, trainer))
             raise
     metrics = dict(trainer.callback_metrics)
     if cfg.test and "test" in unused:

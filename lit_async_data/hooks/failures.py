@@ -38,7 +38,8 @@ def failure(where: str, source: Source, samples: Indices, what: str) -> Transfor
 
 def raised(error: Exception) -> str:
     """What went wrong, where the hook raised an error."""
-    return f"failed on {{}}: {type(error).__name__}: {error}"
+    hint = "; return_indices=True gives it" if isinstance(error, KeyError) and error.args == ("index",) else ""
+    return f"failed on {{}}: {type(error).__name__}: {error}{hint}"
 
 
 def no_dict(made: object) -> str:

@@ -102,9 +102,10 @@ class _Guesses:
         try:
             kind = kind_of("x", Column(name), self._table, self._root)
             if kind is None:
-                self._table.labels(name)
                 first = self._table.first(name)
-                kind = "class" if isinstance(first, str) and not is_number(first) else "number"
+                is_class = isinstance(first, str) and not is_number(first)
+                self._table.labels(name, kind=None if is_class else "number")
+                kind = "class" if is_class else "number"
         except AsyncDataError as error:
             why = str(error).removeprefix("fields.x.kind: ")
         shown = dict.fromkeys(_shown(value) for value in array.slice(0, 1000).drop_null().to_pylist())
