@@ -60,8 +60,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     elif cfg.test:
         best = getattr(trainer.checkpoint_callback, "best_model_path", "") if cfg.train else cfg.ckpt_path
         if not best and cfg.run_id is not None:
-            # In a requeued job, Lightning would test the checkpoint of the requeue.
-            best = f"{cfg.paths.output_dir}/checkpoints/trained.ckpt"
+            best = f"{cfg.paths.output_dir}/checkpoints/trained.ckpt"  # Lightning would test that of the requeue
             trainer.save_checkpoint(best)
         # Hyperparameters may be objects of any class; Lightning before 2.6 has no such argument.
         objects = {"weights_only": False} if "weights_only" in inspect.signature(trainer.test).parameters else {}
