@@ -211,7 +211,7 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
     done, total = int(_counters(trainer).processed), trainer.num_training_batches
     if not (trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting) or not done or _is_over(trainer):
         return
-    # Of loaders that it knows nothing of, Lightning says that they are not resumable. Here the truth is said of each.
+    # Lightning warns that loaders without a state are not resumable. The warnings below are exact, for each loader.
     if len(loaders) == len(loaders_in(trainer.train_dataloader)):
         warnings.filterwarnings(
             "ignore", "You're resuming from a checkpoint that ended before the epoch ended and your"
