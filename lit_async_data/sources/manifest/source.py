@@ -112,13 +112,13 @@ class ManifestSource(Source):
         allow_outside_root: Whether paths, and links on them, may leave ``root``.
         delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
-        **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both),
-            ``mode``, ``resize``, ``scale``, ``ratio``, ``interpolation``, ``fill``, ``max_pixels`` and ``depth``, as in
-            `ImageShape`. A field that is a mapping can have other values: ``{"name": "mask", "mode": "P"}``.
+        **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both) and
+            the other options of `ImageShape`. A field that is a mapping can have other values:
+            ``{"name": "mask", "mode": "P"}``.
 
-    Images are uint8 (mode I;16: uint16) of shape (C, H, W), a channels-last view of decoded pixels. ``.npy`` files and
-    rows of HDF5 files keep their dtype. Whole numbers are int64, other numbers keep their dtype (float64 from CSV), and
-    classes are int64 from 0 on, in the order of their names.
+    Images are uint8 (uint16 in that mode) of shape (C, H, W), a channels-last view of decoded pixels. ``.npy`` files
+    and rows of HDF5 files keep their dtype. Whole numbers are int64, other numbers keep their dtype (float64 from CSV),
+    and classes are int64 from 0 on, in the order of their names.
 
     Raises:
         ConfigError: An option is invalid or does not fit the table; or pyarrow or Pillow is missing.

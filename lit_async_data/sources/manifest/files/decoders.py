@@ -83,7 +83,7 @@ class ImageDecoder:
 
     @property
     def spec(self) -> FieldSpec:
-        """uint8, or uint16 in mode I;16; channels first."""
+        """uint8, or uint16 in that mode; channels first."""
         return FieldSpec((self.shape.channels, *self.size), self.shape.dtype, channel=2)
 
     @property

@@ -37,7 +37,7 @@ def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str
 
     Supports the formats in `FORMATS`, recognized by their first bytes. Applies the orientation in EXIF or XMP. CMYK and
     palettes become colours, and a grey image has equal R, G and B; mode P delivers the stored numbers of a palette
-    instead. Values of more than 8 bits need mode I;16, or ``depth: 8`` for their upper 8 bits.
+    instead. Values of more than 8 bits need mode uint16, or ``upper_8_bits`` for their upper 8 bits.
 
     A file that ends too soon is an error, and so are a changed byte in a PNG and a JPEG that libjpeg warns of. The
     other formats have no checksums: changed bytes can become changed pixels, in most JPEGs too.

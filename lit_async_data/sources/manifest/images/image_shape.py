@@ -13,8 +13,8 @@ import numpy as np
 from lit_async_data.errors import ConfigError
 
 # Channels of each mode. Values have 8 bits, in mode DEEP 16.
-CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "P": 1, "I;16": 1}
-INDICES, DEEP = "P", "I;16"
+CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "P": 1, "uint16": 1}
+INDICES, DEEP = "P", "uint16"
 RESIZES = ("stretch", "crop", "pad", "random_crop")
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 # Pillow refuses larger images as decompression bombs: 512 MiB as RGB.
@@ -31,8 +31,7 @@ class ImageShape:
         image_size: (H, W), or one number for both. None: all images must have one size already.
         mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Modes without A drop transparency and show the colours
             stored below it. ``"P"``: the stored numbers of a palette image, for masks of classes; also the values of
-            8-bit grey, and 0 and 1 of 1-bit images. ``"I;16"``: grey of 9 to 16 bits (PNG and TIFF), as stored, in
-            uint16.
+            8-bit grey, and 0 and 1 of 1-bit images. ``"uint16"``: grey of 9 to 16 bits (PNG and TIFF), as stored.
         resize: How an image of another shape is made to fit. ``"stretch"``: both sides are resized. ``"crop"``: the
             shorter side is resized to fit, and the middle of the longer one is taken. ``"pad"``: the longer side is
             resized to fit, and the rest is ``fill``. ``"random_crop"``: a random part of each image, another one in
@@ -42,12 +41,12 @@ class ImageShape:
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"``, ``"hamming"`` and ``"box"`` average all pixels that
             a smaller one covers; ``"nearest"`` takes one of them, which masks need. None: ``"nearest"`` in mode P,
             which allows no other, and ``"bilinear"`` in other modes.
-        fill: Value of every channel of padding, 0 to 255; in mode I;16, 0 to 65535.
+        fill: Value of every channel of padding, 0 to 255; in mode uint16, 0 to 65535.
         max_pixels: An image with more pixels is refused before decoding: a file of a few bytes can claim any size.
             Decoding takes up to 20 bytes per pixel. Images of more than 16 million decoded pixels are decoded one
             at a time.
-        depth: 8 reads images of more than 8 bits in a mode of 8 bits, which is an error otherwise: the upper 8 of the
-            stored bits are kept (for 16 bits, the value divided by 256).
+        upper_8_bits: Whether images of more than 8 bits may be read in a mode of 8 bits, which is an error otherwise:
+            the upper 8 of the stored bits are kept (for 16 bits, the value divided by 256).
 
     Raises:
         ConfigError: A value is invalid; the message begins with its name.
@@ -57,7 +56,7 @@ class ImageShape:
         (224, 224)
         >>> ImageShape((32, 48), mode="L").channels
         1
-        >>> ImageShape(mode="I;16").dtype, ImageShape(mode="P").resampling
+        >>> ImageShape(mode="uint16").dtype, ImageShape(mode="P").resampling
         (dtype('uint16'), 'nearest')
         >>> ImageShape(resize="crop")
         Traceback (most recent call last):
@@ -72,7 +71,7 @@ class ImageShape:
     interpolation: str | None = None
     fill: int = 0
     max_pixels: int = MAX_PIXELS
-    depth: int | None = None
+    upper_8_bits: bool = False
 
     def __post_init__(self) -> None:
         self._set("image_size", _size(self.image_size))
@@ -88,10 +87,10 @@ class ImageShape:
         self._set("ratio", _range("ratio", self.ratio, math.inf))
         self._set("fill", _whole("fill", self.fill, 0, int(np.iinfo(self.dtype).max)))
         self._set("max_pixels", _whole("max_pixels", self.max_pixels, 1, None))
-        if self.depth is not None and not (_is_whole(self.depth) and self.depth == 8):
-            raise ConfigError(f"depth: {self.depth!r} is neither 8 nor null")
-        if self.depth is not None and self.mode == DEEP:
-            raise ConfigError("depth: 8 bits cannot hold mode I;16; set depth: null, or mode: L")
+        if not isinstance(self.upper_8_bits, bool):
+            raise ConfigError(f"upper_8_bits: {self.upper_8_bits!r} is not true or false")
+        if self.upper_8_bits and self.mode == DEEP:
+            raise ConfigError("upper_8_bits: mode uint16 delivers all bits; leave it out, or set mode: L")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -41,9 +41,11 @@ def check_mode(kind: str, head: Head, shape: ImageShape, where: str) -> None:
         reason = _not_deep(head)
     elif shape.mode == INDICES:
         reason = _not_numbers(kind, head)
-    elif deep and shape.depth is None:
-        all_ = ", or mode: I;16 to get all of them" if head.mode in _SIXTEEN_BITS else ""
-        reason = f"of {head.bits} bits, but mode {shape.mode} delivers 8; set depth: 8 to get the upper 8{all_}"
+    elif deep and not shape.upper_8_bits:
+        all_ = ", or mode: uint16 to get all of them" if head.mode in _SIXTEEN_BITS else ""
+        reason = (
+            f"of {head.bits} bits, but mode {shape.mode} delivers 8; set upper_8_bits: true to get the upper 8{all_}"
+        )
     elif head.mode in _PALETTES and shape.mode in ("L", "LA") and shape.resampling == "nearest":
         reason = (
             f"with a palette, but mode {shape.mode} makes grey tones of its colours; set mode: P to get the stored "
@@ -58,20 +60,20 @@ def check_mode(kind: str, head: Head, shape: ImageShape, where: str) -> None:
 def _not_deep(head: Head) -> str:
     if head.bits <= 8:
         return (
-            f"of {head.bits} bits, but mode I;16 delivers more than 8, and the scale of its values is unknown; set "
+            f"of {head.bits} bits, but mode uint16 delivers more than 8, and the scale of its values is unknown; set "
             "mode: L, or convert the file to 16 bits"
         )
     if head.mode in _SIXTEEN_BITS:
         return ""
     return (
-        f"of {head.bits} bits with several channels, but mode I;16 delivers one; set depth: 8 and mode: RGB, or store "
-        "it as .npy"
+        f"of {head.bits} bits with several channels, but mode uint16 delivers one; set upper_8_bits: true and mode: "
+        "RGB, or store it as .npy"
     )
 
 
 def _not_numbers(kind: str, head: Head) -> str:
     if head.mode in _SIXTEEN_BITS:
-        return f"of {head.bits} bits, but mode P delivers numbers of 8; set mode: I;16 and interpolation: nearest"
+        return f"of {head.bits} bits, but mode P delivers numbers of 8; set mode: uint16 and interpolation: nearest"
     if kind == "JPEG":
         return "whose compression changes class numbers; store masks as PNG, or set mode: L"
     if head.mode not in (*_PALETTES, *_GREYS):

@@ -100,7 +100,7 @@ def test_grey_of_16_bits_is_not_cut_off_silently(tmp_path):
     values = np.linspace(0, 65535, 120).round().astype(np.uint16).reshape(12, 10)
     Image.fromarray(values).save(tmp_path / "a.png")
     # Clipped at 255, as Pillow converts them, nearly all would be white.
-    assert_close(first(of_paths(tmp_path, ["a.png"], mode="L", depth=8)), values // 256)
+    assert_close(first(of_paths(tmp_path, ["a.png"], mode="L", upper_8_bits=True)), values // 256)
 
 
 def test_the_contents_and_not_the_name_say_what_a_file_is(tmp_path):

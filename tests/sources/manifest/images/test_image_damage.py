@@ -87,7 +87,7 @@ def test_a_changed_byte_in_a_png_is_an_error(photo, found):
         broken = bytearray(data)
         broken[place] ^= 1 << place % 8
         with pytest.raises(SourceError, match=r"^there/x.png: "):
-            decoded(broken, ImageShape(depth=8), (20, 30))
+            decoded(broken, ImageShape(upper_8_bits=True), (20, 30))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA"])

@@ -180,7 +180,7 @@ def test_what_holds_no_class_numbers_is_refused_with_what_to_write():
     for mode in ("RGBA", "LA"):
         assert "without a palette" in refused(stored(colours.convert(mode)), p)
     assert "a JPEG whose compression changes class numbers" in refused(stored(Image.new("L", (8, 6)), "JPEG"), p)
-    assert "set mode: I;16 and interpolation: nearest" in refused(stored(Image.fromarray(DEEP)), p)
+    assert "set mode: uint16 and interpolation: nearest" in refused(stored(Image.fromarray(DEEP)), p)
     upside_down = refused(stored(Image.fromarray(CLASSES), "TIFF", tiffinfo={262: 0}), p)
     assert "stored upside down (0 is white)" in upside_down
 
@@ -223,7 +223,7 @@ def test_each_field_has_its_own_limit_of_pixels_which_holds_before_memory_is_tak
 )
 def test_sixteen_bits_come_out_as_they_are_stored(kind, values):
     data = stored(Image.fromarray(values), kind)
-    found = decoded(data, ImageShape(mode="I;16"))
+    found = decoded(data, ImageShape(mode="uint16"))
     assert found.dtype == np.dtype("u2")
     assert found.dtype.isnative
     assert np.array_equal(found[..., 0], values)
@@ -235,11 +235,11 @@ def test_more_bits_than_a_mode_has_are_refused_with_the_key(kind, mode):
     data = stored(Image.fromarray(DEEP), kind)
     said = refused(data, ImageShape(mode=mode))
     assert said == (
-        f"x.png: a {kind} of 16 bits, but mode {mode} delivers 8; set depth: 8 to get the upper 8, or mode: I;16 to "
-        "get all of them"
+        f"x.png: a {kind} of 16 bits, but mode {mode} delivers 8; set upper_8_bits: true to get the upper 8, or mode: "
+        "uint16 to get all of them"
     )
     if mode == "L":
-        assert np.array_equal(decoded(data, ImageShape(mode=mode, depth=8))[..., 0], DEEP >> 8)
+        assert np.array_equal(decoded(data, ImageShape(mode=mode, upper_8_bits=True))[..., 0], DEEP >> 8)
 
 
 @pytest.mark.parametrize("colour", [2, 4, 6])
@@ -251,15 +251,15 @@ def test_colours_of_sixteen_bits_need_the_key_too(colour):
     data = a_png(2, 3, 16, colour, b"".join(b"\0" + row.tobytes() for row in values))
     mode = {2: "RGB", 4: "LA", 6: "RGBA"}[colour]
     said = refused(data, ImageShape(mode=mode))
-    assert said.endswith(f"of 16 bits, but mode {mode} delivers 8; set depth: 8 to get the upper 8")
-    assert np.array_equal(decoded(data, ImageShape(mode=mode, depth=8)), values >> 8)
-    assert "several channels" in refused(data, ImageShape(mode="I;16"))
+    assert said.endswith(f"of 16 bits, but mode {mode} delivers 8; set upper_8_bits: true to get the upper 8")
+    assert np.array_equal(decoded(data, ImageShape(mode=mode, upper_8_bits=True)), values >> 8)
+    assert "several channels" in refused(data, ImageShape(mode="uint16"))
 
 
 def test_eight_bits_are_not_passed_off_as_sixteen():
     for image, kind in ((Image.fromarray(CLASSES), "PNG"), (Image.new("RGB", (4, 4)), "JPEG"), (mask(), "GIF")):
-        said = refused(stored(image, kind), ImageShape(mode="I;16"))
-        assert "of 8 bits, but mode I;16 delivers more than 8" in said
+        said = refused(stored(image, kind), ImageShape(mode="uint16"))
+        assert "of 8 bits, but mode uint16 delivers more than 8" in said
         assert "set mode: L" in said
 
 
@@ -277,7 +277,7 @@ def test_sixteen_bits_are_resized_in_sixteen_bits(name, size):
     # for 16 bits is wrong by up to 12 410 there.
     extreme = (np.random.default_rng(0).integers(0, 2, (30, 40)) * 65535).astype("u2")
     for values in (DEEP, extreme):
-        shape = ImageShape(size, "I;16", interpolation=name)
+        shape = ImageShape(size, "uint16", interpolation=name)
         assert np.array_equal(decoded(stored(Image.fromarray(values)), shape)[..., 0], plainly(values, size, name))
 
 
@@ -288,27 +288,26 @@ def test_sixteen_bits_are_turned_cropped_and_padded(turned):
     ways |= {6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
     image = Image.fromarray(DEEP)
     seen = np.asarray(image.transpose(Image.Transpose[ways[turned]]) if turned > 1 else image)
-    assert np.array_equal(decoded(data, ImageShape(mode="I;16"))[..., 0], seen)
+    assert np.array_equal(decoded(data, ImageShape(mode="uint16"))[..., 0], seen)
     height, width = seen.shape
-    middle = decoded(data, ImageShape(12, "I;16", resize="crop"))[..., 0]
+    middle = decoded(data, ImageShape(12, "uint16", resize="crop"))[..., 0]
     left, upper = (width - 30) / 2, (height - 30) / 2
     assert np.array_equal(middle, plainly(seen[int(upper) :][:30, int(left) :][:, :30], (12, 12), "bilinear"))
-    padded = decoded(data, ImageShape(80, "I;16", resize="pad", fill=60000))[..., 0]
+    padded = decoded(data, ImageShape(80, "uint16", resize="pad", fill=60000))[..., 0]
     beside = (padded[:, :9], padded[:, -9:]) if height > width else (padded[:9], padded[-9:])
     assert all((edge == 60000).all() for edge in beside)
-    drawn = decoded(data, ImageShape(16, "I;16", resize="random_crop", interpolation="nearest"), key=3)
+    drawn = decoded(data, ImageShape(16, "uint16", resize="random_crop", interpolation="nearest"), key=3)
     assert np.isin(drawn, seen).all()
 
 
 def test_options_of_sixteen_bits():
-    assert ImageShape(mode="I;16", fill=65535).fill == 65535
+    assert ImageShape(mode="uint16", fill=65535).fill == 65535
     with pytest.raises(ConfigError, match=r"^fill: 65536 is not a whole number from 0 to 65535"):
-        ImageShape(mode="I;16", fill=65536)
-    with pytest.raises(ConfigError, match=r"^depth: 8 bits cannot hold mode I;16"):
-        ImageShape(mode="I;16", depth=8)
-    for depth in (16, 0, "8", True):
-        with pytest.raises(ConfigError, match=r"^depth: "):
-            ImageShape(depth=depth)
+        ImageShape(mode="uint16", fill=65536)
+    with pytest.raises(ConfigError, match=r"^upper_8_bits: mode uint16"):
+        ImageShape(mode="uint16", upper_8_bits=True)
+    with pytest.raises(ConfigError, match=r"^upper_8_bits: 8 is not true or false"):
+        ImageShape(upper_8_bits=8)
 
 
 def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
@@ -318,7 +317,7 @@ def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
         pa.table({"path": [f"{number}.png" for number in range(3)], "y": [0, 1, 2]}),
         {"x": "path", "y": "y"},
         root=tmp_path,
-        mode="I;16",
+        mode="uint16",
     )
     assert (source.spec["x"].shape, source.spec["x"].dtype) == ((1, 30, 40), np.dtype("u2"))
     with AsyncLoader(source, LoaderOptions(batch_size=3, shuffle=False)) as loader:

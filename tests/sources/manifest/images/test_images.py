@@ -131,8 +131,8 @@ def test_sixteen_bits_keep_the_upper_eight():
     values = np.arange(0, 65536, 97, dtype="u2")[:672].reshape(28, 24)
     for kind in ("PNG", "TIFF"):
         data = stored(Image.fromarray(values), kind)
-        assert (decoded(data, ImageShape(mode="L", depth=8))[..., 0] == values >> 8).all()
-        assert (decoded(data, ImageShape(depth=8))[..., 2] == values >> 8).all()
+        assert (decoded(data, ImageShape(mode="L", upper_8_bits=True))[..., 0] == values >> 8).all()
+        assert (decoded(data, ImageShape(upper_8_bits=True))[..., 2] == values >> 8).all()
 
 
 def a_png(width, height, depth, colour, rows=b"", *, streams=None, interlaced=False):
@@ -180,7 +180,7 @@ def test_a_png_that_imagecodecs_refuses_is_left_to_pillow(photo, monkeypatch):
 def test_a_png_that_ends_black_is_an_image(mode):
     for size in ((1, 1), (9, 3), (17, 2)):
         data = stored(Image.new(mode, size))
-        assert not decoded(data, ImageShape(depth=8)).any()
+        assert not decoded(data, ImageShape(upper_8_bits=True)).any()
     for depth in (1, 2, 4):  # nine pixels are two, three and five bytes
         rows = b"\0" * (-(-9 * depth // 8) + 1) * 3
         assert not decoded(a_png(9, 3, depth, 0, rows), ImageShape()).any()
@@ -189,7 +189,7 @@ def test_a_png_that_ends_black_is_an_image(mode):
 def test_colours_of_sixteen_bits_keep_the_upper_eight():
     values = np.random.default_rng(0).integers(0, 65536, (3, 2, 3)).astype(">u2")
     rows = b"".join(b"\0" + row.tobytes() for row in values)
-    assert (decoded(a_png(2, 3, 16, 2, rows), ImageShape(depth=8)) == values >> 8).all()
+    assert (decoded(a_png(2, 3, 16, 2, rows), ImageShape(upper_8_bits=True)) == values >> 8).all()
 
 
 def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():
@@ -198,8 +198,8 @@ def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():
     tags.append((279, 4, 3))
     entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
     data = b"II*\0" + struct.pack("<I", 12) + b"\x12\x3a\xbc\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
-    assert decoded(data, ImageShape(mode="L", depth=8)).ravel().tolist() == [0x12, 0xAB]
-    assert decoded(data, ImageShape(mode="I;16")).ravel().tolist() == [0x123, 0xABC]
+    assert decoded(data, ImageShape(mode="L", upper_8_bits=True)).ravel().tolist() == [0x12, 0xAB]
+    assert decoded(data, ImageShape(mode="uint16")).ravel().tolist() == [0x123, 0xABC]
 
 
 def test_what_does_not_fit_eight_bits_is_refused():
@@ -212,9 +212,9 @@ def test_what_does_not_fit_eight_bits_is_refused():
         decoded(white, ImageShape())
     one = stored(Image.fromarray(deep.astype("u2")), "PNG", transparency=5)
     with pytest.raises(FormatError, match=r"^there/x.png: .*one transparent colour"):
-        decoded(one, ImageShape(mode="RGBA", depth=8))
-    assert (decoded(one, ImageShape(mode="L", depth=8))[..., 0] == deep.astype("u2") >> 8).all()
-    assert (decoded(one, ImageShape(mode="I;16"))[..., 0] == deep).all()
+        decoded(one, ImageShape(mode="RGBA", upper_8_bits=True))
+    assert (decoded(one, ImageShape(mode="L", upper_8_bits=True))[..., 0] == deep.astype("u2") >> 8).all()
+    assert (decoded(one, ImageShape(mode="uint16"))[..., 0] == deep).all()
 
 
 @pytest.mark.usefixtures("png_decoder")
