@@ -35,7 +35,6 @@ class TensorLayout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:

@@ -47,8 +47,6 @@ class ChunkRun:
 
 
 class Group(NamedTuple):
-    """A group of chunks, and its positions ``[first, end)`` in the order."""
-
     number: int
     first: int
     end: int
@@ -148,7 +146,6 @@ class ChunkOrder:
         return np.arange(first, min(first + self.width, self.chunks))[begin::step]
 
     def first_of(self, places: Indices) -> Indices:
-        """Returns the first sample number of the chunk at each place."""
         return self._layout.extents(self._chunks_at(places))[0]
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:

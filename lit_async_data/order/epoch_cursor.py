@@ -74,12 +74,10 @@ class EpochCursor:
 
     @property
     def started(self) -> bool:
-        """Whether the pass has had its first batch."""
         return not self.state.fresh
 
     @property
     def over(self) -> bool:
-        """Whether the pass has had its last batch."""
         return not self.state.fresh and self.state.step >= self.state.steps
 
     @property

@@ -31,7 +31,6 @@ class Segment(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Samples of a whole step over all ranks."""
         return self.world_size * self.batch_size
 
 
@@ -96,7 +95,6 @@ class OrderState:
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """The state in numbers, strings, lists and a dict."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return values | {"source": dict(self.source), "history": [list(segment) for segment in self.history]}
 
@@ -139,11 +137,9 @@ class OrderState:
 
     @property
     def place(self) -> Place:
-        """Where the epoch is continued."""
         return Place(self.epoch, self.position, self.position >= self.samples, self.history)
 
     def at(self, place: Place) -> Self:
-        """The same order at another place."""
         history = tuple(Segment(*map(int, segment)) for segment in place.history)  # of plain numbers, not of numpy's
         return dataclasses.replace(self, epoch=int(place.epoch), position=int(place.position), history=history)
 

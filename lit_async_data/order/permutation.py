@@ -29,7 +29,6 @@ _SMALL_BITS = 5
 
 
 def hash64(word: int) -> int:
-    """Applies the finaliser of SplitMix64 to one 64-bit word."""
     word = ((word ^ (word >> 30)) * _MIX_A) & _WORD
     word = ((word ^ (word >> 27)) * _MIX_B) & _WORD
     return word ^ (word >> 31)
@@ -107,7 +106,6 @@ class Permutation:
         return self._walked(positions, _FORWARD)
 
     def inverse(self, elements: npt.ArrayLike) -> Indices:
-        """Returns the positions of these elements; shapes and errors as in a call."""
         return self._walked(elements, _BACKWARD)
 
     def _walked(self, values: npt.ArrayLike, rounds: range) -> Indices:

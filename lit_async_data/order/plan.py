@@ -250,8 +250,6 @@ class EpochPlan:
 
 
 class BatchIndex(NamedTuple):
-    """The place of a batch in the endless order."""
-
     epoch: int
     step: int
 
@@ -323,7 +321,6 @@ class Schedule:
         self.steps, self.capacity = len(self.plan(0)), self.plan(0).capacity
 
     def limited(self, limits: Limits) -> Schedule:
-        """Returns the same order with these limits; both share the cached plans."""
         if limits == self.limits:
             return self
         limited = copy.copy(self)
@@ -341,7 +338,6 @@ class Schedule:
         return self._plans.add(epoch, start) if plan is None else plan
 
     def steps_of(self, epoch: int) -> int:
-        """Returns the steps of an epoch, from where it begins."""
         resumed = self.limits.start and epoch == self.limits.epoch
         return len(self.plan(epoch)) if resumed else self.steps
 

@@ -72,7 +72,8 @@ class WeightedChunkOrder:
     chunk of its group by weight, and then a sample of that chunk by weight. Chunks without weight and groups without
     positions are left out.
 
-    Over many keys a sample is drawn ``length · weight / sum`` times on average, as in `WeightedOrder`.
+    Over many keys a sample is drawn ``length · weight / sum`` times on average, as in `WeightedOrder`. The members are
+    those of `ChunkOrder`, with the same arguments and errors.
 
     Args:
         runs: The samples of each file, in chunks.
@@ -116,17 +117,6 @@ class WeightedChunkOrder:
         self._chunk_key, self._row_key = derived_key(key, 2), derived_key(key, 3)
 
     def samples(self, positions: npt.ArrayLike) -> Indices:
-        """Returns the samples at these positions.
-
-        Args:
-            positions: Integers in ``range(length)``, shape (n,).
-
-        Returns:
-            int64, shape (n,): sample numbers.
-
-        Raises:
-            IndexError: A position is out of range.
-        """
         places, rows = self.dealt(positions)
         return self._firsts[places] + rows
 
@@ -141,11 +131,6 @@ class WeightedChunkOrder:
         return Group(number, int(self._begins[number]), int(self._ends[number]))
 
     def group_of(self, position: int) -> Group:
-        """Returns the group that a position belongs to.
-
-        Raises:
-            IndexError: The position is out of range.
-        """
         return self.group(int(self._groups_of(_checked_positions([position], self.length))[0]))
 
     def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
@@ -169,21 +154,9 @@ class WeightedChunkOrder:
         return found
 
     def first_of(self, places: Indices) -> Indices:
-        """Returns the first sample number of the chunk at each place."""
         return self._firsts[places]
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Returns the chunk and the row in it of each position.
-
-        Args:
-            positions: Integers in ``range(length)``, shape (n,).
-
-        Returns:
-            Places of the chunks in the order of chunks, and rows in the chunk; int64, both of shape (n,).
-
-        Raises:
-            IndexError: A position is out of range.
-        """
         checked = _checked_positions(positions, self.length)
         first, end = self._lanes[self._groups_of(checked)].T
         places = drawn(self._chunk_edges, first, end, uniform(self._chunk_key, checked))
@@ -191,11 +164,6 @@ class WeightedChunkOrder:
         return places, drawn(self._sample_edges, first, end, uniform(self._row_key, checked)) - first
 
     def chunks_per_global_batch(self, batch_size: int) -> float:
-        """Returns the mean number of distinct chunks in a batch of `WeightedOrder`.
-
-        Args:
-            batch_size: Samples per batch, ≥ 1.
-        """
         shares = np.diff(self._chunk_edges) / self._chunk_edges[-1]
         return float(np.sum(1 - (1 - shares) ** batch_size))
 

@@ -32,7 +32,6 @@ class ComposedSource(Source):
 
     @property
     def left_out(self) -> str:
-        """What the sources inside leave out."""
         return ", ".join(dict.fromkeys(source.left_out for source in self.inside if source.left_out))
 
     @abc.abstractmethod
@@ -50,16 +49,13 @@ class ComposedSource(Source):
 
     @property
     def spec(self) -> BatchSpec:
-        """The fields, which all sources share."""
         return self.inside[0].spec
 
     @property
     def reading(self) -> Reading:
-        """What reading from the most expensive source costs."""
         return slowest(source.reading for source in self.inside)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Number of samples and fields, and the fingerprint of each source inside."""
         fingerprint = super().fingerprint()
         for number, source in enumerate(self.inside):
             which = "source" if len(self.inside) == 1 else f"source {number}"
@@ -69,7 +65,6 @@ class ComposedSource(Source):
 
     @property
     def overlap(self) -> int:
-        """The largest overlap of all sources: samples are never closer to each other here than there."""
         return max(source.overlap for source in self.inside)
 
     def close(self) -> None:
@@ -81,20 +76,13 @@ class ComposedSource(Source):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read samples into arrays; see `Source.read_into`.
-
-        Raises:
-            IndexError: A sample is not in ``range(len(self))``.
-        """
         self._read(samples, out, None)
 
     @property
     def is_random(self) -> bool:
-        """Whether any source reads a random part of each sample."""
         return any(source.is_random for source in self.inside)
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples; the keys select the part where a source is random. See `Source.read_random`."""
         self._read(samples, out, keys)
 
     def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
@@ -118,16 +106,13 @@ class ComposedSource(Source):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether any source reads ahead."""
         return any(source.reads_ahead for source in self.inside)
 
     def fetch(self, samples: Indices) -> bool:
-        """Start bringing samples into memory; see `Source.fetch`."""
         cold = [self.inside[number].fetch(numbers) for number, _, numbers in self._routed(samples)]
         return any(cold)
 
     def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
-        """Decode the chunks of samples; see `Source.decode_ahead`."""
         for number, _, numbers in self._routed(samples):
             self.inside[number].decode_ahead(numbers, turn)
 

@@ -57,7 +57,6 @@ class ConcatSource(ComposedSource):
 
     @property
     def name(self) -> str:
-        """The first source and the number of others, for messages."""
         first, *others = self.sources
         return first.name + (f" and {len(others)} more" if others else "")
 
@@ -71,7 +70,6 @@ class ConcatSource(ComposedSource):
         return self._together([source.chunks for source in self.sources])
 
     def layout(self) -> StorageLayout:
-        """As `chunks`, but sources may examine every sample."""
         return self._together([source.layout() for source in self.sources])
 
     def _together(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
@@ -100,11 +98,6 @@ class ConcatSource(ComposedSource):
         return np.concatenate([order + first for order, first in zip(own, self._starts.tolist(), strict=False)])
 
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
-        """The sources that have these samples; see `ComposedSource._routed`.
-
-        Raises:
-            IndexError: A sample is not in ``range(len(self))``.
-        """
         check_range(samples, self)
         which = np.searchsorted(self._starts, samples, side="right") - 1
         for number in np.unique(which).tolist():
@@ -125,7 +118,6 @@ class ConcatSource(ComposedSource):
             raise
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels of tables encoded by other classes; see `Source.with_classes`."""
         changed = [source.with_classes(classes) for source in self.sources]
         same = all(new is old for new, old in zip(changed, self.sources, strict=True))
         return self if same else type(self)(changed)
@@ -147,15 +139,9 @@ class ConcatSource(ComposedSource):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of all sources; a source without parts is one part."""
         return tuple(part for number, source in enumerate(self.sources) for part in _with_names(source.parts, number))
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample; see `Source.column`.
-
-        Raises:
-            FormatError: It holds text in some of the sources and numbers in others.
-        """
         columns = [source.column(name) for source in self.sources]
         numeric = [column.dtype.kind in "biufc" for column in columns]
         if len(set(numeric)) > 1:
@@ -167,7 +153,6 @@ class ConcatSource(ComposedSource):
         return np.concatenate(columns)
 
     def places(self) -> Places:
-        """Part and row of each sample, in the parts of all sources."""
         several = [source.places() for source in self.sources]
         return Places.joined(
             dataclasses.replace(places, parts=_with_names(places.parts, number))
@@ -175,7 +160,6 @@ class ConcatSource(ComposedSource):
         )
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        """A group number for each sample, and the names of groups; see `Source.grouped_by_path`."""
         numbers: dict[str, int] = {}
         codes = []
         for source in self.sources:
@@ -188,5 +172,4 @@ class ConcatSource(ComposedSource):
 
 
 def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
-    """Give unnamed parts the name of their source."""
     return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)

@@ -153,7 +153,6 @@ def _of_values(source: Source, given: Any, what: str) -> Groups:
 
 
 def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which samples have no value: masked, NaN, NaT or None."""
     missing = np.array(np.ma.getmaskarray(values))
     if values.dtype.kind in "fc":
         missing |= np.isnan(np.ma.getdata(values))

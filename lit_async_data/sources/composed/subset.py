@@ -67,7 +67,6 @@ class SubsetSource(ComposedSource):
 
     @property
     def name(self) -> str:
-        """Number of samples and name of the whole source, for messages."""
         return f"{len(self):,} of {len(self.source):,} samples of {self.source.name}"
 
     @property
@@ -80,11 +79,9 @@ class SubsetSource(ComposedSource):
         return self._selected_layout(self.source.chunks)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Which samples were selected, and the fingerprint of the whole source."""
         return super().fingerprint() | {"selected samples": digest(self.samples)}
 
     def layout(self) -> StorageLayout:
-        """As `chunks`, but the whole source may examine every sample."""
         return self._selected_layout(self.source.layout())
 
     def _selected_layout(self, whole: StorageLayout) -> StorageLayout:
@@ -126,7 +123,6 @@ class SubsetSource(ComposedSource):
         return self.samples[samples]
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels of tables encoded by other classes; see `Source.with_classes`."""
         changed = self.source.with_classes(classes)
         return self if changed is self.source else type(self)(changed, self.samples, group_codes=self.group_codes)
 
@@ -148,15 +144,12 @@ class SubsetSource(ComposedSource):
         )
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample; see `Source.column`."""
         return self.source.column(name)[self.samples]
 
     def places(self) -> Places:
-        """Part and row of each sample, in the parts of the whole source."""
         return self.source.places().taken(self.samples)
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        """A group number for each sample, and the names of groups; see `Source.grouped_by_path`."""
         whole = self.source.grouped_by_path(naming)
         return None if whole is None else (whole[0][self.samples], whole[1])
 

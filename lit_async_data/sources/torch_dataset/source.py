@@ -92,7 +92,6 @@ class DatasetSource(Source):
 
     @property
     def name(self) -> str:
-        """The class of the dataset, for messages."""
         return type(self.dataset).__name__
 
     @property
@@ -228,7 +227,6 @@ class DatasetSource(Source):
 
 
 def _length(dataset: Any) -> int:
-    """Number of samples, ≥ 1."""
     name = type(dataset).__name__
     if isinstance(dataset, type):
         raise ConfigError(f"dataset: {dataset.__name__} is a class; pass an instance")
