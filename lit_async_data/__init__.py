@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lit_async_data.lightning.predictions.writer import PredictionWriter as PredictionWriter
     from lit_async_data.lightning.prefetcher import DevicePrefetcher as DevicePrefetcher
     from lit_async_data.loader.async_loader import AsyncLoader as AsyncLoader
+    from lit_async_data.options import Balanced as Balanced
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.prefetch.wrap import prefetched as prefetched
     from lit_async_data.sources.composed.concat import ConcatSource as ConcatSource
@@ -52,6 +53,7 @@ _HOMES = {
     "AsyncDataError": "errors",
     "AsyncDataModule": "lightning.datamodule",
     "AsyncLoader": "loader.async_loader",
+    "Balanced": "options",
     "BatchSpec": "batch.spec",
     "ChangedError": "errors",
     "ClosedError": "errors",

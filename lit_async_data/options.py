@@ -19,15 +19,16 @@ Shuffle = Literal["none", "chunk", "global", "auto"]
 WORKER_KINDS = ("auto", "thread", "process")
 WorkerKind = Literal["auto", "thread", "process"]
 
-# Options of torch.utils.data.DataLoader, and what to do instead here.
-TORCH_NAMES = {
+# Options that are none, mostly of torch.utils.data.DataLoader, and what to do instead.
+INSTEAD = {
+    "balance": "use weights=Balanced(…), or weights={balanced: …} in a configuration",
     "num_workers": "use workers",
     "prefetch_factor": "use queue_depth (batches ready on the host, over all workers)",
     "pin_memory": "leave it out: slots are pinned by themselves where the device is a GPU",
     "persistent_workers": "leave it out: workers always live on from epoch to epoch",
     "timeout": "use timeout_s",
     "generator": "use seed",
-    "sampler": "use shuffle and seed, or balance or weights where it draws by weight",
+    "sampler": "use shuffle and seed, or weights where it draws by weight",
     "batch_sampler": "use batch_size, shuffle and drop_last",
     "collate_fn": "leave it out: samples are written straight into the batch, which batch_transform can change",
     "multiprocessing_context": "use worker_kind",
@@ -40,6 +41,32 @@ TORCH_NAMES = {
 MAX_WORKERS = 256
 MAX_SECONDS = 1e6
 MAX_SEED = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Balanced:
+    """Weights with which each class of a field is drawn equally often, for `LoaderOptions`.
+
+    Args:
+        field: Key of a field of classes. Samples of class −100, which losses ignore, are never drawn.
+
+    Raises:
+        ConfigError: It is no key.
+
+    Example:
+        >>> LoaderOptions(batch_size=256, weights=Balanced("y")).weights
+        Balanced(field='y')
+    """
+
+    field: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.field, str) or not self.field:
+            raise ConfigError(
+                f"weights: {reprlib.repr(self.field)} is not the key of a field to balance; for labels of your own, "
+                "give weights=class_weights(labels), from lit_async_data.order.weights",
+                option="weights",
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,11 +105,10 @@ class LoaderOptions:
         memory_budget: Most bytes that this loader may hold: slots, decoded chunks, files read ahead and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which the loader raises `StalledError`.
-        balance: Key of a field of classes. Draws samples with replacement, so that all classes are equally frequent.
-            Training only.
-        weights: Key of a field of numbers, or an array with one number per sample. Draws samples with replacement, in
-            proportion to the numbers. Training only.
-        epoch_size: Samples per epoch with ``balance`` or ``weights``; None: as many as the source has.
+        weights: Draws samples with replacement, in proportion to these numbers: an array with one for each sample, the
+            key of a field of numbers, or ``Balanced("y")`` (in a configuration ``{balanced: y}``), with which all
+            classes of field ``y`` are equally frequent. Training only.
+        epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
         augment: Whether a source that can draw at random does so, differently in each epoch: a random part of each
             image (``resize="random_crop"``) instead of the middle; and whether transforms get random numbers as
             ``rng``, which is None otherwise. ``"auto"``: if the order is random, too. Never in evaluation.
@@ -113,9 +139,8 @@ class LoaderOptions:
     cache_bytes: int = 0
     memory_budget: int | None = None
     timeout_s: float = 300.0
-    balance: str | None = None
     # Not compared: comparing arrays gives no single truth value.
-    weights: str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
+    weights: Balanced | str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
     epoch_size: int | None = None
     augment: bool | Literal["auto"] = "auto"
     return_indices: bool = False
@@ -164,29 +189,25 @@ class LoaderOptions:
             )
 
     def _check_drawing(self) -> None:
-        if self.balance is not None and not (isinstance(self.balance, str) and self.balance):
-            is_array = isinstance(self.balance, Sequence | np.ndarray) and not isinstance(self.balance, str)
-            hint = "; for your own labels, give weights=class_weights(labels), from lit_async_data.order.weights"
+        given: Any = self.weights
+        if isinstance(given, Mapping) and given.keys() == {"balanced"}:
+            object.__setattr__(self, "weights", Balanced(given["balanced"]))
+        elif not (given is None or isinstance(given, Balanced) or _is_key_or_numbers(given)):
             raise ConfigError(
-                f"balance: {reprlib.repr(self.balance)} is not the key of a field{hint if is_array else ''}"
+                f"weights: {given!r} is neither Balanced(…), the key of a field nor a number for each sample"
             )
-        if self.weights is not None and not _is_key_or_numbers(self.weights):
-            raise ConfigError(f"weights: {self.weights!r} is neither the key of a field nor a number for each sample")
-        if self.balance is not None and self.weights is not None:
-            raise ConfigError("weights: balance already gives each sample a weight; leave one of the two out")
         if not self.drawn and self.epoch_size is not None:
             raise ConfigError(
-                "epoch_size: needs balance or weights, which draw samples with replacement; for part of an epoch use "
-                "the Trainer's limit_train_batches"
+                "epoch_size: needs weights, which draw samples with replacement; for part of an epoch use the "
+                "Trainer's limit_train_batches"
             )
         if self.drawn and self.shuffle == "none":
-            name = "weights" if self.balance is None else "balance"
-            raise ConfigError(f"{name}: draws samples at random, which shuffle=none forbids; leave shuffle out")
+            raise ConfigError("weights: they draw samples at random, which shuffle=none forbids; leave shuffle out")
 
     @property
     def drawn(self) -> bool:
         """Whether samples are drawn with replacement."""
-        return self.balance is not None or self.weights is not None
+        return self.weights is not None
 
     @property
     def augments(self) -> bool:
@@ -244,7 +265,7 @@ class LoaderOptions:
 
     def as_stored(self) -> LoaderOptions:
         """Returns these options with each sample once, in storage order."""
-        return dataclasses.replace(self, shuffle="none", balance=None, weights=None, epoch_size=None)
+        return dataclasses.replace(self, shuffle="none", weights=None, epoch_size=None)
 
     def for_evaluation(self) -> LoaderOptions:
         """Returns these options for validation, test and prediction: in storage order, nothing dropped or random."""
@@ -282,8 +303,8 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
             continue
         if not isinstance(name, str):
             raise ConfigError(f"{name!r} is not the name of an option")
-        if name in TORCH_NAMES:
-            raise ConfigError(f"{name}: no such option; {TORCH_NAMES[name]}", option=name)
+        if name in INSTEAD:
+            raise ConfigError(f"{name}: no such option; {INSTEAD[name]}", option=name)
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
         raise ConfigError(f"{name}: no such option; {hint}", option=name)

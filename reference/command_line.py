@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import lit_async_data.conf
 from lit_async_data import ConfigError
-from lit_async_data.options import TORCH_NAMES
+from lit_async_data.options import INSTEAD
 
 PACKAGE = Path(*lit_async_data.conf.__path__)
 EVALUATION = "val", "test", "predict"
@@ -111,11 +111,11 @@ def _hint(key: str, known: dict[str, Any], chosen: dict[str, str], config_dir: s
     if has_it := has_it or [other for other in there if parent in there[other] and parent not in known]:
         return f"it belongs to {' or '.join(has_it)}"
     similar = [beside[name] for name in beside if last in name.split("_")]
-    if near := _near(last, beside) or similar or (last not in TORCH_NAMES and len(last) > 1 and _near(last, elsewhere)):
+    if near := _near(last, beside) or similar or (last not in INSTEAD and len(last) > 1 and _near(last, elsewhere)):
         return f"did you mean {' or '.join(near)}?"
     adding = f"; to add it, write +{key}=…" if parent in known and parent else ""
     there_are = f"there are {', '.join(name for name in beside if name[:1] != '_')}{adding}"
-    return f"for the loader, {TORCH_NAMES[last]}" if last in TORCH_NAMES else there_are
+    return f"for the loader, {INSTEAD[last]}" if last in INSTEAD else there_are
 
 
 def _near(word: str, names: Mapping[str, str]) -> list[str]:

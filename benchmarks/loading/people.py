@@ -27,7 +27,7 @@ from typing import Any
 import h5py
 import torch
 
-from lit_async_data import HDF5Source
+from lit_async_data import Balanced, HDF5Source
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
@@ -187,8 +187,8 @@ def balance(run: Run) -> Figures:
     for stored in (CONTIGUOUS, GZIP):
         with tempfile.TemporaryDirectory(dir=run.folder) as folder:
             reading = readers.rows(f"balance, {stored}", writers.images(folder, stored, *size))
-            readers.check(reading, 1, balance="labels")
-            chosen = [readers.ours(reading, workers, "balance", balance="labels") for workers in run.workers]
+            readers.check(reading, 1, weights=Balanced("labels"))
+            chosen = [readers.ours(reading, workers, "balance", weights=Balanced("labels")) for workers in run.workers]
             chosen += [readers.weighted(reading, workers) for workers in run.workers]
             rows += with_cost(compare(run, reading, both(run, reading) + chosen))
             reading.close()

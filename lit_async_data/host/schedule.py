@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.options import LoaderOptions
+from lit_async_data.options import Balanced, LoaderOptions
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule
 from lit_async_data.order.weights import Weights, class_weights
@@ -66,16 +66,15 @@ def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> W
     """How likely each sample is drawn, in the order given; None where each comes once."""
     if not options.drawn:
         return None
-    if options.balance is not None:
-        given: Any = class_weights(values_of(source, options.balance, "balance"))
-    else:
-        given = _given_weights(source, options.weights)
+    given = _given_weights(source, options.weights)
     weights = Weights(given, len(source))
     # Checked above in the order of the samples, so that messages name them.
     return weights if order is None else Weights(np.asarray(given)[order], len(source))
 
 
 def _given_weights(source: Source, given: Any) -> Any:
+    if isinstance(given, Balanced):
+        return class_weights(values_of(source, given.field, "weights"))
     if isinstance(given, str):
         return values_of(source, given, "weights")
     if isinstance(source, SubsetSource) and np.shape(given) == (len(source.source),) != (len(source),):

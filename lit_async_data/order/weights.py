@@ -37,23 +37,23 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
         >>> class_weights(["cat", "dog", "cat", "cat", "dog"]).round(2).tolist()
         [0.33, 0.5, 0.33, 0.33, 0.5]
     """
-    array = _as_array("balance", labels)
+    array = _as_array("weights", labels)
     if array.dtype.kind == "f":
         raise ConfigError(
-            f"balance: the labels are {array.dtype} numbers{_first_nan(array)}, which seldom name classes; convert "
-            "them to whole numbers or text, or give a weight for each sample with weights"
+            f"weights: the labels are {array.dtype} numbers{_first_nan(array)}, which seldom name classes; convert "
+            "them to whole numbers or text, or give a weight for each sample"
         )
     if array.dtype.kind not in "iubSUT" and not (_all(str, array) or _all(bytes, array)):
         raise ConfigError(
-            f"balance: the labels are of type {array.dtype}, not whole numbers, booleans or text; choose another "
-            "field, or give a weight for each sample with weights"
+            f"weights: the labels are of type {array.dtype}, not whole numbers, booleans or text; choose another "
+            "field, or give a weight for each sample"
         )
     _, which, counts = np.unique(array, return_inverse=True, return_counts=True)
     weights = np.asarray((1 / counts)[which], np.float64)
     if array.dtype.kind == "i":
         weights[array == IGNORED] = 0
         if not weights.any():
-            raise ConfigError(f"balance: every label is {IGNORED}, which losses ignore; choose another field")
+            raise ConfigError(f"weights: every label is {IGNORED}, which losses ignore; choose another field")
     return weights
 
 

@@ -20,6 +20,7 @@ from support.sources.reader_sources import Numbers
 from lit_async_data import (
     AsyncDataModule,
     AsyncLoader,
+    Balanced,
     ConcatSource,
     HDF5Source,
     LoaderOptions,
@@ -530,7 +531,7 @@ def test_batches_that_are_kept_never_change():
 def test_samples_that_are_drawn_by_weight_are_transformed():
     labels = np.arange(LENGTH) % 3
     of = ArraySource({"x": IMAGES, "y": labels})
-    options = {"batch_size": 4, "balance": "y", "epoch_size": 40, "workers": 0}
+    options = {"batch_size": 4, "weights": Balanced("y"), "epoch_size": 40, "workers": 0}
     with AsyncLoader(of, options, sample_transform=lambda s: {"y": s["y"], "z": s["y"] * 2}) as loader:
         assert all(torch.equal(batch["y"] * 2, batch["z"]) for batch in loader)
 

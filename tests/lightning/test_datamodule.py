@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from lit_async_data import AsyncDataModule, AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, HDF5Source, LoaderOptions
 from lit_async_data.errors import ConfigError, MemoryBudgetError, TransformError
 from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.lightning.display.summary import summary_lines
@@ -153,7 +153,7 @@ class Counting(ArraySource):
 
 def balanced():
     train = Counting({"x": np.zeros((1000, 3)), "y": np.arange(1000) % 5})
-    return train, AsyncDataModule(train=train, val=source(100), loader={"batch_size": 10, "balance": "y"})
+    return train, AsyncDataModule(train=train, val=source(100), loader={"batch_size": 10, "weights": Balanced("y")})
 
 
 def test_what_is_described_is_what_is_handed_out_and_labels_are_read_once():

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, LoaderOptions, ManifestSource, SubsetSource
+from lit_async_data import AsyncLoader, Balanced, ConcatSource, HDF5Source, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.errors import ReadError, ResumeError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import EpochPlan
@@ -70,7 +70,7 @@ ORDERS = {
     "none": {"shuffle": "none"},
     "global": {"shuffle": "global"},
     "chunk": {"shuffle": "chunk", "shuffle_chunks": 2},
-    "balance": {"shuffle": "global", "balance": "label", "epoch_size": 17},
+    "balance": {"shuffle": "global", "weights": Balanced("label"), "epoch_size": 17},
     "weights by chunks": {"shuffle": "chunk", "shuffle_chunks": 3, "weights": np.arange(1.0, LENGTH + 1)},
 }
 
@@ -402,7 +402,7 @@ CHANGES = {
     "seed: 0 in the checkpoint, 1 now": {"seed": 1},
     "shuffle: global in the checkpoint, none now": {"shuffle": "none"},
     "samples: 22 in the checkpoint, 30 now": {"source": numbers(30)},
-    "weights: none in the checkpoint, [0-9a-f]+ now": {"balance": "label"},
+    "weights: none in the checkpoint, [0-9a-f]+ now": {"weights": Balanced("label")},
     "fields: y int64, label int64 in the checkpoint, y int64 now": {"source": ArraySource({"y": np.arange(LENGTH)})},
     "selected samples: none in the checkpoint, [0-9a-f]+ now": {
         "source": SubsetSource(numbers(30), np.arange(2, LENGTH + 2))

@@ -139,16 +139,16 @@ def test_labels_may_be_numbers_or_text(labels):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0.0, 1.0], "balance: the labels are float64 numbers, which seldom .* or give a weight for each sample"),
-        (np.array([0, 1, np.nan, np.nan], "f4"), r"balance: .*float32 numbers \(that of sample 2 is NaN\)"),
-        (np.zeros((4, 1), int), r"balance: the array has shape \(4, 1\)"),
-        (3, r"balance: the array has shape \(\)"),
-        ([], r"balance: the array has shape \(0,\)"),
-        ([[1], [2, 3]], "balance: not an array: .*give one value"),
-        ([1j, 2j], "balance: the labels are of type complex128"),
-        (["a", None], "balance: the labels are of type object"),
-        (np.array(["a", b"a"], object), "balance: the labels are of type object"),
-        (np.array(["2020-01-01"], "M8[D]"), "balance: the labels are of type datetime64"),
+        ([0.0, 1.0], "weights: the labels are float64 numbers, which seldom .* or give a weight for each sample"),
+        (np.array([0, 1, np.nan, np.nan], "f4"), r"weights: .*float32 numbers \(that of sample 2 is NaN\)"),
+        (np.zeros((4, 1), int), r"weights: the array has shape \(4, 1\)"),
+        (3, r"weights: the array has shape \(\)"),
+        ([], r"weights: the array has shape \(0,\)"),
+        ([[1], [2, 3]], "weights: not an array: .*give one value"),
+        ([1j, 2j], "weights: the labels are of type complex128"),
+        (["a", None], "weights: the labels are of type object"),
+        (np.array(["a", b"a"], object), "weights: the labels are of type object"),
+        (np.array(["2020-01-01"], "M8[D]"), "weights: the labels are of type datetime64"),
     ],
 )
 def test_labels_that_cannot_be_counted_are_refused(labels, message):

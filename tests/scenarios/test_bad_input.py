@@ -430,7 +430,6 @@ BAD = {
     "timeout_s": [None, True, "60", [60], 0, -1, 0.0, -0.5, NAN, INFINITY],
     "augment": NO_BOOL,
     "return_indices": NO_BOOL,
-    "balance": [True, 0, 2.5, "", ["y"]],
     "weights": [True, 0, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],
     "epoch_size": [*NO_NUMBER[1:], 0, -1],
 }

@@ -17,6 +17,7 @@ from support.lightning.trainer import NO_STAGES, pl, trainer
 from lit_async_data import (
     AsyncDataModule,
     AsyncLoader,
+    Balanced,
     ConcatSource,
     DatasetSource,
     DevicePrefetcher,
@@ -180,8 +181,8 @@ def test_the_same_from_a_configuration_of_hydra(scans):
             },
             "split": THREE,
             "groups": r"file:(patient_\d+)",
-            "loader": {"batch_size": 64, "return_indices": True, "balance": "y", "epoch_size": 128},
-            "val_loader": {"batch_size": 100, "balance": None},
+            "loader": {"batch_size": 64, "return_indices": True, "weights": {"balanced": "y"}, "epoch_size": 128},
+            "val_loader": {"batch_size": 100, "weights": None},
         }
     )
     dm = hydra.utils.instantiate(config)
@@ -278,7 +279,7 @@ RARE = np.arange(2000) % 20 == 7  # 95 to 5
 
 
 def balanced(loader=None, **options):
-    given = {"batch_size": 50, "return_indices": True, "balance": "y"}
+    given = {"batch_size": 50, "return_indices": True, "weights": Balanced("y")}
     return AsyncDataModule(**{"train": arrays(RARE.astype(int)), "loader": given | (loader or {})} | options)
 
 
@@ -308,7 +309,8 @@ def test_every_rare_sample_is_drawn_and_about_as_often_as_any_other_of_its_class
 
 
 @pytest.mark.parametrize(
-    "how", [{"balance": "y"}, {"weights": np.where(RARE, 19.0, 1.0)}, {"weights": "w"}, {"weights": [1.0] * 2000}]
+    "how",
+    [{"weights": Balanced("y")}, {"weights": np.where(RARE, 19.0, 1.0)}, {"weights": "w"}, {"weights": [1.0] * 2000}],
 )
 def test_an_epoch_may_be_longer_or_shorter_than_the_data(how):
     source = arrays(RARE.astype(int), w=np.where(RARE, 19, 1).astype(np.uint8))
@@ -320,7 +322,8 @@ def test_an_epoch_may_be_longer_or_shorter_than_the_data(how):
         assert len(model.all("val", "y")) == 2 * 2000
         share = 0.05 if isinstance(how.get("weights"), list) else 0.5
         assert abs(model.all("train", "y").mean() - share) < 5 * 0.5 / np.sqrt(2 * size)
-        assert f"{size:,} samples drawn by {'balance of y' if 'balance' in how else 'weights'}, " in str(dm)
+        drawn_by = "balance of y" if isinstance(how["weights"], Balanced) else "weights"
+        assert f"{size:,} samples drawn by {drawn_by}, " in str(dm)
 
 
 def test_training_that_goes_on_from_a_checkpoint_draws_what_it_would_have_drawn(tmp_path):
@@ -335,13 +338,13 @@ def test_training_that_goes_on_from_a_checkpoint_draws_what_it_would_have_drawn(
 
 def test_samples_of_weight_0_are_never_drawn_and_the_rest_in_proportion():
     weights = np.arange(2000) % 4
-    model = fitted(balanced({"balance": None, "weights": weights, "epoch_size": 12_000}), 1, 2)
+    model = fitted(balanced({"weights": weights, "epoch_size": 12_000}), 1, 2)
     shares = np.bincount(model.all("train") % 4, minlength=4) / 12_000
     np.testing.assert_allclose(shares, [0, 1 / 6, 2 / 6, 3 / 6], atol=0.03)
     assert shares[0] == 0
 
 
-@pytest.mark.parametrize("how", [{"balance": "y"}, {"weights": np.where(RARE, 19.0, 1.0)}])
+@pytest.mark.parametrize("how", [{"weights": Balanced("y")}, {"weights": np.where(RARE, 19.0, 1.0)}])
 @pytest.mark.parametrize("shuffle", ["global", "chunk"])
 def test_two_ranks_draw_what_one_would_and_share_it(tmp_path, how, shuffle):
     with rare_file(tmp_path) as source:
@@ -561,7 +564,7 @@ def test_a_dataset_of_tuples_gives_tuples_to_transform_and_model():
     source = DatasetSource(data)
     dm = AsyncDataModule(
         train=source,
-        loader={"batch_size": 8, "balance": "1"},
+        loader={"batch_size": 8, "weights": Balanced("1")},
         device_transform=lambda batch: (batch[0] + 100, batch[1]),
     )
     model = fitted(dm, 1, 2)
@@ -575,7 +578,9 @@ def test_files_of_two_clinics_are_trained_on_as_one(h5):
     packed = h5("a.h5", data={"data": values, "chunks": (8, 1), "compression": "gzip"}, labels=np.zeros(100, int))
     plain = h5("b.h5", data=values[:60] + 1000, labels=np.ones(60, int))
     both = ConcatSource([HDF5Source(path, {"x": "data", "y": "labels"}) for path in (packed, plain)])
-    dm = AsyncDataModule(train=both, test=both, loader={"batch_size": 16, "return_indices": True, "balance": "y"})
+    dm = AsyncDataModule(
+        train=both, test=both, loader={"batch_size": 16, "return_indices": True, "weights": Balanced("y")}
+    )
     model = fitted(dm, 1, 2)
     assert model.all("test").tolist() == list(range(160))
     assert model.all("test", "x")[:, 0].tolist() == [*range(100), *range(1000, 1060)]
@@ -623,7 +628,9 @@ def test_cells_of_a_file_of_anndata(tmp_path):
         kind.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
         kind["codes"], kind["categories"] = kinds.astype("i1"), np.array(names, object)
     source = HDF5Source(tmp_path / "cells.h5ad", fields={"x": "X", "y": "obs/cell_type"})
-    dm = AsyncDataModule(source=source, split=THREE, loader={"batch_size": 16, "return_indices": True, "balance": "y"})
+    dm = AsyncDataModule(
+        source=source, split=THREE, loader={"batch_size": 16, "return_indices": True, "weights": Balanced("y")}
+    )
     assert dm.classes == {"y": tuple(names)}
     model = fitted(dm, 40, dm.num_classes["y"], max_epochs=2)
     for stage in THREE:
@@ -716,15 +723,21 @@ BAD = {
     "a path to split": ({"source": "x.h5", "split": {"train": 1}}, "source: 'x.h5' is not a source"),
     "no such groups": ({"split": THREE, "groups": "patient"}, "groups: 'patient' is neither file, file:REGEX"),
     "no files": ({"split": THREE, "groups": "file"}, "groups: 'file' needs a source that knows its files"),
-    "no such field": ({"loader": {"balance": "z"}}, "balance: 'z' is not one of the fields x, y, f, v, n"),
-    "floats": ({"loader": {"balance": "f"}}, "balance: the labels are float64 numbers"),
-    "NaNs": ({"loader": {"balance": "n"}}, r"balance: the labels are float64 numbers \(that of sample 0 is NaN\)"),
-    "vectors": ({"loader": {"balance": "v"}}, r"balance: v has samples of shape \(2,\)"),
-    "labels": (
-        {"loader": {"balance": [1, 0]}},
-        r"loader.balance: \[1, 0\] is not the key.*weights=class_weights\(labels\)",
+    "no such field": (
+        {"loader": {"weights": {"balanced": "z"}}},
+        "weights: 'z' is not one of the fields x, y, f, v, n",
     ),
-    "no key": ({"loader": {"balance": 3}}, "loader.balance: 3 is not the key of a field"),
+    "floats": ({"loader": {"weights": {"balanced": "f"}}}, "weights: the labels are float64 numbers"),
+    "NaNs": (
+        {"loader": {"weights": {"balanced": "n"}}},
+        r"weights: the labels are float64 numbers \(that of sample 0 is NaN\)",
+    ),
+    "vectors": ({"loader": {"weights": {"balanced": "v"}}}, r"weights: v has samples of shape \(2,\)"),
+    "labels": (
+        {"loader": {"weights": {"balanced": [1, 0]}}},
+        r"loader.weights: \[1, 0\] is not the key.*weights=class_weights\(labels\)",
+    ),
+    "balance": ({"loader": {"balance": 3}}, "loader.balance: no such option; use weights=Balanced"),
     "too few": ({"loader": {"weights": np.ones(99)}}, "weights: there are 99 for 100 samples"),
     "too many": ({"loader": {"weights": [1.0] * 101}}, "weights: there are 101 for 100 samples"),
     "negative": ({"loader": {"weights": np.arange(100) - 3}}, "weights: sample 0 has -3.0; each must be a finite"),
@@ -736,15 +749,26 @@ BAD = {
     "vectors as weights": ({"loader": {"weights": "v"}}, r"weights: v has samples of shape \(2,\)"),
     "one number": (
         {"loader": {"weights": 3}},
-        "loader.weights: 3 is neither the key of a field nor a number for each sample",
+        r"loader.weights: 3 is neither Balanced\(…\), the key of a field nor a number for each sample",
     ),
-    "as stored": ({"loader": {"balance": "y", "shuffle": "none"}}, "loader.balance: .* which shuffle=none forbids"),
+    "as stored": (
+        {"loader": {"weights": {"balanced": "y"}, "shuffle": "none"}},
+        "loader.weights: .* which shuffle=none forbids",
+    ),
     "false": ({"loader": {"weights": "f", "shuffle": False}}, "loader.weights: .* which shuffle=none forbids"),
-    "size alone": ({"loader": {"epoch_size": 30}}, "loader.epoch_size: needs balance or weights"),
-    "size of 0": ({"loader": {"balance": "y", "epoch_size": 0}}, "loader.epoch_size: 0 is not a whole number"),
-    "both": ({"loader": {"balance": "y", "weights": "f"}}, "loader.weights: balance already gives"),
-    "balanced validation": ({"val_loader": {"balance": "y"}}, "val_loader.balance: in training only; evaluation"),
-    "even shuffled": ({"test_loader": {"balance": "y", "shuffle": True}}, "test_loader.balance: in training only"),
+    "size alone": ({"loader": {"epoch_size": 30}}, "loader.epoch_size: needs weights"),
+    "size of 0": (
+        {"loader": {"weights": {"balanced": "y"}, "epoch_size": 0}},
+        "loader.epoch_size: 0 is not a whole number",
+    ),
+    "balanced validation": (
+        {"val_loader": {"weights": {"balanced": "y"}}},
+        "val_loader.weights: in training only; evaluation",
+    ),
+    "even shuffled": (
+        {"test_loader": {"weights": {"balanced": "y"}, "shuffle": True}},
+        "test_loader.weights: in training only",
+    ),
     "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
     "a short test": ({"predict_loader": {"epoch_size": 3}}, "predict_loader.epoch_size: in training only"),
     "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of options"),
@@ -754,8 +778,8 @@ BAD = {
         {"split": {"train": 1e-9, "val": 0.5}},
         r"split: 'train' gets none of .*split\(source, .*seed=1",
     ),
-    "near": ({"loader": {"balanced": "y"}}, "loader.balanced: no such option; did you mean balance?"),
-    "sampler": ({"loader": {"sampler": None}}, "loader.sampler: no such option; use .* balance or weights"),
+    "near": ({"loader": {"weight": "y"}}, "loader.weight: no such option; did you mean weights?"),
+    "sampler": ({"loader": {"sampler": None}}, "loader.sampler: no such option; use .* weights"),
 }
 
 
@@ -779,7 +803,7 @@ def test_bad_input_is_named_by_its_key(given, said, wrapped):
 @pytest.mark.parametrize("name", [name for name, (given, said) in BAD.items() if said.startswith("loader.")])
 def test_options_as_an_object_say_the_same(name):
     given, said = BAD[name]
-    if not {"balanced", "sampler"} & set(given["loader"]):
+    if not {"balance", "sampler"} & set(given["loader"]):
         with pytest.raises(ConfigError, match=f"^{said.removeprefix('loader.')}"):
             LoaderOptions(batch_size=10, **given["loader"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lit_async_data.host.resources.memory import readable
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.loader.label_mixing import label_evenness
+from lit_async_data.options import Balanced
 from lit_async_data.order.chunk_order import ChunkOrder
 from lit_async_data.order.mixing import mixing, ranks_per_chunk
 from lit_async_data.order.weighted import WeightedChunkOrder
@@ -31,7 +32,7 @@ def _drawing(loader: AsyncLoader) -> str:
     options = loader.options
     if not options.drawn:
         return ""
-    by = f"balance of {options.balance}" if options.balance is not None else "weights"
+    by = f"balance of {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
     return f"{loader.order.length:,} samples drawn by {by}, "
 
 

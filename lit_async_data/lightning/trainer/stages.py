@@ -99,7 +99,7 @@ def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> 
     where = f"{stage}_loader"
     if not isinstance(overrides, Mapping | None):
         raise ConfigError(f"{where}: {overrides!r} is not a mapping of options, as in {{'batch_size': 512}}")
-    for name in ("balance", "weights", "epoch_size"):
+    for name in ("weights", "epoch_size"):
         if overrides and overrides.get(name) is not None:
             raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once")
     return options.for_evaluation().merged(overrides, f"{where}.")

@@ -24,7 +24,7 @@ from support.device.training_loop import pretend
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
-from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
+from lit_async_data import AsyncLoader, Balanced, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
 from lit_async_data.host.processes.child.__main__ import Endpoint, LogToParent
 from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
@@ -71,7 +71,7 @@ def loader_of(source, kind="process", **options):
         {"workers": 1, "shuffle": "global", "drop_last": True},
         {"workers": 2, "shuffle": "chunk", "shuffle_chunks": 4, "cache_bytes": 2**24},
         {"shuffle": "none", "queue_depth": 1},
-        {"balance": "y", "epoch_size": 200},
+        {"weights": Balanced("y"), "epoch_size": 200},
     ],
     ids=["auto", "global", "chunks, cached", "as stored", "drawn"],
 )

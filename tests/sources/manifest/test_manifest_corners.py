@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.sources.oracle import read
 
-from lit_async_data import AsyncDataModule, AsyncLoader, LoaderOptions, ManifestSource
+from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, LoaderOptions, ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
@@ -61,7 +61,7 @@ def test_a_path_of_an_hdf5_file_that_is_missing_can_be_dropped(row, folder):
 
 def test_balance_leaves_out_what_is_ignored():
     source = ManifestSource(pa.table({"y": ["a", None, "b", "b"]}), {"y": {"name": "y", "null": "ignore"}})
-    with AsyncLoader(source, LoaderOptions(batch_size=4, balance="y", epoch_size=40)) as loader:
+    with AsyncLoader(source, LoaderOptions(batch_size=4, weights=Balanced("y"), epoch_size=40)) as loader:
         assert {int(value) for batch in loader for value in batch["y"]} == {0, 1}
 
 

@@ -17,6 +17,7 @@ from support.sources.oracle import read
 from lit_async_data import (
     AsyncDataModule,
     AsyncLoader,
+    Balanced,
     ConcatSource,
     LoaderOptions,
     ManifestSource,
@@ -541,7 +542,11 @@ def test_every_sample_comes_once_and_with_its_own_label(shuffle, workers, folder
 def test_balance_draws_each_class_as_often(folder):
     table = pa.table({"y": ["rare"] * 5 + ["common"] * 95})
     source = ManifestSource(table, {"y": "y"})
-    drawn = [code for batch in batches(source, balance="y", shuffle="auto", epoch_size=1000)[0] for code in batch["y"]]
+    drawn = [
+        code
+        for batch in batches(source, weights=Balanced("y"), shuffle="auto", epoch_size=1000)[0]
+        for code in batch["y"]
+    ]
     assert 400 < sum(int(code) for code in drawn) < 600
 
 
