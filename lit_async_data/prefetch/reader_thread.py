@@ -9,16 +9,12 @@ The contract:
    waits.
 4. `close` wakes the thread and waits for it a few seconds at most. A thread whose `next` does not return is left
    behind, and ends when that returns.
-
-Every wait has a time-out, and then checks whether the other side is alive.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
-import math
 import queue
 import threading
 import time
@@ -26,16 +22,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from lit_async_data.device.feed import HostBatch
-from lit_async_data.errors import ClosedError, WorkerError
+from lit_async_data.errors import ClosedError
+from lit_async_data.host.supervisor import POLL_S, Bell, ThreadWorker, all_ended, awaited
 from lit_async_data.prefetch.packing import Ask, T
-from lit_async_data.threads import Bell, ThreadWorker
 
 log = logging.getLogger(__name__)
 
-# Seconds between two checks whether the other side is alive.
-POLL_S = 0.5
-# Seconds that `close` waits for a `next` that has not returned.
-CLOSE_S = 5.0
 # Seconds of waiting after which a warning is logged.
 LONG_S = 60.0
 
@@ -63,7 +55,7 @@ class Asked(NamedTuple):
 
     Attributes:
         work: The call; returns None while it is not possible.
-        answer: Takes its result, or the error that it raised. Not a Future: an interrupt can leave its lock locked.
+        answer: Takes its result, or the error that it raised.
     """
 
     work: Callable[[], Any]
@@ -96,9 +88,9 @@ class ReaderThread:
         self.iterator = iterator
         self._prepare = prepare
         self._note = note
-        self.arrived = Bell()  # see `ThreadPipeline`
-        # Guards everything below. The consumer's thread takes the lock itself, not through the condition, in which an
-        # interrupt can leave it locked.
+        self.arrived = Bell()
+        # Guards everything below. The consumer's thread takes the lock itself, not through the condition: see
+        # `supervisor`.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._depth = depth
@@ -138,28 +130,19 @@ class ReaderThread:
         Raises:
             WorkerError: The system refuses another thread.
         """
-        deadline = time.monotonic() + LONG_S
-        while True:
-            left = self.serve()
-            with self._lock:
-                pulled = self._next()
-                if pulled is not None:
-                    return pulled
-                worker = self._reader()
-                if worker is None:
-                    break
-                idle = self.asked is left
-            if idle:
-                self.arrived.wait(POLL_S)
-            if time.monotonic() > deadline:
-                deadline = math.inf
-                log.warning("no batch for %.0f s: %s", LONG_S, worker)
-        return self._pull(_at_once)
+        return awaited(self._come, LONG_S, lambda: log.warning("no batch for %.0f s: %s", LONG_S, self.worker))
 
-    def start(self) -> None:
-        """Begin to read ahead now. If no thread can be started, the next `get` raises that."""
-        with self._lock, contextlib.suppress(WorkerError):
-            self._reader()
+    def _come(self, seconds: float) -> Pulled | None:
+        left = self.serve()
+        with self._lock:
+            if (pulled := self._next()) is not None:
+                return pulled
+            worker, idle = self._reader(), self.asked is left
+        if worker is None:
+            return self._pull(_at_once)
+        if seconds and idle:
+            self.arrived.wait(seconds)
+        return None
 
     def close(self) -> bool:
         """End the thread; waits a few seconds at most. Idempotent, from any thread.
@@ -179,7 +162,7 @@ class ReaderThread:
         for pulled in left:
             pulled.host.release()
         worker = self.worker  # read once: another thread may close it, too
-        if worker is not None and not worker.join(CLOSE_S):
+        if worker is not None and not all_ended([worker]):
             return False
         self.worker = None  # it refers to us
         # An error that the user keeps refers to this object, too; the iterator, and its worker processes, must go now.
@@ -196,7 +179,7 @@ class ReaderThread:
         """The thread that reads ahead, started if need be; after an error it is another one."""
         if not self.reading and self._depth and not self._closed:
             if self.worker is not None:
-                self.worker.join(CLOSE_S)  # it has read its last batch, and only has to return
+                all_ended([self.worker])  # it has read its last batch, and only has to return
             self.worker = ThreadWorker(0, self._work)
             self.worker.start()
             self.reading = True

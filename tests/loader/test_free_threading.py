@@ -22,6 +22,7 @@ import lit_async_data as lad
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.host.supervisor import ThreadWorker
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.loader import base_loader
 from lit_async_data.loader.base_loader import Run
@@ -33,7 +34,6 @@ from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudge
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.testing import ArraySource
-from lit_async_data.threads import ThreadWorker
 
 
 def in_another_thread(call):

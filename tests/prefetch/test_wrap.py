@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from lit_async_data import prefetched
 from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, TransformError, WorkerError
+from lit_async_data.host import supervisor
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch import reader_thread as puller
 from lit_async_data.testing import ArraySource, FakeStreams
@@ -181,14 +182,14 @@ def test_a_pass_that_was_left_early_is_followed_by_a_whole_one(depth):
 def test_a_pass_ends_before_the_next_begins(monkeypatch):
     """1. A pass is left while the thread is in `next`. 2. Another is begun: `iter` waits for that `next`, since a
     loader with persistent workers has one iterator for all passes."""
-    monkeypatch.setattr(puller, "CLOSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "THREADS_S", 0.01)
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
         assert loader.waiting.wait(LONG)
 
         def let_it_end(*_):
-            monkeypatch.setattr(puller, "CLOSE_S", LONG)
+            monkeypatch.setattr(supervisor, "THREADS_S", LONG)
             loader.gate.release(99)
 
         monkeypatch.setattr(logging.Logger, "warning", let_it_end)  # called while it waits
@@ -291,7 +292,8 @@ def test_the_thread_may_ask_again_at_once(monkeypatch, made, right):
 
     monkeypatch.setattr(queue, "SimpleQueue", Answer)
     pulling = made(iter("x"), lambda batch, ask: HostBatch(nbytes=ask(lambda: 1) + ask(lambda: 2)), 1)
-    pulling.start()
+    with pulling._lock:
+        pulling._reader()
     until(pulling, lambda: pulling.asked is not None)
     pulling.serve()
     assert (pulling.asked is not None) is right
@@ -429,7 +431,7 @@ def test_an_error_keeps_no_loader_alive():
 def test_a_long_wait_is_worth_a_line(monkeypatch):
     said = []
     monkeypatch.setattr(puller, "LONG_S", 0.0)
-    monkeypatch.setattr(puller, "POLL_S", 0.001)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
@@ -457,7 +459,7 @@ def test_close_is_final_and_may_come_twice():
 
 
 def test_close_leaves_a_next_that_does_not_return_behind(monkeypatch):
-    monkeypatch.setattr(puller, "CLOSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "THREADS_S", 0.01)
     loader = Loader(gate=threading.Semaphore(0))
     batches = prefetched(loader, device="cpu")
     next(batches)

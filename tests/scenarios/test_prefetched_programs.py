@@ -536,7 +536,7 @@ def test_close_is_final(begun, anywhere):
 
 
 def test_close_while_the_loader_waits_returns(monkeypatch):
-    monkeypatch.setattr("lit_async_data.prefetch.reader_thread.CLOSE_S", 0.1, raising=False)
+    monkeypatch.setattr("lit_async_data.host.supervisor.THREADS_S", 0.1)
     gate, entered = threading.Event(), threading.Event()
 
     def waits():

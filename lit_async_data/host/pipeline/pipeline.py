@@ -13,18 +13,19 @@ The failure contract:
 5. `close` is idempotent, wakes every waiter and returns in bounded time.
 6. Garbage collection and the interpreter's exit do the same as `close`.
 7. A fork shares nothing: in a forked child, `check` raises a `WorkerError`; loaders call it before each request.
-8. An interrupt (Ctrl-C) can come between any two steps of a request. After it only `close` may be called, which works
-   in any state, also if it was interrupted itself. The order is pure, so the loader goes on with a new pipeline.
 
-Every wait has a time-out, and then checks whether the other side is alive. Nothing starts before the first request.
+After an interrupt (Ctrl-C) only `close` may be called, any number of times; the loader goes on with a new pipeline.
+Nothing starts before the first request.
 """
 
 from __future__ import annotations
 
 import abc
+import functools
 import logging
 import threading
 import time
+from typing import NoReturn
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
@@ -33,13 +34,11 @@ from lit_async_data.host.metrics.stats import ReadMeter, ReadStats
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
+from lit_async_data.host.supervisor import awaited
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.threads import ProcessGuard, leave_at_exit
 
 log = logging.getLogger(__name__)
-
-# Seconds between two checks whether the workers are alive.
-POLL_S = 0.5
 
 
 class Pipeline(abc.ABC):
@@ -115,12 +114,7 @@ class Pipeline(abc.ABC):
         began = time.monotonic()
         self._starved += 1
         self.prefetch(key)
-        filled = self.poll(key)
-        while filled is None:
-            if time.monotonic() > began + self.timeout_s:
-                raise self._stalled(key)
-            self._wait(key)
-            filled = self.poll(key)
+        filled = awaited(functools.partial(self._come, key), self.timeout_s, functools.partial(self._stalled, key))
         if self._tuner is not None and not self._tuner.settled:
             self._tune(self._tuner, time.monotonic() - began)
         return filled
@@ -147,10 +141,7 @@ class Pipeline(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the workers and free the slots; waits a few seconds at most.
-
-        From any thread, any number of times. If it was interrupted, call it again.
-        """
+        """End the workers and free the slots; waits a few seconds at most. From any thread."""
 
     @property
     def forked(self) -> bool:
@@ -185,8 +176,8 @@ class Pipeline(abc.ABC):
         """Read on with another number of workers, after the first request."""
 
     @abc.abstractmethod
-    def _wait(self, key: BatchIndex) -> None:
-        """Wait until a batch may have come, at most `POLL_S`; add slots if the user keeps all there are.
+    def _wait(self, key: BatchIndex, seconds: float) -> None:
+        """Wait until a batch may have come, at most some seconds; add slots if the user keeps all there are.
 
         Raises:
             ClosedError, WorkerError: See `check`.
@@ -230,8 +221,13 @@ class Pipeline(abc.ABC):
             return
         log.info("workers=auto: %d workers now, since the loop waited for batches; workers=%d begins so", count, count)
 
-    def _stalled(self, key: BatchIndex) -> StalledError:
-        return StalledError(
+    def _come(self, key: BatchIndex, seconds: float) -> FilledSlot | None:
+        if seconds:
+            self._wait(key, seconds)
+        return self.poll(key)
+
+    def _stalled(self, key: BatchIndex) -> NoReturn:
+        raise StalledError(
             f"batch {key.step} of epoch {key.epoch} did not come in {self.timeout_s:g} s: {self._reading()}; is the "
             "disk slow or gone? timeout_s sets how long to wait",
             stage="read",

@@ -8,25 +8,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import StalledError, WorkerError
-from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
+from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
+from lit_async_data.host.supervisor import Bell, ThreadWorker, all_ended, awaited
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.threads import Bell, ThreadWorker
 
 log = logging.getLogger(__name__)
 
-# Seconds that `close` waits for a worker in the middle of a read.
-CLOSE_S = 5.0
 # Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
 COALESCED_S = 0.02
 
@@ -96,7 +95,6 @@ class ThreadPipeline(Pipeline):
         self._coalescing_errors = Unexpected(
             log, "reading several batches together failed, and each of them alone did not"
         )
-        # Not a Condition: an interrupt inside one of its methods can leave the lock locked.
         self.arrived = Bell()
         # The lock guards everything below.
         self._cursor: BatchIndex | None = None  # the next batch to be claimed; None before the first request
@@ -139,18 +137,13 @@ class ThreadPipeline(Pipeline):
         self.arrived.ring()
         workers = self.workers + self._retired
         self.pool.wake(len(workers))
-        deadline = time.monotonic() + CLOSE_S
-        for worker in workers:
-            worker.join(max(deadline - time.monotonic(), 0))
+        all_ended(workers)
         self.pool.clear()
 
     def check(self) -> None:
         super().check()
         for worker in self.workers if self._started else ():
-            if not worker.alive:
-                raise WorkerError(
-                    f"{worker}: its thread has ended{worker.reason}; close the loader", worker=worker.number
-                ) from worker.error
+            worker.check()
 
     # -- slots and claims ------------------------------------------------------------------------------------------
 
@@ -165,7 +158,6 @@ class ThreadPipeline(Pipeline):
             while len(self.workers) > count:
                 self._retired.append(self.workers.pop())
             while len(self.workers) < count:
-                # Kept first, so that `close` ends it also where this is interrupted.
                 self.workers.append(ThreadWorker(len(self.workers), self._work))
                 try:
                     self.workers[-1].start()
@@ -226,13 +218,13 @@ class ThreadPipeline(Pipeline):
         worker.rest()
         return True
 
-    def _wait(self, key: BatchIndex) -> None:  # noqa: ARG002
+    def _wait(self, key: BatchIndex, seconds: float) -> None:  # noqa: ARG002
         if not self.workers:
             self._fill_here()
             return
         with self._lock:
             self._grow()
-        self.arrived.wait(POLL_S)
+        self.arrived.wait(seconds)
         self.check()
 
     def _fill_here(self) -> None:
@@ -244,24 +236,26 @@ class ThreadPipeline(Pipeline):
 
     def _vacant_slot(self) -> int:
         """A slot for the consumer's own thread, which must not wait for one that the user keeps."""
-        deadline = time.monotonic() + self.timeout_s
-        slot = self.pool.take(timeout=0)
-        while slot is None:
-            with self._lock:
-                self.check()
-                self._grow()
+
+        def vacant(seconds: float) -> int | None:
+            if seconds:
+                with self._lock:
+                    self.check()
+                    self._grow()
             # 1. Another thread drops a batch: its lease is dead, so the slot is not held, and the pool need not grow.
             # 2. This thread asks for a slot. 3. The lease's callback makes the slot vacant. So a short wait may be
             # needed; the last slot is never lent: see `must_copy`, and
             # test_a_batch_that_another_thread_is_dropping_is_waited_for.
-            slot = self.pool.take(timeout=POLL_S)
-            if slot is None and time.monotonic() > deadline:
-                raise StalledError(
-                    f"no slot became free in {self.timeout_s:g} s: {self.pool.held} of {len(self.pool)} hold batches "
-                    "that are in use; timeout_s sets how long to wait",
-                    stage="read",
-                )
-        return slot
+            return self.pool.take(timeout=seconds)
+
+        return awaited(vacant, self.timeout_s, self._no_slot)
+
+    def _no_slot(self) -> NoReturn:
+        raise StalledError(
+            f"no slot became free in {self.timeout_s:g} s: {self.pool.held} of {len(self.pool)} hold batches that are "
+            "in use; timeout_s sets how long to wait",
+            stage="read",
+        )
 
     def _fill(self, task: ReadTask) -> None:
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import logging
-import operator
 import os
 import pickle
 import select
 import subprocess
+from collections.abc import Sequence
 
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.processes.ipc.given_slots import packed_slots
 from lit_async_data.host.processes.ipc.messages import REPORT_BYTES, Command, CommandKind, Report, ReportKind
 from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
-from lit_async_data.host.processes.reader_process import ReaderProcess, how_it_ended
+from lit_async_data.host.processes.reader_process import ReaderProcess
+from lit_async_data.host.supervisor import how_it_ended
 
 # Bytes that are read at a time.
 READ_BYTES = 2**16
@@ -37,11 +37,10 @@ class Channel:
 
     def __init__(self, process: ReaderProcess) -> None:
         self._process = process
-        # Stored by C code as soon as they exist, so that `close` finds them also where an interrupt (Ctrl-C) came in
-        # between.
-        self._commands: list[io.FileIO] = []
-        self._reports: list[io.FileIO] = []
-        self._vacant: list[io.FileIO] = []
+        # Both ends of each pipe.
+        self._commands: Sequence[io.FileIO] = ()
+        self._reports: Sequence[io.FileIO] = ()
+        self._vacant: Sequence[io.FileIO] = ()
         self._running: subprocess.Popen[bytes] | None = None
         # Allocated once: a new buffer for each batch took up to 0.7 ms.
         self._buffer = bytearray(READ_BYTES)
@@ -61,8 +60,8 @@ class Channel:
             WorkerError: The system refuses to start a process.
         """
         try:
-            for ends in (self._commands, self._reports, self._vacant)[: 3 if self._process.kind == "reader" else 2]:
-                _open_pipe(ends)
+            self._commands, self._reports = _pipe(), _pipe()
+            self._vacant = _pipe() if self._process.kind == "reader" else ()
         except OSError as error:
             raise WorkerError(
                 f"no pipe to a {self._process.kind} process: {error}; raise the limit on open files (ulimit -n), or "
@@ -141,12 +140,12 @@ class Channel:
         poll.poll(1e3 * timeout)
 
     def close(self) -> None:
-        """Have the process read no more; it ends if nobody else uses it. Idempotent, also after an interrupt."""
+        """Have the process read no more; it ends if nobody else uses it. Idempotent."""
         if self.opened and not self._commands[1].closed:
             with contextlib.suppress(OSError):  # it has ended, or obeys no commands any more
                 os.set_blocking(self._commands[1].fileno(), False)
                 os.write(self._commands[1].fileno(), Command(CommandKind.END).packed())
-        for end in self._commands + self._reports + self._vacant:
+        for end in (*self._commands, *self._reports, *self._vacant):
             end.close()
         self._process.leave(self)
 
@@ -172,7 +171,6 @@ def _log(payload: bytes) -> None:
         logging.getLogger(record.name).handle(record)
 
 
-def _open_pipe(ends: list[io.FileIO]) -> None:
-    """Add the two ends of a new pipe, without a moment at which an interrupt could lose their descriptors."""
-    descriptors = itertools.chain.from_iterable(map(operator.call, (os.pipe,)))
-    ends.extend(map(io.FileIO, descriptors, ("rb", "wb")))
+def _pipe() -> tuple[io.FileIO, io.FileIO]:
+    read, write = os.pipe()
+    return io.FileIO(read, "rb"), io.FileIO(write, "wb")

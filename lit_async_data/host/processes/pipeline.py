@@ -13,7 +13,7 @@ from collections.abc import Callable
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.metrics.stages import StageMeter
-from lit_async_data.host.pipeline.pipeline import POLL_S, Pipeline
+from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
 from lit_async_data.host.processes.channel import Channel
@@ -117,13 +117,13 @@ class ProcessPipeline(Pipeline):
                     self._next = self.schedule.following(filled.batches[-1].key)
             return filled
 
-    def _wait(self, key: BatchIndex) -> None:
+    def _wait(self, key: BatchIndex, seconds: float) -> None:
         with self._lock:
             self._grow()
             channel, all_given = self._channel, not self.pool.count(LENT)
         if channel is not None and channel.opened:
             # A slot that the user frees in another thread is given to the reader soon.
-            channel.wait(POLL_S if all_given else FREED_S)
+            channel.wait(seconds if all_given else FREED_S)
         # Slots may have been freed, and the reader may have gone on under an older limit.
         self.prefetch(key)
 
@@ -221,7 +221,6 @@ class ProcessPipeline(Pipeline):
         for report, payload in reports:
             if report.good:
                 self.pool.filled(report.slot)
-            # No calls: `stages` makes sums of it when somebody asks.
             if self._starved != self._was_starved:
                 self._slot_s += report.idle_s - self._report.idle_s
                 self._was_starved = self._starved

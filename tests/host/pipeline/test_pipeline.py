@@ -20,13 +20,13 @@ from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.device.inline_queue import InlineQueue
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.errors import ClosedError, ReadError, SourceError, StalledError, WorkerError
+from lit_async_data.host import supervisor
 from lit_async_data.host.pipeline import thread_pipeline as pipeline_module
 from lit_async_data.host.pipeline.slots import FILLING, READY, SlotPool
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.resources.memory import allocated
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.contract.stage_clock import Work
-from lit_async_data.threads import ThreadWorker
 
 SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
 LENGTH, BATCH = 12, 4
@@ -212,7 +212,7 @@ def test_an_interrupt_in_the_callers_thread_is_an_interrupt():
 
 
 def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
-    monkeypatch.setattr(ThreadWorker, "_run", lambda self: None)
+    monkeypatch.setattr(ThreadPipeline, "_work", lambda self, worker: False)
     with running() as pipeline, pytest.raises(WorkerError, match="worker 0 is dead") as caught:
         pipeline.get(BatchIndex(0, 0))
     assert caught.value.worker == 0
@@ -279,7 +279,7 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
 
 
 def test_a_slot_that_never_becomes_vacant_is_an_error(monkeypatch):
-    monkeypatch.setattr(pipeline_module, "POLL_S", 0.001)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
     with running(workers=0, depth=0, most_slots=1) as pipeline:
         batch = kept(pipeline, BatchIndex(0, 0))
         pipeline.timeout_s = 0.1
@@ -342,7 +342,7 @@ def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
 
 
 def test_a_stalled_read_is_an_error_that_says_what_every_worker_is_at(monkeypatch):
-    monkeypatch.setattr(pipeline_module, "POLL_S", 0.001)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
     gate = Gate()
     with running(gate) as pipeline:
         pipeline.prefetch(BatchIndex(0, 0))
@@ -588,7 +588,7 @@ def test_close_is_idempotent_and_what_follows_says_so(started):
 
 
 def test_close_wakes_a_consumer_that_waits(monkeypatch):
-    monkeypatch.setattr(pipeline_module, "CLOSE_S", 0.0)
+    monkeypatch.setattr(supervisor, "THREADS_S", 0.0)
     gate = Gate()
     errors = []
 
@@ -609,7 +609,7 @@ def test_close_wakes_a_consumer_that_waits(monkeypatch):
 
 
 def test_close_does_not_wait_for_a_read_that_hangs(monkeypatch):
-    monkeypatch.setattr(pipeline_module, "CLOSE_S", 0.0)
+    monkeypatch.setattr(supervisor, "THREADS_S", 0.0)
     gate = Gate()
     with running(gate) as pipeline:
         pipeline.prefetch(BatchIndex(0, 0))

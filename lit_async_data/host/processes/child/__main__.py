@@ -33,9 +33,8 @@ from lit_async_data.host.processes.ipc.messages import COMMAND_BYTES, Command, C
 from lit_async_data.host.processes.ipc.remote_errors import packed_errors
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.setup import ReaderSetup
+from lit_async_data.host.supervisor import POLL_S
 
-# Seconds between two checks whether the parent and the reader threads are alive.
-CHECK_S = 1.0
 COMMANDS_AT_ONCE = 64
 MOST_DESCRIPTORS = 6  # of a channel
 IGNORED = (
@@ -166,7 +165,7 @@ def main(arguments: list[str]) -> NoReturn:
         poll = select.poll()  # not `select`, which takes no descriptors from 1024 on
         for descriptor in (control_fd, *channels):
             poll.register(descriptor, select.POLLIN)
-        events = poll.poll(1e3 * CHECK_S)
+        events = poll.poll(1e3 * POLL_S)
         for endpoint in channels.values() if not events else ():
             endpoint.check()
         for readable, _ in events:

@@ -61,19 +61,18 @@ class WorkerProcesses:
         self._start = functools.partial(WorkerProcess, stored=stored, slots=slots, memory=memory)
         self._read_raw = NotedRead(setup.read.read_raw, slots, first=len(slots.notes) // 4)
         self._release = setup.plan.reserve(setup.read.source)
-        # The lock guards everything below.
-        self._lock = threading.Lock()
-        self._processes: list[WorkerProcess | None] = [None] * setup.plan.workers.processes
+        # Each is held by the thread that uses the process of this number.
+        self._seats = [threading.Lock() for _ in range(setup.plan.workers.processes)]
+        self._processes: list[WorkerProcess | None] = [None for _ in self._seats]
         self._count = _in_use(setup.plan.workers.threads)
         self._begun: set[int] = set()  # numbers of the workers that have been ready
         self._failed = 0  # processes that ended while they started
 
     def set_workers(self, count: int) -> None:
         """Use another number of processes for the tasks that begin from now on."""
-        with self._lock:
-            self._count = in_use = _in_use(count)
-            self._begun &= set(range(in_use))
-        self._end_unused(in_use)
+        if self._failed < MOST_FAILED:
+            self._count = _in_use(count)
+            self._end_unused()
 
     def run(self, task: ReadTask, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         """Read the batches of a task into its slot."""
@@ -90,9 +89,8 @@ class WorkerProcesses:
     def close(self) -> None:
         """End the processes, and give memory back."""
         self._count = 0
-        for process in self._processes:
-            if process is not None:
-                process.close()
+        for number in range(len(self._seats)):
+            self._end(number)
         if self._scratch is not None:
             self._scratch.close()
         self._release()
@@ -112,19 +110,18 @@ class WorkerProcesses:
         return self._read_once(task, epoch, samples, out)
 
     def _read_once(self, task: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        assert task.worker is not None
-        process = self._taken(task.worker) if self._count else None
-        if process is None:
-            self._read(epoch, samples, out)
-            return
+        number = task.worker
+        assert number is not None
         try:
-            self._have_read(process, task, epoch, samples)
-        except NotBegunError:
-            raise
-        except WorkerError as error:
-            raise self._explained(error, task, process, samples) from error.__cause__
+            with self._seats[number]:
+                process = self._process(number) if number < self._count else None
+                if process is None:
+                    self._read(epoch, samples, out)
+                else:
+                    self._have_read(process, task, epoch, samples)
         finally:
-            self._leave(process)
+            if number >= self._count:
+                self._end_unused()
 
     def _have_read(self, process: WorkerProcess, task: ReadTask, epoch: int, samples: Indices) -> None:
         """Have a process read the batches that a task is at, and wait for it."""
@@ -135,14 +132,19 @@ class WorkerProcesses:
         command = Command(CommandKind.READ, task.slot, key=first.key, limits=limits, row=first.first, batches=count)
         began = time.perf_counter()
         try:
-            CLOCK.done_elsewhere(process.wait(process.send(command)))
+            CLOCK.done_elsewhere(process.carry_out(command))
+        except WorkerError as error:
+            if process.ended is None or isinstance(error, NotBegunError):
+                raise
+            raise self._explained(error, task, process, samples) from error.__cause__
         finally:
             CLOCK.waited(began)
+            self._replace_ended(process)
 
     def _explained(self, error: WorkerError, task: ReadTask, process: WorkerProcess, samples: Indices) -> WorkerError:
         """The error with what the process that has ended was reading."""
         source = self._setup.read.source
-        if process.ended is not None and len(noted := self._slots.was_reading(worker_note(process.number))):
+        if len(noted := self._slots.was_reading(worker_note(process.number))):
             samples = noted
         number = int(source.ids(samples[:1])[0])
         place = source.locate([number])[0]
@@ -160,79 +162,47 @@ class WorkerProcesses:
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def _taken(self, number: int) -> WorkerProcess | None:
-        """A process, to be used until `_leave`, started if need be; None while it takes no commands."""
-        if self._failed >= MOST_FAILED:
-            self._end_unused(0)
-            return None
-        with self._lock:
-            try:
-                process = self._running(number)
-            except WorkerError as error:
-                self._note_failure(error)
-                return None
-            process.users += 1
+    def _process(self, number: int) -> WorkerProcess | None:
+        """The process of a worker, started if need be; None while it takes no commands."""
+        try:
+            process = self._processes[number]
+            if process is None:
+                process = self._processes[number] = self._start(number)
             # One that takes the place of another is waited for: what ended that one should not end this process.
-            wait = number in self._begun
-        ready = False
-        with contextlib.suppress(WorkerError):  # `_leave` names it
-            ready = process.ready(wait=wait)
-        if not ready:
-            self._leave(process)
+            if not process.ready(wait=number in self._begun):
+                return None
+        except WorkerError as error:
+            self._note_failure(error)
+            self._end(number)
             return None
-        with self._lock:
-            self._begun.add(number)
+        self._begun.add(number)
         return process
 
-    def _end_unused(self, first: int) -> None:
-        """End the processes from a number on that no thread uses; `_leave` ends the others."""
-        with self._lock:
-            unused = [process for process in self._processes[first:] if process is not None and not process.users]
-            self._remove(unused)
-        for process in unused:
-            process.close()
+    def _replace_ended(self, process: WorkerProcess) -> None:
+        if process.ended is not None:
+            log.warning("%s; a new one starts when one is needed", process.ended)
+            self._end(process.number)
 
     def _note_failure(self, error: WorkerError) -> None:
         """Note that a process could not start."""
         self._failed += 1
-        then = "itself from now on" if self._failed >= MOST_FAILED else "itself until another one has started"
+        then = "itself until another one has started"
+        if self._failed >= MOST_FAILED:
+            self._count, then = 0, "itself from now on"
         log.warning("%s, while it started; the reader process reads %s", error, then)
 
-    def _running(self, number: int) -> WorkerProcess:
-        process = self._processes[number]
-        if process is not None and process.ended is not None:
-            self._give_up(process)
-            process = None
-        if process is None:
-            process = self._processes[number] = self._start(number)
-        return process
+    def _end_unused(self) -> None:
+        """End the processes that are too many, unless a thread uses them, which calls this when it is done."""
+        for number in range(self._count, len(self._seats)):
+            self._begun.discard(number)
+            if self._seats[number].acquire(blocking=False):
+                self._end(number)
+                self._seats[number].release()
 
-    def _leave(self, process: WorkerProcess) -> None:
-        """Use a process no more. The last to do so closes one that has ended, or that is one too many."""
-        with self._lock:
-            process.users -= 1
-            if process.ended is not None:
-                self._give_up(process)
-            unused = not process.users and (process.ended is not None or process.number >= self._count)
-            if unused:
-                self._remove([process])
-        if unused:
+    def _end(self, number: int) -> None:
+        process, self._processes[number] = self._processes[number], None
+        if process is not None:
             process.close()
-
-    def _give_up(self, process: WorkerProcess) -> None:
-        """Name a process that has ended, and make room for another. The first thread that notices does so."""
-        assert process.ended is not None
-        if self._processes[process.number] is process:
-            self._processes[process.number] = None
-            if process.was_ready:
-                log.warning("%s; a new one starts when one is needed", process.ended)
-            else:
-                self._note_failure(process.ended)
-
-    def _remove(self, processes: Sequence[WorkerProcess]) -> None:
-        for process in processes:
-            if self._processes[process.number] is process:
-                self._processes[process.number] = None
 
 
 def _in_use(workers: int) -> int:

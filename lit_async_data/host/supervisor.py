@@ -1,0 +1,203 @@
+"""How threads and processes are waited for, how their end is found, and what is said of it.
+
+An interrupt (Ctrl-C) inside `threading.Condition.__enter__` or `Thread.start` leaves a lock locked, and inside
+`Thread.is_alive` it makes a living thread dead for ever (bpo-45274). So the consumer's thread waits only for
+``threading.Lock``, which is implemented in C, and a helper thread calls `Thread.start`: interrupts arrive only in the
+main thread.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import math
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from lit_async_data.errors import WorkerError
+from lit_async_data.threads import OURS
+
+T = TypeVar("T")
+
+# Seconds between two checks whether the other side is alive.
+POLL_S = 0.5
+# Seconds that threads in the middle of a read are waited for at the end, and a process before it is killed.
+THREADS_S, PROCESS_S = 5.0, 1.0
+
+
+def awaited(found: Callable[[float], T | None], limit_s: float, late: Callable[[], object]) -> T:
+    """What ``found`` returns once that is not None.
+
+    Args:
+        found: Waits at most for the seconds that it gets, and raises if the other side has ended.
+        limit_s: Seconds after which ``late`` is called, once: it raises, or logs what is waited for.
+        late: See there.
+    """
+    limit, result = time.monotonic() + limit_s, found(0.0)
+    while result is None:
+        if time.monotonic() > limit:
+            late()
+            limit = math.inf
+        result = found(POLL_S)
+    return result
+
+
+class Bell:
+    """Wakes one waiting thread, or the next one that waits; several rings may count as one. Can be interrupted.
+
+    Example:
+        >>> bell = Bell()
+        >>> bell.ring()
+        >>> bell.wait(60.0)  # returns at once
+        True
+    """
+
+    def __init__(self) -> None:
+        self._silent = threading.Lock()  # held until a ring
+        self._silent.acquire()
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has rung already
+            self._silent.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it has rung within ``timeout`` seconds."""
+        return self._silent.acquire(timeout=timeout)
+
+
+class ThreadWorker:
+    """Repeats a function in a daemon thread. One stuck in a dead disk cannot keep the interpreter from exiting.
+
+    Args:
+        number: Number of the worker, for messages.
+        work: Does one piece of work and returns True, or returns False to end the thread. It gets the worker, and
+            reports what it does with `begin` and `rest`.
+
+    Attributes:
+        error: The error that ended the thread, or kept it from starting; None if there was none.
+    """
+
+    def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
+        self.number = number
+        self._work: Callable[[ThreadWorker], bool] | None = work  # None once the thread will do no more work
+        self._task: tuple[object, float] | None = None
+        self.error: BaseException | None = None
+        self._started = self._refused = False
+        self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working
+        self._working = threading.Lock()  # held until the thread has done its last work
+        self._working.acquire()
+        self._thread = threading.Thread(target=self._main, name=f"{OURS} reader {number}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            WorkerError: The system refuses to start another thread.
+        """
+        self._started = True
+        try:
+            _thread.start_new_thread(self._launch, ())
+        except RuntimeError as error:
+            self._failed(error)
+            self.check()
+
+    @property
+    def alive(self) -> bool:
+        return self._started and self._work is not None
+
+    def check(self) -> None:
+        """Raise a `WorkerError` if the thread has ended."""
+        if self.alive:
+            return
+        if self._refused:
+            advice = "use fewer threads, or raise the system's limit on them"
+            what = f"worker {self.number} could not be started: {self.error}; {advice}"
+        else:
+            why = "" if self.error is None else f" by {type(self.error).__name__}: {self.error}"
+            what = f"{self}: its thread has ended{why}; close the loader"
+        raise WorkerError(what, worker=self.number) from self.error
+
+    def begin(self, task: object) -> None:
+        """Note the current task. It is converted to text only for messages."""
+        self._task = (task, time.monotonic())
+
+    def rest(self) -> None:
+        self._task = None
+
+    def __str__(self) -> str:
+        doing = "is waiting for a slot"
+        if (current := self._task) is not None:  # read once: the thread may come to its end meanwhile
+            task, since = current
+            doing = f"has been at {task} for {time.monotonic() - since:.1f} s"
+        return f"worker {self.number} {doing if self.alive else 'is dead'}"
+
+    def join(self, timeout: float) -> bool:
+        """Whether the thread has ended within about ``timeout`` seconds. One that has not begun never will work."""
+        if threading.current_thread() is self._thread:
+            return False
+        if self._claim.acquire(blocking=False):
+            self._work = None
+        if self._started:
+            if not self._working.acquire(timeout=timeout):
+                return False
+            self._working.release()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)  # its work is done; it is about to end
+        return True
+
+    def _launch(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._failed(error)
+
+    def _failed(self, error: RuntimeError) -> None:
+        self.error, self._work, self._refused = error.with_traceback(None), None, True
+        self._working.release()
+
+    def _main(self) -> None:
+        try:
+            if self._claim.acquire(blocking=False):
+                while self._work is not None and self._work(self):
+                    pass
+        except BaseException as error:  # noqa: BLE001  # the consumer raises it
+            self.error = error
+        finally:
+            self._work = None
+            self._working.release()
+
+
+def all_ended(workers: Iterable[ThreadWorker]) -> bool:
+    """Whether threads have ended within `THREADS_S` seconds."""
+    limit = time.monotonic() + THREADS_S
+    ended = [worker.join(max(limit - time.monotonic(), 0)) for worker in workers]
+    return all(ended)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that has been told to end, and then kill it."""
+    try:
+        process.wait(PROCESS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer
+            process.wait(PROCESS_S)
+
+
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    """How a process has ended, for a message."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PROCESS_S)
+    code = process.poll()
+    if code is None:
+        return "closed its pipe"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    # Python has no names for most of the realtime signals.
+    names = {number.value: number.name for number in signal.Signals}
+    how = f"was killed by {names.get(-code, f'signal {-code}')}"
+    return f"{how} (out of memory?)" if code == -signal.SIGKILL else how
