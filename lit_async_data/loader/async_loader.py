@@ -25,7 +25,7 @@ from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, Sou
 from lit_async_data.hooks.callables import Function, check_callable, takes_rng
 from lit_async_data.hooks.host_hooks import HostHooks
 from lit_async_data.hooks.transformation import Outcome, Transformation
-from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.host.ahead import Ahead
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.processes.pipelines import pipeline_of
 from lit_async_data.host.processes.reader_process import ReaderProcess
@@ -421,7 +421,7 @@ class AsyncLoader(ResumableLoader):
             SampleReader(source, options.return_indices, seed, hooks),
             self._cursor.schedule,
             plan,
-            DecodeAhead(source, self.schedule, AHEAD + plan.layout.batches) if source.reads_ahead else None,
+            Ahead(source, AHEAD + plan.layout.batches) if source.reads_ahead else None,
         )
 
     def _pipeline(self, *, pin: torch.device | None) -> tuple[Pipeline, ResourcePlan]:

@@ -95,6 +95,8 @@ class EpochPlan:
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
     _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
+    # The last group whose chunks were asked for, and these.
+    _begun: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -237,6 +239,18 @@ class EpochPlan:
     def numbered(self, stored: Indices) -> Indices:
         """Converts places in storage order to sample numbers."""
         return stored if self.order is None else self.order[stored]
+
+    def chunks_begun(self, group: int) -> Indices:
+        """One sample of each chunk of a group that this rank begins with, in the order in which it begins them."""
+        for number, chunks in self._begun:
+            if number == group:
+                return chunks
+        order = self.chunk_order
+        assert order is not None
+        own = (self.rank + self.start - order.group(group).first) % self.world_size
+        chunks = self.numbered(order.first_of(order.lanes(group, own, self.world_size)))
+        self._begun[:] = [(group, chunks)]
+        return chunks
 
     @functools.cached_property
     def chunk_order(self) -> ChunkOrder | WeightedChunkOrder | None:

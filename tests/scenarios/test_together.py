@@ -12,13 +12,10 @@ import pytest
 import torch
 from support.sources.parts import parts_of
 
-from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, LoaderOptions, SubsetSource, split
+from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
 from lit_async_data.device.transform import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.host.decode_ahead import DecodeAhead
-from lit_async_data.host.schedule import schedule_of
 from lit_async_data.order.chunk_order import ChunkExtents
-from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 
@@ -162,18 +159,6 @@ def test_windows_of_plain_data_need_no_order_of_chunks(h5):
     with contextlib.closing(HDF5Source(h5(x=np.zeros(3000, "f4")), {"x": Field("x", window=(0, 50))})) as source:
         assert source.chunks.runs == ()
         assert source.chunks.chunks_per_run == 1
-
-
-def test_going_back_to_an_earlier_epoch_leaves_nothing_owed(h5):
-    path = h5(data={"data": numbered((200, 10)), "chunks": (10, 10), **GZIP})
-    options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 4, "workers": 1}
-    with contextlib.closing(HDF5Source(path, {"x": "data"})) as source:
-        preparation = DecodeAhead(source, schedule_of(source, LoaderOptions.of(options)), 8)
-        # 1. A slow worker reads the last of epoch 2; another has read (3, 0), for which nothing is decoded yet.
-        preparation([BatchIndex(3, 0)], BatchIndex(3, 1), BatchIndex(2, 19))
-        # 2. Epoch 0 is chosen. 3. What is owed is of an order that nobody wants any more.
-        preparation([BatchIndex(0, 0)], BatchIndex(0, 1), BatchIndex(0, 1))
-        assert not preparation.owed
 
 
 def test_what_is_looked_up_is_laid_out_too_and_held_once_for_all_groups(tmp_path):

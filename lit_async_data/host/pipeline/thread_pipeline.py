@@ -21,7 +21,7 @@ from lit_async_data.host.resources.worker_tuner import WorkerTuner
 from lit_async_data.host.supervisor import Bell, ThreadWorker, all_ended, awaited
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex, Limits, Schedule
+from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
 log = logging.getLogger(__name__)
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 # Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
 COALESCED_S = 0.02
 
-# Called by a worker after a read: the batches just read, the next to be claimed, the oldest being read, and the limits.
-AfterRead = Callable[[Sequence[BatchIndex], BatchIndex | None, BatchIndex | None, Limits], None]
+# Called by a worker after a read, with the order, the batches just read, and the first that has not been read.
+AfterRead = Callable[[Schedule, Sequence[BatchIndex], BatchIndex], None]
 # Reads the batches of a task into the memory of its slot.
 RunTask = Callable[[ReadTask, BatchLayout, Bytes], FilledSlot]
 
@@ -211,10 +211,10 @@ class ThreadPipeline(Pipeline):
         self._fill(task)
         if self._after_read is not None:
             with self._lock:
-                being_read = next((key for key, filled in self._claimed.items() if filled is None), None)
-                cursor = self._cursor
+                unread = next((key for key, filled in self._claimed.items() if filled is None), self._cursor)
+            assert unread is not None
             with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
-                self._after_read(task.keys, cursor, being_read, task.schedule.limits)
+                self._after_read(task.schedule, task.keys, unread)
         worker.rest()
         return True
 

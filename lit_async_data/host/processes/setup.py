@@ -12,7 +12,7 @@ from typing import Any
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ConfigError, MemoryBudgetError
-from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.host.ahead import Ahead
 from lit_async_data.host.processes.inherited import Inherited
 from lit_async_data.host.processes.ipc.shared_file import SharedFile
 from lit_async_data.host.resources.memory import readable
@@ -42,7 +42,7 @@ class ReaderSetup:
     read: SampleReader
     schedule: Schedule
     plan: ResourcePlan
-    ahead: DecodeAhead | None
+    ahead: Ahead | None
     level: int = dataclasses.field(default_factory=lambda: logging.getLogger("lit_async_data").getEffectiveLevel())
 
     @property

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.reservations import reserved
-from lit_async_data.sources.contract.source import Source, Turn
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 
 # The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.

@@ -14,12 +14,11 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import MissingError, WorkerError
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading, StorageLayout
 
-# The epoch and the number of a group of chunks that a chunk shuffle deals from.
-Turn = tuple[int, int]
 # Samples per read when a field is read for all samples.
 BLOCK_SAMPLES = 2**20
 

@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part
-from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
+from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
-from lit_async_data.sources.contract.source import Source, Turn, check_range, whole_numbers
+from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.local_files.patterns import folder_of, is_pattern

@@ -297,7 +297,7 @@ def logged(caplog):
 
 @pytest.mark.parametrize(("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0)])
 def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, caplog):
-    def after_read(keys, cursor, oldest, limits):
+    def after_read(schedule, keys, unread):
         raise error
 
     with running(after_read=after_read) as pipeline:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import threading
 import types
@@ -17,9 +16,8 @@ from support.sources.slabs import cached
 
 from lit_async_data import AsyncLoader, HDF5Source, system
 from lit_async_data.errors import CorruptError, MemoryBudgetError
-from lit_async_data.host.decode_ahead import DecodeAhead
-from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule
+from lit_async_data.host.ahead import Ahead
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
 from lit_async_data.sources.hdf5.readers.cache import persistent_cache as decoded
@@ -286,10 +284,6 @@ def file(tmp_path):
     return str(path)
 
 
-def due(preparation, key, cursor):
-    return np.concatenate([np.empty(0, np.int64), *(samples for _, samples in preparation.due(key, cursor))])
-
-
 def epochs(source, number, **options):
     """The samples of each epoch, in order and checked."""
     found = []
@@ -318,38 +312,17 @@ def test_a_shuffle_by_chunks_decodes_each_once_per_epoch(file, decodings, worker
     assert 2 * 60 - 16 <= len(decodings) <= 2 * 60 + (16 if workers else 0)
 
 
-def test_a_group_is_decoded_while_the_one_before_is_dealt(file, decodings):
-    source = HDF5Source(file)
-    decodings.clear()
-    with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
-        plan, preparation = loader.schedule.plan(0), DecodeAhead(source, loader.schedule, 8)
-        prepared = np.concatenate([due(preparation, BatchIndex(0, step), None) for step in range(5)])
-        assert set(prepared // 10) == set(plan.samples(np.arange(80, 160)) // 10)
-        assert len(prepared) == 8
-        # A slow worker prepares nothing of a group that has been read: the next group is being read.
-        assert len(due(preparation, BatchIndex(0, 0), BatchIndex(0, 9))) > 0
-        assert len(due(preparation, BatchIndex(0, 0), BatchIndex(0, 11))) == 0
-        assert len(due(preparation, BatchIndex(0, 0), BatchIndex(1, 0))) == 0
-        last = BatchIndex(0, 37)
-        assert set(due(preparation, last, BatchIndex(1, 0)) // 10) <= set(
-            loader.schedule.plan(1).samples(np.arange(80)) // 10
-        )
-    source.close()
-
-
 def test_a_slow_worker_costs_no_decoding(file, decodings):
     source = HDF5Source(file)
     give_back = source.reserve(16, 0)
     with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
-        preparation = DecodeAhead(source, loader.schedule, 8)
+        ahead = Ahead(source, 8)
         decodings.clear()
-        # Five steps make a group. Of group 1 a batch has been read, while one of group 0 still is.
-        preparation([BatchIndex(0, 5)], BatchIndex(0, 7), BatchIndex(0, 4))
+        # Five steps make a group. Of group 1 a batch has been read, while one of group 0 still is: nothing of group 2.
+        ahead(loader.schedule, [BatchIndex(0, 5)], BatchIndex(0, 4))
         assert decodings == []
-        preparation([BatchIndex(0, 4)], BatchIndex(0, 7), None)
+        ahead(loader.schedule, [BatchIndex(0, 4)], BatchIndex(0, 7))
         assert len(decodings) == len(set(decodings)) >= 2
-        source.decode_ahead(due(preparation, BatchIndex(0, 5), None), None)
-        assert len(decodings) == len(set(decodings))
     give_back()
     source.close()
 
@@ -370,27 +343,6 @@ def test_each_chunk_of_each_field_is_decoded_once_whatever_its_size(h5, decoding
             assert (mask == -data[:, :20]).all()
     source.close()
     assert len(decodings) == len(set(decodings)) == 60 + 4 + 9
-
-
-@pytest.mark.parametrize("start", [0, 85])
-def test_each_rank_prepares_the_chunks_that_it_begins_with(file, start):
-    plan = functools.partial(
-        EpochPlan,
-        length=600,
-        batch_size=4,
-        shuffle="chunk",
-        seed=1,
-        world_size=3,
-        runs=(ChunkRun(600, 10),),
-        shuffle_chunks=8,
-    )
-    order = plan(epoch=0).chunk_order
-    with contextlib.closing(HDF5Source(file)) as source:
-        for rank in range(3):
-            schedule = Schedule(functools.partial(plan, rank=rank), shuffled=True).limited(Limits(0, start=start))
-            first_round = order.group(2).first + np.arange(8)
-            own = order.samples(first_round[(first_round - start) % 3 == rank])
-            assert (DecodeAhead(source, schedule, 8).lanes(0, 2) // 10).tolist() == (own // 10).tolist()
 
 
 def test_batches_that_are_read_together_cost_no_decoding(file, decodings, monkeypatch):

@@ -14,7 +14,7 @@ from support.files.stored import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
-from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.host.ahead import Ahead
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers.raw import gather_windows
 from lit_async_data.sources.hdf5.storage import open_file, readahead, residency
@@ -289,9 +289,9 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
     source = Asked({"x": np.arange(40)})
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
         schedule = loader.schedule
-        preparation = DecodeAhead(source, schedule, 3)
-        preparation([BatchIndex(0, 8), BatchIndex(0, 9)], None)
-        preparation([BatchIndex(1, 0)], None)
+        ahead = Ahead(source, 3)
+        ahead(schedule, [BatchIndex(0, 8), BatchIndex(0, 9)], BatchIndex(1, 0))
+        ahead(schedule, [BatchIndex(1, 0)], BatchIndex(1, 1))
     wanted = [schedule.plan(1).batch(step).samples.tolist() for step in range(4)]
     # The batches in between are fetched later, once.
     assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]

@@ -26,7 +26,7 @@ from lit_async_data.host.processes.ipc.messages import Command, CommandKind
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots, worker_note
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex, Limits
+from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
 log = logging.getLogger(__name__)
@@ -78,13 +78,11 @@ class WorkerProcesses:
         """Read the batches of a task into its slot."""
         return task.run(functools.partial(self._read_for, task), layout, memory)
 
-    def after_read(
-        self, keys: Sequence[BatchIndex], cursor: BatchIndex | None, oldest: BatchIndex | None, limits: Limits
-    ) -> None:
-        """Decode and fetch for the batches after these, if this process reads them; see `DecodeAhead`."""
+    def after_read(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex) -> None:
+        """Fetch and decode for the batches after these, if this process reads them; see `Ahead`."""
         ahead = self._setup.ahead
         if ahead is not None and (not self._count or self._scratch is not None):
-            ahead(keys, cursor, oldest, limits)
+            ahead(schedule, keys, unread)
 
     def close(self) -> None:
         """End the processes, and give memory back."""

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, FormatError
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.order.chunk_order import distinct_of
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
 from lit_async_data.sources.hdf5.readers.cache.chunk_cache import Cached, DecodedChunkCache
 from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget, PersistentChunkCache

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.window_starts import Span

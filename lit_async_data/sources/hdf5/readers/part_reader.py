@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
 from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.reservations import Owner
-from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 

@@ -16,7 +16,7 @@ import pytest
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.errors import MissingError
-from lit_async_data.host.decode_ahead import DecodeAhead
+from lit_async_data.host.ahead import Ahead
 from lit_async_data.host.resources.plan import AHEAD
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.manifest.files import prefetcher as fetching
@@ -153,7 +153,7 @@ def read_in_steps(source, disk, room):
     schedule = Schedule(
         functools.partial(EpochPlan, length=len(source), batch_size=BATCH, shuffle="global", seed=1), shuffled=True
     )
-    prepare, out = DecodeAhead(source, schedule, AHEAD + 1), {"x": np.empty((BATCH, *source.spec["x"].shape), "u1")}
+    ahead, out = Ahead(source, AHEAD + 1), {"x": np.empty((BATCH, *source.spec["x"].shape), "u1")}
     files = source._fields.prefetcher.files
     give_back, order, late = source.reserve(0, 0, room), [], []
     for step in range(STEPS):
@@ -162,7 +162,7 @@ def read_in_steps(source, disk, room):
         order += names
         late += [name for name in names if not disk.ahead[name]]
         source.read_into(samples, out)
-        prepare([BatchIndex(0, step)], BatchIndex(0, step + 1))
+        ahead(schedule, [BatchIndex(0, step)], schedule.following(BatchIndex(0, step)))
         begun = [file for path, file in list(files.items())][: room // (out["x"].nbytes // BATCH + 200)]
         assert not concurrent.futures.wait([file.data for file in begun], 30).not_done
     give_back()

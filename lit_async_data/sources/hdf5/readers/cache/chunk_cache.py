@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.reservations import Owner, Reservations
-from lit_async_data.sources.contract.source import Turn
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.threads import Gate
 

@@ -1,0 +1,76 @@
+"""`due`: which chunks to decode while batches are read, so that later batches find theirs decoded."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+
+# The epoch and the number of a group of chunks that a chunk shuffle deals from.
+Turn = tuple[int, int]
+
+
+def due(schedule: Schedule, begin: BatchIndex, end: BatchIndex, rows: int) -> list[tuple[Turn | None, Indices]]:
+    """The chunks that fall due once the batches from ``begin`` up to ``end`` have been read.
+
+    If the order goes by chunks, the chunks of a group fall due while the group before it is dealt, evenly over its
+    positions. There is memory for two groups: nothing falls due before the last group but one has been read, or after
+    its own group has. In storage order, the chunk after that of ``end`` falls due.
+
+    Args:
+        schedule: The order.
+        begin: The first of these batches.
+        end: The first batch that has not been read.
+        rows: Samples that share a chunk.
+
+    Returns:
+        One sample of each chunk that this rank begins with, by group; None where there are no groups.
+
+    Example:
+        >>> import functools
+        >>> from lit_async_data.order.chunk_order import ChunkRun
+        >>> shuffled = {"shuffle": "chunk", "shuffle_chunks": 4, "runs": (ChunkRun(16, 2),), "seed": 0}
+        >>> schedule = Schedule(functools.partial(EpochPlan, length=16, batch_size=2, **shuffled), shuffled=True)
+        >>> schedule.plan(0).samples(np.arange(8, 12)).tolist()
+        [2, 10, 14, 12]
+        >>> due(schedule, BatchIndex(0, 1), BatchIndex(0, 3), rows=2)
+        [((0, 1), array([10, 14]))]
+    """
+    plan = schedule.plan(end.epoch)
+    position = _position(plan, end)
+    if plan.chunk_order is None:
+        following = np.array([min(position + rows, plan.length) - 1])
+        return [(None, following)] if plan.shuffle == "none" and rows > 1 else []
+    number = plan.chunk_order.group_of(position).number
+    shares = [_share(schedule, end.epoch, number, begin, end)]
+    if number:
+        shares.insert(0, _share(schedule, end.epoch, number - 1, begin, end))
+    elif begin.epoch < end.epoch:
+        before = schedule.plan(end.epoch - 1).chunk_order
+        assert before is not None
+        shares.insert(0, _share(schedule, end.epoch - 1, before.groups - 1, begin, end))
+    return [(turn, chunks) for turn, chunks in shares if len(chunks)]
+
+
+def _share(
+    schedule: Schedule, epoch: int, number: int, begin: BatchIndex, end: BatchIndex
+) -> tuple[Turn | None, Indices]:
+    """The chunks that fall due with the positions of these batches in one group, and the group that they are of."""
+    plan = schedule.plan(epoch)
+    assert plan.chunk_order is not None
+    _, first, stop = plan.chunk_order.group(number)
+    turn = (epoch, number + 1) if number + 1 < plan.chunk_order.groups else (epoch + 1, 0)
+    chunks = schedule.plan(turn[0]).chunks_begun(turn[1])
+    dealt = (min(max(_position(plan, key), first), stop) - first for key in (begin, end))
+    low, high = (math.ceil(positions / (stop - first) * len(chunks)) for positions in dealt)
+    return turn, chunks[low:high]
+
+
+def _position(plan: EpochPlan, key: BatchIndex) -> int:
+    """The position of a batch in this epoch; its start or end if the batch is of an earlier or later one."""
+    if key.epoch != plan.epoch:
+        return 0 if key.epoch < plan.epoch else plan.length
+    return plan.bounds(key.step)[0] * plan.world_size + plan.rank + plan.start
