@@ -19,7 +19,7 @@ class DeviceQueue(Protocol):
 
     #: Batches copied ahead. It can be set at any time: batches on their way are handed out all the same.
     depth: int
-    #: Seconds in which the consumer's thread ran ``device_transform``; 0 where a stream runs it.
+    #: Seconds of the last `take` in which it ran ``device_transform``; 0 where a stream runs it.
     transform_s: float
 
     def take(self, key: BatchIndex) -> Batch:
@@ -75,7 +75,7 @@ class InlineQueue:
         try:
             return self._transform(batch, key)
         finally:
-            self.transform_s += time.perf_counter() - began
+            self.transform_s = time.perf_counter() - began
 
     def top_up(self, key: BatchIndex) -> None:
         if self.depth:

@@ -338,7 +338,7 @@ class DevicePrefetcher(pl.Callback):
         now = time.perf_counter()
         waited, busy = sum(s.last_wait_s for s in stats), now - self._step_began
         self._verdicts.step(batch_idx, now, waited, busy)
-        self._epoch.step(waited, busy, stats, first=batch_idx == 0)
+        self._epoch.step(waited, stats, first=batch_idx == 0)
         # The step of Lightning's own monitors, which has no public name.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
         every = trainer.log_every_n_steps
@@ -349,7 +349,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the means of the epoch, and how long training waited."""
-        means = self._epoch.end([loader.stats() for loader in self._active])
+        means = self._epoch.end([loader.stats() for loader in self._active], self._verdicts.wall_s)
         self.waited += self._epoch.summary
         if not means:
             return

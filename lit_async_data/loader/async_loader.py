@@ -219,7 +219,8 @@ class AsyncLoader(ResumableLoader):
                     engine.queue.top_up(cursor.schedule.following(key))
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
                     self._copy_errors.log_error(error)
-            run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
+            took_s = time.perf_counter() - started
+            run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
         except (ReadError, SourceError, TransformError):
             cursor.state, run.interrupted = after, False  # the batch has had its turn
             leave_at_exit()

@@ -250,7 +250,8 @@ class PrefetchedLoader(BaseLoader):
                 # This batch is here; an error of a later one is raised when that is asked for.
                 with self._copy_errors:
                     engine.queue.top_up(feed.following(key))
-            run.meter.add(time.perf_counter() - started, first=key.step == 0, queue_fill=fill)
+            took_s = time.perf_counter() - started
+            run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
             state = feed.handed_over(key)
         except StopIteration:
             self._cursor.state = at._replace(over=True, state=None)

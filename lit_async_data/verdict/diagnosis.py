@@ -19,12 +19,11 @@ QUEUE_DEPTH = 8
 
 def verdict(facts: Facts) -> Verdict:
     """Why a loop waited, and what to change."""
-    waited_s = facts.waited_s - facts.transform_s
+    if facts.transform_s > max(facts.waited_s, KEEPS_UP * facts.total_s):
+        return Verdict(facts.transform_s / facts.total_s, Bound.IN_LOOP, Cure.BATCH_TRANSFORM)
     if facts.share < KEEPS_UP:
         return Verdict(facts.share, Bound.LOOP)
-    if facts.transform_s > max(waited_s, KEEPS_UP * facts.total_s):
-        return Verdict(facts.transform_s / facts.total_s, Bound.IN_LOOP, Cure.BATCH_TRANSFORM)
-    bound = Bound.FIRST if facts.gap_s > waited_s else _bound(facts)
+    bound = Bound.FIRST if facts.gap_s > facts.waited_s else _bound(facts)
     return Verdict(facts.share, bound, *_cure(bound, facts))
 
 

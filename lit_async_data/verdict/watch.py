@@ -65,7 +65,7 @@ class Facts:
     total_s: float = 0.0  # of the loop, waiting included
     waited_s: float = 0.0  # by the device, or by the loop where it has no streams; without the first batch
     gap_s: float = 0.0  # waited for the first batch
-    transform_s: float = 0.0  # of what was waited, in `device_transform`, which the loop ran
+    transform_s: float = 0.0  # in `device_transform`, which the loop ran; not waited
     cores: int = 1
     free: float = 1.0  # cores that did nothing, on average
     starved: int = 0  # how often the loop had to wait, at least
@@ -88,38 +88,33 @@ class Watch:
 
     def __init__(self, loaders: Sequence[Loader]) -> None:
         self.loaders = list(loaders)
-        self._before = [(loader.stats(), _transform_s(loader)) for loader in loaders]
+        self._before = [loader.stats() for loader in loaders]
         self._began_s, self._idle_s = time.perf_counter(), core_seconds()[0]
 
     def facts(self, total_s: float | None = None) -> Facts:
         """What was measured until now, of the loader that was waited for longest, in so many seconds of the loop."""
         wall_s, (idle_s, known_s) = time.perf_counter() - self._began_s, core_seconds()
         waits = [
-            _waited(before, loader.stats()) for loader, (before, _) in zip(self.loaders, self._before, strict=True)
+            _waited(before, loader.stats()) for loader, before in zip(self.loaders, self._before, strict=True)
         ]
         total_s = wall_s if total_s is None else total_s
         if not waits:
             return Facts(total_s=total_s)
         slowest = waits.index(max(waits))
-        loader, (before, transform_s), now = self.loaders[slowest], self._before[slowest], self.loaders[slowest].stats()
+        loader, before, now = self.loaders[slowest], self._before[slowest], self.loaders[slowest].stats()
         own = cores(loader.local_world_size)
         return Facts(
             now.batches - before.batches,
             total_s,
             sum(waited_s for waited_s, _ in waits),
             sum(gap_s for _, gap_s in waits),
-            max(_transform_s(loader) - transform_s, 0.0),
+            now.transform_s - before.transform_s,
             own,
             (idle_s - self._idle_s) / max(wall_s, 1e-9) * own / usable_cores() if known_s else own,
             now.read.starved - before.read.starved,
             now.stages.since(before.stages),
             Readers.of(loader, now),
         )
-
-
-def _transform_s(loader: Loader) -> float:
-    engine = loader.machinery.engine
-    return 0.0 if engine is None else engine.queue.transform_s
 
 
 def _waited(before: LoaderStats, now: LoaderStats) -> tuple[float, float]:

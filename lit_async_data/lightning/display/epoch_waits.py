@@ -23,30 +23,30 @@ class EpochWaits:
         self._before = stats
         self._fill_sum = 0
 
-    def step(self, waited_s: float, busy_s: float, stats: Sequence[LoaderStats], *, first: bool) -> None:
+    def step(self, waited_s: float, stats: Sequence[LoaderStats], *, first: bool) -> None:
         """Add a step.
 
         Args:
             waited_s: Seconds inside ``next`` for its batch.
-            busy_s: Seconds of training.
             stats: Statistics of the loaders after it.
             first: Whether it is the first of the epoch.
         """
-        self.summary += WaitSummary(1, 0.0 if first else waited_s, waited_s if first else 0.0, busy_s)
+        self.summary += WaitSummary(1, 0.0 if first else waited_s, waited_s if first else 0.0)
         self._fill_sum += sum(each.queue_fill for each in stats)
 
-    def end(self, stats: Sequence[LoaderStats]) -> dict[str, float]:
+    def end(self, stats: Sequence[LoaderStats], total_s: float) -> dict[str, float]:
         """Add what the device waited, which is known late.
 
         Args:
             stats: Statistics of the loaders after the last step.
+            total_s: Seconds of the steps, waits included.
 
         Returns:
             The means of the epoch by the names of their metrics; empty if no loader or no step was measured.
         """
         device = _device_wait(self._before, stats)
-        if device is not None:
-            self.summary += WaitSummary(device_s=device.wait_s + device.gap_s)
+        busy_s, device_s = total_s - self.summary.waited_s, None if device is None else device.wait_s + device.gap_s
+        self.summary += WaitSummary(busy_s=busy_s, device_s=device_s)
         if not stats or not self.summary.steps:
             return {}
         wait_ms = 1e3 * self.summary.wait_s / max(self.summary.steps - 1, 1)

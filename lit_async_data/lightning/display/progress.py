@@ -21,7 +21,7 @@ class WaitSummary:
         steps: Training steps.
         wait_s: Seconds inside ``next``, without the first batch of each epoch.
         gap_s: Seconds inside ``next`` for the first batch of each epoch.
-        busy_s: Seconds of training, summed over batches.
+        busy_s: Seconds of training.
         device_s: Seconds in which the device was idle because it waited for data. None if it has no streams; it then
             waits whenever the loop does.
 

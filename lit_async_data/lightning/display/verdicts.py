@@ -30,6 +30,7 @@ class Verdicts:
         headspace: Has training repeat batches; None for a training.
 
     Attributes:
+        wall_s: Seconds of the steps of this epoch of training.
         evaluated: How long each evaluation loop waited, over all its runs, by stage.
     """
 
@@ -38,7 +39,7 @@ class Verdicts:
         self.evaluated: dict[str, WaitSummary] = {}
         self._training = Watch([])
         self._evaluation: Watch | None = None
-        self._wall_s, self._ended_s = 0.0, 0.0
+        self.wall_s, self._ended_s = 0.0, 0.0
         self._said: dict[str, Verdict] = {}  # by stage
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class Verdicts:
     def begin_epoch(self, trainer: Any, loaders: Sequence[Loader]) -> None:
         """An epoch of training begins."""
         self._training = Watch(loaders)
-        self._wall_s = self._ended_s = 0.0
+        self.wall_s = self._ended_s = 0.0
         if self._headspace is not None:
             steps = trainer.num_training_batches
             self._headspace.begin(int(steps) if math.isfinite(steps) else None)
@@ -87,7 +88,7 @@ class Verdicts:
             waited_s: Seconds that the loop waited for it.
             busy_s: Seconds that it took beside that, at least; more may have passed between the Trainer's hooks.
         """
-        self._wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
+        self.wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
         self._ended_s = now_s
         if self._headspace is not None:
             self._headspace.step(number, now_s)
@@ -116,7 +117,7 @@ class Verdicts:
         """
         if self._headspace is not None:
             return f"epoch {trainer.current_epoch}: headspace: {self._headspace}"
-        facts = self._training.facts(self._wall_s)
+        facts = self._training.facts(self.wall_s)
         found = verdict(facts)
         if trainer.world_size > 1:
             bounds, cures = list(Bound), list(Cure)
