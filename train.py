@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from lit_async_data.errors import ConfigError, ResumeError, SourceError
-from reference.command_line import check, own_model
+from lit_async_data import ConfigError
+from reference.command_line import check, in_one_line, own_model
 from reference.run import built, check_run, how_to_go_on, starting_checkpoint, usable_callbacks, write_replay
 
 ROOT = Path(__file__).resolve().parent
@@ -73,6 +71,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
+@in_one_line()  # within the job: Hydra would name its overrides first
 def main(cfg: DictConfig) -> float | None:
     """Run once, and return the metric to optimise."""
     from pytorch_lightning.utilities import rank_zero_only
@@ -107,14 +106,8 @@ def save_config(cfg: DictConfig) -> None:
 
 if __name__ == "__main__":
     sys.path.append(os.getcwd())  # where classes of your own are found
-    # Hydra's own message has several lines; HYDRA_FULL_ERROR=1 still shows it.
-    full_error = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's own message has several lines
     sys.argv[1:] = own_model(sys.argv[1:])
-    try:
+    with in_one_line():
         check(sys.argv[1:], str(ROOT / "configs"))
         main()
-    except (HydraException, OmegaConfBaseException, ConfigError, ResumeError, SourceError) as error:
-        if full_error:
-            raise
-        sys.exit(f"error: {' '.join(str(error).split())}")

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import lit_async_data.conf
 from lit_async_data import ConfigError
+from lit_async_data.errors import ResumeError, SourceError
 from lit_async_data.options import INSTEAD
 
 PACKAGE = Path(*lit_async_data.conf.__path__)
 EVALUATION = "val", "test", "predict"
+FULL_ERROR = os.environ.get("HYDRA_FULL_ERROR")
+
+
+@contextlib.contextmanager
+def in_one_line() -> Iterator[None]:
+    """End the program with one line about what the user can mend; with HYDRA_FULL_ERROR=1, with the traceback."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ConfigError, ResumeError, SourceError) as error:
+        if FULL_ERROR:
+            raise
+        sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 def own_model(typed: list[str]) -> list[str]:
-    """The arguments, with ``model=own`` if ``model._target_`` names a class, which gets nothing of the demo's settings.
-
-    Example:
-        >>> own_model(["model._target_=net.Net", "model.depth=3"])
-        ['++model._target_=net.Net', '++model.depth=3', 'model=own']
-    """
+    """The arguments; with ``model=own``, without the demo's settings, if ``model._target_`` names a class."""
     keys = [argument.partition("=")[0] for argument in typed]
     if "model._target_" not in keys or "model" in keys:
         return typed
@@ -35,15 +47,7 @@ def own_model(typed: list[str]) -> list[str]:
 
 
 def check(typed: list[str], config_dir: str) -> None:
-    """Refuse a key or a choice that the configuration does not have, and text in place of a number or a section.
-
-    Args:
-        typed: The arguments of the command line.
-        config_dir: Folder of `train.yaml`.
-
-    Raises:
-        ConfigError: With what was probably meant.
-    """
+    """Refuse a key or a choice that the configuration does not have, and text in place of a number or a section."""
     if any(argument.startswith("-") and argument not in ("-m", "--multirun") for argument in typed):
         return  # another configuration is used, or shown
     try:
@@ -70,6 +74,8 @@ def check(typed: list[str], config_dir: str) -> None:
     for each in overrides:
         if each.key_or_group not in chosen and not each.is_add() and not each.is_force_add():
             new = None if each.is_sweep_override() else each.value()
+            if null := _null_in(each.key_or_group, new):
+                raise ConfigError(f"{null}: in {{…}}, Hydra takes null for no name; write ++{null}=VALUE beside it")
             for name, given in {each.key_or_group: new, **_merged(each.key_or_group, new, known)}.items():
                 if name not in known:
                     raise ConfigError(f"{name}: no such key; {_hint(name, known, chosen, config_dir)}")
@@ -82,6 +88,14 @@ def _merged(key: str, value: Any, known: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     inner = {f"{key}.{name}": each for name, each in value.items()}
     return inner | {name: each for one, two in inner.items() for name, each in _merged(one, two, known).items()}
+
+
+def _null_in(key: str, value: Any) -> str:
+    """The key of an option that is called null; empty if there is none."""
+    if not isinstance(value, dict):
+        return ""
+    inner = (_null_in(f"{key}.{name}", each) for name, each in value.items())
+    return f"{key}.null" if None in value else next(filter(None, inner), "")
 
 
 def _check_type(key: str, value: Any, default: Any) -> None:

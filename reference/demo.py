@@ -21,12 +21,7 @@ SHARES = {"train": 0.7, "val": 0.15, "test": 0.15}  # of the 1797 digits
 
 
 def digits(root: str, part: str) -> HDF5Source:
-    """One part of the digits, ``x``: uint8 (1, 8, 8) with values 0 to 16, ``y``: 0 to 9; written by the first call.
-
-    Args:
-        root: Folder for data sets.
-        part: ``"train"``, ``"val"`` or ``"test"``.
-    """
+    """One part of the digits, ``x``: uint8 (1, 8, 8) with values 0 to 16, ``y``: 0 to 9; written by the first call."""
     folder = Path(root, "digits")
     if not folder.exists():
         _write(folder)

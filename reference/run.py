@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lit_async_data import ConfigError
-from lit_async_data.errors import AsyncDataError
+from lit_async_data.errors import AsyncDataError, SourceError
 
 
 def check_run(cfg: DictConfig) -> None:
@@ -90,19 +90,27 @@ def _best(newest: Path) -> str:
 
 
 def built(cfg: DictConfig, key: str, **more: Any) -> Any:
-    """The object of a section of the configuration; ``more`` are further arguments of its class.
-
-    Raises:
-        AsyncDataError: As the class raises it.
-        ConfigError: The class does not exist, or does not take these settings.
-    """
+    """The object of a section of the configuration; ``more`` are further arguments of its class."""
+    section = OmegaConf.select(cfg, key)
     try:
-        return hydra.utils.instantiate(OmegaConf.select(cfg, key), **more)
+        return hydra.utils.instantiate(section, **more)
     except InstantiationException as error:
-        if isinstance(error.__cause__, AsyncDataError):
-            raise error.__cause__ from None
         cause = error.__cause__ or error
+        if isinstance(cause, SourceError):
+            named = next(_naming(cause.dataset, key, OmegaConf.to_container(section, resolve=True)), None)
+            cause.args = (f"{named}: {cause}" if named else str(cause),)
+        if isinstance(cause, AsyncDataError):
+            raise cause from None
         raise ConfigError(f"{key}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
+
+
+def _naming(dataset: str | None, key: str, value: Any) -> Iterator[str]:
+    """The keys that name a dataset or column."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _naming(dataset, f"{key}.{name}", each)
+    elif dataset is not None and (value == dataset or (isinstance(value, list) and dataset in value)):
+        yield key
 
 
 def usable_callbacks(cfg: DictConfig, unused: str | None) -> list[Any]:

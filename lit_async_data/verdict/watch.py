@@ -94,9 +94,7 @@ class Watch:
     def facts(self, total_s: float | None = None) -> Facts:
         """What was measured until now, of the loader that was waited for longest, in so many seconds of the loop."""
         wall_s, (idle_s, known_s) = time.perf_counter() - self._began_s, core_seconds()
-        waits = [
-            _waited(before, loader.stats()) for loader, before in zip(self.loaders, self._before, strict=True)
-        ]
+        waits = [_waited(before, loader.stats()) for loader, before in zip(self.loaders, self._before, strict=True)]
         total_s = wall_s if total_s is None else total_s
         if not waits:
             return Facts(total_s=total_s)

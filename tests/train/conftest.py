@@ -69,6 +69,7 @@ def typed(monkeypatch, tmp_path, capfd, process_as_before):
         except SystemExit as exit_:
             ending = exit_.code
         GlobalHydra.instance().clear()
-        return "\n".join([capfd.readouterr().out, *said]), ending
+        captured = capfd.readouterr()
+        return "\n".join([captured.out, captured.err, *said]), ending
 
     return run

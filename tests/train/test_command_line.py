@@ -39,6 +39,7 @@ WRONG = {
     "data=hdf5 data.train.fields.x=X": "data.train.fields is set as a whole: 'data.train.fields={x: …}'",
     "loader=thread": "loader: thread is no choice; there are threads",
     "callbacks=null": "callbacks: null is no choice; there are default, device_prefetcher, early_stopping,",
+    "data=manifest data.source.fields={x:a,y:{name:b,null:drop}}": "write ++data.source.fields.y.null=VALUE",
     # Values of another type.
     "trainer.max_epochs=abc": "trainer.max_epochs: 'abc' is not a number (the default is 12)",
     "train=no": "train: 'no' is not true or false",
@@ -51,6 +52,7 @@ RIGHT = [
     "data=hdf5 data.train.path=x.h5 data.train.layout=NHWC loader.workers=2",
     "data=hdf5 data.train.fields={x:images} data.train.layout={x:NHWC}",
     "data=manifest data.source.fields={x:a,y:{name:b}} +data.source.fields.z=c ~data.groups",
+    "data=manifest data.source.fields.y={name:b} ++data.source.fields.y.null=drop",
     "data=hdf5_split data.split={train:0.8}",
     "data=hdf5_split data.split={train:[0,1],val:[2]} data.groups=fold",
     "-m data=digits,hdf5 loader.queue_depth=1,2 seed=range(1,4)",
@@ -101,7 +103,15 @@ def test_a_mistake_ends_a_run_with_one_line(typed, arguments, said, monkeypatch)
     for name in ("", "X"):
         monkeypatch.setattr(f"lightning_fabric.loggers.tensorboard._TENSORBOARD{name}_AVAILABLE", False)
     quiet = [override for override in QUIET if override.partition("=")[0] not in " ".join(arguments)]
-    _, ending = typed(*arguments, *quiet)
+    shown, ending = typed(*arguments, *quiet)
+    assert "Error executing job" not in shown  # Hydra's line, which would come first
     assert ending.startswith("error: ")
     assert said in ending
     assert "\n" not in ending
+
+
+def test_a_column_that_is_not_there_is_named_with_its_key(typed, tmp_path):
+    table = tmp_path / "birds.csv"
+    table.write_text("path,species\n1.png,auk\n")
+    _, ending = typed("data=manifest", f"data.source.table={table}", "data.source.fields.y=specie", *QUIET)
+    assert ending == f"error: data.source.fields.y: {table}: has no column 'specie'; did you mean 'species'?"

@@ -135,6 +135,7 @@ class Column:
             given = _field_options(given)
         if not isinstance(given, Mapping):
             return cls(given, image=image)
+        given = {"null" if name is None else name: value for name, value in given.items()}  # YAML reads null as None
         options = [field.name for field in dataclasses.fields(cls) if field.name not in ("image", "given")]
         check_names(given, [*options, *_IMAGE])
         if "name" not in given:
