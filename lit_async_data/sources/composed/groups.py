@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.places import Part, Places
 from lit_async_data.sources.contract.source import Source
+
+# Words that are no names of columns, unless one of these prefixes says which of the two they are.
+RULES = ("file", "group", "time")
+RULE, COLUMN = "rule:", "column:"
 
 
 class Groups(NamedTuple):
@@ -36,7 +40,7 @@ def groups_of(source: Source, given: Any, places: Places) -> Groups:
 
     Args:
         source: The source of the samples.
-        given: ``"file"``, ``"file:REGEX"``, ``"group"``, the name of a column, or one value per sample; see `split`.
+        given: A rule, the name of a column, or one value per sample; see `split`.
         places: Part and row of each sample.
 
     Raises:
@@ -45,6 +49,37 @@ def groups_of(source: Source, given: Any, places: Places) -> Groups:
     """
     if not isinstance(given, str):
         return _of_values(source, given, "the given array")
+    if given.startswith(COLUMN):
+        return _of_column(source, given.removeprefix(COLUMN))
+    found = _of_rule(source, given.removeprefix(RULE), places)
+    if found is not None:
+        check_unambiguous(source, given, found)
+    return found or _of_column(source, given)
+
+
+def check_unambiguous(source: Source, given: str, found: Groups | None = None) -> None:
+    """Refuse a word that is a rule and a column, unless both give the same groups.
+
+    Raises:
+        ConfigError: It is both; the message says how to write each.
+    """
+    if given not in RULES:
+        return
+    try:
+        codes, names = _factorized(_comparable(np.asanyarray(source.column(given)), given))
+    except AsyncDataError:
+        return  # it has no such column, or none that groups samples
+    if found is not None and len(codes) == len(found.codes):
+        pairs = np.unique(np.stack([codes, found.codes]), axis=1).shape[1]
+        if pairs == len(names) == len(found.names):
+            return
+    raise ConfigError(
+        f"groups: {given!r} is a rule, and {source.name} also has a column {given!r}, which gives other groups; write "
+        f"'{COLUMN}{given}' or '{RULE}{given}'"
+    )
+
+
+def _of_rule(source: Source, given: str, places: Places) -> Groups | None:
     if given == "file" or given.startswith("file:"):
         by_path = source.grouped_by_path({"file": _unchanged}.get(given) or _matcher(given))
         if by_path is not None:
@@ -53,9 +88,14 @@ def groups_of(source: Source, given: Any, places: Places) -> Groups:
     if given in ("file", "group") or given.startswith("file:"):
         if not any(part.name for part in places.parts):
             raise ConfigError(
-                f"groups: {given!r} needs a source that knows its files, and {source.name} does not; group by a column"
+                f"groups: {given!r} needs a source that knows its files, and {source.name} does not; group by a "
+                "column, as with groups='column:NAME'"
             )
         return _of_parts(places, given)
+    return None
+
+
+def _of_column(source: Source, given: str) -> Groups:
     try:
         values = source.column(given)
     except MissingError as error:

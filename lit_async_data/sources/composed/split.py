@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
-from lit_async_data.sources.composed.groups import Groups, groups_of, hashed
+from lit_async_data.sources.composed.groups import RULE, Groups, check_unambiguous, groups_of, hashed
 from lit_async_data.sources.composed.sides import UNUSED, drawn_sides, named_sides
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source
@@ -65,7 +65,8 @@ def split(
             * ``"group"``: the samples of each group in each file.
             * ``"time"``: nothing is drawn. Each file or group is cut into consecutive blocks in the order of the
               fractions, with gaps between them, so that windows of two sides share no values.
-            * Any other text: samples with the same value in the dataset, column or batch key of that name.
+            * Any other text: samples with the same value in the dataset, column or batch key of that name. If one is
+              named as a rule is, ``"column:file"`` is the column and ``"rule:file"`` the rule.
             * An array of whole numbers or text, shape (len(source),): samples with the same value.
         seed: Another seed draws other sides; 0 to 2**63 − 1.
 
@@ -96,7 +97,8 @@ def split(
         how, sides = f"by {drawn.what}, groups by name", named_sides(drawn, given)[drawn.codes]
     elif groups is None:
         how, sides = f"by sample, seed {seed}", _by_sample(source, places, edges, key)
-    elif isinstance(groups, str) and groups == "time":
+    elif _is_time(groups):
+        check_unambiguous(source, groups)
         how, sides = BY_TIME, _by_time(places, edges, list(fractions), source.overlap)
     else:
         drawn = groups_of(source, groups, places)
@@ -120,7 +122,7 @@ def _listed_groups(given: Any, groups: Any) -> dict[str, Sequence[Any]] | None:
     if not lists:
         return None
     first = next(iter(lists))
-    if groups is None or (isinstance(groups, str) and groups == "time"):
+    if groups is None or _is_time(groups):
         raise ConfigError(
             f"split: {first} lists groups ({few(lists[first])}), so say with groups= what they are: the name of a "
             "column, or an array of one value per sample. If these are numbers of samples, write "
@@ -132,6 +134,10 @@ def _listed_groups(given: Any, groups: Any) -> dict[str, Sequence[Any]] | None:
             f"split: {first} lists groups, but {other} = {sides[other]!r} is no list; give lists for all sides"
         )
     return lists
+
+
+def _is_time(groups: Any) -> TypeGuard[str]:
+    return isinstance(groups, str) and groups.removeprefix(RULE) == "time"
 
 
 def _is_list(given: Any) -> bool:
