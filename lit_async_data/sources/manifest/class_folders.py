@@ -107,7 +107,7 @@ def _check_no_links(folders: Iterable[str]) -> None:
     for folder in folders:
         if os.path.islink(folder):
             raise ConfigError(
-                f"from_folder: {quoted(folder)} is a link to a folder; set allow_outside_root=True to follow it, or "
+                f"from_folder: {quoted(folder)} is a link to a folder; set allow_external=True to follow it, or "
                 "remove it",
                 file=folder,
             )

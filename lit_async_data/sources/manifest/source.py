@@ -34,7 +34,7 @@ from lit_async_data.sources.manifest.table.table import Table, TableReader
 from lit_async_data.sources.manifest.validation import Check, check_paths
 
 # Options of `ManifestSource` and of images.
-OPTIONS = ["root", "id", "filters", "check_files", "allow_outside_root", "delimiter", "encoding"]
+OPTIONS = ["root", "id", "filters", "check_files", "allow_external", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 # Values of ``check_files``.
@@ -70,7 +70,7 @@ def root_of(table: Any) -> str:
     return folder_of(path) if is_pattern(path) else os.path.dirname(path)
 
 
-def check_options(root: Any, id: Any, check_files: Any, *, allow_outside_root: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
+def check_options(root: Any, id: Any, check_files: Any, *, allow_external: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
     """Check the types of options.
 
     Raises:
@@ -80,8 +80,8 @@ def check_options(root: Any, id: Any, check_files: Any, *, allow_outside_root: A
         raise ConfigError(f"root: {root!r} is not a folder")
     if not (id is None or (isinstance(id, str) and id)):
         raise ConfigError(f"id: {id!r} is not the name of a column")
-    if not isinstance(allow_outside_root, bool):
-        raise ConfigError(f"allow_outside_root: {allow_outside_root!r} is not true or false")
+    if not isinstance(allow_external, bool):
+        raise ConfigError(f"allow_external: {allow_external!r} is not true or false")
     if check_files not in CHECKS:
         raise ConfigError(f"check_files: {check_files!r} is not one of {', '.join(CHECKS)}")
     check_names(image, OPTIONS)
@@ -110,7 +110,7 @@ class ManifestSource(Source):
         check_files: Files to check now: ``"first"``: those of the first sample, and a few others if all must have one
             shape; ``"all"``, with a progress bar; or ``"none"``. A file that is not checked raises its error when it is
             read. HDF5 files are always opened.
-        allow_outside_root: Whether paths, and links on them, may leave ``root``.
+        allow_external: Whether paths, and links on them, may leave ``root``.
         delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
         **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both) and
@@ -151,18 +151,18 @@ class ManifestSource(Source):
         id: str | None = None,  # noqa: A002  # a public name
         filters: Sequence[Sequence[Any]] | None = None,
         check_files: Check = "first",
-        allow_outside_root: bool = False,
+        allow_external: bool = False,
         delimiter: str | None = None,
         encoding: str | None = None,
         **image: Any,
     ) -> None:
-        check_options(root, id, check_files, allow_outside_root=allow_outside_root, image=image)
+        check_options(root, id, check_files, allow_external=allow_external, image=image)
         shape = ImageShape(**image)
         columns, as_mapping = columns_of_fields(fields, shape)
         text_format = TextFormat.of(delimiter, encoding)
         self._reader, self._name = TableReader(table, filters, text_format), ""
         where = root_of(table) if root is None else os.fspath(root)
-        folder = RootDirectory(where, allow_outside_root=allow_outside_root)
+        folder = RootDirectory(where, allow_external=allow_external)
         self._fields = Fields(columns, self._reader, folder, id)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
@@ -181,7 +181,7 @@ class ManifestSource(Source):
             root: A folder with one folder per class. Hidden files are skipped; other files are skipped with a warning
                 that counts them.
             fields: As for the class, with the columns ``path`` and ``label``; None: ``{"x": "path", "y": "label"}``.
-            **options: As for the class; with ``allow_outside_root``, links to folders are followed.
+            **options: As for the class; with ``allow_external``, links to folders are followed.
 
         Raises:
             ConfigError: ``root`` is not a folder, has no folders, or its folders are stages (``train``, ``val``), not
@@ -204,7 +204,7 @@ class ManifestSource(Source):
         check_names(options, OPTIONS)
         path = os.path.abspath(os.path.expanduser(root))
         with listing(path):
-            table = class_folders(path, links=bool(options.get("allow_outside_root")))
+            table = class_folders(path, links=bool(options.get("allow_external")))
         source = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
         source._name = path
         return source

@@ -273,9 +273,7 @@ def test_outside_allows_what_is_refused_else(folder):
         for old in ("link.png",):
             if (folder / old).is_symlink():
                 (folder / old).unlink()
-        source = ManifestSource(
-            table(make(folder)), {"x": "path"}, root=folder, allow_outside_root=True, check_files="all"
-        )
+        source = ManifestSource(table(make(folder)), {"x": "path"}, root=folder, allow_external=True, check_files="all")
         assert read(source, [BAD])["x"].max() == 0
 
 

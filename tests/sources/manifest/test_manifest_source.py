@@ -765,7 +765,7 @@ def test_a_checkpoint_keeps_the_classes():
         ({"image_sise": 4}, "image_sise: .*image_size"),
         ({"chek": "all"}, "chek: .*check"),
         ({"check_files": "some"}, "check_files: 'some'.*first, all, none"),
-        ({"allow_outside_root": "yes"}, "allow_outside_root: 'yes'"),
+        ({"allow_external": "yes"}, "allow_external: 'yes'"),
         ({"image_size": 32}, "image_size: "),
         ({"resize": "crop"}, "image_size: missing"),
         ({"image_size": 0}, "image_size: 0"),

@@ -211,7 +211,7 @@ def test_links_that_lead_back_end_somewhere(tmp_path):
     np.save(tmp_path / "a/1.npy", np.zeros(2))
     for name in ("back", "again"):
         (tmp_path / "a" / name).symlink_to(tmp_path / "a")
-    source = ManifestSource.from_folder(tmp_path, allow_outside_root=True)
+    source = ManifestSource.from_folder(tmp_path, allow_external=True)
     assert len(source) == 1
     assert source.name == str(tmp_path)
 

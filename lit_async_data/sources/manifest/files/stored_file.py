@@ -40,19 +40,19 @@ class RootDirectory:
 
     Args:
         root: The folder; a relative path is made absolute now.
-        allow_outside_root: Whether paths may leave it.
+        allow_external: Whether paths may leave it.
 
     Example:
         >>> RootDirectory("/data").path_of("train/a.jpg")
         '/data/train/a.jpg'
         >>> RootDirectory("/data").path_of("../etc/passwd")
         Traceback (most recent call last):
-        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it, or set allow_outside_root=True
+        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it, or set allow_external=True
     """
 
-    def __init__(self, root: str, *, allow_outside_root: bool = False) -> None:
+    def __init__(self, root: str, *, allow_external: bool = False) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
-        self.allow_outside_root = allow_outside_root
+        self.allow_external = allow_external
         self._checked_folders: set[str] = set()
 
     def path_of(self, path: str) -> str:
@@ -64,7 +64,7 @@ class RootDirectory:
         if _ADDRESS.match(path):
             raise ManifestError(f"{path}: an address, not a path; fetch the file first")
         joined = os.path.join(self.root, path)
-        if not self.allow_outside_root and not _is_inside(os.path.normpath(joined), self.root):
+        if not self.allow_external and not _is_inside(os.path.normpath(joined), self.root):
             raise self._outside_error(path)
         return joined
 
@@ -75,7 +75,7 @@ class RootDirectory:
 
     def checked(self, path: str) -> str:
         """A path from `path_of`, after checking that no link on it leads out of the root."""
-        if self.allow_outside_root:
+        if self.allow_external:
             return path
         self._check_folder(path)
         if os.path.islink(path):
@@ -86,7 +86,7 @@ class RootDirectory:
         """Open a path from `path_of`, with the checks of `checked`, and append its descriptor to ``opened``."""
         # C code calls `os.open` and appends its result. CPython runs signal handlers between Python instructions, so an
         # interrupt (Ctrl-C) cannot come between the two and lose the descriptor.
-        if self.allow_outside_root:
+        if self.allow_external:
             opened.extend(map(os.open, (path,), (_FLAGS,)))
             return
         self._check_folder(path)
@@ -111,7 +111,7 @@ class RootDirectory:
             raise self._outside_error(path)
 
     def _outside_error(self, path: str) -> ManifestError:
-        return ManifestError(f"{path}: leaves root {self.root}; move it, or set allow_outside_root=True")
+        return ManifestError(f"{path}: leaves root {self.root}; move it, or set allow_external=True")
 
 
 def _is_inside(path: str, folder: str) -> bool:
@@ -119,7 +119,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 # For files that no table names.
-ANYWHERE = RootDirectory("/", allow_outside_root=True)
+ANYWHERE = RootDirectory("/", allow_external=True)
 
 
 def read_file(path: str, most_bytes: int) -> bytes:

@@ -247,7 +247,7 @@ def test_paths_that_leave_by_their_words_are_refused(root, path):
     with pytest.raises(ManifestError) as found:
         RootDirectory(root).path_of(path)
     assert str(found.value).startswith(f"{path}: leaves root {root}; ")
-    assert RootDirectory(root, allow_outside_root=True).path_of(path) == os.path.join(root, path)
+    assert RootDirectory(root, allow_external=True).path_of(path) == os.path.join(root, path)
 
 
 @pytest.mark.parametrize("path", ["out/a.jpg", "in/out.jpg", "in/../out/a.jpg"])
@@ -257,7 +257,7 @@ def test_paths_that_leave_by_links_are_refused(root, path):
     for _ in range(2):
         with pytest.raises(ManifestError, match=r"leaves root .*/root; "):
             within.checked(joined)
-    assert RootDirectory(root, allow_outside_root=True).checked(joined) == joined
+    assert RootDirectory(root, allow_external=True).checked(joined) == joined
 
 
 def test_a_way_back_through_a_link_is_judged_by_where_it_leads(root, tmp_path):
@@ -286,14 +286,14 @@ def test_a_root_that_is_a_link_itself(root, tmp_path):
 def test_addresses_are_refused_even_where_paths_may_leave(root, path):
     for outside in (False, True):
         with pytest.raises(ManifestError) as found:
-            RootDirectory(root, allow_outside_root=outside).path_of(path)
+            RootDirectory(root, allow_external=outside).path_of(path)
         assert str(found.value).startswith(f"{path}: an address, not a path")
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])
 def test_no_path_at_all(root, path):
     with pytest.raises(ManifestError, match="not a path"):
-        RootDirectory(root, allow_outside_root=True).path_of(path)
+        RootDirectory(root, allow_external=True).path_of(path)
 
 
 def test_folders_are_looked_at_once(root, monkeypatch):
