@@ -76,9 +76,10 @@ class DevicePrefetcher(pl.Callback):
     most that can be ready.
 
     Args:
-        device_depth: Batches copied ahead of the one in use, for every loader. With 0 it reads and copies nothing ahead
-            but still measures: the baseline of a comparison.
-        verify_copies: If above 0, batches per loader whose copies are verified; see `AsyncLoader`.
+        device_depth: Batches copied ahead of the one in use, for every loader. None: as many as an `AsyncLoader` or a
+            `PrefetchedLoader` says itself, and 2 for each DataLoader that it wraps. With 0 it reads and copies nothing
+            ahead but still measures: the baseline of a comparison.
+        verify_copies: If above 0, batches per loader whose copies are verified; see `AsyncLoader.verify_copies`.
         headspace: Whether to measure what a better loader could gain at most. In the second half of each epoch of fit,
             the first batches of that epoch come again and again, and after it a line says how many steps per second
             there are with and without the loader. Such a run is no training: the metric ``data/headspace`` (percent of
@@ -93,20 +94,20 @@ class DevicePrefetcher(pl.Callback):
         ConfigError: An argument is wrong, or arguments do not go together.
 
     Example:
-        >>> callback = DevicePrefetcher(device_depth=2)
+        >>> callback = DevicePrefetcher()
         >>> callback.waited.share
         0.0
     """
 
     def __init__(
         self,
-        device_depth: int = 2,
+        device_depth: int | None = None,
         verify_copies: int = 0,
         *,
         headspace: bool = False,
         quiet: bool = False,
     ) -> None:
-        self.device_depth = non_negative_int("device_depth", device_depth)
+        self.device_depth = None if device_depth is None else non_negative_int("device_depth", device_depth)
         self.verify_copies = non_negative_int("verify_copies", verify_copies)
         if headspace and self.verify_copies:
             raise ConfigError("headspace: repeated batches are not copied, so verify_copies has nothing to do; set one")
@@ -276,7 +277,8 @@ class DevicePrefetcher(pl.Callback):
 
     def _drive(self, trainer: pl.Trainer, loader: DrivenLoader) -> None:
         # Set before the first batch: a change of any of these drops the batches read ahead.
-        loader.device_depth = self.device_depth
+        if self.device_depth is not None:
+            loader.device_depth = self.device_depth
         if self.verify_copies:
             loader.verify_copies = self.verify_copies
         on_device = streams.has_streams(loader.device) or streams.has_streams(trainer.strategy.root_device)

@@ -64,11 +64,11 @@ class BaseLoader(abc.ABC):
     local_world_size: int | None
     _cursor: Any  # a `Cursor`
 
-    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
+    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
         """Begin as new: nothing has been read."""
         self._device = None if device is None else streams.checked_device(device)
         self._depth = non_negative_int("device_depth", device_depth)
-        self._verify_copies = non_negative_int("verify_copies", verify_copies)
+        self._verify_copies = verify_copies
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
         self.priority = None
@@ -206,7 +206,12 @@ class BaseLoader(abc.ABC):
 
     @property
     def verify_copies(self) -> int:
-        """Batches that are verified on their way. Setting it counts anew, and drops batches that were read ahead."""
+        """How many batches, from the first on, are verified on their way.
+
+        Their checksums are compared at each stage of the way to the device, which reads every batch a few more times. A
+        batch that did not arrive, or that changed later, is a `TransferError`. Setting it counts anew, and drops
+        batches that were read ahead.
+        """
         return self._verify_copies
 
     @verify_copies.setter

@@ -77,9 +77,9 @@ class PrefetchedLoader(BaseLoader):
         self.loader = loader
         self._device_transform = device_transform
         # Without a device: the accelerator of this process, which may not have been chosen yet. Each rank has its own.
-        self._reset(device, device_depth, 0)
+        self._reset(device, device_depth)
 
-    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int) -> None:
+    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
         super()._reset(device, device_depth, verify_copies)
         self._cursor = PassCursor()
         self._side_passes, self._warned = 0, False

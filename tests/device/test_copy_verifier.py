@@ -207,7 +207,9 @@ ROWS = np.repeat(np.arange(40, dtype=np.float32)[:, None], 5000, axis=1)
 def loader_on_cpu(verify_copies=100, **options):
     source = ArraySource({"x": ROWS, "y": np.arange(40)})
     chosen = LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
-    return AsyncLoader(source, chosen, verify_copies=verify_copies, **options)
+    loader = AsyncLoader(source, chosen, **options)
+    loader.verify_copies = verify_copies
+    return loader
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -258,7 +260,8 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
 
     monkeypatch.setattr(SlotPool, "lend", lend)
     source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
-    with AsyncLoader(source, options, verify_copies=1) as loader:
+    with AsyncLoader(source, options) as loader:
+        loader.verify_copies = 1
         next(loader)
         source.handed_out.set()
         assert source.came_around.wait(10)

@@ -202,10 +202,11 @@ def test_the_callback_sets_verify_copies_on_every_loader():
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-def test_a_callback_without_verify_copies_keeps_that_of_the_loader(streams):
-    with on_device(verify_copies=2) as loader:
+def test_what_the_callback_was_not_given_is_that_of_the_loader(streams):
+    with on_device(device_depth=3) as loader:
+        loader.verify_copies = 2
         trainer(lad.DevicePrefetcher()).fit(Recorder(), loader)
-        assert loader.verify_copies == 2
+        assert (loader.device_depth, loader.verify_copies) == (3, 2)
 
 
 def test_an_error_of_copy_verification_ends_training_and_closes_all_loaders():

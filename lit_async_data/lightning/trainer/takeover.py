@@ -65,7 +65,7 @@ class Takeover:
         self._original: Any = None
         self._wrappers: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()
 
-    def attach(self, trainer: pl.Trainer, device_depth: int, verify_copies: int = 0) -> None:
+    def attach(self, trainer: pl.Trainer, device_depth: int | None, verify_copies: int = 0) -> None:
         """Wrap every DataLoader that the Trainer will iterate over from now on."""
         self.detach()
         strategy: Any = trainer.strategy
@@ -101,7 +101,7 @@ class Takeover:
                 stack.callback(loader.stop)  # runs before the callback above
         self._wrappers.clear()
 
-    def wrap(self, loader: Any, trainer: pl.Trainer, device_depth: int, verify_copies: int) -> Any:
+    def wrap(self, loader: Any, trainer: pl.Trainer, device_depth: int | None, verify_copies: int) -> Any:
         """Wrap a DataLoader; return anything else unchanged."""
         if isinstance(loader, PrefetchedLoader) and loader.sharded_by_trainer:
             loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
@@ -112,7 +112,7 @@ class Takeover:
             loader = with_own_iterator(loader)
         # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
         device = torch.device("cpu") if overridden_host_hook(trainer) is not None else trainer.strategy.root_device
-        wrapper = prefetched(loader, device_depth, device)
+        wrapper = prefetched(loader, 2 if device_depth is None else device_depth, device)
         wrapper.sharded_by_trainer = True
         drive(wrapper, weakref.ref(trainer))
         wrapper.verify_copies = verify_copies
