@@ -21,6 +21,7 @@ WorkerKind = Literal["auto", "thread", "process"]
 
 # Options that are none, mostly of torch.utils.data.DataLoader, and what to do instead.
 INSTEAD = {
+    "allow_outside_root": "use allow_external",
     "balance": "use weights=Balanced(…), or weights={balanced: …} in a configuration",
     "num_workers": "use workers",
     "prefetch_factor": "use queue_depth (batches ready on the host, over all workers)",
@@ -109,9 +110,9 @@ class LoaderOptions:
             key of a field of numbers, or ``Balanced("y")`` (in a configuration ``{balanced: y}``), with which all
             classes of field ``y`` are equally frequent. Training only.
         epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
-        augment: Whether a source that can draw at random does so, differently in each epoch: a random part of each
-            image (``resize="random_crop"``) instead of the middle; and whether transforms get random numbers as
-            ``rng``, which is None otherwise. ``"auto"``: if the order is random, too. Never in evaluation.
+        augment: Whether training draws random numbers, differently in each epoch: a source that can, such as a random
+            part of each image (``resize="random_crop"``) instead of the middle; and for transforms as ``rng``, which is
+            None otherwise. Evaluation never draws any.
         return_indices: Add the sample numbers (int64) to each batch, as key ``index`` or last element.
 
     Raises:
@@ -142,7 +143,7 @@ class LoaderOptions:
     # Not compared: comparing arrays gives no single truth value.
     weights: Balanced | str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
     epoch_size: int | None = None
-    augment: bool | Literal["auto"] = "auto"
+    augment: bool = True
     return_indices: bool = False
 
     def __new__(cls, **values: object) -> Self:
@@ -177,9 +178,7 @@ class LoaderOptions:
         if self.epoch_size is not None:
             self._check_int("epoch_size", 1, also="null")
         self._check_drawing()
-        if self.augment != "auto" and not isinstance(self.augment, bool):
-            raise ConfigError(f"augment: {self.augment!r} is not true, false or 'auto'")
-        for name in ("drop_last", "return_indices"):
+        for name in ("drop_last", "augment", "return_indices"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
         seconds: Any = self.timeout_s
@@ -208,11 +207,6 @@ class LoaderOptions:
     def drawn(self) -> bool:
         """Whether samples are drawn with replacement."""
         return self.weights is not None
-
-    @property
-    def augments(self) -> bool:
-        """Whether sources and transforms draw at random."""
-        return self.shuffle != "none" if self.augment == "auto" else self.augment
 
     def _check_int(self, name: str, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> None:
         value: Any = getattr(self, name)
@@ -264,20 +258,17 @@ class LoaderOptions:
         return LoaderOptions.of(current | changes, where)
 
     def as_stored(self) -> LoaderOptions:
-        """Returns these options with each sample once, in storage order."""
-        return dataclasses.replace(self, shuffle="none", weights=None, epoch_size=None)
+        """Returns these options with each sample once, in storage order, and nothing random."""
+        return dataclasses.replace(self, shuffle="none", weights=None, epoch_size=None, augment=False)
 
     def for_evaluation(self) -> LoaderOptions:
         """Returns these options for validation, test and prediction: in storage order, nothing dropped or random."""
-        return dataclasses.replace(self.as_stored(), drop_last=False, augment=False)
+        return dataclasses.replace(self.as_stored(), drop_last=False)
 
     def evaluated(self) -> LoaderOptions:
         """Returns these options for a loader that is used in evaluation: no shuffle unless asked for by name."""
-        return dataclasses.replace(
-            self,
-            shuffle="none" if self.shuffle == "auto" and not self.drawn else self.shuffle,
-            augment=False if self.augment == "auto" else self.augment,
-        )
+        shuffle = "none" if self.shuffle == "auto" and not self.drawn else self.shuffle
+        return dataclasses.replace(self, shuffle=shuffle, augment=False)
 
 
 _of_init = inspect.signature(LoaderOptions.__init__)

@@ -58,7 +58,7 @@ def schedule_of(
         drop_last=options.drop_last,
         alike=alike,
     )
-    drawn = options.augments and (source.is_random or transform_draws)
+    drawn = options.augment and (source.is_random or transform_draws)
     return Schedule(plan, shuffled=not alike and (shuffle != "none" or drawn))
 
 

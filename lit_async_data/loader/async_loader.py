@@ -91,9 +91,6 @@ class AsyncLoader(ResumableLoader):
         device_transform: Called with each batch on its device, on the copying stream, and with a ``torch.Generator`` if
             it has a second parameter, or one named ``rng``; returns the batch to hand out. The generator begins anew
             with each batch, by seed, epoch and first sample; it is None where `LoaderOptions.augment` says so.
-        verify_copies: How many batches, from the first on, are verified: their checksums are compared at each stage of
-            the way to the device, which reads every batch a few more times. A batch that did not arrive, or that
-            changed later, is a `TransferError`.
 
     Raises:
         ConfigError: Options are wrong, or do not fit the source.
@@ -121,7 +118,6 @@ class AsyncLoader(ResumableLoader):
         sample_transform: Function | None = None,
         batch_transform: Function | None = None,
         device_transform: Function | None = None,
-        verify_copies: int = 0,
     ) -> None:
         check_source("source", source)
         self.source = source
@@ -130,7 +126,7 @@ class AsyncLoader(ResumableLoader):
         self._hooks = HostHooks.of(sample_transform, batch_transform)
         check_callable("device_transform", device_transform)
         self._device_transform, self._evaluation = device_transform, False
-        self._begin(self._scheduled(), "cpu" if device is None else device, device_depth, verify_copies)
+        self._begin(self._scheduled(), "cpu" if device is None else device, device_depth)
         self.local_world_size = None if local_world_size is None else operator.index(local_world_size)
         if not self._hooks:  # they are called later: a constructor runs none of the user's code
             self._plan().budget.check()
@@ -145,14 +141,14 @@ class AsyncLoader(ResumableLoader):
         # By this Lightning finds loaders that shuffle, of which it warns in evaluation.
         vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).shuffle != "none"}
 
-    def _begin(self, schedule: Schedule, device: torch.device | str, device_depth: int, verify_copies: int) -> None:
+    def _begin(self, schedule: Schedule, device: torch.device | str, device_depth: int) -> None:
         """Begin as a loader from which nothing has been read."""
         self._take_order(schedule)
         #: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
         self.steps_wanted: StepsWanted = lambda: (None, None)
         # Loaders can share one; it starts with the first batch.
         self.reader_process = ReaderProcess()
-        self._reset(device, device_depth, verify_copies)
+        self._reset(device, device_depth)
         self._cursor = EpochCursor(schedule)
         self.resuming = Resuming(self.source, self.options, self._cursor)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
@@ -269,7 +265,7 @@ class AsyncLoader(ResumableLoader):
         beside.options = dataclasses.replace(
             self.options, seed=seed, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0
         )
-        beside._begin(schedule, self.device, 0, 0)
+        beside._begin(schedule, self.device, 0)
         beside.label, beside.logged, beside._is_beside = self.label or "another iterator", self.logged, True
         beside._cursor.resume(left)
         return iter(beside)
@@ -332,7 +328,7 @@ class AsyncLoader(ResumableLoader):
 
     @property
     def _hook_seed(self) -> int | None:
-        return self.options.seed if self.options.augments else None
+        return self.options.seed if self.options.augment else None
 
     def _transformation(self, batches: int = 1) -> Transformation | None:
         if not self._hooks:
@@ -399,7 +395,7 @@ class AsyncLoader(ResumableLoader):
         cast = widened(self.spec) if on_device else None
         if on_device and self._is_beside:
             cast = functools.partial(moved, self.device, cast)
-        number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augments else None
+        number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augment else None
         function = self._device_transform
         depth = options.queue_depth if plan.workers.threads else 0
         # A reader process reserves memory for itself.
@@ -416,7 +412,7 @@ class AsyncLoader(ResumableLoader):
     def _setup(self, plan: ResourcePlan) -> ReaderSetup:
         """What reads the batches, here or in a reader process."""
         source, options = self.source, self.options
-        seed = options.seed if options.augments and source.is_random else None
+        seed = options.seed if options.augment and source.is_random else None
         hooks = self._transformation(plan.layout.batches)
         return ReaderSetup(
             SampleReader(source, options.return_indices, seed, hooks),

@@ -769,6 +769,7 @@ BAD = {
         {"test_loader": {"weights": {"balanced": "y"}, "shuffle": True}},
         "test_loader.weights: in training only",
     ),
+    "augmented validation": ({"val_loader": {"augment": True}}, "val_loader.augment: in training only; evaluation"),
     "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
     "a short test": ({"predict_loader": {"epoch_size": 3}}, "predict_loader.epoch_size: in training only"),
     "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of options"),

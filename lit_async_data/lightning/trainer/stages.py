@@ -99,9 +99,10 @@ def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> 
     where = f"{stage}_loader"
     if not isinstance(overrides, Mapping | None):
         raise ConfigError(f"{where}: {overrides!r} is not a mapping of options, as in {{'batch_size': 512}}")
-    for name in ("weights", "epoch_size"):
-        if overrides and overrides.get(name) is not None:
-            raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once")
+    for name in ("weights", "epoch_size", "augment"):
+        given = overrides.get(name) if overrides else None
+        if given is not None and given is not False:
+            raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once, as it is")
     return options.for_evaluation().merged(overrides, f"{where}.")
 
 

@@ -211,7 +211,7 @@ def crops(source, epochs=2, **options):
     """By epoch and sample the crop of each."""
     found = []
     with AsyncLoader(
-        source, LoaderOptions(**{"batch_size": 2, "shuffle": False, "augment": True, "return_indices": True, **options})
+        source, LoaderOptions(**{"batch_size": 2, "shuffle": False, "return_indices": True, **options})
     ) as all_:
         for _ in range(epochs):
             seen = {}
@@ -465,16 +465,14 @@ def test_links_in_a_tree(tree, tmp_path):
     with pytest.raises(ConfigError, match=r"from_folder: .*owl/more' is a link|from_folder: .*kiwi' is a link"):
         ManifestSource.from_folder(tree)
     (tree / "kiwi").unlink()
-    with pytest.raises(
-        ConfigError, match=r"from_folder: .*owl/more' is a link to a folder; set allow_outside_root=True"
-    ):
+    with pytest.raises(ConfigError, match=r"from_folder: .*owl/more' is a link to a folder; set allow_external=True"):
         ManifestSource.from_folder(tree)
     (tree / "owl/more").unlink()
     (tree / "kiwi").symlink_to(tmp_path / "kiwi")
     # A class is not left out without a word.
-    with pytest.raises(ConfigError, match=r"from_folder: .*kiwi' is a link to a folder; set allow_outside_root=True"):
+    with pytest.raises(ConfigError, match=r"from_folder: .*kiwi' is a link to a folder; set allow_external=True"):
         ManifestSource.from_folder(tree)
-    source = ManifestSource.from_folder(tree, allow_outside_root=True)
+    source = ManifestSource.from_folder(tree, allow_external=True)
     assert source.spec["y"].classes == ("auk", "emu", "kiwi", "owl")
     assert 99 in read(source, np.arange(len(source)))["x"]
 
@@ -789,7 +787,7 @@ def test_a_link_out_of_the_root_is_refused_on_every_way(tmp_path, straight):
     assert np.array_equal(read(source, [0, 1])["x"], np.ones((2, 3)))
     with pytest.raises(ManifestError, match=r"row 2.*leaves root"):
         read(source, [2])
-    free = of_paths(tmp_path / "root", ["a.npy", "out.npy"], check_files="none", allow_outside_root=True)
+    free = of_paths(tmp_path / "root", ["a.npy", "out.npy"], check_files="none", allow_external=True)
     assert np.array_equal(read(free, [1])["x"], np.zeros((1, 3)))
 
 
