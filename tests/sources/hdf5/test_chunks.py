@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
-import threading
 import types
 import zlib
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -123,13 +119,6 @@ def chunked(h5, *, shape=(20, 6), chunks=(4, 6), **options):
     return h5(data={"data": values, "chunks": chunks, **options}), values
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"compression": "gzip", "shuffle": True}])
-def test_plain_chunks_are_read_without_libhdf5(h5, options):
-    path, values = chunked(h5, **options)
-    assert way_of(path) == ("decoded" if options else "copied")
-    assert (read(path, [19, 0, 7, 7]) == values[[19, 0, 7, 7]]).all()
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -142,78 +131,6 @@ def test_datasets_that_may_be_read_wrongly_are_left_to_h5py(h5, options):
     path, values = chunked(h5, **options)
     assert way_of(path) == "locked"
     assert (read(path, [19, 0, 7]) == values[[19, 0, 7]]).all()
-
-
-def test_an_unfiltered_edge_chunk_is_left_to_h5py(h5):
-    """A dataset may leave its edge chunks unfiltered, though its index says that they were filtered. h5py cannot
-    make such a dataset, so one unfiltered edge chunk is written directly."""
-    path, values = chunked(h5, shape=(18, 6), compression="gzip")
-    with h5py.File(path, "r+") as file:
-        file["data"].id.write_direct_chunk((16, 0), np.resize(values[16:], (4, 6)).tobytes(), filter_mask=0)
-    assert way_of(path) == "locked"
-
-
-def with_unfiltered_edges(path, values):
-    """A dataset of int32 in chunks of (4, 6) with unfiltered edge chunks, which h5py has no option for."""
-    library = re.search(r"/\S*/libhdf5[-.][^/\s]*so\S*", Path("/proc/self/maps").read_text())[0]
-    set_chunk_opts = ctypes.CDLL(library).H5Pset_chunk_opts
-    set_chunk_opts.argtypes = [ctypes.c_int64, ctypes.c_uint]
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk((4, 6))
-    properties.set_shuffle()
-    assert set_chunk_opts(properties.id, 2) >= 0
-    with h5py.File(path, "w", libver=("v110", "v110")) as file:
-        space = h5py.h5s.create_simple(values.shape)
-        made = h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT32, space, properties)
-        h5py.Dataset(made)[...] = values
-    return path
-
-
-@pytest.mark.parametrize("edge", ["of different values", "of equal bytes"])
-def test_an_unfiltered_edge_chunk_that_also_decodes_is_left_to_h5py(tmp_path, edge):
-    """Unshuffling never fails, and equal bytes look the same either way and prove nothing."""
-    values = np.arange(108, dtype="i4").reshape(18, 6)
-    if edge == "of equal bytes":
-        values[16:] = 0
-    path = with_unfiltered_edges(str(tmp_path / "x.h5"), values)
-    assert way_of(path) == "locked"
-    assert (read(path, [17, 0]) == values[[17, 0]]).all()
-
-
-def test_a_filtered_edge_chunk_is_read_without_libhdf5(h5):
-    path, values = chunked(h5, shape=(18, 5), chunks=(4, 3), shuffle=True, compression="gzip")
-    assert way_of(path) == "decoded"
-    assert (read(path, np.arange(18)) == values).all()
-
-
-@pytest.mark.parametrize("userblock", [0, 512])
-@pytest.mark.parametrize("libver", ["earliest", "v110"])
-@pytest.mark.parametrize("maxshape", [None, (None, 6), (None, None), (100, 6)])
-def test_every_kind_of_chunk_index_is_understood(tmp_path, userblock, libver, maxshape):
-    path = str(tmp_path / "x.h5")
-    values = np.arange(114, dtype="f8").reshape(19, 6)
-    with h5py.File(path, "w", userblock_size=userblock, libver=(libver, "v110")) as file:
-        file.create_dataset("data", data=values, chunks=(4, 4), maxshape=maxshape, compression="gzip")
-    assert way_of(path) == "decoded"
-    assert (read(path, np.arange(18, -1, -1)) == values[::-1]).all()
-
-
-@pytest.mark.parametrize("fill", [None, 7])
-def test_chunks_that_were_never_written_hold_the_fill_value(tmp_path, fill):
-    path = str(tmp_path / "x.h5")
-    with h5py.File(path, "w") as file:
-        file.create_dataset("data", (20, 6), "i4", chunks=(4, 6), compression="gzip", fillvalue=fill)[8:12] = 1
-    assert way_of(path) == "decoded"
-    assert read(path, [0, 8, 19])[:, 0].tolist() == [fill or 0, 1, fill or 0]
-
-
-def test_a_dataset_that_was_resized_shows_its_present_extent(tmp_path):
-    path = str(tmp_path / "x.h5")
-    with h5py.File(path, "w") as file:
-        dataset = file.create_dataset("data", data=np.arange(40), chunks=(8,), maxshape=(None,), compression="gzip")
-        dataset.resize((30,))
-        dataset.resize((35,))
-    assert read(path, [29, 30, 34]).tolist() == [29, 0, 0]
 
 
 def test_a_dataset_of_too_many_chunks_is_left_to_h5py(h5, monkeypatch):
@@ -418,46 +335,6 @@ def test_a_chunk_of_the_wrong_length_is_an_error_and_no_garbage(h5, content):
     assert (caught.value.file, caught.value.dataset, caught.value.row) == (path, "data", 8)
 
 
-def test_a_chunk_that_skipped_all_filters_is_read_as_stored(h5):
-    path, values = chunked(h5, compression="gzip", shuffle=True)
-    with h5py.File(path, "r+") as file:
-        file["data"].id.write_direct_chunk((8, 0), (values[8:12] + 1).tobytes(), filter_mask=3)
-    assert way_of(path) == "decoded"
-    assert (read(path, [9, 0]) == values[[9, 0]] + [[1], [0]]).all()
-
-
-def odd_dataset(file, random):
-    """A healthy dataset with rare properties: allocation times, filters, and how it grew."""
-    shape = tuple(int(n) for n in random.integers(1, 14, random.integers(1, 4)))
-    most = tuple([None, n, n + int(random.integers(20))][random.integers(3)] for n in shape)
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk(tuple(int(random.integers(1, (n or 20) + 1)) for n in most))
-    for name in [(), ("shuffle",), ("deflate",), ("shuffle", "deflate"), ("fletcher32",), ("deflate", "fletcher32")][
-        random.integers(6)
-    ]:
-        getattr(properties, f"set_{name}")()
-    early, late = h5py.h5d.ALLOC_TIME_EARLY, h5py.h5d.ALLOC_TIME_LATE
-    properties.set_alloc_time([early, late, h5py.h5d.ALLOC_TIME_INCR][random.integers(3)])
-    space = h5py.h5s.create_simple(shape, tuple(h5py.h5s.UNLIMITED if n is None else n for n in most))
-    data = h5py.Dataset(h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_INT32, space, properties))
-    for _ in range(random.integers(4)):
-        data[tuple(slice(random.integers(n), None) for n in data.shape)] = random.integers(1, 100)
-        data.resize(tuple(int(random.integers(1, (n or 20) + 1)) for n in most))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_healthy_index_is_never_refused(tmp_path, seed):
-    random = np.random.default_rng(seed)
-    for number in range(40):
-        path = str(tmp_path / f"{number}.h5")
-        libver = [("earliest", "v110"), ("v110", "v110"), ("latest", "latest")][random.integers(3)]
-        pages = {"fs_strategy": "page", "fs_page_size": 512} if random.random() < 0.3 else {}
-        with h5py.File(path, "w", libver=libver, userblock_size=int(random.choice([0, 512])), **pages) as file:
-            odd_dataset(file, random)
-            wanted = file["data"][...]
-        assert (read(path, np.arange(len(wanted))) == wanted).all()
-
-
 # -- decoding once -----------------------------------------------------------------------------------------------------
 
 
@@ -472,28 +349,6 @@ def test_batches_smaller_than_a_chunk_decode_it_once_in_order(h5, monkeypatch):
         assert len(list(loader)) == 16
     source.close()
     assert len(decoded) == 2
-
-
-def test_several_threads_read_the_same_chunks(h5):
-    path, values = chunked(h5, shape=(200, 6), compression="gzip")
-    source = HDF5Source(path, ["data"])
-    wrong = []
-
-    def reads(seed):
-        random = np.random.default_rng(seed)
-        for _ in range(50):
-            rows = random.integers(0, 200, 20)
-            out = np.empty((20, 6), "i4")
-            source.read_into(rows, {"data": out})
-            wrong.extend(rows[(out != values[rows]).any(1)].tolist())
-
-    threads = [threading.Thread(target=reads, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    source.close()
-    assert wrong == []
 
 
 @pytest.mark.parametrize("inflated", [100, 10_000], ids=["too few bytes", "too many bytes"])
@@ -523,23 +378,3 @@ def test_a_file_and_a_link_to_it_are_refused(h5, tmp_path):
     (tmp_path / "latest.h5").symlink_to(path)
     with pytest.raises(ConfigError, match="same file, whose samples would count twice"):
         HDF5Source([path, tmp_path / "latest.h5"], ["data"])
-
-
-@pytest.mark.parametrize("dtype", [">f4", "<f4", ">i2", "u1"])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_small_chunks_that_were_never_written_or_skipped_filters_are_read(tmp_path, dtype, shuffle):
-    path, values = tmp_path / "x.h5", np.arange(60).reshape(12, 5).astype(dtype)
-    with h5py.File(path, "w", libver=("earliest", "v110")) as file:
-        options = {"chunks": (1, 5), "compression": "gzip", "shuffle": shuffle, "fillvalue": 7}
-        data = file.create_dataset("data", values.shape, dtype, **options)
-        for row in (0, 1, 3, 4, 5, 8, 9, 10):
-            data[row] = values[row]
-        data.id.write_direct_chunk((11, 0), values[11].tobytes(), filter_mask=3 if shuffle else 1)
-    with h5py.File(path) as file:
-        wanted = file["data"][...]
-    source = HDF5Source(path, fields=["data"])
-    for rows in ([0, 1, 2, 3], [11, 5, 6, 7, 8], list(range(11, -1, -1)), [2], []):
-        out = {"data": np.empty((len(rows), 5), source.spec["data"].dtype)}
-        source.read_into(np.array(rows, np.int64), out)
-        assert np.array_equal(out["data"], wanted[rows])
-    source.close()

@@ -272,10 +272,22 @@ def assert_is(source, model, *, close=False):
     assert [place(location) for location in source.locate([len(model) - 1, 0])] == [places[-1], places[0]]
 
 
-def check(path, fields, *, close=False, **options):
-    """Asserts that a source with these arguments, and a pickled copy of it, equal their model; returns the model."""
+READINGS = "decoded", "copied", "locked"
+
+
+def check(path, fields, *, close=False, reading=None, **options):
+    """Asserts that a source with these arguments, and a pickled copy of it, equal their model; returns the model.
+
+    Args:
+        path: As of `HDF5Source`.
+        fields: As of `HDF5Source`.
+        close: Allow relative differences of 1e-6.
+        reading: How the chunks should be read. "decoded" ones are copied if they lack filters and hold whole samples.
+        **options: As of `HDF5Source`.
+    """
     model = Model(path, fields, **options)
     with contextlib.closing(HDF5Source(path, fields, **options)) as source:
+        assert source.chunks.reading in {None: READINGS, "decoded": READINGS[:2]}.get(reading, (reading,))
         assert_is(source, model, close=close)
         with contextlib.closing(pickle.loads(pickle.dumps(source))) as copied:
             assert_reads(copied, np.arange(len(model)), model, close=close)

@@ -1,52 +1,26 @@
-"""Recordings as people store them: windows, groups, several files and chosen rows, against plain numpy."""
+"""Recordings as people store them: windows, groups, several files and chosen rows, literally, and what is refused."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import logging
 import math
 import os
 import pickle
 import shutil
-import tempfile
 
 import h5py
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
-from support.sources.comparison import assert_same_samples
-from support.sources.oracle import Model, check, check_loader, place, read, refused, refused_when_read, unpacked
+from support.sources.oracle import check, read, refused, refused_when_read
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
 from lit_async_data.lightning.display.summary import summary_lines
 
-SIZES = {"N": 29, "C": 3, "H": 2, "W": 4, "T": 2}
-CHUNK = 8  # rows: windows of 4, 12 and 17 touch 1 to 2, 2 to 3 and 3 to 4 chunks
-STORAGE = {
-    "contiguous": {},
-    "big-endian": {"dtype": ">i2"},
-    "chunked": {"chunks": True},
-    "gzip": {"chunks": True, "compression": "gzip"},
-    "gzip big-endian": {"chunks": True, "compression": "gzip", "shuffle": True, "dtype": ">i2"},
-}
-LAYOUTS = ["N", "NC", "CN", "TN", "NHWC", "NCHW", "HNWC", "HWCN", "TCN", "NT"]
-
 
 def numbers(shape, dtype="i2"):
     return np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-
-
-def stored(layout, storage, **sizes):
-    """Arguments of create_dataset: all values differ, chunks cut every axis."""
-    shape = tuple((SIZES | sizes)[letter] for letter in layout)
-    arguments = {"data": numbers(shape), "dtype": "i2", **STORAGE[storage]}
-    if arguments.get("chunks"):
-        arguments["chunks"] = tuple(min(size, CHUNK if letter == "N" else 2) for letter, size in zip(layout, shape))
-    return arguments
 
 
 def length(path, fields, **options):
@@ -54,75 +28,7 @@ def length(path, fields, **options):
         return len(source)
 
 
-# -- the model itself, literally ---------------------------------------------------------------------------------------
-
-
-def test_the_model_takes_windows_as_one_would_by_hand(h5):
-    path = h5(x=np.arange(10))
-    model = Model(path, {"x": Field("x", window=(-1, 2))}, stride=3)
-    assert model.values["x"].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert [row for _, _, row in model.places] == [1, 4, 7]
-    model = Model(path, {"x": Field("x", window=(2, 4)), "y": Field("x", window=5), "z": "x"}, stride=2)
-    assert model.values["x"].tolist() == [[2, 3], [4, 5], [6, 7]]
-    assert model.values["y"].tolist() == [5, 7, 9]
-    assert model.values["z"].tolist() == [0, 2, 4]
-
-
-def test_the_model_puts_channels_before_the_axis_of_a_window(h5):
-    model = Model(h5(x=numbers((3, 4))), {"x": Field("x", window=(0, 2))}, layout="CN", stride=2)
-    assert model.values["x"].tolist() == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]]]
-    model = Model(h5(x=numbers((4, 3))), {"x": Field("x", window=(1, 3))}, layout="NC", stride=9)
-    assert model.values["x"].tolist() == [[[3, 6], [4, 7], [5, 8]]]
-    model = Model(h5(x=numbers((3, 2, 2))), {"x": Field("x", window=(0, 2))}, layout="NHC", stride=9)
-    assert model.values["x"].tolist() == [[[[0, 2], [4, 6]], [[1, 3], [5, 7]]]]
-
-
-def test_the_model_keeps_windows_inside_their_parts_and_parts_in_natural_order(h5):
-    path = h5(**{"p_10/x": np.arange(3), "p_2/x": np.arange(10, 15), "p_3/x": np.arange(20, 21)})
-    model = Model(path, {"x": Field("x", window=(0, 3))}, group="p_*")
-    assert model.values["x"].tolist() == [[10, 11, 12], [11, 12, 13], [12, 13, 14], [0, 1, 2]]
-    assert model.parts == [(path, "/p_2", 3), (path, "/p_10", 1)]
-    everything = Model(path, {"x": "x"}, group="p_*", rows=np.array([8, 0, 5]))
-    assert everything.values["x"].tolist() == [2, 10, 20]
-    mask = np.arange(9) % 4 == 3
-    assert Model(path, {"x": "x"}, group="p_*", rows=mask).values["x"].tolist() == [13, 1]
-
-
-def test_the_model_unpacks_as_one_would_by_hand():
-    got = unpacked(
-        np.array([4, 7, -1], "i1"), {"scale_factor": 0.5, "add_offset": [3], "_FillValue": 7, "_Unsigned": "true"}
-    )
-    assert (got[0], got[2], got.dtype) == (5, 130.5, np.float32)
-    assert np.isnan(got[1])
-
-
 # -- windows -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_window_is_the_rows_around_an_anchor(h5, storage, layout):
-    path = h5(data=stored(layout, storage))
-    for window, stride in [((0, 4), 1), ((-3, 9), 1), ((-3, 9), 5), ((0, 17), 2), ((5, 6), 5), (3, 1)]:
-        span = window if isinstance(window, tuple) else (window, window + 1)
-        model = check(path, {"x": Field("data", window=window)}, layout=layout, stride=stride)
-        first = max(0, -span[0])
-        assert len(model) == len(range(first, SIZES["N"] - span[1] + 1, stride))
-
-
-@pytest.mark.parametrize("stride", [1, 3, 4, 5, 28, 29, 1000])
-@pytest.mark.parametrize("storage", STORAGE)
-def test_windows_may_overlap_touch_or_leave_gaps(h5, storage, stride):
-    path = h5(data=stored("N", storage))
-    model = check(path, {"x": Field("data", window=(0, 4))}, stride=stride)
-    assert model.values["x"].dtype == np.int16
-    assert len(model) == (SIZES["N"] - 4) // stride + 1
-
-
-def test_without_a_stride_every_anchor_is_a_sample(h5):
-    path = h5(data=numbers((29,)))
-    assert length(path, {"x": Field("data", window=(0, 4))}) == 26
-    check(path, {"x": Field("data", window=(0, 4))})
 
 
 def test_a_window_of_everything_is_one_sample(h5):
@@ -137,56 +43,6 @@ def test_channels_come_before_the_axis_of_the_window(h5):
         assert source.spec["r"].shape == source.spec["c"].shape == (3, 4)
         got = read(source, [7])
     assert got["r"][0].tolist() == got["c"][0].tolist() == numbers((29, 3))[7:11].T.tolist()
-
-
-def test_fields_may_have_windows_of_their_own(h5):
-    path = h5(data=stored("NT", "gzip"), labels=np.arange(29), plain=stored("N", "contiguous"))
-    fields = {
-        "past": Field("data", window=(-6, 0)),
-        "future": Field("data", window=(0, 3)),
-        "now": "labels",
-        "later": Field("labels", window=8),
-        "before": Field("labels", window=-2),
-        "audio": Field("plain", window=(-1, 9)),
-    }
-    model = check(path, fields, stride=2)
-    assert [row for _, _, row in model.places] == [6, 8, 10, 12, 14, 16, 18, 20]
-    assert (model.values["later"] - model.values["now"]).tolist() == [8] * 8
-    assert model.values["now"].dtype == model.values["later"].dtype == np.int64
-    assert model.values["audio"].dtype == np.int16
-
-
-def test_windows_that_all_begin_later_are_anchored_at_row_0(h5):
-    model = check(h5(data=numbers((10,))), {"x": Field("data", window=(3, 5)), "y": Field("data", window=6)})
-    assert [row for _, _, row in model.places] == [0, 1, 2, 3]
-
-
-def test_windows_go_with_column_dtype_via_and_unpack(h5):
-    who = np.random.default_rng(0).integers(0, 5, 29)
-    path = h5(
-        table=stored("NT", "gzip"),
-        who=who,
-        age=numbers((5,), "u1"),
-        place=numbers((5, 3), "f4"),
-        packed=numbers((29, 2)),
-    )
-    with h5py.File(path, "r+") as file:
-        file["packed"].attrs.update(scale_factor=0.5, add_offset=1.0, _FillValue=np.int16(20))
-    fields = {
-        "column": Field("table", column=1, window=(0, 4)),
-        "cast": Field("table", dtype="float32", window=(-1, 4)),
-        "lookup": Field("age", lookup="who", window=(0, 3)),
-        "rows lookup": Field("place", lookup="who", window=(-2, 2)),
-        "one lookup": Field("age", lookup="who", window=2),
-        "one column": Field("table", column=0, window=1),
-        "packed": Field("packed", mask_and_scale=True, window=(0, 5)),
-        "all": Field("packed", mask_and_scale=True, column=1, dtype="float64", window=(-1, 1)),
-    }
-    model = check(path, fields, stride=2)
-    assert model.values["lookup"].dtype == np.uint8
-    assert model.values["one lookup"].dtype == model.values["one column"].dtype == np.int64
-    assert model.values["column"].dtype == np.int16
-    assert np.isnan(model.values["packed"]).any()
 
 
 def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
@@ -207,61 +63,6 @@ def test_an_index_that_is_not_in_the_table_is_refused_in_a_window_too(h5):
     path, fields = h5(age=numbers((5,)), who=who), {"x": Field("age", lookup="who", window=(0, 4))}
     with pytest.raises(SourceError, match=r"(?s)13.*5|5.*13"), contextlib.closing(HDF5Source(path, fields)) as source:
         read(source, [12])
-
-
-WINDOWS = st.one_of(
-    st.none(),
-    st.integers(-9, 9),
-    st.tuples(st.integers(-9, 9), st.integers(1, 18)).map(lambda pair: (pair[0], sum(pair))),
-)
-
-
-@given(
-    windows=st.lists(st.tuples(WINDOWS, st.sampled_from([None, "last", "zero"])), min_size=1, max_size=3),
-    stride=st.one_of(st.none(), st.integers(1, 12)),
-    layout=st.sampled_from(LAYOUTS),
-    rows=st.lists(st.integers(1, 30), min_size=1, max_size=3),
-    chunk=st.one_of(st.none(), st.integers(1, 32)),
-    gzip=st.booleans(),
-    dtype=st.sampled_from(["i2", ">i4", "f4", "u1"]),
-)
-def test_any_windows_over_any_layout(windows, stride, layout, rows, chunk, gzip, dtype):  # noqa: PLR0917
-    fields = {
-        str(number): Field("data", window=window, pad=pad if isinstance(window, tuple) else None)
-        for number, (window, pad) in enumerate(windows)
-    }
-    # Windows that all end before their anchor: whether that may lie behind the last row, the text leaves open.
-    assume(max((field.span[1] for field in fields.values() if not field.pad), default=1) >= 1)
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "x.h5")
-        with h5py.File(path, "w") as file:
-            for part, count in enumerate(rows):
-                shape = tuple(count if letter == "N" else SIZES[letter] for letter in layout)
-                chunks = (
-                    tuple(min(size, chunk if letter == "N" else 2) for letter, size in zip(layout, shape))
-                    if chunk
-                    else None
-                )
-                file.create_dataset(
-                    f"part{part}/data",
-                    data=(numbers(shape, "i8") + 1000 * part).astype(dtype),
-                    chunks=chunks,
-                    compression="gzip" if gzip and chunks else None,
-                )
-        options = {"layout": dict.fromkeys(fields, layout), "stride": stride, "group": "part*"}
-        if len(Model(path, fields, **options)):
-            check(path, fields, **options)
-        else:
-            refused(FormatError, [path], path, fields, **options)
-
-
-@pytest.mark.parametrize("stride", [1, 2, 4, 7, 19, 20, 50])
-@pytest.mark.parametrize("layout", ["NC", "CN"])
-@pytest.mark.parametrize("storage", ["contiguous", "chunked", "gzip"])
-def test_a_stride_alone_takes_every_so_many_th_row(h5, storage, layout, stride):
-    path = h5(data=stored(layout, storage, N=20), labels=np.arange(20))
-    model = check(path, {"x": "data", "y": "labels"}, layout=layout, stride=stride)
-    assert model.values["y"].tolist() == list(range(0, 20, stride))
 
 
 def test_a_stride_begins_anew_in_every_part(h5):
@@ -309,23 +110,6 @@ def test_where_every_part_is_too_short_that_is_an_error(h5):
     refused(FormatError, [groups, "p_", 5, 12], groups, {"x": Field("x", window=(0, 12))}, group="p_*")
 
 
-@pytest.mark.parametrize("pad", ["last", "zero"])
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("layout", ["N", "NC", "CN", "NHWC", "HWCN"])
-def test_padded_windows_begin_at_every_row_and_are_marked(h5, storage, layout, pad):
-    path = h5(**{f"p_{n}/data": stored(layout, storage, N=n) for n in (29, 1, 9)}, **{"p_5/other": numbers((3,))})
-    groups = ["p_9", "p_1", "p_29"]
-    for window in [(0, 4), (-3, 9), (0, 17), (5, 6), (-9, -4), (0, 1)]:
-        model = check(path, {"x": Field("data", window=window, pad=pad)}, layout=layout, group=groups)
-        assert len(model) == 39
-    mask = model.values["x_mask"]
-    assert mask.dtype == bool
-    check(path, {"x": Field("data", window=(-3, 9), pad=pad)}, layout=layout, group=groups, stride=4)
-    check(
-        path, {"x": Field("data", window=(-3, 9), pad=pad)}, layout=layout, group=groups, rows=np.array([0, 8, 9, 38])
-    )
-
-
 def test_a_padded_window_literally(h5):
     path = h5(x=np.arange(1, 5), y=np.arange(4))
     for pad, begin, end in ("last", [1, 1, 1, 2], [3, 4, 4, 4]), ("zero", [0, 0, 1, 2], [3, 4, 0, 0]):
@@ -339,37 +123,12 @@ def test_a_padded_window_literally(h5):
             assert source[2]["x_mask"].tolist() == [True, True, False, False]
 
 
-def test_padding_goes_with_column_lookup_packing_and_dtype_and_zero_stays_zero(h5):
-    who = np.array([2, 0, 1, 2, 1])
-    path = h5(table=numbers((5, 3)) + 7, who=who, age=np.array([30, 40, 50]), packed=numbers((5,)))
-    with h5py.File(path, "r+") as file:
-        file["packed"].attrs["add_offset"] = 100.0
-    for pad in ("last", "zero"):
-        options = {"window": (-1, 3), "pad": pad}
-        fields = {
-            "column": Field("table", column=1, **options),
-            "lookup": Field("age", lookup="who", **options),
-            "packed": Field("packed", mask_and_scale=True, **options),
-            "cast": Field("table", dtype="float32", **options),
-        }
-        check(path, fields)
-
-
 def test_a_bad_value_in_a_padded_window_is_named_by_its_own_row(h5):
     path = h5(y=np.array([7, 0, 1, 1, 7]))
     for sample, row in (0, 0), (4, 4):
         fields = {"y": Field("y", window=(-2, 3) if sample == 0 else (2, 4), pad="last", classes=["a", "b"])}
         error = refused_when_read(FormatError, [row, 7], path, fields, [sample])
         assert error.row == row
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("workers", ["thread", "process"])
-@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
-def test_loaders_deliver_padded_windows(h5, shuffle, workers):
-    path = h5(**{f"p_{n}/data": stored("NT", "gzip", N=n) for n in (29, 3, 12)})
-    fields = {"x": Field("data", window=(-5, 6), pad="last"), "y": Field("data", window=(0, 3), pad="zero")}
-    check_loader(path, fields, shuffle=shuffle, workers=1, worker_kind=workers, group="p_*")
 
 
 def test_samples_that_repeat_a_row_as_padding_overlap(h5):
@@ -698,9 +457,12 @@ ROWS = {
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("storage", ["contiguous", "chunked", "gzip"])
-def test_rows_may_be_chosen(h5, storage, rows):
-    path = h5(data=stored("NC", storage, N=20), labels=np.arange(20), chosen=ROWS[rows])
+def test_rows_may_be_chosen(h5, rows):
+    path = h5(
+        data={"data": numbers((20, 3)), "chunks": (8, 2), "compression": "gzip"},
+        labels=np.arange(20),
+        chosen=ROWS[rows],
+    )
     for chosen in (ROWS[rows], "chosen", "/chosen"):
         model = check(path, {"x": "data", "y": "labels"}, layout="NC", rows=chosen)
         wanted = ROWS[rows]
@@ -738,7 +500,11 @@ def test_chosen_rows_in_the_file_are_those_of_each_part(h5):
 
 
 def test_chosen_rows_are_the_anchors_of_windows(h5):
-    path = h5(data=stored("NT", "gzip"), labels=np.arange(29), split=np.array([25, 2, 9]))
+    path = h5(
+        data={"data": numbers((29, 2)), "chunks": (8, 2), "compression": "gzip"},
+        labels=np.arange(29),
+        split=np.array([25, 2, 9]),
+    )
     fields = {"x": Field("data", window=(-2, 4)), "y": Field("labels", window=1)}
     model = check(path, fields, rows=np.array([25, 2, 9]))
     assert model.values["y"].tolist() == [26, 3, 10]
@@ -820,96 +586,3 @@ def test_samples_beyond_the_last_window_are_an_index_error(h5):
                 read(source, [0, wrong])
             with pytest.raises(IndexError):
                 source.locate([wrong])
-
-
-def test_only_the_fields_asked_for_are_filled(h5):
-    path = h5(x=stored("NT", "gzip"), y=np.arange(29))
-    fields = {"x": Field("x", window=(0, 4)), "y": Field("y", window=(-3, 2))}
-    model = Model(path, fields)
-    with contextlib.closing(HDF5Source(path, fields)) as source:
-        for key in fields:
-            assert_same_samples(read(source, [9, 0], [key])[key], model.values[key][[9, 0]])
-
-
-def test_a_pickled_source_keeps_everything(h5):
-    path = patients(h5)
-    fields = {"x": Field("signal", window=(0, 2), dtype="float64"), "y": Field("label", dtype="int16")}
-    model = Model(path, fields, group="patient_*", rows=np.array([0, 6, 9]))
-    with contextlib.closing(HDF5Source(path, fields, group="patient_*", rows=np.array([0, 6, 9]))) as source:
-        read(source, [0])
-        with contextlib.closing(pickle.loads(pickle.dumps(source))) as copied:
-            assert copied.spec == source.spec
-            assert list(copied.parts) == list(source.parts)
-            assert list(map(place, copied.locate([0, 1, 2]))) == list(map(place, model.places))
-            for key, wanted in model.values.items():
-                assert_same_samples(read(copied, [0, 1, 2])[key], wanted)
-
-
-# -- all of it through the loader --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def ward(tmp_path_factory):
-    """Two files with three and two recordings each, and splits; one recording is too short for the longest window."""
-    folder = tmp_path_factory.mktemp("ward")
-    first = itertools.count()
-    for name, counts in {"site1.h5": {2: 31, 10: 40, 1: 9}, "site2.h5": {1: 22, 5: 27}}.items():
-        with h5py.File(folder / name, "w") as file:
-            for number, rows in counts.items():
-                group = file.create_group(f"patient_{number}")
-                eeg = np.cumsum(np.ones((3, rows), ">i2"), axis=1) + 50 * next(first)
-                group.create_dataset("eeg", data=eeg, chunks=(2, 7), compression="gzip")
-                group.create_dataset("audio", data=numbers((rows,)) + 100 * number, chunks=(5,))
-                group["stage"] = np.arange(rows) % 5
-                group["night"] = (np.arange(rows) // 16).astype("u1")
-                group["age"] = np.array([30, 40, 50], "f4") + number
-                group["train"] = np.arange(rows) % 3 == 1
-                group["order"] = np.array([8, 3, 6])
-    return str(folder / "site*.h5")
-
-
-EEG = {"x": Field("eeg", window=(-2, 6)), "y": Field("stage", classes=list("abcde"))}
-WARD = {
-    "recordings": {"fields": {"x": "eeg", "y": "stage"}, "layout": "CN"},
-    "windows": {"fields": EEG, "layout": "CN"},
-    "windows with gaps": {"fields": EEG, "layout": "CN", "stride": 11},
-    "windows that touch": {
-        "fields": {"x": Field("audio", window=(0, 10)), "y": Field("stage", window=9)},
-        "stride": 10,
-    },
-    "stride alone": {"fields": {"x": "audio", "age": Field("age", lookup="night")}, "stride": 3},
-    "mask": {"fields": {"x": "eeg", "y": "stage"}, "layout": "CN", "rows": "train"},
-    "indices": {"fields": {"x": Field("audio", window=(-3, 1)), "y": "stage"}, "rows": "order"},
-    "rows": {"fields": EEG, "layout": "CN", "rows": np.array([3, 2, 11, 17, 42, 60, 73, 90, 110])},
-    "many": {
-        "fields": {
-            "eeg": Field("eeg", window=(0, 9), dtype="float32"),
-            "next": Field("eeg", window=9),
-            "ages": Field("age", lookup="night", window=(0, 2)),
-            "y": "stage",
-        },
-        "layout": {"eeg": "CN", "next": "CN"},
-        "stride": 2,
-    },
-}
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
-@pytest.mark.parametrize("asked", WARD)
-def test_what_the_loader_hands_out_is_right_for_its_ids(ward, asked, shuffle, workers):
-    check_loader(ward, group="patient_*", shuffle=shuffle, workers=workers, **WARD[asked])
-
-
-@pytest.mark.parametrize("shuffle", ["chunk", "global"])
-def test_a_pickled_source_gives_the_same_order(ward, shuffle):
-    from lit_async_data import AsyncLoader
-
-    make = functools.partial(HDF5Source, ward, group="patient_*", **WARD["windows"])
-    orders = []
-    with contextlib.closing(make()) as source:
-        for each in (source, pickle.loads(pickle.dumps(source))):
-            options = {"batch_size": 9, "shuffle": shuffle, "return_indices": True, "workers": 0, "shuffle_chunks": 2}
-            with contextlib.closing(each), AsyncLoader(each, options) as loader:
-                orders.append([batch["index"].tolist() for batch in loader])
-    assert orders[0] == orders[1]

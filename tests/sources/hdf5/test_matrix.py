@@ -1,0 +1,446 @@
+"""Every storage × every type, layout, field and order of HDF5 samples, against `dataset[...]` of h5py."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+
+import h5py
+import numpy as np
+import pytest
+from h5py import h5d
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from support.files.hdf5 import (
+    DTYPES,
+    EARLY,
+    FAST,
+    INCREMENTAL,
+    LATE,
+    LIBVERS,
+    PIPELINE,
+    STORAGES,
+    create,
+    libhdf5,
+    needs_libhdf5,
+    numbered,
+    stored_as,
+)
+from support.files.values import some
+from support.sources.oracle import Model, check, check_loader, refused
+
+from lit_async_data import Field
+from lit_async_data.errors import FormatError
+
+SIZES = {"N": 11, "C": 3, "H": 5, "W": 4}
+FIRST = ["NC", "NCHW", "NHWC", "NHCW", "NT", "NTHWC", "NDZ", "NAB", "NZCQ"]
+MIDDLE = ["TNC", "CNT", "HNWC", "CHNW", "TNZ", "ZDNTC"]
+LAST = ["CN", "TN", "HWCN", "CHWN", "HCWN", "DZN", "AZCN"]
+LAYOUTS = FIRST + MIDDLE + LAST
+
+
+@pytest.fixture(autouse=True)
+def no_extra_codecs(monkeypatch):
+    """lzf stands for filters that h5py must decode; the extra decodes it, as `test_extra_codecs` shows."""
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "x.h5")
+
+
+def values_of(shape, dtype):
+    """Any bit pattern; of labels, those that int64 holds."""
+    values = some(shape, dtype)
+    return values >> np.array(1, dtype) if np.dtype(dtype).kind == "u" and len(shape) == 1 else values
+
+
+# -- storage × type × layout -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(len(DTYPES)), ids=lambda number: str(DTYPES[number]))
+@pytest.mark.parametrize("storage", STORAGES)
+def test_every_storage_of_every_type(path, storage, number):
+    """Each storage meets each layout, too: three layouts for each type, in turn."""
+    dtype = DTYPES[number]
+    layouts = ["N", LAYOUTS[2 * number % len(LAYOUTS)], LAYOUTS[(2 * number + 1) % len(LAYOUTS)]]
+    file_options = {"libver": LIBVERS[number % len(LIBVERS)], "userblock_size": [0, 512][number % 2]}
+    with h5py.File(path, "w", **file_options) as file:
+        for layout in layouts:
+            shape = tuple(SIZES.get(letter, 2) for letter in layout)
+            create(file, layout, dtype=dtype, **stored_as(storage, shape)[0])[...] = values_of(shape, dtype)
+    for layout in layouts:
+        check(path, {"x": layout}, layout=layout, reading=STORAGES[storage][1])
+
+
+@pytest.mark.parametrize("storage", ["contiguous", "chunked", "gzip", "gzip rows"])
+@pytest.mark.parametrize(("rank", "place"), [(32, None), (31, None), (26, 0), (26, 13), (26, 25)])
+def test_there_may_be_as_many_axes_as_hdf5_or_the_alphabet_has(path, storage, rank, place):
+    others = "ABCDEFGHIJKLMOPQRSTUVWXYZ"
+    layout = None if place is None else others[:place] + "N" + others[place:]
+    shape = tuple({place or 0: 5, 2: 2, 3: 3}.get(axis, 1) for axis in range(rank))
+    arguments, reading = stored_as(storage, shape)
+    with h5py.File(path, "w") as file:
+        create(file, "data", dtype="f4", **arguments)[...] = some(shape, "f4")
+    check(path, {"x": "data"}, layout=layout, reading=reading)
+
+
+WAYS = {
+    "pages": {"fs_strategy": "page", "fs_persist": True, "fs_page_size": 4096, "libver": ("v110", "v110")},
+    "no free space": {"fs_strategy": "none", "libver": ("v110", "v110")},
+    "user block": {"userblock_size": 8192, "libver": ("earliest", "v110")},
+    "ordered": {"track_order": True},
+    "aligned": {"alignment_threshold": 1, "alignment_interval": 4096},
+    "unaligned": {"meta_block_size": 1},
+    **{f"libver {libver}": {"libver": libver} for libver in LIBVERS},
+}
+SHAPE = (13, 7, 5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_files_made_in_any_way(path, way):
+    with h5py.File(path, "w", **WAYS[way]) as file:
+        file.attrs["note"] = "x" * 3000
+        for number, storage in enumerate(STORAGES):
+            file[f"odd{number}"] = np.zeros(number, "S1")
+            create(file, storage, dtype="i2", **stored_as(storage, SHAPE)[0])[...] = numbered(SHAPE, "i2")
+    with open(path, "r+b") as raw:
+        raw.write(b"\xff" * WAYS[way].get("userblock_size", 0))
+    for storage, (_, reading) in STORAGES.items():
+        check(path, {"x": storage}, reading=reading)
+
+
+# -- filters and chunks ------------------------------------------------------------------------------------------------
+
+LOSSLESS = [
+    *([name] for name in ("gzip", "shuffle", "fletcher32", "lzf", "scaleoffset", "nbit")),
+    *itertools.permutations(PIPELINE, 2),
+    *itertools.permutations(PIPELINE, 3),
+    ["gzip", "gzip"],
+    ["shuffle", "shuffle", "gzip"],
+    ["gzip", "shuffle", "gzip"],
+    ["fletcher32", "fletcher32"],
+    ["shuffle", "lzf", "fletcher32"],
+    ["lzf", "gzip"],
+    ["scaleoffset", "gzip"],
+    ["scaleoffset", "shuffle", "gzip", "fletcher32"],
+]
+
+
+@pytest.mark.parametrize("filters", LOSSLESS, ids=" ".join)
+@pytest.mark.parametrize("content", ["smooth", "random"])
+def test_filters_in_any_order_and_number(path, filters, content):
+    """Random values do not shrink: HDF5 then leaves out gzip for that chunk, and says so in its mask."""
+    if "scaleoffset" in filters and content == "random" and h5py.version.hdf5_version_tuple < (2,):
+        pytest.skip("HDF5 1.14 cannot read values that it stored with scale-offset, if they need all bits")
+    with h5py.File(path, "w") as file:
+        for dtype in ("u1", "i4", ">i8"):
+            values = (numbered(SHAPE) // 50).astype(dtype)
+            if content == "random":
+                values[4:] = some((9, 7, 5), dtype)
+            create(file, dtype, SHAPE, dtype, chunks=(4, 3, 5), filters=filters)[...] = values
+    reading = "locked" if list(filters) == ["shuffle"] or not set(filters) <= FAST else None
+    if list(filters) == [name for name in PIPELINE if name in filters] and not reading:
+        reading = "decoded"
+    for dtype in ("u1", "i4", ">i8"):
+        check(path, {"x": dtype}, reading=reading)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [(1, 1, 1), (13, 1, 1), (2, 3, 4), (4, 7, 5), (5, 6, 2), (7, 4, 3), (1, 1, 5), (16, 8, 8), (16, 4, 8), (64, 64, 9)],
+    ids=str,
+)
+@pytest.mark.parametrize("filters", [[], ["gzip"], ["shuffle", "gzip"], ["lzf"]], ids=str)
+def test_chunks_of_any_shape(path, chunks, filters):
+    with h5py.File(path, "w") as file:
+        options = {"chunks": chunks, "filters": filters, "maxshape": (64, 64, 64)}
+        create(file, "data", SHAPE, "f8", **options)[...] = numbered(SHAPE, "f8")
+    for layout in ("NHW", "HNW", "HCN"):
+        check(path, {"x": "data"}, layout=layout, reading="locked" if "lzf" in filters else "decoded")
+
+
+NO_FILL = {"fill_time": h5d.FILL_TIME_NEVER}
+FILLS = {
+    "0": {},
+    "7": {"fill": 7},
+    "-1": {"fill": -1},
+    # libhdf5 leaves its output buffer unchanged where there is no value; h5py passes zeros.
+    "never": NO_FILL,
+    "never 7": NO_FILL | {"fill": 7},
+    "undefined": pytest.param({"undefined_fill": True}, marks=needs_libhdf5),
+}
+
+
+@pytest.mark.parametrize("alloc", [EARLY, LATE, INCREMENTAL])
+@pytest.mark.parametrize("fill", FILLS.values(), ids=FILLS)
+@pytest.mark.parametrize("filters", [[], ["gzip"], PIPELINE, ["lzf"]], ids=str)
+@pytest.mark.parametrize("libver", ["earliest", "v110"])
+def test_chunks_never_written(path, *, alloc, fill, filters, libver):
+    chunks = {"tiles": (4, 3, 2), "slabs": (4, 7, 5), "rows": (1, 7, 5)}
+    with h5py.File(path, "w", libver=(libver, "v110")) as file:
+        for name, shape in chunks.items():
+            dataset = create(file, name, SHAPE, ">i4", chunks=shape, filters=filters, alloc=alloc, **fill)
+            dataset[5:7, 2:4] = 1
+            dataset[12, 6, 4] = 2
+    left = "lzf" in filters or (alloc == INCREMENTAL and not {"fill"} >= set(fill))
+    for name in chunks:
+        check(path, {"x": name}, reading="locked" if left else "decoded")
+        check(path, {"x": name}, layout="HWN")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fill_values_of_every_type(path, dtype):
+    with h5py.File(path, "w") as file:
+        for name, arguments in {"chunks": {"chunks": (4, 2)}, "gzip": {"chunks": (4, 2), "filters": ["gzip"]}}.items():
+            create(file, name, (9, 3), dtype, fill=some((2,), dtype)[1], **arguments)[4] = some((3,), dtype)
+        create(file, "whole", (9, 3), dtype, fill=some((2,), dtype)[1])
+    for name in ("chunks", "whole", "gzip"):
+        check(path, {"x": name})
+
+
+@pytest.mark.parametrize("alloc", [EARLY, LATE])
+@pytest.mark.parametrize("fill", list(FILLS.values())[:5], ids=list(FILLS)[:5])
+@pytest.mark.parametrize("userblock", [0, 512])
+def test_a_contiguous_dataset_never_written(path, *, alloc, fill, userblock):
+    """With a user block libhdf5 gives its last byte as the offset of such a dataset, where zeros may lie."""
+    shapes = {"1": (9,), "2": (9, 3), "4": (2, 2, 3, 1)}
+    with h5py.File(path, "w", userblock_size=userblock) as file:
+        for name, shape in shapes.items():
+            create(file, name, shape, "i1", alloc=alloc, **fill)
+    for name in shapes:
+        check(path, {"x": name}, reading="copied" if alloc == EARLY and "fill_time" not in fill else None)
+
+
+# -- storage × field × rows × loader -----------------------------------------------------------------------------------
+
+KINDS = {
+    "contiguous": {},
+    "big-endian": {"dtype": ">i2"},
+    "chunked": {"chunks": 6},
+    "gzip": {"chunks": 6, "compression": "gzip"},
+    "gzip rows": {"chunks": 1, "compression": "gzip", "shuffle": True, "dtype": ">i2"},
+}
+PARTS = [("site1.h5", 2, 31), ("site1.h5", 10, 40), ("site1.h5", 1, 9), ("site2.h5", 1, 22), ("site2.h5", 5, 27)]
+
+
+def write(group, name, values, kind, **more):
+    options = {"dtype": values.dtype, **KINDS[kind], **more}
+    if "chunks" in options:
+        options["chunks"] = tuple(min(options["chunks"], size) for size in values.shape)
+    group.create_dataset(name, data=values, **options)
+
+
+def write_part(group, kind, first, rows):
+    """A recording of so many rows, whose values begin with ``first``, with everything that a field can be."""
+    random = np.random.default_rng(rows)
+    storage = {key: value for key, value in KINDS[kind].items() if key != "dtype"}
+    write(group, "eeg", (np.arange(3 * rows).reshape(3, rows) + first).astype("i2"), kind)
+    write(group, "audio", np.arange(rows, dtype="i2") + first, kind)
+    write(group, "table", (np.arange(rows * 4).reshape(rows, 4) + first).astype("i2"), kind)
+    write(group, "packed", (np.arange(rows * 2).reshape(rows, 2) % 50).astype("i2"), kind)
+    group["packed"].attrs.update(scale_factor=0.5, add_offset=16.0, _FillValue=np.int16(7))
+    write(group, "animal", (np.arange(rows) % 3).astype("u1"), kind, dtype=ANIMALS)
+    write(group, "stage", np.arange(rows, dtype="i2") % 5, kind)
+    group["night"], group["age"] = (np.arange(rows) // 16).astype("u1"), np.array([30, 40, 50], "f4") + first
+    group["train"], group["order"] = np.arange(rows) % 3 == 1, np.array([8, 3, 6])
+    matrix = random.integers(1, 100, (rows, 12)) * (random.random((rows, 12)) < 0.3)
+    at, columns = np.nonzero(matrix)
+    cells = group.create_group("cells")
+    cells.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": matrix.shape})
+    ends = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=rows))])
+    for name, values in {"data": matrix[at, columns].astype("i2"), "indices": columns, "indptr": ends}.items():
+        write(cells, name, values, kind, **({"dtype": values.dtype} if name != "data" else {}))
+    lengths = random.integers(0, 9, rows)
+    lengths[0] = 9
+    words = group.create_group("words")
+    write(words, "values", np.arange(lengths.sum(), dtype="i2") + first, kind)
+    words["offsets"] = np.cumsum([0, *lengths])
+    kinds = group.create_group("kind")
+    kinds.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
+    kinds.create_dataset(
+        "codes", data=(np.arange(rows) % 4).astype("i1"), **({**storage, "chunks": (6,)} if storage else {})
+    )
+    kinds["categories"] = np.array(["a", "b", "c", "d"], object)
+
+
+ANIMALS = h5py.enum_dtype({"cow": 2, "cat": 0, "dog": 1}, "u1")
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory):
+    """Two files of three and two recordings, for each kind of storage, and one of all kinds."""
+    folder = tmp_path_factory.mktemp("ward")
+    for kind in (*KINDS, "mixed"):
+        (folder / kind).mkdir()
+        for number, (name, patient, rows) in enumerate(PARTS):
+            with h5py.File(folder / kind / name, "a") as file:
+                stored = list(KINDS)[number] if kind == "mixed" else kind
+                write_part(file.create_group(f"patient_{patient}"), stored, 50 * number, rows)
+    return folder
+
+
+EEG = {"x": Field("eeg", window=(-2, 6)), "y": Field("stage", classes=list("abcde"))}
+USES = {
+    "recordings": {"fields": {"x": "eeg", "y": "stage"}, "layout": "CN"},
+    "columns": {"fields": {"x": Field("table", column=0), "y": Field("table", column=3, dtype="int16")}},
+    "cast": {"fields": {"x": Field("eeg", dtype="float32"), "y": Field("table", dtype="f8")}, "layout": "CN"},
+    "packed": {"fields": {"x": Field("packed", mask_and_scale=True), "y": "animal"}},
+    "a packed column": {"fields": {"x": Field("packed", mask_and_scale=True, column=1, dtype="float16")}},
+    "lookup": {"fields": {"age": Field("age", lookup="night"), "kind": "kind"}},
+    "sparse": {"fields": {"x": "cells", "y": Field("table", column=0)}},
+    "sparse, cast": {"fields": {"x": Field("cells", dtype="float32")}},
+    "ragged": {"fields": {"x": Field("words", max_length=10), "y": Field("animal", classes=["r", "s", "t"])}},
+    "ragged, cast": {"fields": {"x": Field("words", max_length=9, dtype="float32"), "y": "night"}},
+    "windows": {"fields": EEG, "layout": "CN"},
+    "windows with gaps": {"fields": EEG, "layout": "CN", "stride": 11},
+    "windows that touch": {"fields": {"x": Field("audio", window=(0, 9)), "y": Field("stage", window=8)}, "stride": 9},
+    "windows of several chunks": {"fields": {"x": Field("audio", window=(-3, 17)), "y": Field("table", window=(5, 6))}},
+    "windows of everything": {
+        "fields": {
+            "next": Field("eeg", window=8),
+            "ages": Field("age", lookup="night", window=(0, 2)),
+            "columns": Field("table", column=1, window=(-1, 3), dtype="float32"),
+            "packed": Field("packed", mask_and_scale=True, window=(0, 5)),
+        },
+        "layout": {"next": "CN"},
+        "stride": 2,
+    },
+    "padded": {"fields": {"x": Field("eeg", window=(-5, 6), pad="last"), "y": "stage"}, "layout": "CN"},
+    "padded with zero": {
+        "fields": {
+            "x": Field("audio", window=(-3, 9), pad="zero"),
+            "y": Field("table", column=2, window=(3, 17), pad="zero"),
+        },
+        "stride": 4,
+    },
+    "stride": {"fields": {"x": "audio", "age": Field("age", lookup="night")}, "stride": 3},
+    "mask": {"fields": {"x": "eeg", "y": "stage"}, "layout": "CN", "rows": "train"},
+    "indices": {"fields": {"x": Field("audio", window=(-3, 1)), "y": "stage"}, "rows": "order"},
+    "rows": {"fields": EEG, "layout": "CN", "rows": np.array([3, 2, 11, 17, 42, 60, 73, 90, 110])},
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+@pytest.mark.parametrize("use", USES)
+def test_every_use_of_every_storage(ward, use, kind):
+    check(f"{ward}/{kind}/site*.h5", group="patient_*", **USES[use])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+@pytest.mark.parametrize("use", USES)
+def test_what_the_loader_hands_out_is_right_for_its_ids(ward, use, shuffle, workers):
+    check_loader(f"{ward}/mixed/site*.h5", group="patient_*", shuffle=shuffle, workers=workers, **USES[use])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("shuffle", ["none", "chunk"])
+def test_what_reader_processes_hand_out_is_right_for_its_ids(ward, shuffle):
+    options = USES["padded"] | {"shuffle": shuffle, "workers": 1, "worker_kind": "process", "passes": 1}
+    check_loader(f"{ward}/mixed/site*.h5", group="patient_*", **options)
+
+
+# -- anything ----------------------------------------------------------------------------------------------------------
+
+
+def may_have_raw_edges(filters):
+    """Whether edge chunks may be left unfiltered here; without gzip there is a test of its own."""
+    return libhdf5() is not None and (not set(filters) <= FAST or "gzip" in filters)
+
+
+@st.composite
+def storages(draw, shape, dtype):
+    """Arguments of `create` for any storage of this shape."""
+    arguments = {"alloc": draw(st.sampled_from([None, EARLY, LATE]))}
+    arguments["fill_time"] = draw(st.sampled_from([None, h5d.FILL_TIME_ALLOC, h5d.FILL_TIME_IFSET]))
+    plain = not h5py.check_enum_dtype(dtype)
+    if plain and dtype.kind in "iuf" and draw(st.booleans()):
+        arguments["fill"] = 3
+    how = draw(st.sampled_from(["contiguous", "compact", *["chunked"] * 4]))
+    if how == "compact":
+        arguments.update(compact=True, alloc=EARLY)
+    if how == "chunked":
+        maxshape = tuple(draw(st.sampled_from([size, size, size + 3, None])) for size in shape)
+        limits = [size if limit == size else size + 3 for size, limit in zip(shape, maxshape)]
+        filters = draw(st.lists(st.sampled_from(PIPELINE), max_size=3))
+        if draw(st.integers(0, 3)) == 0:
+            filters = draw(st.sampled_from([["lzf"], ["shuffle", "lzf"]]))
+        if plain and dtype.kind in "iu" and draw(st.integers(0, 7)) == 0:
+            filters = ["scaleoffset", *filters]
+        arguments.update(
+            maxshape=maxshape,
+            chunks=tuple(draw(st.integers(1, limit)) for limit in limits),
+            filters=filters,
+            raw_edges=may_have_raw_edges(filters) and draw(st.integers(0, 7)) == 0,
+        )
+    return arguments
+
+
+@st.composite
+def fields_of(draw, dtype):
+    """One to three fields of one dataset, each with a window, a column or a type of its own."""
+    window = st.one_of(
+        st.none(),
+        st.integers(-4, 4),
+        st.tuples(st.integers(-5, 4), st.integers(1, 9)).map(lambda pair: (pair[0], sum(pair))),
+    )
+    fields = {}
+    for key in "xyz"[: draw(st.integers(1, 3))]:
+        chosen = draw(window)
+        pad = draw(st.sampled_from([None, "last", "zero"])) if isinstance(chosen, tuple) else None
+        to = draw(st.sampled_from([None, None, "f8"])) if dtype.kind in "iu" and dtype.itemsize < 8 else None
+        fields[key] = Field("data", window=chosen, pad=pad, dtype=to)
+    return fields
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    letters=st.text("CTDZHWXYA", max_size=4).filter(lambda text: len(set(text)) == len(text)),
+    rows=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    dtype=st.sampled_from(DTYPES),
+    stride=st.one_of(st.none(), st.integers(1, 5)),
+    file_options=st.fixed_dictionaries(
+        {
+            "userblock_size": st.sampled_from([0, 512]),
+            "libver": st.sampled_from(LIBVERS),
+            "track_order": st.booleans(),
+        }
+    ),
+    data=st.data(),
+)
+def test_any_fields_of_any_datasets(*, letters, rows, dtype, stride, file_options, data):
+    layout = "".join(data.draw(st.permutations("N" + letters)))
+    fields = data.draw(fields_of(dtype))
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/any.h5"
+        with h5py.File(path, "w", **file_options) as file:
+            for number, count in enumerate(rows):
+                shape = tuple(count if letter == "N" else 2 + ord(letter) % 3 for letter in layout)
+                arguments = data.draw(storages(shape, dtype))
+                dataset = create(file.create_group(f"part{number}"), "data", shape, dtype, **arguments)
+                values = values_of(shape, dtype)
+                if data.draw(st.booleans()):  # what can be compressed
+                    values = np.broadcast_to(values[(slice(0, 1),) * len(shape)], shape)
+                first = data.draw(st.sampled_from([0, 0, count // 2]))  # what lies before is never written
+                part = tuple(slice(first, None) if letter == "N" else slice(None) for letter in layout)
+                dataset[part] = values[part]
+                if arguments.get("filters") and not arguments["raw_edges"] and data.draw(st.booleans()):
+                    # one chunk as if no filter had been there
+                    chunk = np.zeros(arguments["chunks"], dtype)
+                    mask = 2 ** len(arguments["filters"]) - 1
+                    dataset.id.write_direct_chunk((0,) * len(shape), chunk.tobytes(), filter_mask=mask)
+        options = {"layout": dict.fromkeys(fields, layout), "stride": stride, "group": "part*"}
+        try:
+            model = Model(path, fields, **options)
+        except OSError:
+            reject()  # libhdf5 allocates chunks early that it cannot read, where no filter made them smaller
+        # Windows that all end before their anchor: whether that may lie behind the last row, the text leaves open.
+        if max((field.span[1] for field in fields.values() if not field.pad), default=1) < 1:
+            reject()
+        if len(model):
+            check(path, fields, **options)
+        else:
+            refused(FormatError, [path], path, fields, **options)
