@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 import threading
 
+import numpy as np
 import pytest
 import torch
 import tqdm
@@ -27,7 +29,7 @@ from support.lightning.trainer import (
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.testing import FakeStreams
+from lit_async_data.testing import ArraySource, FakeStreams
 
 pytestmark = NO_STAGES
 
@@ -402,3 +404,70 @@ def test_reading_ahead_again_changes_nothing(streams):
         assert [next(loader)["index"].tolist() for _ in range(5)] == plan(0)[1:]
         reads = list(loader.source.reads)
         assert reads == [*plan(0), *plan(1)][: len(reads)]
+
+
+# -- transforms by stage -----------------------------------------------------------------------------------------------
+
+
+class Staged(pl.LightningModule):
+    """Records the batches of each stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.seen = collections.defaultdict(list)
+
+    def training_step(self, batch, number):
+        self.seen["train"].append(batch)
+        return self.layer(batch["x"]).mean()
+
+    def validation_step(self, batch, number):
+        self.seen["val"].append(batch)
+
+    def test_step(self, batch, number):
+        self.seen["test"].append(batch)
+
+    def predict_step(self, batch, number):
+        self.seen["predict"].append(batch)
+        return batch["index"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def bytes_of(samples=14):
+    return ArraySource(
+        {"x": np.repeat(np.arange(samples, dtype="u1")[:, None], 2, axis=1), "index": np.arange(samples)}
+    )
+
+
+def test_each_stage_has_its_own_transform_and_draws_in_training_only():
+    def named(name):
+        return lambda batch, rng: {**batch, "x": batch["x"].float(), "of": name, "drawn": rng is not None}
+
+    stages = {name: named(name) for name in ("train", "val", "eval")}
+    sources = {name: bytes_of() for name in ("train", "val", "test", "predict")}
+    dm = lad.AsyncDataModule(**sources, loader={"batch_size": 4}, device_transform=stages)
+    model, run = Staged(), trainer(lad.DevicePrefetcher(), max_epochs=2)
+    run.fit(model, datamodule=dm)
+    run.test(model, datamodule=dm, verbose=False)
+    run.predict(model, datamodule=dm)
+    found = {stage: {(batch["of"], batch["drawn"]) for batch in batches} for stage, batches in model.seen.items()}
+    evaluated = {"val": {("val", False)}, "test": {("eval", False)}, "predict": {("eval", False)}}
+    assert found == {"train": {("train", True)}} | evaluated
+
+
+@pytest.mark.parametrize("depth", [None, 2, 0])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "64-true"])
+def test_bytes_become_floats_before_the_step(depth, precision):
+    transform = {"train": lad.ToFloat("x"), "eval": lad.Normalize(scale="type", fields="x")}
+    dm = lad.AsyncDataModule(train=bytes_of(), val=bytes_of(), loader={"batch_size": 4}, device_transform=transform)
+    callbacks = [] if depth is None else [lad.DevicePrefetcher(depth)]
+    model = Staged()
+    trainer(*callbacks, precision=precision).fit(model, datamodule=dm)
+    dtype = {"32-true": torch.float32, "bf16-true": torch.bfloat16, "64-true": torch.float64}[precision]
+    for stage in ("train", "val"):
+        for batch in model.seen[stage]:
+            assert (batch["x"].dtype, batch["index"].dtype) == (dtype, torch.int64)
+            assert torch.allclose(batch["x"][:, 0].float(), batch["index"] / 255, rtol=0.01)
+        assert sorted(n for batch in model.seen[stage] for n in batch["index"].tolist()) == list(range(14))

@@ -6,13 +6,11 @@ import copy
 import gc
 import itertools
 import pickle
-import threading
 
 import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
-from support.threads.waits import LONG
 from torch.utils.data import DataLoader
 
 from lit_async_data import AsyncLoader, ConcatSource, prefetched
@@ -21,15 +19,6 @@ from lit_async_data.order.plan import EpochPlan
 from lit_async_data.testing import ArraySource, FakeStreams
 
 LENGTH, BATCH, STEPS = 18, 4, 5
-
-
-@pytest.fixture(autouse=True)
-def feeders_end():
-    """Threads that multiprocessing leaves to themselves when workers have ended."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(LONG)
 
 
 def source():

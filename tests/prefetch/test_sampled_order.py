@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import pytest
 import torch
-from support.threads.waits import LONG
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -44,15 +42,6 @@ class Stream(IterableDataset):
 
 class Own(RandomSampler):
     """Somebody's own."""
-
-
-@pytest.fixture(autouse=True)
-def feeders_end():
-    """Threads that multiprocessing leaves to themselves when workers have ended."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(LONG)
 
 
 def seeded():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from support.device.training_loop import pretend
 from support.lightning.runs import Loader
@@ -17,9 +15,6 @@ def threads_of_others(monkeypatch):
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
     yield
     Loader.end()
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(20)
 
 
 @pytest.fixture(name="pretended")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import threading
 import types
 import warnings
 
@@ -45,15 +44,6 @@ def numbers(**options):
     return DataLoader(range(6), batch_size=2, **options)
 
 
-@pytest.fixture
-def feeders_end():
-    """Threads that multiprocessing leaves behind when workers have ended."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(30)
-
-
 # -- what is left ------------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +61,6 @@ def test_the_loaders_of_somebodys_combined_loader_serve_after_the_run_too():
     assert readers() == []
 
 
-@pytest.mark.usefixtures("feeders_end")
 @pytest.mark.parametrize("fails", [False, True])
 def test_workers_that_a_dataloader_keeps_end_with_the_run(fails):
     class Fails(Model):
@@ -261,7 +250,6 @@ def said(run, *callbacks):
     return [str(each.message) for each in caught if "DataLoader" in str(each.message)]
 
 
-@pytest.mark.usefixtures("feeders_end")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("run", "names"),

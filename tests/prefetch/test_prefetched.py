@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
+import dataclasses
 import gc
 import itertools
 import logging
@@ -13,6 +15,7 @@ import queue
 import subprocess
 import sys
 import threading
+import typing
 import weakref
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,9 +25,10 @@ import torch
 from support.device.batches import Step, detection
 from support.device.training_loop import pretend
 from support.threads.waits import LONG, until
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from lit_async_data import prefetched
+from lit_async_data import Normalize, ToFloat, prefetched
 from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, TransformError, WorkerError
 from lit_async_data.host import supervisor
@@ -133,25 +137,330 @@ def streamed(monkeypatch):
     return on
 
 
-# -- passes ------------------------------------------------------------------------------------------------------------
+class MineError(Exception):
+    def __init__(self, one, other):
+        super().__init__(f"{one} {other}")
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 9])
-def test_batches_come_in_order_and_as_they_are_pass_after_pass(depth):
-    loader = [{"a": object()}, None, "text", (1, [torch.ones(2)])]
+@pytest.fixture(params=["the CPU", "a device"])
+def anywhere(request, streamed):
+    """On the CPU, and on a simulated device whose copies run late."""
+    if request.param == "a device":
+        streamed(FakeStreams("side"))
+
+
+@pytest.fixture(params=["the CPU", "a device"])
+def transformed(request, streamed):
+    """As ``anywhere``, but copies run at once, since torch's own functions do not wait for a simulated stream."""
+    if request.param == "a device":
+        streamed(FakeStreams("side")).side.eager = True
+
+
+def numbers(count=6):
+    return [torch.full((3,), float(number)) for number in range(count)]
+
+
+def listed(batches):
+    return [batch[0].item() for batch in batches]
+
+
+# -- any iterable ------------------------------------------------------------------------------------------------------
+
+
+class OnlyGetitem:
+    def __getitem__(self, number):
+        return numbers()[number]
+
+
+class OwnIterator:
+    """An object that is its own iterator, and restarts with each ``iter``."""
+
+    def __iter__(self):
+        self.number = -1
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number == 6:
+            raise StopIteration
+        return numbers()[self.number]
+
+
+def function():
+    yield from numbers()
+
+
+class Yielding:
+    def __iter__(self):
+        yield from numbers()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+ITERABLES = {
+    "a list": numbers,
+    "no batches": list,
+    "a tuple": lambda: tuple(numbers()),
+    "a tensor": lambda: torch.arange(6.0)[:, None].expand(-1, 3).contiguous(),
+    "a deque": lambda: collections.deque(numbers()),
+    "the values of a dict": lambda: dict(enumerate(numbers())).values(),
+    "an object that yields": Yielding,
+    "an object with __getitem__ alone": OnlyGetitem,
+    "its own iterator": OwnIterator,
+    "a DataLoader": lambda: DataLoader(numbers(), batch_size=None, num_workers=1),
+    "a DataLoader without workers": lambda: DataLoader(numbers(), batch_size=None),
+    "persistent workers": lambda: DataLoader(numbers(), batch_size=None, num_workers=1, persistent_workers=True),
+}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 10])
+@pytest.mark.parametrize("kind", ITERABLES)
+def test_any_iterable_is_read_in_order_pass_after_pass(kind, depth, anywhere):
+    loader = ITERABLES[kind]()
     with prefetched(loader, depth, device="cpu") as batches:
-        for _ in range(3):
-            for given, made in zip(loader, batches, strict=True):
-                assert made is given
+        for _ in range(2):
+            assert listed(batches) == ([] if kind == "no batches" else [0, 1, 2, 3, 4, 5])
+        if kind != "no batches":
+            next(iter(batches))  # a pass that is left
+            assert listed(batches) == [0, 1, 2, 3, 4, 5]
+    if kind == "persistent workers":
+        shut_down(loader._iterator)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("made", [function, lambda: iter(numbers()), lambda: map(torch.clone, numbers())])
+def test_an_iterator_has_one_pass_and_that_is_said_once(caplog, made, depth, anywhere):
+    with prefetched(made(), depth, device="cpu") as batches:
+        assert listed(batches) == [0, 1, 2, 3, 4, 5]
+        assert "used up" not in caplog.text
+        assert list(batches) == list(batches) == []
+    assert caplog.text.count("is an iterator, which its first pass has used up") == 1
+
+
+def test_two_loaders_are_read_side_by_side(anywhere):
+    with prefetched(numbers(), device="cpu") as one, prefetched(numbers(3), device="cpu") as other:
+        assert [(b[0].item(), a[0].item()) for b, a in zip(other, one)] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_the_length_is_that_of_the_loader():
+    assert len(prefetched(DataLoader(range(14), batch_size=4))) == 4
+    assert len(prefetched([1, 2])) == 2
+    assert not prefetched([])
+    for unsized in function(), DataLoader(Stream(), batch_size=2), Yielding():
+        with pytest.raises(TypeError):
+            len(prefetched(unsized))
+
+
+# -- any batch ---------------------------------------------------------------------------------------------------------
+
+
+class Pair(typing.NamedTuple):
+    left: object
+    right: object = 1
+
+
+@dataclasses.dataclass
+class Record:
+    x: torch.Tensor
+    name: str = ""
+    derived: object = dataclasses.field(init=False, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+    inner: object = None
+
+
+class Movable:
+    """Knows how to move itself, as batches of other libraries do."""
+
+    def __init__(self, x):
+        self.x, self.moves = x, 0
+
+    def to(self, device, non_blocking=False):
+        made = Movable(self.x.clone())
+        made.moves = self.moves + 1
+        return made
+
+    def __eq__(self, other):
+        return torch.equal(self.x, other.x)
+
+    __hash__ = None
+
+
+class Encoding(collections.UserDict):
+    """A batch as tokenizers return it."""
+
+    def to(self, device, **options):
+        return Encoding({key: value.to(device) for key, value in self.items()})
+
+
+def equal(one, other):  # noqa: PLR0911
+    """Whether values and types are equal at every level."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        if one.layout != torch.strided:
+            one, other = one.to_dense(), other.to_dense()
+        return (
+            (one.dtype, one.shape, one.requires_grad) == (other.dtype, other.shape, other.requires_grad)
+            and one.stride() in (other.stride(), torch.empty_like(other).stride())  # as Tensor.to gives it
+            and torch.equal(one.nan_to_num(), other.nan_to_num())
+        )
+    if isinstance(one, PackedSequence):
+        return all(equal(a, b) for a, b in zip(tuple(one), tuple(other)))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, collections.abc.Mapping):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if dataclasses.is_dataclass(one):
+        names = [field.name for field in dataclasses.fields(one)]
+        return all(equal(getattr(one, name), getattr(other, name)) for name in names)
+    return one == other
+
+
+def t(*shape, dtype=torch.float32):
+    return torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape).to(dtype)
+
+
+def derived():
+    record = Record(t(2), "a")
+    record.derived = t(3)
+    return record
+
+
+class Slotted(dict):
+    """A dict with attributes, as configurations and batches of some libraries are."""
+
+
+FORMS = {
+    "a tensor": lambda: t(2, 3),
+    "a dict": lambda: {"x": t(2), "y": t(2, dtype=torch.int64)},
+    "an OrderedDict": lambda: collections.OrderedDict(b=t(2), a=t(1)),
+    "a defaultdict": lambda: collections.defaultdict(list, x=[t(2)]),
+    "a subclass of dict": lambda: Slotted(x=t(2)),
+    "a UserDict that moves": lambda: Encoding(x=t(2)),
+    "a UserDict": lambda: collections.UserDict(x=t(2)),
+    "a list": lambda: [t(2), t(3)],
+    "a tuple": lambda: (t(2), t(3)),
+    "a named tuple": lambda: Pair(t(2)),
+    "a dataclass": lambda: Record(t(2), "name"),
+    "a dataclass with a field that is no argument": derived,
+    "a frozen dataclass": lambda: Frozen(t(2), Frozen(t(1))),
+    "all in one another": lambda: {"a": [Pair(({"b": t(2)},), Frozen(t(1), [t(3)]))], 1: None, ("k",): "text"},
+    "images of different sizes": lambda: ([t(3, 5, 4), t(3, 2, 7)], ({"boxes": t(0, 4)}, {"boxes": t(2, 4)})),
+    "strings, numbers, None": lambda: ["text", b"bytes", 1, 2.5, 1j, None, True, ...],
+    "nothing": lambda: None,
+    "an empty dict": dict,
+    "an empty list": list,
+    "an empty tuple": tuple,
+    "arrays": lambda: {"n": np.arange(3), "s": np.array(["a", "bc"]), "x": t(2)},
+    "no dimension": lambda: torch.tensor(3.5),
+    "no element": lambda: {"x": torch.zeros(0, 3), "y": torch.zeros(2, 0, dtype=torch.uint8)},
+    "channels last": lambda: t(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "not contiguous": lambda: t(4, 6)[:, ::2].mT,
+    "one element of a big one": lambda: t(100, 100)[3:4, 5:6],
+    "packed": lambda: pack_sequence([t(3), t(2), t(1)]),
+    "sparse": lambda: {"s": t(3, 3).to_sparse(), "c": t(3, 3).to_sparse_csr()},
+    "what moves itself": lambda: {"m": Movable(t(3)), "x": t(2)},
+    "a set": lambda: ({1, 2}, frozenset([3])),
+    "a range": lambda: {"r": range(3), "x": t(2)},
+    **{
+        str(dtype): lambda dtype=dtype: {"x": t(3, 2, dtype=dtype), "y": t(1)}
+        for dtype in (
+            *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16),
+            *(torch.float64, torch.complex64, torch.uint16, torch.float8_e4m3fn),
+        )
+    },
+}
+NOT_COMPARED = {"torch.float8_e4m3fn": torch.uint8, "torch.uint16": torch.int16}
+
+
+def comparable(kind, batch):
+    if kind in NOT_COMPARED:
+        return {"x": batch["x"].view(NOT_COMPARED[kind]), "y": batch["y"]} if batch["x"].dtype in DTYPES else batch
+    return batch
+
+
+DTYPES = torch.float8_e4m3fn, torch.uint16
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_batch_of_any_form_arrives_as_it_is(kind, anywhere):
+    # twice in a row, and once smaller ones in between: memory is used again
+    given = [FORMS[kind](), {"x": t(7)}, FORMS[kind](), FORMS[kind]()]
+    with prefetched(given, device="cpu") as batches:
+        for _ in range(2):
+            for number, (made, expected) in enumerate(zip(batches, given, strict=True)):
+                if number == 1:
+                    continue
+                assert equal(comparable(kind, made), comparable(kind, FORMS[kind]())), made
+                assert equal(comparable(kind, expected), comparable(kind, FORMS[kind]())), (
+                    "the loader's own was changed"
+                )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("kind", FORMS)
+def test_on_the_cpu_a_batch_is_the_very_object(kind):
+    given = [FORMS[kind]() for _ in range(3)]
+    with prefetched(given, device="cpu") as batches:
+        assert all(made is expected for made, expected in zip(batches, given, strict=True))
+
+
+def test_what_stands_twice_in_a_batch_is_equal_twice(anywhere):
+    x = t(3)
+    with prefetched([{"a": x, "b": x, "part": x[1:]}], device="cpu") as batches:
+        (made,) = list(batches)
+    assert [made["a"].tolist(), made["b"].tolist(), made["part"].tolist()] == [[0, 1, 2], [0, 1, 2], [1, 2]]
+
+
+def test_what_is_kept_never_changes(anywhere):
+    with prefetched([(torch.full((1000,), float(n)), [torch.tensor(n)]) for n in range(30)], device="cpu") as batches:
+        kept = list(batches)
+        list(batches)
+    assert [(x.unique().tolist(), y.item()) for x, (y,) in kept] == [([n], n) for n in range(30)]
+
+
+def test_gradients_flow_into_what_a_batch_is_multiplied_with(anywhere):
+    weight = torch.ones(3, requires_grad=True)
+    with prefetched(numbers(3), device="cpu") as batches:
+        for batch in batches:
+            assert not batch.requires_grad
+            assert not batch.is_inference()
+            (weight * batch).sum().backward()
+    assert weight.grad.tolist() == [3, 3, 3]
+
+
+def test_batches_of_an_evaluation_may_be_trained_on_later(anywhere):
+    """A pass begun under inference mode gives tensors that autograd accepts."""
+    weight = torch.ones(3, requires_grad=True)
+    with prefetched(numbers(4), device="cpu") as batches:
+        pass_ = iter(batches)
+        with torch.inference_mode():
+            next(pass_)
+        batch = next(pass_)
+        (weight * batch).sum().backward()
+        batch += 1  # in place, outside
+    assert weight.grad.tolist() == [1, 1, 1]
+
+
+# -- passes ------------------------------------------------------------------------------------------------------------
 
 
 def test_iter_is_called_with_the_first_batch_and_after_set_epoch():
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
-        iter(batches)
-        iter(batches)
+        iter(batches), len(batches), bool(batches), repr(batches), batches.fill, batches.stats()
         batches.machinery.prefetch()
-        assert loader.log == []
+        assert (loader.log, reader()) == ([], [])
         for epoch in range(2):
             batches.set_epoch(epoch)
             assert {batch["epoch"] for batch in batches} == {epoch}
@@ -232,25 +541,6 @@ def test_a_dataloader_without_workers_is_read_in_the_loop_which_is_said_once(cap
     assert "num_workers=1 or more" in caplog.text
 
 
-def test_an_iterator_has_one_pass_and_that_is_said_once(caplog):
-    with prefetched((number for number in range(3)), device="cpu") as batches:
-        assert list(batches) == [0, 1, 2]
-        assert "used up" not in caplog.text
-        assert list(batches) == list(batches) == []
-    assert caplog.text.count("is an iterator, which its first pass has used up") == 1
-
-
-def test_what_has_getitem_alone_can_be_iterated_over():
-    class Old:
-        def __getitem__(self, index):
-            if index == 3:
-                raise IndexError
-            return index
-
-    with prefetched(Old(), device="cpu") as batches:
-        assert list(batches) == [0, 1, 2]
-
-
 def test_the_depth_can_be_changed_in_the_middle_of_a_pass():
     loader = Loader(12)
     with prefetched(loader, 3, device="cpu") as batches:
@@ -261,16 +551,6 @@ def test_the_depth_can_be_changed_in_the_middle_of_a_pass():
             seen += [next(batches)["step"], next(batches)["step"]]
         assert seen + steps([next(batches)]) == list(range(12))
         assert batches.device_depth == 4
-
-
-def test_an_unsized_loader_has_no_length():
-    with prefetched(number for number in range(3)) as batches:
-        with pytest.raises(TypeError):
-            len(batches)
-        assert batches
-        assert list(batches) == [0, 1, 2]
-    assert len(prefetched([1, 2])) == 2
-    assert not prefetched([])
 
 
 class ForgetsWhatCameMeanwhile(puller.ReaderThread):
@@ -305,23 +585,58 @@ def test_the_thread_may_ask_again_at_once(monkeypatch, made, right):
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-class MineError(Exception):
-    def __init__(self, one, other):
-        super().__init__(f"{one} {other}")
+class Failing:
+    """An iterator that fails at one batch, and continues after it."""
+
+    def __init__(self, at, error):
+        self.at, self.error = at, error
+
+    def __iter__(self):
+        self.number = -1
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number == self.at:
+            raise self.error
+        if self.number == 5:
+            raise StopIteration
+        return torch.full((3,), float(self.number))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 4])
-def test_an_error_comes_at_its_place_once_and_as_it_was_raised(depth):
-    error = MineError(1, 2)
-    with prefetched(Loader(fail={2: error}), depth, device="cpu") as batches:
+@pytest.mark.parametrize(
+    "error", [MineError(1, 2), KeyError("x"), TimeoutError(), SystemExit(3), MemoryError()], ids=repr
+)
+@pytest.mark.parametrize("at", [0, 2, 4])
+@pytest.mark.parametrize("depth", [0, 1, 10])
+def test_an_error_comes_at_its_place_as_it_was_raised_and_the_rest_after_it(error, at, depth, anywhere):
+    with prefetched(Failing(at, error), depth, device="cpu") as batches:
         for _ in range(2):
-            assert steps([next(iter(batches)), next(batches)]) == [0, 1]
-            with pytest.raises(MineError) as caught:
-                next(batches)
+            pass_ = iter(batches)
+            assert [next(pass_)[0].item() for _ in range(at)] == list(range(at))
+            with pytest.raises(type(error)) as caught:
+                next(pass_)
             assert caught.value is error
-            assert steps([next(batches) for _ in range(3)]) == [3, 4, 5]
-            with pytest.raises(StopIteration):
-                next(batches)
+            assert listed(pass_) == list(range(at + 1, 5))
+
+
+def test_the_traceback_of_an_error_leads_to_where_it_was_raised(anywhere):
+    def breaks():
+        yield torch.zeros(1)
+        raise MineError(1, 2)
+
+    with prefetched(breaks(), device="cpu") as batches, pytest.raises(MineError) as caught:
+        list(batches)
+    assert "breaks" in [entry.name for entry in caught.traceback]
+
+
+def test_a_runtime_error_for_stopiteration_in_a_generator_stays_one(anywhere):
+    def breaks():
+        yield torch.zeros(1)
+        next(iter(()))
+
+    with prefetched(breaks(), device="cpu") as batches, pytest.raises(RuntimeError, match="generator raised"):
+        list(batches)
 
 
 def test_after_an_error_nothing_is_read_before_it_is_asked_for():
@@ -402,17 +717,6 @@ def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
         assert steps(batches) == list(range(6))
 
 
-def test_a_transform_that_fails_is_an_error_at_its_place():
-    def transform(batch):
-        return 1 / batch
-
-    with prefetched([1, 0, 2], device="cpu", device_transform=transform) as batches:
-        assert next(batches) == 1
-        with pytest.raises(TransformError, match="batch 1 of epoch 0: ZeroDivisionError"):
-            next(batches)
-        assert next(batches) == 0.5
-
-
 def test_an_error_keeps_no_loader_alive():
     loader = Loader(fail={0: MineError(1, 2)})
     batches = prefetched(loader, device="cpu")
@@ -446,16 +750,18 @@ def test_a_long_wait_is_worth_a_line(monkeypatch):
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_close_is_final_and_may_come_twice():
-    batches = prefetched(Loader(), device="cpu")
-    next(batches)
+@pytest.mark.parametrize("begun", [False, True])
+def test_close_is_final_and_may_come_twice(begun, anywhere):
+    batches = prefetched(numbers(), device="cpu")
+    if begun:
+        next(batches)
     batches.close()
     batches.close()
     assert reader() == []
-    for call in (batches.machinery.prefetch, lambda: next(batches)):
+    for call in (batches.machinery.prefetch, lambda: next(batches), lambda: next(iter(batches))):
         with pytest.raises(ClosedError):
             call()
-    assert batches.stats().batches == 1
+    assert batches.stats().batches == begun
 
 
 def test_close_leaves_a_next_that_does_not_return_behind(monkeypatch):
@@ -525,23 +831,60 @@ def test_a_fork_is_told(monkeypatch):
 # -- the loader's own --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found")
 def test_attributes_are_those_of_the_loader():
-    loader = DataLoader(range(4), batch_size=2)
+    sampler = DistributedSampler(range(14), num_replicas=2, rank=1)
+    loader = DataLoader(range(14), 4, sampler=sampler, num_workers=1, worker_init_fn=repr, pin_memory=True)
     batches = prefetched(loader)
     assert batches.loader is loader
     assert batches.dataset is loader.dataset
-    assert batches.batch_size == 2
-    assert batches.sampler is loader.sampler
+    assert (batches.sampler, batches.batch_sampler) == (sampler, loader.batch_sampler)
+    assert (batches.worker_init_fn, batches.collate_fn) == (repr, loader.collate_fn)
+    assert (batches.num_workers, batches.batch_size, batches.pin_memory) == (1, 4, True)
     batches.worker_init_fn = print  # as Lightning does
     assert loader.worker_init_fn is print
     assert "worker_init_fn" not in vars(batches)
+    loader.later = 3
+    assert batches.later == 3
     batches.mine = 7
     assert batches.mine == 7
     assert not hasattr(loader, "mine")
+    for name in ("state_dict", "_iterator"):  # Lightning would end the workers of an _iterator
+        assert not hasattr(batches, name)
+    assert not isinstance(batches, HasState)
     with pytest.raises(AttributeError, match="no_such_thing"):
         batches.no_such_thing
-    assert not hasattr(batches, "_iterator")  # Lightning would end its workers
     assert repr(batches).startswith("<PrefetchedLoader of ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loader": 7}, "7 cannot be iterated over"),
+        ({"loader": None}, "None cannot be iterated over"),
+        ({"loader": AsyncLoader(ArraySource({"x": np.arange(3)}), {"batch_size": 1})}, "AsyncLoader prefetches by"),
+        ({"loader": prefetched([1])}, "PrefetchedLoader prefetches by itself"),
+        *(({"loader": [1], "device_depth": wrong}, f"device_depth: {wrong!r}") for wrong in (-1, 1.5, "2", True)),
+        *(({"loader": [1], "device": wrong}, "^device: ") for wrong in ("gpu", "nowhere", "cuda:99")),
+        ({"loader": [1], "device_transform": 3}, "^device_transform: 3 cannot be called"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        prefetched(**options)
+
+
+def test_random_numbers_of_the_program_are_those_of_a_plain_loop(anywhere):
+    def program(wrap):
+        torch.manual_seed(3)
+        loader, seen = wrap(DataLoader(range(14), 4, shuffle=True, num_workers=1)), []
+        for _ in range(3):
+            seen += [(batch.tolist(), torch.rand(1).item()) for batch in loader]
+        return seen
+
+    with contextlib.ExitStack() as stack:
+        wrapped = program(lambda loader: stack.enter_context(prefetched(loader, device="cpu")))
+    assert wrapped == program(lambda loader: loader)
 
 
 def test_it_can_be_pickled_and_copied():
@@ -552,22 +895,6 @@ def test_it_can_be_pickled_and_copied():
         assert other.device_depth == 3
     assert next(batches) == 2
     batches.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loader": 7}, "7 cannot be iterated over"),
-        ({"loader": AsyncLoader(ArraySource({"x": np.arange(3)}), {"batch_size": 1})}, "AsyncLoader prefetches by"),
-        ({"loader": prefetched([1])}, "PrefetchedLoader prefetches by itself"),
-        ({"loader": [1], "device_depth": -1}, "device_depth: -1"),
-        ({"loader": [1], "device_depth": True}, "device_depth: True"),
-        ({"loader": [1], "device": "gpu"}, "device: 'gpu'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        prefetched(**options)
 
 
 def test_what_was_waited_for_and_read_is_counted():
@@ -618,12 +945,6 @@ def test_a_state_is_that_after_the_last_batch_that_was_handed_out(depth):
         assert batches.state_dict() == {"given": 3}
         assert steps(batches) == [3, 4, 5]
         assert steps(batches) == list(range(6))
-
-
-def test_a_loader_without_a_state_has_none():
-    batches = prefetched([1])
-    assert not isinstance(batches, HasState)
-    assert not hasattr(batches, "state_dict")
 
 
 @pytest.mark.parametrize("slow", ["side", "compute"])
@@ -793,12 +1114,59 @@ def test_without_an_accelerator_the_device_is_the_cpu():
     assert prefetched([1]).device == torch.device("cpu")
 
 
+# -- transforms on the device ------------------------------------------------------------------------------------------
+
+
+def test_a_transform_may_change_a_batch_in_place_or_its_form(transformed):
+    given = [{"x": t(3), "y": [t(2)]} for _ in range(4)]
+
+    def changed(batch):
+        batch["x"] = batch["x"] + 1
+        return batch["x"], batch["y"][0], "more"
+
+    with prefetched(given, device="cpu", device_transform=changed) as batches:
+        assert [(x.tolist(), y.tolist(), z) for x, y, z in batches] == [([1, 2, 3], [0, 1], "more")] * 4
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_transform_that_fails_is_an_error_at_its_place(depth, transformed):
+    def fails(batch):
+        if batch[0] == 2:
+            raise MineError(1, 2)
+        return batch
+
+    with prefetched(numbers(), depth, device="cpu", device_transform=fails) as batches:
+        pass_ = iter(batches)
+        assert [next(pass_)[0].item(), next(pass_)[0].item()] == [0, 1]
+        with pytest.raises(TransformError) as caught:
+            next(pass_)
+        assert isinstance(caught.value.__cause__, MineError)
+        assert listed(pass_) == [3, 4, 5]
+
+
+def test_a_module_is_a_transform_too_and_computes_no_gradient(transformed):
+    module = torch.nn.Linear(3, 2)
+    with prefetched(numbers(), device="cpu", device_transform=module) as batches:
+        for number, batch in enumerate(batches):
+            assert not batch.requires_grad
+            assert not batch.is_inference()
+            assert torch.equal(batch, module(numbers()[number]).detach())
+
+
+def test_built_in_transforms_take_what_loaders_give(transformed):
+    images = [(torch.arange(0, 240, 10, dtype=torch.uint8).reshape(2, 3, 2, 2), torch.tensor([1, 2]))] * 3
+    for transform in Normalize([0.1, 0.2, 0.3], [1, 2, 3], scale="type"), ToFloat():
+        with prefetched(images, device="cpu", device_transform=transform) as batches:
+            for x, y in batches:
+                assert y.tolist() == [1, 2]
+                expected = images[0][0].float() / 255
+                if isinstance(transform, Normalize):
+                    mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in ([0.1, 0.2, 0.3], [1.0, 2, 3]))
+                    expected = (expected - mean) / std
+                assert torch.allclose(x, expected, atol=1e-6)
+
+
 # -- several ranks -----------------------------------------------------------------------------------------------------
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
 
 
 class KnowsItsRank(RandomSampler):
@@ -851,35 +1219,12 @@ class Numbers(Dataset):
         return {"x": torch.full((3,), index), "name": f"{index}"}
 
 
-@pytest.fixture
-def feeders_end():
-    """Threads that multiprocessing leaves to themselves when workers have ended."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(LONG)
-
-
 def shut_down(iterator):
     """End the workers of an iterator that its DataLoader keeps."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
 
 
-@pytest.mark.usefixtures("feeders_end")
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_dataloader_with_workers(persistent):
-    loader = DataLoader(range(12), batch_size=2, num_workers=1, persistent_workers=persistent)
-    with prefetched(loader, device="cpu") as batches:
-        assert len(batches) == 6
-        for _ in range(2):
-            next(iter(batches))
-            assert [batch.tolist() for batch in batches] == [[n, n + 1] for n in range(0, 12, 2)]
-    if persistent:
-        shut_down(loader._iterator)
-
-
-@pytest.mark.usefixtures("feeders_end")
 def test_an_error_in_a_worker_is_that_which_the_dataloader_raises():
     with prefetched(DataLoader(Numbers(), batch_size=2, num_workers=1), device="cpu") as batches:
         assert [next(batches)["name"] for _ in range(3)] == [["0", "1"], ["2", "3"], ["4", "5"]]
@@ -891,7 +1236,6 @@ def test_an_error_in_a_worker_is_that_which_the_dataloader_raises():
         shut_down(batches.machinery.engine.feed.reader.iterator)
 
 
-@pytest.mark.usefixtures("feeders_end")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_state_of_torchdata_counts_batches_that_were_handed_out(workers):
@@ -1016,8 +1360,3 @@ def test_a_state_that_is_no_method_is_none():
     with prefetched(Odd([1, 2]), device="cpu") as batches:
         assert list(batches) == [1, 2]
         assert batches.state_dict is None
-
-
-def test_a_transform_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match=r"^device_transform: 3 cannot be called"):
-        AsyncLoader(ArraySource({"x": np.zeros(3)}), {"batch_size": 1}, device_transform=3)
