@@ -460,7 +460,7 @@ def test_each_stage_has_its_own_transform_and_draws_in_training_only():
 @pytest.mark.parametrize("depth", [None, 2, 0])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "64-true"])
 def test_bytes_become_floats_before_the_step(depth, precision):
-    transform = {"train": lad.ToFloat("x"), "eval": lad.Normalize(scale="type", fields="x")}
+    transform = {"train": lad.ToFloat("x"), "eval": lad.Normalize(0, 1, scale="type", fields="x")}
     dm = lad.AsyncDataModule(train=bytes_of(), val=bytes_of(), loader={"batch_size": 4}, device_transform=transform)
     callbacks = [] if depth is None else [lad.DevicePrefetcher(depth)]
     model = Staged()
