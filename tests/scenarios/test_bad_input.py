@@ -125,6 +125,12 @@ def test_a_path_alone_needs_data_and_labels(h5):
     refused(MissingError, [path, "'labels'", "holds: data, target; choose", "fields={"], lambda: HDF5Source(path))
 
 
+def test_rows_that_are_missing_are_no_field(h5):
+    path = h5(data=np.arange(3.0))
+    error = refused(MissingError, ["rows: ", "holds: data; name"], lambda: HDF5Source(path, ["data"], rows="onset"))
+    assert "fields" not in str(error)
+
+
 def test_of_very_many_names_the_first_are_shown(h5):
     path = h5(**{f"case{number:03}": np.arange(3) for number in range(200)})
     error = refused(MissingError, ["'x'", "case000", "(200 in all)"], lambda: HDF5Source(path, ["x"]))
@@ -156,6 +162,10 @@ def variable_length(file):
 
 def opaque(file):
     file["bad"] = np.array([np.void(b"ab")] * 3)
+
+
+def encoded_images(file):
+    file["bad"] = np.array([np.void(b"\xff\xd8\xff\xe0 and so on")] * 3)
 
 
 def references(file):
@@ -208,6 +218,7 @@ def endless_link(file):
         (compound, ["compound", "store each part as a dataset of its own"]),
         (variable_length, ["variable length", "store them padded", "values", "offsets"]),
         (opaque, ["|V2", "store it as another type"]),
+        (encoded_images, ["encoded images", "values and offsets", "DatasetSource"]),
         (references, ["references", "store what they refer to"]),
         (arrays, ["i4", "store it as another type"]),
         (long_doubles, ["float128", "store it as another type"]),

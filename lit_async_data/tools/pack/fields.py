@@ -97,7 +97,8 @@ def _packed(source: HDF5Source) -> set[str]:
                 if packing != first.setdefault(key, packing):
                     raise ConfigError(
                         f"fields: {key} is packed in another way in {part} than in {parts[0]}; pack unpacked values, "
-                        f"in Python: pack(HDF5Source(…, {{{key!r}: Field({name!r}, mask_and_scale=True)}}), OUT)"
+                        f"in Python: from lit_async_data.tools.pack.packing import pack; pack(HDF5Source(…, {{{key!r}: "
+                        f"Field({name!r}, mask_and_scale=True)}}), OUT)"
                     )
     return keys
 

@@ -313,6 +313,9 @@ def test_unpacked_values_become_whole_numbers_only_where_they_are(h5):
         refused_when_read(SourceError, [path, "data", row], path, fields, [0, row])
     with contextlib.closing(HDF5Source(path, fields)) as source:
         assert_same_samples(read(source, [0, 7])["x"], 2 * HOLES[[0, 7]].astype("i8"))
+    set_attributes(path, "data", add_offset=0.5)
+    with pytest.raises(ConfigError, match="fields.x.dtype: int64 holds no fractions, but .* add_offset 0.5"):
+        HDF5Source(path, fields)
 
 
 def test_unpacking_goes_with_column_and_via(h5):

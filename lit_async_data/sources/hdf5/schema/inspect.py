@@ -109,7 +109,8 @@ def inspect_dataset(
         CorruptError: It is damaged.
         ConfigError: ``layout`` does not fit it.
     """
-    dataset = open_dataset(file, path, name)
+    advice = "; choose datasets by fields={…}, as python -m lit_async_data inspect suggests"
+    dataset = open_dataset(file, path, name, advice)
     context: dict[str, Any] = {"file": path, "dataset": name}
     where = f"{path}:/{name.strip('/')}"
     external = external_files(dataset, file, name, allowed=allow_external)
@@ -182,13 +183,14 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
     return layout.index("N"), rest.index("C") if "C" in rest else None
 
 
-def open_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
+def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5py.Dataset:
     """A dataset of an open file.
 
     Args:
         file: The file.
         path: Its path, for messages.
         name: Name of the dataset.
+        advice: What to do if no name is similar.
 
     Raises:
         MissingError: No dataset has this name, or a link is broken; similar names are suggested.
@@ -202,7 +204,7 @@ def open_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     try:
         node = file[name]
     except KeyError as error:
-        raise _not_found(file, path, name, error) from error
+        raise _not_found(file, path, name, error, advice) from error
     except RuntimeError as error:
         if "too many links" not in str(error):
             raise
@@ -216,7 +218,7 @@ def open_dataset(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     return node
 
 
-def _not_found(file: h5py.File, path: str, name: str, error: KeyError) -> SourceError:
+def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: str) -> SourceError:
     """Why h5py does not find a dataset: no link has this name, the link is broken, or the dataset is damaged."""
     import h5py
 
@@ -229,7 +231,7 @@ def _not_found(file: h5py.File, path: str, name: str, error: KeyError) -> Source
             f"{where}: is a link of a kind that h5py cannot follow; give the dataset it leads to", **context
         )
     if link is None:
-        return MissingError(f"{path}: has no dataset {name!r}{_suggestion(file, name)}", **context)
+        return MissingError(f"{path}: has no dataset {name!r}{_suggestion(file, name, advice)}", **context)
     if isinstance(link, h5py.ExternalLink):
         target = f"{link.path} of {link.filename}"
         return MissingError(
@@ -248,7 +250,7 @@ def _text(error: KeyError) -> str:
     return str(error.args[0]) if error.args else "no reason given"  # str() of a KeyError is quoted
 
 
-def _suggestion(file: h5py.File, name: str) -> str:
+def _suggestion(file: h5py.File, name: str, advice: str) -> str:
     """What the user may have meant by the name of a missing dataset."""
     import difflib
 
@@ -266,8 +268,7 @@ def _suggestion(file: h5py.File, name: str) -> str:
     near = difflib.get_close_matches(last, _names_of(group), n=3, cutoff=0.5) if group is holder else []
     if near:
         return "; did you mean " + " or ".join(f"{above}/{n}" if above else n for n in near) + "?"
-    names = 'fields={"x": NAME, "y": NAME}'
-    return f"; {_names_in(group)}; choose datasets by {names}, as python -m lit_async_data inspect suggests"
+    return f"; {_names_in(group)}{advice}"
 
 
 def _names_in(group: h5py.Group) -> str:
@@ -299,6 +300,8 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
             f"{where}: holds values of a type that numpy lacks: {error}; store it as another type", **context
         ) from error
     refusals = {
+        "encoded images; store their bytes as a group of two datasets, values and offsets, and decode them in a "
+        "sample_transform, or read them in a Dataset of yours: DatasetSource(dataset)": _holds_images(dataset),
         "text; store class numbers, and give their names as Field(classes=[…])": bool(h5py.check_string_dtype(dtype))
         or dtype.kind in "SU",
         "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "
@@ -316,6 +319,17 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         raise FormatError(
             f"{where}: holds values that libhdf5 cannot convert to {dtype}; store it as another type", **context
         )
+
+
+def _holds_images(dataset: h5py.Dataset) -> bool:
+    """Whether the first of its values that are bytes is a JPEG or a PNG."""
+    if dataset.dtype.kind not in "OSV" or not dataset.size:
+        return False
+    try:
+        first: Any = dataset[(0,) * dataset.ndim]
+        return bytes(first).startswith((b"\xff\xd8\xff", b"\x89PNG"))
+    except LIBRARY_ERRORS:
+        return False
 
 
 def _is_bare_dimension(dataset: h5py.Dataset) -> bool:

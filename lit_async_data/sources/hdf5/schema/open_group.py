@@ -68,7 +68,7 @@ class OpenGroup:
         """
         name = self.name(name)
         try:
-            dataset = open_dataset(self.file, self.path, name)
+            dataset = open_dataset(self.file, self.path, name, "; name one of these")
         except SourceError as error:
             raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
         external_files(dataset, self.file, name, allowed=self.allow_external)

@@ -155,7 +155,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         _check_row_numbers(stored, where)
         row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
     dataset = file[name]
-    packing = _packing(dataset, field)
+    packing = _packing(dataset, field, where)
     conversion = Conversion(
         group.path,
         stored.name,
@@ -284,7 +284,7 @@ def _check_column(column: int, stored: StoredDataset, where: str) -> None:
         raise ConfigError(f"{where}.column: {column}, but {stored}, of shape {stored.shape}, {has}")
 
 
-def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
+def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing | None:
     if not field.mask_and_scale:
         return None
     if dataset.dtype.kind not in "iuf":
@@ -299,7 +299,13 @@ def _packing(dataset: h5py.Dataset, field: Field) -> Packing | None:
             file=dataset.file.filename,
             dataset=dataset.name,
         )
-    return Packing.of(dataset, field.dtype)
+    packing = Packing.of(dataset, field.dtype)
+    if np.dtype(field.dtype or float).kind in "iu" and (packing.scale % 1 or packing.offset % 1):
+        raise ConfigError(
+            f"{where}.dtype: {field.dtype} holds no fractions, but {dataset.file.filename}:{dataset.name} has "
+            f"scale_factor {packing.scale:g} and add_offset {packing.offset:g}; give float32, or leave out dtype"
+        )
+    return packing
 
 
 def _enum_classes(dtype: np.dtype[Any]) -> tuple[str, ...] | None:

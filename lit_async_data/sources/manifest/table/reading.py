@@ -112,7 +112,8 @@ def read_table(
     if not total:
         raise origin.error("has no rows; a source needs at least one sample")
     if not table.num_rows:
-        raise origin.error(f"the filters match none of its {total} rows; change filters")
+        listed = ", ".join(quoted(list(each)) for each in filters)
+        raise origin.error(f"the filters match none of its {total} rows: {listed}; change filters")
     return table, origin
 
 

@@ -579,7 +579,7 @@ def test_filters_keep_what_python_keeps(file, parquet, suffix, operator):
             if all(values[c] is not None and OPERATIONS[o](values[c], v) for c, o, v in some)
         ]
         if not kept:
-            with pytest.raises(ManifestError, match="the filters match none of its 6 rows"):
+            with pytest.raises(ManifestError, match=r"the filters match none of its 6 rows: \["):
                 Table.of(given_table, ["t"], filters=some)
             continue
         table = Table.of(given_table, ["t"], filters=some)
