@@ -314,7 +314,7 @@ def test_unpacked_values_become_whole_numbers_only_where_they_are(h5):
     with contextlib.closing(HDF5Source(path, fields)) as source:
         assert_same_samples(read(source, [0, 7])["x"], 2 * HOLES[[0, 7]].astype("i8"))
     set_attributes(path, "data", add_offset=0.5)
-    with pytest.raises(ConfigError, match="fields.x.dtype: int64 holds no fractions, but .* add_offset 0.5"):
+    with pytest.raises(ConfigError, match=r"fields.x.dtype: int64 holds no fractions, but .* add_offset 0.5"):
         HDF5Source(path, fields)
 
 
