@@ -11,7 +11,6 @@ import functools
 import importlib
 import mmap
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,8 +37,6 @@ NO_BLOCKING = getattr(os, "O_NONBLOCK", 0)
 BINARY = getattr(os, "O_BINARY", 0)
 # Makes reads fail for pages outside the page cache. Linux alone has it.
 NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
-# Flag of a map whose memory counts only when it is touched.
-NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named since Python 3.13
 
 # Descriptors that the C library of Windows opens at most, and bytes of memory that a machine is taken to have if it
 # does not say.
@@ -84,15 +81,10 @@ def user_id() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
-def private_memory(nbytes: int, flags: int = 0) -> mmap.mmap:
-    """Memory of the system, filled with zeros, which forked children do not share.
-
-    Args:
-        nbytes: Its size.
-        flags: More flags of the map.
-    """
+def private_memory(nbytes: int) -> mmap.mmap:
+    """Memory of the system, filled with zeros, which forked children do not share."""
     if hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, nbytes)
 
 

@@ -45,7 +45,7 @@ from measuring.program import Figures, Goal, argument_parser, run_parts
 COUNTING = (
     "host.pipeline.thread_pipeline",
     "sources.hdf5.readers.slabs",
-    "sources.hdf5.readers.cache.chunk_cache",
+    "sources.hdf5.readers.chunk_cache",
     "hooks.transformation",
 )
 MOST_OVERHEAD = 0.01

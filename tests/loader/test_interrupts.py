@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import queue
 import random
 import signal
 import sys
@@ -15,18 +13,14 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
-from support.sources.slabs import cached
 from support.threads.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
 from lit_async_data.host.supervisor import ThreadWorker
-from lit_async_data.sources.contract.reservations import Owner
-from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache
 from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
 from lit_async_data.testing import ArraySource, FakeStreams
-from lit_async_data.threads import Gate
 
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
 STEPS = 6
@@ -375,116 +369,3 @@ def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_
                 assert due <= number <= due + 5 * (lost - losses)  # "up to 5", each time
                 losses = lost
                 seen.append(number)
-
-
-# -- what is decoded ---------------------------------------------------------------------------------------------------
-
-SLABS = 9
-SLAB_BYTES = 2**16
-LOADER = Owner()
-
-
-def slab(number):
-    """Of two sizes by turns."""
-    return np.full(SLAB_BYTES if number % 2 else 1000, number, np.uint8)
-
-
-def fetch(slabs, number, turn=False):
-    return slabs.get(("x", number), lambda: slab(number), wait=True, turn=turn)
-
-
-def filled():
-    """A cache that is full, of slabs of two turns and of none."""
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, 3 * SLAB_BYTES)
-    for number, turn in enumerate(((0, 0), (0, 1), False, (0, 0), (0, 1))):
-        fetch(slabs, number, turn)
-    return slabs
-
-
-def check(slabs):
-    """It holds what it says, within its room, and goes on as if nothing had been."""
-    assert slabs.held_bytes == sum(slab(number).nbytes for number in range(SLABS) if cached(slabs, ("x", number)))
-    slabs.set_room(LOADER, slabs.room)  # what an interrupt has kept from making room
-    assert slabs.held_bytes <= max(slabs.room, 0)
-    outside = threading.Thread(target=fetch, args=(slabs, 0))
-    outside.start()
-    outside.join(30)
-    assert not outside.is_alive()
-    for turn in range(3):
-        missing = slabs.missing("x", np.arange(SLABS), (1, turn)).tolist()
-        assert missing == [number for number in range(SLABS) if not cached(slabs, ("x", number))]
-        for number in range(SLABS):
-            assert (fetch(slabs, number, (1, turn)) == slab(number)).all()
-    slabs.set_room(LOADER, 0)
-    assert not any(cached(slabs, ("x", number)) for number in range(SLABS))
-    assert not slabs._order
-    assert slabs.held_bytes == 0
-
-
-STEPS_OF_SLABS = {
-    "a slab is there": lambda slabs: fetch(slabs, 4, (0, 1)),
-    "a slab replaces others": lambda slabs: fetch(slabs, 5, (0, 2)),
-    "a small slab": lambda slabs: fetch(slabs, 6),
-    "slabs of another turn": lambda slabs: slabs.missing("x", np.arange(SLABS), (0, 2)),
-    "slabs of no turn": lambda slabs: slabs.missing("x", np.arange(SLABS), turn=False),
-    "all are dropped": lambda slabs: slabs.clear(),
-    "more room": lambda slabs: slabs.set_room(LOADER, 4 * SLAB_BYTES),
-    "less room": lambda slabs: slabs.set_room(LOADER, SLAB_BYTES),
-    "no room": lambda slabs: slabs.set_room(LOADER, 0),
-}
-
-
-@pytest.mark.parametrize("step", STEPS_OF_SLABS.values(), ids=STEPS_OF_SLABS)
-def test_decoded_chunks_are_right_wherever_an_interrupt_came(step):
-    slabs = filled()
-    with interrupted(None) as passed:
-        step(slabs)
-    assert passed
-    for place in range(len(passed)):
-        slabs = filled()
-        with pytest.raises(KeyboardInterrupt), interrupted(place):
-            step(slabs)
-        check(slabs)
-
-
-@pytest.mark.parametrize("step", STEPS_OF_SLABS.values(), ids=STEPS_OF_SLABS)
-@pytest.mark.parametrize("nested", ["less room", "all are dropped"])
-def test_decoded_chunks_are_right_wherever_garbage_is_collected(step, nested):
-    """1. A step holds the lock. 2. Garbage collection inside it closes a loader, which gives its room back."""
-    slabs = filled()
-    with interrupted(None) as passed:
-        step(slabs)
-    for place in range(len(passed)):
-        slabs = filled()
-        with interrupted(place, lambda slabs=slabs: STEPS_OF_SLABS[nested](slabs)):
-            step(slabs)
-        check(slabs)
-
-
-def test_who_waits_for_a_decoding_can_be_interrupted(monkeypatch):
-    """1. Another thread decodes. 2. This one waits for it, which lets the other go on, and is interrupted anywhere."""
-    wait = Gate.wait
-    for place in itertools.count():
-        slabs, begun, go = filled(), threading.Event(), queue.SimpleQueue()
-
-        def decode(begun=begun, go=go):
-            begun.set()
-            go.get(timeout=30)
-            return slab(7)
-
-        other = threading.Thread(target=slabs.get, args=(("x", 7), decode), kwargs={"wait": True})
-        other.start()
-        assert begun.wait(30)
-        found = None
-        with monkeypatch.context() as patch:
-            patch.setattr(Gate, "wait", lambda gate, timeout, go=go: go.put(None) or wait(gate, timeout))
-            with contextlib.suppress(KeyboardInterrupt), interrupted(place):
-                found = slabs.get(("x", 7), lambda: slab(7), wait=True)
-        go.put(None)
-        other.join(30)
-        check(slabs)
-        if found is not None:
-            assert (found == slab(7)).all()
-            break
-    assert place > 3

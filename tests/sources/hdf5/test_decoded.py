@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import threading
-import types
 
 import h5py
 import numpy as np
 import pytest
 from support.files.stored import stored_spans
-from support.sources.slabs import cached
 
-from lit_async_data import AsyncLoader, HDF5Source, system
+from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.host.ahead import Ahead
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.sources.contract.reservations import Owner
+from lit_async_data.sources.hdf5.readers import chunk_cache
 from lit_async_data.sources.hdf5.readers import decode_memory as holding
-from lit_async_data.sources.hdf5.readers.cache import persistent_cache as decoded
-from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache
-from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
 
 SLAB = np.arange(4, dtype=np.int64)
-LOADER, ANOTHER = Owner(), Owner()
+
+
+def recent(room):
+    """A cache with room for recent slabs of a dataset."""
+    cache = ChunkCache()
+    cache.reserve({"x": room}, 0)
+    return cache.recent("x")
 
 
 def fetched(slabs, key, *, wait=True):
@@ -40,15 +41,13 @@ def fetched(slabs, key, *, wait=True):
 
 
 def test_the_slab_decoded_first_is_evicted_first_however_often_it_was_used():
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, 2 * SLAB.nbytes)
+    slabs = recent(2 * SLAB.nbytes)
     assert [fetched(slabs, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
     assert [fetched(slabs, key)[1] for key in (2, 3, 1)] == [False, False, True]
 
 
 def test_cached_slabs_are_looked_up_at_once_and_leave_one_by_one():
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, 2 * SLAB.nbytes)
+    slabs = recent(2 * SLAB.nbytes)
     for number in (1, 2):
         slabs.get(("x", number), lambda number=number: SLAB * number, wait=True)
     groups = [(number, np.array([number])) for number in (2, 5, 1)]
@@ -63,31 +62,55 @@ def test_cached_slabs_are_looked_up_at_once_and_leave_one_by_one():
 
 
 def test_without_room_nothing_is_cached():
-    slabs = DecodedChunkCache()
+    slabs = recent(0)
     assert [fetched(slabs, 1)[1] for _ in range(2)] == [True, True]
 
 
 def test_turns_whose_slabs_have_all_moved_on_leave_nothing():
     """As with shuffle=chunk when all chunks fit: each turn finds the slabs of the last one, and evicts none."""
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, 2 * SLAB.nbytes)
+    slabs = recent(2 * SLAB.nbytes)
     for number in (1, 2):
         slabs.get(("x", number), lambda: SLAB, wait=True, turn=(0, 0))
     for turn in range(1, 50):
         assert not len(slabs.missing("x", np.array([1, 2]), (0, turn)))
-    assert [len(of_turn) for of_turn in slabs._order.values()] == [2]
-    slabs.clear()
-    assert not any(cached(slabs, ("x", number)) for number in (1, 2))
-    assert not slabs._order
+    assert [len(of_turn) for of_turn in slabs._by_turn.values()] == [2]
+
+
+def test_slabs_of_the_earliest_turn_are_evicted_first():
+    slabs = recent(3 * SLAB.nbytes)
+    for number, turn in enumerate([(0, 0), (0, 1), None, (0, 2)]):
+        slabs.get(("x", number), lambda: SLAB, wait=True, turn=turn)
+    assert slabs.missing("x", np.arange(4), None).tolist() == [0]
+    assert slabs.missing("x", np.array([1]), (0, 3)).tolist() == []  # assigned to the last turn
+    slabs.get(("x", 4), lambda: SLAB, wait=True, turn=(0, 3))
+    assert slabs.missing("x", np.arange(5), None).tolist() == [0, 2]
 
 
 def test_removing_room_evicts_slabs():
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, 2 * SLAB.nbytes)
+    cache = ChunkCache()
+    releases = [cache.reserve({"x": SLAB.nbytes, "y": 0}, 0) for _ in range(2)]
+    slabs = cache.recent("x")
     for key in (1, 2):
         fetched(slabs, key)
-    slabs.set_room(LOADER, SLAB.nbytes)
+    for _ in range(2):
+        releases[0]()  # counts once
     assert [fetched(slabs, key)[1] for key in (2, 1)] == [False, True]
+    releases[1]()
+    assert fetched(slabs, 1)[1]
+
+
+def test_a_loader_that_garbage_collection_closes_inside_the_cache_gives_its_room_back(monkeypatch):
+    """1. A thread holds the lock of the cache. 2. Garbage collection in it closes a loader."""
+    monkeypatch.setattr(chunk_cache, "LOCK_S", 0.01)
+    cache = ChunkCache()
+    releases = [cache.reserve({"x": SLAB.nbytes}, 0) for _ in range(2)]
+    slabs = cache.recent("x")
+    for key in (1, 2):
+        fetched(slabs, key)
+    with cache._lock:
+        releases[0]()
+    assert fetched(slabs, 3) == (True, True)
+    assert [fetched(slabs, key)[1] for key in (3, 2)] == [False, True]
 
 
 class Slow:
@@ -117,8 +140,7 @@ class Slow:
 
 
 def test_a_slab_that_another_thread_is_decoding_is_not_decoded_again():
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, SLAB.nbytes)
+    slabs = recent(SLAB.nbytes)
     slow = Slow(slabs)
     assert fetched(slabs, 1, wait=False) == (False, False)
     slow.finish()
@@ -127,8 +149,7 @@ def test_a_slab_that_another_thread_is_decoding_is_not_decoded_again():
 
 def test_a_thread_that_waits_for_a_failed_decoding_decodes_itself(monkeypatch):
     """1. A decodes. 2. B waits for it. 3. A fails and raises. 4. B wakes, finds nothing, and decodes itself."""
-    slabs = DecodedChunkCache()
-    slabs.set_room(LOADER, SLAB.nbytes)
+    slabs = recent(SLAB.nbytes)
     slow = Slow(slabs, CorruptError("bad"))
     waits = threading.Event()
     wait = Gate.wait
@@ -146,13 +167,13 @@ def test_a_thread_that_waits_for_a_failed_decoding_decodes_itself(monkeypatch):
 
 
 def budget(nbytes):
-    room = ByteBudget()
-    room.set_room(LOADER, nbytes)
-    return room
+    cache = ChunkCache()
+    cache.reserve({}, nbytes)
+    return cache
 
 
-def kept_slabs(room):
-    return PersistentChunkCache(10, 4, (2,), np.dtype("i4"), room)
+def kept_slabs(cache):
+    return cache.kept(10, 4, (2,), np.dtype("i4"))
 
 
 def test_persistent_slabs_stay_and_are_read_right():
@@ -167,8 +188,8 @@ def test_persistent_slabs_stay_and_are_read_right():
 
 
 def test_the_byte_budget_is_shared_and_given_back():
-    room = budget(3 * 4 * 8)
-    first, second = kept_slabs(room), kept_slabs(room)
+    cache = budget(3 * 4 * 8)
+    first, second = kept_slabs(cache), kept_slabs(cache)
     slab = np.ones((4, 2), "i4")
     for number in (0, 1, 2):
         first.put(number, slab)
@@ -200,65 +221,29 @@ def test_a_table_that_is_cleared_while_it_is_read_is_read_right(monkeypatch):
     assert out.tolist() == [[1, 1], [0, 0]]
 
 
-def huge_slabs(room):
+def test_only_what_the_budget_holds_is_allocated():
     """Of a dataset of 64 GiB, in slabs of 64 KiB."""
-    return PersistentChunkCache(2**20, 1, (2**16,), np.dtype("u1"), room)
-
-
-def mapped(monkeypatch, fails=False):
-    """Records the size of each anonymous map; each fails if ``fails``."""
-    made = []
-
-    def mapping(length, flags=0):
-        made.append(length)
-        if fails:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return system.private_memory(length, flags)
-
-    # In this module only: slots are mapped too.
-    monkeypatch.setattr(decoded, "system", types.SimpleNamespace(**vars(system) | {"private_memory": mapping}))
-    return made
-
-
-def test_only_what_the_budget_holds_is_mapped(monkeypatch):
-    made = mapped(monkeypatch)
-    kept = huge_slabs(budget(3 * 2**16 + 5))
+    kept = budget(3 * 2**16 + 5).kept(2**20, 1, (2**16,), np.dtype("u1"))
     for number in (2**19, 7, 8, 9):
         kept.put(number, np.full((1, 2**16), number % 251, np.uint8))
-    assert made == [3 * 2**16]
+    assert kept._content[0].nbytes == 3 * 2**16
     out = np.zeros((4, 2**16), np.uint8)
     assert kept.copy_rows(np.array([9, 8, 7, 2**19]), out, lambda taken, _: taken).tolist() == [0]
     assert out[1:, 0].tolist() == [8, 7, 2**19 % 251]
 
 
-def test_room_that_another_loader_adds_later_is_used(monkeypatch):
-    made = mapped(monkeypatch)
-    room = budget(2**16)
-    kept = huge_slabs(room)
-    kept.put(1, np.full((1, 2**16), 1, np.uint8))
-    room.set_room(ANOTHER, 2**16)
+def test_room_that_another_loader_adds_later_is_used():
+    cache = budget(4 * 8)
+    kept = kept_slabs(cache)
+    kept.put(1, np.full((4, 2), 1, "i4"))
+    release = cache.reserve({}, 4 * 8)
     for number in (2, 1):
-        kept.put(number, np.full((1, 2**16), number, np.uint8))
-    out = np.zeros((2, 2**16), np.uint8)
-    assert kept.copy_rows(np.array([1, 2]), out, lambda taken, _: taken) is None
+        kept.put(number, np.full((4, 2), number, "i4"))
+    out = np.zeros((2, 2), "i4")
+    assert kept.copy_rows(np.array([4, 8]), out, lambda taken, _: taken) is None
     assert out[:, 0].tolist() == [1, 2]
-    assert made == [2**16, 2**17]
-    assert room.taken == room.limit
-    kept.clear()
-    assert room.limit - room.taken == 2**17
-
-
-def test_where_nothing_can_be_mapped_there_is_no_cache_and_one_warning(file, monkeypatch, caplog):
-    source = HDF5Source(file)
-    made = mapped(monkeypatch, fails=True)
-    found = epochs(source, 2, shuffle="none", workers=1, cache_bytes=600 * 50 * 4)
-    assert [sorted(epoch) for epoch in found] == [list(range(600))] * 2
-    assert made == [600 * 50 * 4]
-    (said,) = [record.message for record in caplog.records if "cannot be mapped" in record.message]
-    assert said == (
-        "cache of decoded chunks: 120000 bytes cannot be mapped ([Errno 12] Cannot allocate memory), so no more "
-        "of this dataset is cached; raise the limit on memory (ulimit -v), or set a smaller cache_bytes"
-    )
+    release()
+    assert kept.missing(np.arange(3)).tolist() == [0, 1, 2]
 
 
 # -- through the loader ------------------------------------------------------------------------------------------------

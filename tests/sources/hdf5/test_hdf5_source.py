@@ -19,7 +19,7 @@ from support.sources.oracle import Model, read
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
-from lit_async_data.sources.contract.reservations import Reservations
+from lit_async_data.sources.hdf5.readers.chunk_cache import RecentSlabs
 
 ROWS = 23
 SHAPE = (ROWS, 5, 6, 3)
@@ -221,15 +221,15 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
     chunked = {"data": some(SHAPE), "chunks": (2, *SHAPE[1:]), "compression": "gzip"}
     source = HDF5Source(h5(data=chunked), ["data"])
     read(source, [1])
-    held, over, set_ = threading.Event(), threading.Event(), Reservations.set
+    held, over, make_room = threading.Event(), threading.Event(), RecentSlabs.make_room
 
-    def hold(given, owner, nbytes):
+    def hold(slabs):
         if threading.current_thread() is thread:
             held.set()
             over.wait(30)
-        set_(given, owner, nbytes)
+        make_room(slabs)
 
-    monkeypatch.setattr(Reservations, "set", hold)
+    monkeypatch.setattr(RecentSlabs, "make_room", hold)
 
     def acts():
         signal.alarm(10)

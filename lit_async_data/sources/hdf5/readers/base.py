@@ -68,9 +68,6 @@ class Reader:
     def decode_ranges_ahead(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
         pass
 
-    def clear(self) -> None:
-        """Drop cached values."""
-
 
 class StridedReader(Reader):
     """Copies samples out of contiguous values whose first axis does not count samples."""

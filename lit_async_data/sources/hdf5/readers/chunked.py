@@ -15,8 +15,7 @@ from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
-from lit_async_data.sources.hdf5.readers.cache.chunk_cache import Cached, DecodedChunkCache
-from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget, PersistentChunkCache
+from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.ranges import pieces, touched
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -33,19 +32,17 @@ class ChunkedReader(Reader):
     Args:
         stored: The dataset.
         decoder: Decodes its slabs.
-        recent: Caches recently decoded slabs, of all files.
-        room: Bytes for slabs that are kept for good.
+        cache: Caches slabs of all datasets of the source.
+        name: Of the dataset, the same in all files.
     """
 
-    def __init__(
-        self, stored: StoredDataset, decoder: SlabDecoder, recent: DecodedChunkCache, room: ByteBudget
-    ) -> None:
+    def __init__(self, stored: StoredDataset, decoder: SlabDecoder, cache: ChunkCache, name: str) -> None:
         self.decoder = decoder
         self._stored = stored
-        self._recent = recent
         self._native = native = stored.dtype.newbyteorder("=")
         rows = min(decoder.rows, stored.rows)
-        self._persistent = PersistentChunkCache(stored.rows, rows, stored.spec.stored_shape, native, room)
+        self._recent = cache.recent(name)
+        self._kept = cache.kept(stored.rows, rows, stored.spec.stored_shape, native)
         # A slab of one row is decoded straight into the batch: no other row needs it.
         self._single_rows = decoder.rows == 1
         self._large = stored.nbytes // stored.rows >= ONE_BY_ONE
@@ -64,7 +61,7 @@ class ChunkedReader(Reader):
         Raises:
             CorruptError: The decoded size of a chunk is wrong; names the chunk.
         """
-        missing = self._persistent.copy_rows(
+        missing = self._kept.copy_rows(
             rows, out, lambda values, which: checked_labels(values, self._stored, out.dtype, which)
         )
         if missing is None:
@@ -74,16 +71,11 @@ class ChunkedReader(Reader):
         if self._single_rows:
             self._read_single_rows(rows, missing, out)
             return
-        # Chosen once for the batch: a small chunk takes less time to copy than a few calls.
-        persistent = self._persistent_cache()
         same = self._native == out.dtype
         groups = [(number, missing[where]) for number, where in _group_by_slab(rows[missing] // self.rows)]
         # One call for all that are cached. They leave the queue one by one, so that this thread holds no evicted slab.
-        cached: Cached = collections.deque([None])
-        others = groups
-        if persistent is None:
-            cached, others = self._recent.cached(self._name, groups)
-        for number, slab, where in itertools.chain(iter(cached.popleft, None), self._iter_slabs(others, persistent)):
+        cached, others = self._recent.cached(self._name, groups)
+        for number, slab, where in itertools.chain(iter(cached.popleft, None), self._iter_slabs(others)):
             inside = rows[where] - number * self.rows
             if not same:
                 out[where] = checked_labels(slab[inside], self._stored, out.dtype, rows[where])
@@ -104,32 +96,23 @@ class ChunkedReader(Reader):
         if self.decoder.cold:
             self.decoder.fetch(distinct_of(cut.chunk))
         begins, ends, firsts_out = cut.inside, cut.inside + cut.rows, cut.where
-        persistent = self._persistent_cache()
-        for _, slab, which in self._iter_slabs(_group_by_slab(cut.chunk), persistent):
+        for _, slab, which in self._iter_slabs(_group_by_slab(cut.chunk)):
             for piece in which.tolist():
                 begin, end, first = int(begins[piece]), int(ends[piece]), int(firsts_out[piece])
                 out[first : first + end - begin] = slab[begin:end]
             del slab
 
-    def _persistent_cache(self) -> PersistentChunkCache | None:
-        """The cache of slabs that are kept for good; None if it is empty and stays so."""
-        return self._persistent if self._persistent.enabled or not self._persistent.empty else None
-
-    def _iter_slabs(
-        self, slabs: list[tuple[int, Indices]], persistent: PersistentChunkCache | None
-    ) -> Iterator[tuple[int, Array, Indices]]:
+    def _iter_slabs(self, slabs: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
         """Yields slabs in any order, each with the places that need it."""
         left = collections.deque(slabs)
         postponed = 0
         while left:
             number, where = left.popleft()
             # Slabs that other threads are decoding come last, when waiting is all that is left to do.
-            slab = None if persistent is None else persistent.slab(number)
+            slab = self._kept.slab(number) if self._kept.enabled else None
             if slab is None:
-                decode = functools.partial(self.decoder.decode, number)
+                decode = functools.partial(self._decode, number)
                 slab = self._recent.get((self._name, number), decode, wait=postponed > len(left))
-                if slab is not None and persistent is not None:
-                    persistent.put(number, slab)
             if slab is None:
                 left.append((number, where))
                 postponed += 1
@@ -138,17 +121,20 @@ class ChunkedReader(Reader):
             yield number, slab, where
             del slab
 
+    def _decode(self, number: int) -> Array:
+        slab = self.decoder.decode(number)
+        if self._kept.enabled:
+            self._kept.put(number, slab)
+        return slab
+
     def _read_single_rows(self, rows: Indices, missing: Indices, out: Array) -> None:
         if self._native == out.dtype and isinstance(self.decoder, IndexedSlabDecoder) and self.decoder.plain:
             self.decoder.read_chunks(rows, missing, out)
-            for where in missing.tolist() if self._persistent.enabled else ():
-                self._persistent.put(int(rows[where]), out[where : where + 1])
+            for where in missing.tolist() if self._kept.enabled else ():
+                self._kept.put(int(rows[where]), out[where : where + 1])
             return
-        persistent = self._persistent_cache()
         for where in missing.tolist():
-            slab = self.decoder.decode(int(rows[where]))
-            if persistent is not None:
-                persistent.put(int(rows[where]), slab)
+            slab = self._decode(int(rows[where]))
             out[where] = checked_labels(slab, self._stored, out.dtype, rows[where : where + 1])[0]
 
     def fetch(self, rows: Indices) -> bool:
@@ -158,7 +144,7 @@ class ChunkedReader(Reader):
         return self._fetch(touched(firsts, counts, self.rows))
 
     def _fetch(self, slabs: Indices) -> bool:
-        numbers = self._recent.missing(self._name, self._persistent.missing(slabs), None)
+        numbers = self._recent.missing(self._name, self._kept.missing(slabs), None)
         if not len(numbers):
             return False
         self.decoder.fetch(numbers)
@@ -171,17 +157,13 @@ class ChunkedReader(Reader):
         self._decode_ahead(touched(firsts, counts, self.rows), turn)
 
     def _decode_ahead(self, slabs: Indices, turn: Turn | None) -> None:
-        numbers = self._recent.missing(self._name, self._persistent.missing(slabs), turn)
+        numbers = self._recent.missing(self._name, self._kept.missing(slabs), turn)
         if not len(numbers):
             return
         self.decoder.fetch(numbers)
         for number in numbers.tolist() if not self._single_rows else ():
-            decode = functools.partial(self.decoder.decode, number)
+            decode = functools.partial(self._decode, number)
             self._recent.get((self._name, number), decode, wait=False, turn=turn)
-
-    def clear(self) -> None:
-        """Drop the slabs that are kept for good. The owner of the recent ones drops those."""
-        self._persistent.clear()
 
 
 def _group_by_slab(numbers: Indices) -> list[tuple[int, Indices]]:

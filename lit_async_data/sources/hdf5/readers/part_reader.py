@@ -15,12 +15,10 @@ from lit_async_data.errors import SourceError
 from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.reservations import Owner
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
-from lit_async_data.sources.hdf5.readers.cache.chunk_cache import DecodedChunkCache
-from lit_async_data.sources.hdf5.readers.cache.persistent_cache import ByteBudget
 from lit_async_data.sources.hdf5.readers.choice import choice
+from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.decode_memory import DecodeMemory
 from lit_async_data.sources.hdf5.readers.field_reader import FieldReader, MaskReader
@@ -48,19 +46,15 @@ class PartReader:
     Args:
         part: The part.
         file: Its file.
-        recent: Caches of recently decoded slabs, shared by all parts, by `StoredPart.dataset_key`.
-        room: Bytes for slabs that are kept for good.
+        cache: Caches decoded slabs of all parts.
 
     Attributes:
         datasets: The reader of each dataset. Fields of one dataset share it, so that it is decoded once.
         fields: The reader of each field.
     """
 
-    def __init__(
-        self, part: StoredPart, file: OpenFile, recent: Mapping[str, DecodedChunkCache], room: ByteBudget
-    ) -> None:
-        self._part = part
-        self._file, self._recent, self._room = file, recent, room
+    def __init__(self, part: StoredPart, file: OpenFile, cache: ChunkCache) -> None:
+        self._part, self._file, self._cache = part, file, cache
         self.datasets: dict[str, Reader] = {}
         self.fields = {key: self._field_reader(field) for key, field in part.fields.items()}
 
@@ -87,11 +81,6 @@ class PartReader:
         """How each field is read."""
         return (reader.reading for reader in self.fields.values())
 
-    def clear(self) -> None:
-        """Drop the slabs that are kept for good."""
-        for reader in self.datasets.values():
-            reader.clear()
-
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored
         if field.mask_of is not None:
@@ -111,12 +100,11 @@ class PartReader:
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
         name = self._part.dataset_key(stored)
         if name not in self.datasets:
-            self.datasets[name] = self._fastest(stored)
+            self.datasets[name] = self._fastest(stored, name)
         return self.datasets[name]
 
-    def _fastest(self, stored: StoredDataset) -> Reader:
+    def _fastest(self, stored: StoredDataset, name: str) -> Reader:
         """The fastest reader that fits a dataset."""
-        recent = self._recent[self._part.dataset_key(stored)]
         match choice(stored, mapped=self._file.mapped):
             case "raw":
                 return RawReader(stored, self._file)
@@ -124,9 +112,9 @@ class PartReader:
                 return StridedReader(stored, self._file)
             case "chunks":
                 assert stored.index is not None
-                return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, self._file), recent, self._room)
+                return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, self._file), self._cache, name)
             case "h5py chunks":
-                return ChunkedReader(stored, H5pySlabDecoder(stored, self._file), recent, self._room)
+                return ChunkedReader(stored, H5pySlabDecoder(stored, self._file), self._cache, name)
             case "h5py rows":
                 return H5pyReader(stored, self._file)
 
@@ -145,8 +133,7 @@ class PartReaders:
         parts: The reader of each part.
         memory: The memory of decoded chunks.
         starts: The first sample of each part, and the end of the last.
-        recent: The slabs decoded last, by dataset.
-        room: The bytes of slabs that are kept for good.
+        cache: The decoded slabs.
     """
 
     def __init__(
@@ -171,11 +158,9 @@ class PartReaders:
                 for path, identity in files.items()
             ]
         )
-        # One cache per dataset, so that slabs of images do not evict slabs of labels.
-        self.recent: collections.defaultdict[str, DecodedChunkCache] = collections.defaultdict(DecodedChunkCache)
-        self.room = ByteBudget()
+        self.cache = ChunkCache()
         self.parts = [
-            PartReader(part, self._files[number], self.recent, self.room)
+            PartReader(part, self._files[number], self.cache)
             for part, number in zip(stored, self._file_of, strict=True)
         ]
         self.memory = DecodeMemory([part.datasets for part in self.parts], grouping, stored, grouping_key)
@@ -268,32 +253,11 @@ class PartReaders:
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `Source.reserve`."""
         self._files.check_process()  # before taking a lock, which a thread may have held when this process was forked
-        rooms, owner = self.memory.room(chunks), Owner()
-        release = functools.partial(self._release, owner, list(rooms))
-        try:
-            for name, nbytes in rooms.items():
-                self.recent[name].set_room(owner, nbytes)
-            self.room.set_room(owner, cache_bytes)
-        except BaseException:
-            release()
-            raise
-        return release
-
-    def _release(self, owner: Owner, names: list[str]) -> None:
-        for name in names:
-            self.recent[name].set_room(owner, 0)
-        if self.room.set_room(owner, 0) < 0:
-            self._clear_readers()
+        return self.cache.reserve(self.memory.room(chunks), cache_bytes)
 
     def close(self) -> None:
         """Close every file and drop what was decoded. Reading opens files again."""
         if self._files.forked:
             return  # handles belong to the parent, and a lock may have been held when it forked
         self._files.close()
-        for recent in self.recent.values():
-            recent.clear()
-        self._clear_readers()
-
-    def _clear_readers(self) -> None:
-        for part in self.parts:
-            part.clear()
+        self.cache.clear()

@@ -1,0 +1,327 @@
+"""`ChunkCache`: decoded slabs, under one budget of bytes and two rules of keeping.
+
+A *slab* is a range of rows that is decoded together: the chunks that share these rows, as one array, rows first.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.order.due import Turn
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.threads import Gate
+
+Array = npt.NDArray[Any]
+# Seconds after which a thread that waits for another's decoding checks again.
+POLL_S = 0.5
+# Seconds that the room may wait for the lock, unless this very thread holds it.
+LOCK_S = 1.0
+# Turns that are distinguished: the current one, the next, and earlier ones that slow workers still read.
+TURNS = 8
+
+# Cached slabs with their numbers and the places that need them; None at the end.
+Cached = collections.deque[tuple[int, Array, Indices] | None]
+
+
+class ChunkCache:
+    """The decoded slabs of a source. Thread-safe.
+
+    * Each dataset has room for `RecentSlabs`, of which the oldest are evicted: so slabs of images evict none of labels.
+    * All datasets share room for `KeptSlabs`, which stay. Any order that visits all samples once per epoch profits
+      equally from every cached byte, while the least recently used slab is the one needed next.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recent: dict[str, RecentSlabs] = {}
+        self._room = KeptRoom(self._lock)
+        self._kept: list[KeptSlabs] = []
+
+    def recent(self, dataset: str) -> RecentSlabs:
+        """The recent slabs of a dataset, in all files."""
+        return self._recent.setdefault(dataset, RecentSlabs(self._lock))
+
+    def kept(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> KeptSlabs:
+        """The kept slabs of a dataset of one file; see `KeptSlabs`."""
+        self._kept.append(KeptSlabs(samples, rows, shape, dtype, self._room))
+        return self._kept[-1]
+
+    def reserve(self, recent: Mapping[str, int], kept: int) -> Callable[[], None]:
+        """Add room for recent slabs of each dataset, and for kept ones; returns what takes it away again, once."""
+        self._add(recent, kept)
+        release = contextlib.ExitStack()
+        release.callback(self._add, {dataset: -nbytes for dataset, nbytes in recent.items()}, -kept)
+        return release.close
+
+    def _add(self, recent: Mapping[str, int], kept: int) -> None:
+        # Garbage collection can close a loader while this thread holds the lock. What there is no room for any more is
+        # then evicted later.
+        locked = self._lock.acquire(timeout=LOCK_S)
+        try:
+            for dataset, nbytes in recent.items():
+                self.recent(dataset).room += nbytes
+            self._room.nbytes += kept
+            for slabs in self._recent.values() if locked else ():
+                slabs.make_room()
+            for table in self._kept if locked and self._room.taken > self._room.nbytes else ():
+                table.clear()
+        finally:
+            if locked:
+                self._lock.release()
+
+    def clear(self) -> None:
+        """Drop all slabs."""
+        with self._lock:
+            for recent in self._recent.values():
+                recent.clear()
+            for kept in self._kept:
+                kept.clear()
+
+
+class _Entry(NamedTuple):
+    turn: int  # number of the turn that needs it
+    slab: Array
+
+
+class RecentSlabs:
+    """Slabs of one dataset that were decoded last, each by one thread. Thread-safe.
+
+    Evicts slabs of the earliest turn first: a chunk shuffle deals from one group of slabs while the next is decoded,
+    and earlier groups are used up. Within a turn it evicts in the order of decoding, not of use. (By age alone, a slab
+    that was decoded late would evict one that is still needed.)
+
+    Attributes:
+        room: Bytes that they may take.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self.room = 0
+        self._slabs: dict[Hashable, _Entry] = {}
+        self._held_bytes = 0
+        self._by_turn: dict[int, collections.OrderedDict[Hashable, None]] = {}  # the same, in the order of decoding
+        self._turns: dict[Turn, int] = {}  # numbers of the latest turns, in order
+        self._newest = 0
+        self._decoding: dict[Hashable, Gate] = {}  # slabs that threads are decoding; the gate opens at the end
+
+    def get(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn | None = None) -> Array | None:
+        """A slab, decoded now if it is not cached.
+
+        Args:
+            key: Identifies the slab.
+            decode: Decodes it; called without a lock.
+            wait: Whether to wait if another thread is decoding it.
+            turn: The turn it is decoded for; None if it is read at once, or the order has no turns.
+
+        Returns:
+            The slab, or None if another thread is decoding it and ``wait`` is false.
+        """
+        while True:
+            with self._lock:
+                if key in self._slabs:
+                    return self._slabs[key].slab
+                other = self._decoding.get(key)
+                if other is None:
+                    own = self._decoding[key] = Gate()
+                    break
+            if not wait:
+                return None
+            began = time.perf_counter()
+            other.wait(POLL_S)
+            CLOCK.waited_for_others(time.perf_counter() - began)
+        try:
+            slab = decode()
+            with self._lock:
+                self._put(key, slab, self._turn_number(turn))
+            return slab
+        finally:
+            del self._decoding[key]
+            own.open()
+
+    def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
+        """Look up several slabs.
+
+        Args:
+            name: First part of their keys; the number is the second.
+            groups: Numbers of the slabs, each with the places that need it.
+
+        Returns:
+            A queue of the cached ones: number, slab, places; it ends with None. And the other groups.
+        """
+        cached: Cached = collections.deque()
+        others = []
+        with self._lock:
+            for number, where in groups:
+                entry = self._slabs.get((name, number))
+                if entry is None:
+                    others.append((number, where))
+                else:
+                    cached.append((number, entry.slab, where))
+        cached.append(None)
+        return cached, others
+
+    def missing(self, name: object, numbers: Indices, turn: Turn | None) -> Indices:
+        """The slabs that are neither cached nor being decoded.
+
+        Args:
+            name: First part of their keys.
+            numbers: Numbers of the slabs.
+            turn: Turn that needs them, to which cached ones are assigned; None for none.
+        """
+        with self._lock:
+            keys = [(name, number) for number in numbers.tolist()]
+            for key in keys if turn else ():
+                if key in self._slabs:
+                    self._put(key, self._remove(key), self._turn_number(turn))
+            return np.array([key[1] for key in keys if key not in self._slabs and key not in self._decoding], np.int64)
+
+    def make_room(self, nbytes: int = 0) -> None:
+        """Evict slabs until this many bytes are free. Hold the lock."""
+        if not self.room:
+            self.clear()  # whatever an interrupt has left
+        while self._by_turn and self._held_bytes + nbytes > self.room:
+            self._remove(next(iter(self._by_turn[min(self._by_turn)])))
+
+    def clear(self) -> None:
+        """Drop all slabs. Hold the lock."""
+        self._slabs, self._by_turn, self._held_bytes = {}, {}, 0
+
+    def _put(self, key: Hashable, slab: Array, turn: int) -> None:
+        """Cache a slab if it fits."""
+        if slab.nbytes <= self.room:
+            self.make_room(slab.nbytes)
+            self._by_turn.setdefault(turn, collections.OrderedDict())[key] = None
+            self._slabs[key] = _Entry(turn, slab)
+            self._held_bytes += slab.nbytes
+
+    def _remove(self, key: Hashable) -> Array:
+        turn, slab = self._slabs.pop(key)
+        self._held_bytes -= slab.nbytes
+        del self._by_turn[turn][key]
+        if not self._by_turn[turn]:
+            del self._by_turn[turn]
+        return slab
+
+    def _turn_number(self, turn: Turn | None) -> int:
+        """The number of a turn. None counts as the turn before the newest, which is being read."""
+        if turn is None:
+            return self._newest - 1
+        if turn not in self._turns:
+            self._newest += 1
+            self._turns = dict([*self._turns.items(), (turn, self._newest)][-TURNS:])
+        return self._turns[turn]
+
+
+@dataclasses.dataclass
+class KeptRoom:
+    """Bytes that all kept slabs may take, and those that they take. Change them under the lock of the cache."""
+
+    lock: threading.Lock
+    nbytes: int = 0
+    taken: int = 0
+
+
+class KeptSlabs:
+    """Slabs of a dataset of one file that are kept for good, as many as fit, in one table of rows. Thread-safe.
+
+    Args:
+        samples: Samples in the dataset.
+        rows: Samples in a slab.
+        shape: Stored shape of a sample.
+        dtype: Of a value, in native byte order.
+        room: Provides the bytes.
+    """
+
+    def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: KeptRoom) -> None:
+        self._rows, self._shape, self._dtype = rows, shape, dtype
+        self._room, self._lock = room, room.lock
+        self._slab_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._slabs = -(-samples // rows)
+        # The table of rows, and the place of each slab in it, -1 if absent. One attribute, so that no thread combines
+        # an old table with new places while another clears and refills the cache.
+        self._content: tuple[Array, Indices] | None = None
+        self._next = 0  # place of the next slab
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything can be cached."""
+        return self._room.nbytes > 0
+
+    def missing(self, numbers: Indices) -> Indices:
+        """The slabs that are not cached."""
+        content = self._content
+        return numbers if content is None else numbers[self._places(content[1], numbers) < 0]
+
+    def slab(self, number: int) -> Array | None:
+        """A slab, if cached. The last one of a dataset may have extra rows at its end."""
+        content = self._content
+        place = -1 if content is None else int(self._places(content[1], number))
+        if content is None or place < 0:
+            return None
+        return content[0][place * self._rows : (place + 1) * self._rows]
+
+    def copy_rows(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
+        """Copy the cached ones of some rows.
+
+        Args:
+            rows: Row numbers.
+            out: Receives a row in each place.
+            check: Converts values whose dtype differs from that of ``out``; takes values and their rows.
+
+        Returns:
+            Places in ``out`` of the rows that are not cached; None if all are.
+        """
+        content = self._content
+        if content is None:
+            return np.arange(len(rows))
+        table, place = content
+        slabs, inside = np.divmod(rows, self._rows)
+        places = self._places(place, slabs)
+        cached = places >= 0
+        table_rows = places * self._rows + inside
+        if cached.all() and out.dtype == self._dtype:
+            table.take(table_rows, axis=0, out=out, mode="clip")
+            return None
+        if cached.any():
+            out[cached] = check(table[table_rows[cached]], rows[cached])
+        return None if cached.all() else np.flatnonzero(~cached)
+
+    def put(self, number: int, slab: Array) -> None:
+        """Cache a slab if it fits."""
+        with self._lock:
+            most = min(self._slabs, self._room.nbytes // self._slab_bytes)
+            if self._content is None or len(self._content[0]) == self._next * self._rows < most * self._rows:
+                # When a table is full and another loader has added room, a larger one starts empty.
+                self.clear()
+                table = np.empty((most * self._rows, *self._shape), self._dtype)
+                self._content = table, np.full(self._slabs, -1, np.int64)
+            table, place = self._content
+            begin = self._next * self._rows
+            fits = self._room.taken + self._slab_bytes <= self._room.nbytes
+            if place[number] < 0 and begin < len(table) and fits:
+                table[begin : begin + len(slab)] = slab
+                place[number] = self._next  # after the copy: whoever sees the place finds the slab there
+                self._next += 1
+                self._room.taken += self._slab_bytes
+
+    def clear(self) -> None:
+        """Drop all slabs. Hold the lock."""
+        self._room.taken -= self._next * self._slab_bytes
+        self._content, self._next = None, 0
+
+    def _places(self, place: Indices, numbers: Any) -> Any:
+        # 1. A thread writes a slab, and then its place. 2. Another sees the place, but not yet the slab: a processor
+        # such as ARM may make writes of one thread visible to others in another order. The GIL prevented that; without
+        # it, only a lock that both threads take does. See test_places_are_read_and_written_under_the_lock.
+        with self._lock:
+            return place[numbers]
