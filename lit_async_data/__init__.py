@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lit_async_data.errors import TransformError as TransformError
     from lit_async_data.errors import WorkerError as WorkerError
     from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
-    from lit_async_data.lightning.predictions.writer import PredictionWriter as PredictionWriter
+    from lit_async_data.lightning.predictions import PredictionWriter as PredictionWriter
     from lit_async_data.lightning.prefetcher import DevicePrefetcher as DevicePrefetcher
     from lit_async_data.loader.async_loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import Balanced as Balanced
@@ -73,7 +73,7 @@ _HOMES = {
     "MemoryBudgetError": "errors",
     "MissingError": "errors",
     "Normalize": "batch.transforms",
-    "PredictionWriter": "lightning.predictions.writer",
+    "PredictionWriter": "lightning.predictions",
     "ReadError": "errors",
     "ResumeError": "errors",
     "Source": "sources.contract.source",

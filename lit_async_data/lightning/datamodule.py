@@ -9,8 +9,9 @@ import logging
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -26,25 +27,43 @@ from lit_async_data.lightning.classes import (
     with_saved_classes,
     with_training_classes,
 )
-from lit_async_data.lightning.display.lines import print_line
-from lit_async_data.lightning.display.summary import summary_lines
-from lit_async_data.lightning.loader_arguments import LoaderArguments
-from lit_async_data.lightning.replay import Replayed, replayed
-from lit_async_data.lightning.trainer.compat import pl
-from lit_async_data.lightning.trainer.stages import (
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.display import print_line
+from lit_async_data.lightning.stages import (
     STAGES,
     ByStage,
+    LoaderArguments,
     Stage,
     checked_sources,
     evaluation_options,
     split_sources,
     stage_transforms,
 )
+from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
+from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
 
 log = logging.getLogger(__name__)
+
+
+class Replayed(NamedTuple):
+    """A batch of training, made again.
+
+    Attributes:
+        epoch: Its epoch, counted from 0.
+        batch_idx: Its number in the epoch, as ``training_step`` gets it.
+        batch: What the loader hands out: every transform is applied, with the same random numbers.
+        ids: The samples, int64, shape (n,); as in ``return_indices``.
+        places: Where each of them is stored.
+    """
+
+    epoch: int
+    batch_idx: int
+    batch: Any
+    ids: npt.NDArray[np.int64]
+    places: list[Location]
 
 
 class AsyncDataModule(pl.LightningDataModule):
@@ -323,11 +342,29 @@ class AsyncDataModule(pl.LightningDataModule):
         """
         if not self.sources["train"]:
             raise ConfigError("train: there is no source for training, so there is no step to replay")
-        options = dataclasses.replace(self._options_of("train"), workers=0)
+        for name, value, least in (("step", step, 0), ("accumulate_grad_batches", accumulate_grad_batches, 1)):
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: {value!r} is not a whole number from {least} on")
+        source, options = self.sources["train"][0], dataclasses.replace(self._options_of("train"), workers=0)
         on = None if device is None else torch.device(device)
-        arguments = LoaderArguments(None, self.sources["train"][0], options, rank, world_size, device=on)
+        arguments = LoaderArguments(None, source, options, rank, world_size, device=on)
         with self._build_loader("train", arguments, 0) as loader:
-            return replayed(loader, step, accumulate_grad_batches, limit_train_batches)
+            batches, limit = len(loader), limit_train_batches
+            if limit is not None:
+                batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+            if batches < 1:
+                raise ConfigError(f"limit_train_batches: {limit} leaves no batch of the {len(loader)} of an epoch")
+            epoch, number = divmod(step, -(-batches // accumulate_grad_batches))
+            first = number * accumulate_grad_batches
+            plan = loader.schedule.plan(epoch)
+            loader.resuming.print_line = log.debug
+            loader.load_state_dict(loader.state_dict() | {"epoch": epoch, "position": plan.position(first)})
+            loader.set_epoch(epoch)
+            found = []
+            for batch_idx in range(first, min(first + accumulate_grad_batches, batches)):
+                ids = source.ids(plan.batch(batch_idx).samples)
+                found.append(Replayed(epoch, batch_idx, next(loader), ids, source.locate(ids)))
+            return found
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """What each stage will read and how, and how much memory that takes, in a few lines."""

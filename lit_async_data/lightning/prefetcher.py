@@ -12,18 +12,14 @@ import torch
 
 from lit_async_data.device import streams
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.lightning.display.epoch_waits import EpochWaits
-from lit_async_data.lightning.display.lines import print_line
-from lit_async_data.lightning.display.progress import QueueGauge, WaitSummary
-from lit_async_data.lightning.display.verdicts import Verdicts
-from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
-from lit_async_data.lightning.trainer.priority import drive, evaluate
-from lit_async_data.lightning.trainer.resume import (
+from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.display import QueueGauge, print_line
+from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, evaluate, is_only
+from lit_async_data.lightning.resume import (
     ORDERS,
     begin_whole_epoch,
     check_begun,
     count_again,
-    is_only,
     restore_loaders,
     restore_orders,
     save_orders,
@@ -31,8 +27,9 @@ from lit_async_data.lightning.trainer.resume import (
     trained,
     training_steps,
 )
-from lit_async_data.lightning.trainer.stages import DrivenLoader, driven_loaders
-from lit_async_data.lightning.trainer.takeover import Takeover, overridden_host_hook
+from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
+from lit_async_data.lightning.verdicts import Verdicts
+from lit_async_data.lightning.waits import EpochWaits, WaitSummary
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import non_negative_int
 from lit_async_data.verdict.headspace import Headspace

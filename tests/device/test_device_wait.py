@@ -18,8 +18,8 @@ from lit_async_data.device.clock import DeviceClock
 from lit_async_data.errors import ReadError
 from lit_async_data.host.metrics.stages import Stage
 from lit_async_data.host.metrics.stats import DeviceWait
-from lit_async_data.lightning.display import verdicts
-from lit_async_data.lightning.display.progress import WaitSummary
+from lit_async_data.lightning import verdicts
+from lit_async_data.lightning.waits import WaitSummary
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex

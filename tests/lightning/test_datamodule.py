@@ -14,8 +14,8 @@ import pytest
 from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, HDF5Source, LoaderOptions
 from lit_async_data.errors import ConfigError, MemoryBudgetError, TransformError
 from lit_async_data.host.resources.plan import ResourcePlan
-from lit_async_data.lightning.display.summary import summary_lines
-from lit_async_data.lightning.loader_arguments import LoaderArguments
+from lit_async_data.lightning.stages import LoaderArguments
+from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.testing import ArraySource
 
 

@@ -37,7 +37,7 @@ from support.threads.leaks import open_files
 
 import lit_async_data as lad
 from lit_async_data.errors import ClosedError, ReadError, TransformError
-from lit_async_data.lightning.display import verdicts
+from lit_async_data.lightning import verdicts
 
 pytestmark = NO_STAGES
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError
-from lit_async_data.lightning.display.summary import summary_lines
+from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.testing import ArraySource
 
 

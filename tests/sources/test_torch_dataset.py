@@ -25,7 +25,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
-from lit_async_data.lightning.display.summary import summary_lines
+from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.torch_dataset.values import GRAIN, fill_from_equal

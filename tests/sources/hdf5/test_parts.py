@@ -16,7 +16,7 @@ from support.sources.oracle import check, read, refused, refused_when_read
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
-from lit_async_data.lightning.display.summary import summary_lines
+from lit_async_data.lightning.summary import summary_lines
 
 
 def numbers(shape, dtype="i2"):

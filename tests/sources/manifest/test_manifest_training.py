@@ -56,7 +56,7 @@ def module(photographs, y="what", **options):
 
 
 def network(seen):
-    from lit_async_data.lightning.trainer.compat import pl
+    from lit_async_data.lightning.compat import pl
 
     class Network(pl.LightningModule):
         def __init__(self):
@@ -86,7 +86,7 @@ def network(seen):
 
 
 def trainer(folder, epochs):
-    from lit_async_data.lightning.trainer.compat import pl
+    from lit_async_data.lightning.compat import pl
 
     return pl.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from lit_async_data import AsyncLoader
-from lit_async_data.lightning.predictions.loader_predictions import LoaderPredictions
+from lit_async_data.lightning.predictions import LoaderPredictions
 from lit_async_data.testing import ArraySource
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.

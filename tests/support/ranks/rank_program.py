@@ -17,7 +17,7 @@ import torch
 
 from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, prefetched
 from lit_async_data.errors import ConfigError
-from lit_async_data.lightning.display import verdicts
+from lit_async_data.lightning import verdicts
 from lit_async_data.testing import ArraySource
 from support.ranks.processes import leave_process_group
 

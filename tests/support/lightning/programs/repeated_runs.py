@@ -92,7 +92,7 @@ def resumed(run, new_loader, step, **options):
     run.note(step=fit.global_step)
 
 
-@program(step=[4])  # in the middle of an epoch the callback does better: see lightning/trainer/test_priority.py
+@program(step=[4])  # in the middle of an epoch the callback does better: see lightning/test_priority.py
 def a_plain_loader_goes_on_from_a_checkpoint(run, step):
     resumed(run, run.load, step, max_epochs=3)
 

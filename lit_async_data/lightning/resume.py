@@ -12,12 +12,12 @@ import functools
 import math
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lit_async_data.errors import ResumeError
-from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
-from lit_async_data.lightning.trainer.stages import DrivenLoader, loaders_in
+from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.loops import DrivenLoader, loaders_in
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.loader.resuming import Done
 from lit_async_data.order.order_state import Place
@@ -240,13 +240,6 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
                 file=_file(trainer),
             )
         loader.dealt_order = DealtOrder(saved["generator"], saved["begun"])
-
-
-def is_only(nested: Any) -> bool:
-    """Whether a loader, in the lists and mappings that Lightning accepts, is the only one."""
-    while isinstance(nested, Mapping | list | tuple) and len(nested) == 1:
-        nested = next(iter(nested.values() if isinstance(nested, Mapping) else nested))
-    return not isinstance(nested, Mapping | list | tuple)
 
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:

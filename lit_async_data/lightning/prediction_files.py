@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
-from lit_async_data.lightning.predictions.values import Field, Values
 from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk, write_chunk
 from lit_async_data.sources.manifest.table.arrow import arrow
 
@@ -20,6 +20,24 @@ from lit_async_data.sources.manifest.table.arrow import arrow
 HELD_BYTES, TEXT_BYTES = 2**26, 64
 # Samples of whole numbers that have as many bytes are compressed, each as one chunk.
 COMPRESSED_BYTES = 4096
+
+
+# Numbers with the samples on axis 0, or a text for each sample.
+Values = npt.NDArray[Any] | list[Any]
+
+
+class Field(NamedTuple):
+    """What is written for each sample under one name."""
+
+    dtype: np.dtype[Any] | None  # None for text
+    shape: tuple[int, ...]  # of one sample
+
+    @property
+    def is_array(self) -> bool:
+        return len(self.shape) > 1  # as a mask; others fit into a column of a table
+
+    def __str__(self) -> str:
+        return "text" if self.dtype is None else f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
 
 
 def _piece_rows(fields: Mapping[str, Field], ranks: int) -> int:

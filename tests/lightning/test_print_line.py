@@ -10,8 +10,8 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from lit_async_data.lightning.display.lines import print_line
-from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.display import print_line
 
 
 class Terminal(io.StringIO):

@@ -23,8 +23,8 @@ from support.lightning.predictions import (
 
 from lit_async_data import HDF5Source, SubsetSource
 from lit_async_data.errors import ConfigError
-from lit_async_data.lightning.predictions import parts
-from lit_async_data.lightning.predictions.values import fields_of, predicted
+from lit_async_data.lightning import prediction_files as parts
+from lit_async_data.lightning.predictions import fields_of, predicted
 from lit_async_data.order.plan import EpochPlan
 
 

@@ -1,8 +1,9 @@
-"""`print_line`: prints a line, as Lightning prints its own, above a progress bar rather than into it."""
+"""What a terminal shows: lines above the progress bar, and in it how full the queues are."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import sys
@@ -11,7 +12,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lit_async_data.lightning.trainer.compat import pl, rank_zero_info
+from lit_async_data.lightning.compat import pl, rank_zero_info
+from lit_async_data.lightning.loops import driven_loaders
+
+# The key of the gauge in the progress bar: `data=host 4/4 device 2/2`.
+NAME = "data"
 
 
 def print_line(line: str) -> None:
@@ -71,3 +76,34 @@ class _Above(io.TextIOBase):
 
     def flush(self) -> None:
         self._stream.flush()
+
+
+class QueueGauge:
+    """Shows in Lightning's progress bar, of whatever class, how full the queues of training are. No logger sees it."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._replacement: Any = None
+
+    def attach(self, trainer: pl.Trainer) -> None:
+        """Wrap the ``get_metrics`` of the Trainer's progress bar, if it has one."""
+        self.detach()
+        bar: Any = trainer.progress_bar_callback
+        if bar is not None:
+            self._bar, self._replacement = bar, functools.partial(_with_fill, bar.get_metrics)
+            bar.get_metrics = self._replacement
+
+    def detach(self) -> None:
+        """Restore the bar, unless other code has wrapped it since. A second call does nothing."""
+        bar, replacement, self._bar, self._replacement = self._bar, self._replacement, None, None
+        if bar is not None and vars(bar).get("get_metrics") is replacement:
+            original = replacement.args[0]
+            del bar.get_metrics
+            if original != bar.get_metrics:
+                bar.get_metrics = original
+
+
+def _with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+    metrics: dict[str, Any] = get_metrics(trainer, pl_module)
+    loaders = driven_loaders(trainer.train_dataloader) if trainer.state.fn == "fit" else []
+    return metrics | {NAME: ", ".join(str(loader.fill) for loader in loaders)} if loaders else metrics

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_async_data import AsyncDataModule, DevicePrefetcher
-from lit_async_data.lightning.trainer.compat import pl
-from lit_async_data.lightning.trainer.takeover import Takeover
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.takeover import Takeover
 from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.testing import ArraySource
 

@@ -268,7 +268,7 @@ leave_process_group()
 
 def test_two_ranks(tmp_path):
     (tmp_path / "program.py").write_text(RANKS)
-    run_together(as_ranks([sys.executable, "program.py"], TESTS=Path(__file__).parents[2]), tmp_path)
+    run_together(as_ranks([sys.executable, "program.py"], TESTS=Path(__file__).parents[1]), tmp_path)
     check_files(tmp_path / "out", range(21))
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert all("out" in each["seen"] and "out.partial" not in each["seen"] for each in facts)

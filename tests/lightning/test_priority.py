@@ -20,7 +20,7 @@ from support.lightning.trainer import (
 from torch.utils.data import DataLoader, RandomSampler
 
 import lit_async_data as lad
-from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.lightning.compat import pl
 from lit_async_data.testing import ArraySource
 
 pytestmark = [

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.lightning.display.progress import WaitSummary
-from lit_async_data.lightning.trainer.compat import pl, rank_zero_warn
+from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.waits import WaitSummary
 from lit_async_data.verdict.diagnosis import verdict
 from lit_async_data.verdict.finding import Bound, Cure, Verdict
 from lit_async_data.verdict.headspace import Headspace

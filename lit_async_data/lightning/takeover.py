@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lit_async_data.lightning.trainer.compat import pl
-from lit_async_data.lightning.trainer.priority import drive
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.loops import drive
 from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader, with_own_iterator
 from lit_async_data.prefetch.wrap import prefetched
 

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
+import dataclasses
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Self, TypedDict
+
+import torch
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
 from lit_async_data.hooks.host_hooks import CALLED_WITH
-from lit_async_data.lightning.trainer.compat import pl
+from lit_async_data.host.resources.memory import ranks_here
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.loops import drive, steps_wanted
+from lit_async_data.lightning.resume import training_steps
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
-from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.sources.composed.split import split as split_source
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 
 Stage = Literal["train", "val", "test", "predict"]
 STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
-# Loaders whose copies a callback can start.
-DrivenLoader = AsyncLoader | PrefetchedLoader
 
 
 def split_sources(
@@ -154,43 +156,51 @@ def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]
     return transforms
 
 
-def loaders_in(nested: Any) -> list[Any]:
-    """The loaders inside the lists and mappings that Lightning accepts in place of a loader, in its order."""
-    if isinstance(nested, Mapping | list | tuple):
-        inside = nested.values() if isinstance(nested, Mapping) else nested
-        return [loader for each in inside for loader in loaders_in(each)]
-    return [nested]
+@dataclasses.dataclass(frozen=True)
+class LoaderArguments:
+    """What a loader is built from. Equal arguments give equal loaders."""
 
+    trainer: weakref.ref[pl.Trainer] | None
+    source: Source
+    options: LoaderOptions
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int | None = None
+    device: torch.device | None = None
 
-def driven_loaders(nested: Any) -> list[DrivenLoader]:
-    """This package's loaders inside the lists and mappings that Lightning accepts in place of a loader."""
-    return [loader for loader in loaders_in(nested) if isinstance(loader, AsyncLoader | PrefetchedLoader)]
+    @classmethod
+    def of(cls, trainer: pl.Trainer | None, source: Source, options: LoaderOptions) -> Self:
+        """The arguments under a Trainer, if there is one."""
+        if trainer is None:
+            return cls(None, source, options)
+        # Where Ray or torchrun starts the ranks, the Trainer may know of one device only.
+        here = max(trainer.num_devices, ranks_here())
+        ranks = trainer.global_rank, trainer.world_size, here
+        return cls(weakref.ref(trainer), source, options, *ranks, trainer.strategy.root_device)
 
+    def loader(self, stage: Stage, number: int, transforms: Mapping[str, Any]) -> AsyncLoader:
+        """Build the loader.
 
-def steps_wanted(reference: weakref.ref[pl.Trainer], stage: Stage, number: int) -> tuple[int | None, int | None]:
-    """The batches that the Trainer will take of an evaluation pass, and of each later pass; None for all.
-
-    The Trainer knows them only when the pass begins. See `training_steps` for training.
-
-    Args:
-        reference: The Trainer.
-        stage: The loader's stage.
-        number: The loader's place among those of its stage.
-
-    """
-    trainer = reference()
-    if trainer is None or trainer.state.status != "running":
-        return None, None
-    limits: Any = {
-        "val": lambda: trainer.num_val_batches[number],
-        "test": lambda: trainer.num_test_batches[number],
-        "predict": lambda: trainer.num_predict_batches[number],
-    }
-    with contextlib.suppress(IndexError):  # the user iterates, and the Trainer runs other loaders
-        later = _finite(limits[stage]())
-        return _finite(trainer.num_sanity_val_batches[number]) if trainer.sanity_checking else later, later
-    return None, None
-
-
-def _finite(limit: float) -> int | None:
-    return int(limit) if 0 < limit < math.inf else None
+        Args:
+            stage: The loader's stage.
+            number: Its place among those of the stage.
+            transforms: The transforms of the stage, by argument of `AsyncLoader`.
+        """
+        loader = AsyncLoader(
+            self.source,
+            self.options,
+            rank=self.rank,
+            world_size=self.world_size,
+            local_world_size=self.local_world_size,
+            device=self.device,
+            **transforms,
+        )
+        loader.evaluation = stage != "train"
+        if self.trainer is not None:
+            drive(loader, self.trainer)
+        loader.label = f"{stage}[{number}]" if number else stage
+        if self.trainer is not None and stage == "train":
+            loader.steps_wanted = functools.partial(training_steps, self.trainer, weakref.ref(loader))
+        elif self.trainer is not None:
+            loader.steps_wanted = functools.partial(steps_wanted, self.trainer, stage, number)
+        return loader

@@ -1,0 +1,110 @@
+"""The loaders and iterators of Lightning's loops: the one place that looks for them there."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lit_async_data.lightning.compat import pl
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.loader.base_loader import BaseLoader
+from lit_async_data.loader.passes import Pass
+from lit_async_data.prefetch.loader import PrefetchedLoader
+
+# Loaders whose copies a callback can start.
+DrivenLoader = AsyncLoader | PrefetchedLoader
+USERS, EVALUATION, TRAINING = 0, 1, 2
+
+
+def loaders_in(nested: Any) -> list[Any]:
+    """The loaders inside the lists and mappings that Lightning accepts in place of a loader, in its order."""
+    if isinstance(nested, Mapping | list | tuple):
+        inside = nested.values() if isinstance(nested, Mapping) else nested
+        return [loader for each in inside for loader in loaders_in(each)]
+    return [nested]
+
+
+def driven_loaders(nested: Any) -> list[DrivenLoader]:
+    """This package's loaders inside the lists and mappings that Lightning accepts in place of a loader."""
+    return [loader for loader in loaders_in(nested) if isinstance(loader, AsyncLoader | PrefetchedLoader)]
+
+
+def is_only(nested: Any) -> bool:
+    """Whether a loader, in the lists and mappings that Lightning accepts, is the only one."""
+    while isinstance(nested, Mapping | list | tuple) and len(nested) == 1:
+        nested = next(iter(nested.values() if isinstance(nested, Mapping) else nested))
+    return not isinstance(nested, Mapping | list | tuple)
+
+
+def drive(loader: BaseLoader, reference: weakref.ref[pl.Trainer]) -> None:
+    """Have a loader give its engine to the Trainer's own iterators, whoever else iterates over it meanwhile."""
+    itself = weakref.ref(loader)
+    loader.priority = lambda one: _priority(reference(), itself(), one)
+
+
+def evaluate(trainer: pl.Trainer) -> None:
+    """Have loaders that were given to the Trainer for evaluation take no random order, before it looks at them."""
+    given = {priority: _given(loop) for priority, loop in _loops(trainer)}
+    for loader in given[EVALUATION]:
+        if isinstance(loader, AsyncLoader) and loader not in given.get(TRAINING, []):
+            loader.evaluation = True
+
+
+def _given(loop: Any) -> list[DrivenLoader]:
+    source = getattr(loop, "_data_source", None)  # private: a later version may lack it
+    return driven_loaders(getattr(source, "instance", None))
+
+
+def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) -> int | None:
+    """How much a pass needs the engine; None if no loop of the Trainer iterates over the loader itself."""
+    if trainer is None or loader is None or trainer.state.status != "running":
+        return None
+    found = None
+    for priority, loop in _loops(trainer):
+        combined = getattr(loop, "_combined_loader", None)  # private: a later version may lack it
+        if combined is None or not any(each is loader for each in combined.flattened):
+            continue
+        found = USERS
+        running = getattr(combined, "_iterator", None)
+        if any(each is one for each in getattr(running, "iterators", ())):
+            return priority
+    return found
+
+
+def _loops(trainer: Any) -> Iterator[tuple[int, Any]]:
+    """The loops of a run, with the priority of their iterators."""
+    if trainer.state.fn == "fit":
+        yield TRAINING, trainer.fit_loop
+        yield EVALUATION, trainer.fit_loop.epoch_loop.val_loop
+    else:
+        yield (
+            EVALUATION,
+            {"validate": trainer.validate_loop, "test": trainer.test_loop}.get(trainer.state.fn, trainer.predict_loop),
+        )
+
+
+def steps_wanted(reference: weakref.ref[pl.Trainer], stage: str, number: int) -> tuple[int | None, int | None]:
+    """The batches that the Trainer will take of an evaluation pass, and of each later pass; None for all.
+
+    The Trainer knows them only when the pass begins. `number` is the loader's place among those of its stage. See
+    `training_steps` for training.
+    """
+    trainer = reference()
+    if trainer is None or trainer.state.status != "running":
+        return None, None
+    limits: Any = {
+        "val": lambda: trainer.num_val_batches[number],
+        "test": lambda: trainer.num_test_batches[number],
+        "predict": lambda: trainer.num_predict_batches[number],
+    }
+    with contextlib.suppress(IndexError):  # the user iterates, and the Trainer runs other loaders
+        later = _finite(limits[stage]())
+        return _finite(trainer.num_sanity_val_batches[number]) if trainer.sanity_checking else later, later
+    return None, None
+
+
+def _finite(limit: float) -> int | None:
+    return int(limit) if 0 < limit < math.inf else None

@@ -1,0 +1,285 @@
+"""`PredictionWriter`: writes what ``trainer.predict`` predicts, with samples and locations, in dataset order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
+from lit_async_data.lightning.compat import pl, rank_zero_info
+from lit_async_data.lightning.loops import evaluate, loaders_in
+from lit_async_data.lightning.prediction_files import ArrayPart, Field, TablePart, Values
+from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.manifest.table.arrow import arrow
+
+# The columns of locations, in order, and those that are left out if all samples have this value.
+LOCATION_COLUMNS = ("sample", "file", "group", "row", "id", "path")
+ABSENT = {"group": "/", "id": None, "path": None}
+WANTED = "return a tensor or array whose first axis is the samples of the batch, or a dict of these and of lists of str"
+
+
+class PredictionWriter(pl.Callback):
+    """Writes the predictions of ``trainer.predict`` with samples and locations, each sample once, in dataset order.
+
+    ``predict_step`` returns a tensor or array whose first axis is the samples of the batch, or a dict of such tensors
+    and arrays and of lists of str, the same for each batch. Without a dict the name is ``prediction``.
+
+    * Numbers, text and vectors (lists of fixed length) are columns of ``PATH/predictions.parquet``.
+    * Arrays with two axes or more per sample, such as masks, are datasets of ``PATH/predictions.h5``, samples first.
+    * bfloat16 and smaller floats, and float16 in Parquet, become float32; everything else is stored as it is.
+
+    Row n belongs to sample n of the source. Both files have the columns ``sample`` (the number that ``source.locate``
+    takes), ``file`` and ``row``; ``group`` if samples are in groups of HDF5 files; ``id`` and ``path`` if a table has
+    them. With several sources the files are ``predictions_0``, ``predictions_1``, ….
+
+    Each rank writes into ``PATH.partial``, on a file system that all nodes share. At the end rank 0 merges the files
+    and renames the folder to ``PATH``, while the others wait. A run that ends early leaves ``PATH.partial``, which the
+    next one clears. Not thread-safe: Lightning calls it from one thread.
+
+    Args:
+        path: The folder for the results. It must not exist, or be empty, when prediction begins.
+
+    Raises:
+        ConfigError: ``path`` is not a path. From ``trainer.predict``: something is there; pyarrow is missing; a loader
+            is not an `AsyncLoader` in dataset order; or ``predict_step`` returned what cannot be stored.
+        MissingError: From ``trainer.predict``: not every sample was predicted, or ranks predicted different things.
+
+    Example:
+        >>> trainer = pl.Trainer(callbacks=[PredictionWriter("predictions")])  # doctest: +SKIP
+        >>> trainer.predict(model, datamodule=dm, return_predictions=False)  # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise ConfigError(f"path: {path!r} is not the path of a folder; give one for the predictions")
+        self.path = os.path.expanduser(os.fspath(path)).rstrip("/") or "/"
+        self._partial = f"{self.path}.partial"
+        self._predictions: list[LoaderPredictions] = []
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Check before prediction what can be checked without its loaders."""
+        if stage != "predict":
+            return
+        evaluate(trainer)
+        arrow()  # says what to install if it is missing
+        _on_rank_zero(trainer, self._check_free)
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check the loaders, and make the temporary folder."""
+        loaders = loaders_in(trainer.predict_dataloaders)
+        for number, loader in enumerate(loaders):
+            _check_loader(loader, number, trainer)
+        _on_rank_zero(trainer, self._make_partial)
+        names = ["predictions"] if len(loaders) == 1 else [f"predictions_{number}" for number in range(len(loaders))]
+        self._predictions = [
+            LoaderPredictions(loader, int(steps), os.path.join(self._partial, name))
+            for loader, steps, name in zip(loaders, trainer.num_predict_batches, names, strict=True)
+        ]
+
+    def on_predict_batch_end(  # noqa: PLR0917  # Lightning says what its hooks take
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Write the predictions of this batch."""
+        self._predictions[dataloader_idx].add(batch_idx, outputs)
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Merge the parts of all ranks, and rename the temporary folder to the result."""
+        for each in self._predictions:
+            each.close()
+            fault = each.fault(trainer.strategy.broadcast(str(each)))
+            if not trainer.strategy.reduce_boolean_decision(not fault, all=True):
+                raise MissingError(f"{self.path}: {fault or 'another rank failed'}; predict again", file=self.path)
+        _on_rank_zero(trainer, self._publish)
+        for each in self._predictions:
+            rank_zero_info(f"{self.path}: predictions of {each}")
+        self._predictions = []
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Let go of the files; what they hold stays in the temporary folder."""
+        self._predictions = []
+
+    def _check_free(self) -> None:
+        empty = not os.path.islink(self.path) and os.path.isdir(self.path) and not os.listdir(self.path)
+        if os.path.lexists(self.path) and not empty:
+            what = f"path: {self.path} exists; move or delete it, or give PredictionWriter another path"
+            raise ConfigError(what, file=self.path)
+
+    def _make_partial(self) -> None:
+        os.makedirs(self._partial, exist_ok=True)
+        for name in os.listdir(self._partial):
+            if name.startswith("predictions"):  # of a run that ended early
+                os.unlink(os.path.join(self._partial, name))
+
+    def _publish(self) -> None:
+        for each in self._predictions:
+            each.merge()
+        os.rename(self._partial, self.path)
+
+
+def _on_rank_zero(trainer: pl.Trainer, work: Callable[[], None]) -> None:
+    """Do the work on rank 0, while the others wait in a broadcast; an error of it is raised on every rank."""
+    failed: Exception | None = None
+    try:
+        if trainer.is_global_zero:
+            work()
+    except Exception as error:  # noqa: BLE001  # raised below, when the others know of it
+        failed = error
+    heard = trainer.strategy.broadcast(failed and f"{type(failed).__name__}: {failed}")
+    if failed is not None:
+        raise failed
+    if heard is not None:
+        raise AsyncDataError(f"rank 0 failed: {heard}")
+
+
+def _check_loader(loader: Any, number: int, trainer: pl.Trainer) -> None:
+    where = f"PredictionWriter: predict loader {number}"
+    if not isinstance(loader, AsyncLoader):
+        kind = type(getattr(loader, "loader", loader)).__name__  # of a DataLoader that DevicePrefetcher has wrapped
+        what = f"{where} is a {kind}, which does not say which samples a batch has; predict with"
+        raise ConfigError(f"{what} AsyncDataModule(predict=source, …); the source can be DatasetSource(dataset)")
+    if loader.order.shuffle != "none" or loader.options.drop_last:
+        raise ConfigError(f"{where} shuffles or drops samples; set shuffle=False and drop_last=False for it")
+    if (loader.rank, loader.world_size) != (trainer.global_rank, trainer.world_size):
+        what = f"{where} is that of rank {loader.rank} of {loader.world_size}, not of the Trainer's"
+        raise ConfigError(f"{what}; use AsyncDataModule, or give AsyncLoader the rank and world_size of the Trainer")
+
+
+class LoaderPredictions:
+    """The predictions of ``steps`` batches: this rank's parts, whose files begin with ``path``, and their merging."""
+
+    def __init__(self, loader: AsyncLoader, steps: int, path: str) -> None:
+        self._plan, self._locations, self._steps, self._path = loader.order, LocationColumns(loader.source), steps, path
+        self._total = self._plan.length
+        if steps < len(self._plan):
+            self._total = self._plan.bounds(steps - 1)[1] * self._plan.world_size if steps else 0
+        self._done, self._fields = 0, dict[str, Field]()
+        self._parts: list[TablePart | ArrayPart] = []
+
+    def add(self, step: int, outputs: Any) -> None:
+        """Write what ``predict_step`` returned for a batch."""
+        where = f"{os.path.basename(self._path)}: predict_step, batch {step}"
+        if step != self._done:
+            raise ConfigError(f"{where}: batch {self._done} comes next; predict each batch once, in order")
+        samples = self._plan.batch(step).samples
+        values, columns = predicted(outputs, len(samples), where), self._locations.of(samples)
+        if not self._parts:
+            self._open(fields_of(values), fields_of(columns))
+        if fields_of(values) != self._fields:
+            what = f"{_described(fields_of(values))}; but it began with {_described(self._fields)}"
+            raise ConfigError(f"{where}: {what}; return the same for each batch")
+        for part in self._parts:
+            part.write({**columns, **values})
+        self._done += 1
+
+    def _open(self, fields: dict[str, Field], locations: dict[str, Field]) -> None:
+        self._fields, rank, ranks = fields, self._plan.rank, self._plan.world_size
+        columns = {name: each for name, each in fields.items() if not each.is_array}
+        arrays = {name: each for name, each in fields.items() if each.is_array}
+        if columns:
+            self._parts.append(TablePart(self._part(TablePart.suffix, rank), locations | columns, ranks))
+        if arrays:
+            rows = len(range(rank, self._total, ranks))
+            self._parts.append(ArrayPart(self._part(ArrayPart.suffix, rank), locations | arrays, rows))
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def fault(self, on_rank_zero: str) -> str:
+        """Why these parts cannot be merged with those of rank 0, which describes itself; empty if they can."""
+        if self._done < self._steps or not self._parts:
+            return f"predict_step was called for {self._done} of {self._steps} batches"
+        return "" if str(self) == on_rank_zero else f"{self}; but on rank 0 {on_rank_zero}"
+
+    def merge(self) -> None:
+        for part in self._parts:
+            paths = [self._part(part.suffix, rank) for rank in range(self._plan.world_size)]
+            if len(paths) > 1:
+                part.merge(paths, self._path + part.suffix, self._total)
+                for path in paths:
+                    os.unlink(path)
+            else:
+                os.rename(paths[0], self._path + part.suffix)
+
+    def __str__(self) -> str:
+        return f"{self._total:,} of {self._plan.length:,} samples: {_described(self._fields)}"
+
+    def _part(self, suffix: str, rank: int) -> str:
+        return f"{self._path}.part-{rank}{suffix}"
+
+
+def _described(fields: dict[str, Field]) -> str:
+    return ", ".join(f"{name} {field}" for name, field in fields.items())
+
+
+class LocationColumns:
+    """The columns that say which samples of a source these are, and where they are stored."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        ends = np.cumsum([part.samples for part in source.parts])
+        firsts = [int(end) - part.samples for end, part in zip(ends, source.parts, strict=True) if part.samples]
+        located = source.locate(source.ids(np.array(firsts, np.int64)))
+        self._absent = {name for name, value in ABSENT.items() if all(_of(each, name) == value for each in located)}
+
+    def of(self, positions: Indices) -> dict[str, Values]:
+        """The columns of the samples at these positions, by name."""
+        ids = self._source.ids(positions)
+        located = self._source.locate(ids)
+        names = [name for name in LOCATION_COLUMNS[1:] if name not in self._absent]
+        columns: dict[str, Any] = {name: [_of(each, name) for each in located] for name in names}
+        return {"sample": ids, **columns, "row": np.array(columns["row"], np.int64)}
+
+
+def _of(location: Any, name: str) -> Any:
+    value = getattr(location, name, None)  # only locations in tables have an id and a path
+    # Parquet and HDF5 store text as UTF-8. The name of a file may be any bytes: others are written as \xe4.
+    return value.encode(errors="surrogateescape").decode(errors="backslashreplace") if isinstance(value, str) else value
+
+
+def fields_of(values: Mapping[str, Values]) -> dict[str, Field]:
+    return {name: Field(None, ()) if isinstance(v, list) else Field(v.dtype, v.shape[1:]) for name, v in values.items()}
+
+
+def predicted(outputs: Any, samples: int, where: str) -> dict[str, Values]:
+    """The values that ``predict_step`` returned for a batch, by name, in host memory, as they are stored."""
+    named = outputs if isinstance(outputs, Mapping) else {"prediction": outputs}
+    if not named:
+        raise ConfigError(f"{where}: an empty dict; {WANTED}")
+    for name in named:
+        if not isinstance(name, str) or not name or name in LOCATION_COLUMNS:
+            raise ConfigError(f"{where}: {name!r} cannot be the name of a prediction; give it another one")
+    found = {name: _stored(value, f"{where}: {name}") for name, value in named.items()}
+    for name, field in fields_of(found).items():
+        if (found_samples := len(found[name])) != samples or 0 in field.shape:
+            what = f"{found_samples} values of shape {field.shape} for a batch of {samples} samples"
+            raise ConfigError(f"{where}: {name} has {what}; {WANTED}")
+        if field.is_array and ("/" in name or name == "."):
+            raise ConfigError(f"{where}: {name!r} cannot be a dataset of HDF5; leave out the slash or the dot")
+    return found
+
+
+def _stored(value: Any, where: str) -> Values:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        value = value.tolist()
+    if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
+        return list(value)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+        if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
+            value = value.float()  # of bfloat16 and smaller ones, which numpy does not have
+        value = value.numpy(force=True)
+    if not isinstance(value, np.ndarray) or not value.ndim:
+        what = "a single number" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"
+        raise ConfigError(f"{where} is {what}; {WANTED}")
+    if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
+        raise ConfigError(f"{where} is of type {value.dtype}; return bools, whole numbers or floats of at most 64 bits")
+    # Many readers of Parquet do not know float16.
+    in_table = value.dtype == np.float16 and value.ndim < 3
+    return np.ascontiguousarray(value, np.float32 if in_table else value.dtype.newbyteorder("="))
