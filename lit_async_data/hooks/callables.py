@@ -21,37 +21,24 @@ RNG = "rng"
 
 
 class EvaluatedAlike:
-    """A training transform that evaluation uses too, because the user gave evaluation none.
-
-    Args:
-        function: The transform.
-
-    Attributes:
-        watched: Whether one evaluation batch has shown if it draws random numbers.
-    """
+    """A training transform that evaluation uses too, because the user gave evaluation none."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.watched = False
+        self.watched = False  # whether one evaluation batch has shown if it draws random numbers
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return self.function(*given, **named)
 
 
 class StageTransform:
-    """The transform of one stage; its errors name the option and the stage.
-
-    Args:
-        function: The transform, or an `EvaluatedAlike` of it.
-        where: What errors name, such as ``"device_transform.eval, stage val"``.
-    """
+    """The transform of one stage; errors name ``where``, such as ``"device_transform.eval, stage val"``."""
 
     def __init__(self, function: Function, where: str) -> None:
         self.function = function
         self.where = where
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the transform returns."""
         return self.function(*args, **kwargs)
 
 
@@ -65,8 +52,6 @@ class Hook:
 
     Attributes:
         function: The user's function itself.
-        where: What errors name.
-        draws: Whether it takes random numbers.
         alike: The `EvaluatedAlike` around it, if there is one.
 
     Example:
@@ -90,6 +75,7 @@ class Hook:
 
     @property
     def draws(self) -> bool:
+        """Whether it takes random numbers."""
         return self._parameter is not None
 
     def __call__(self, value: Any, rng: Any) -> Any:

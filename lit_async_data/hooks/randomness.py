@@ -12,19 +12,7 @@ import torch
 
 
 def states(device: torch.device | None = None) -> dict[str, object]:
-    """The states of the global generators of torch, numpy and `random`, by name.
-
-    Args:
-        device: A device whose generator is included; None for the CPU alone.
-
-    Example:
-        >>> before = states()
-        >>> drawn(before, states())
-        []
-        >>> _ = random.random(), torch.rand(1)
-        >>> drawn(before, states())
-        ['torch', 'random']
-    """
+    """The states of the global generators of torch, numpy and `random`, and that of a device, by name."""
     found: dict[str, object] = {
         "torch": torch.get_rng_state().numpy().tobytes(),
         # As bytes: numpy's state has another form for each kind of generator.
@@ -45,10 +33,7 @@ def drawn(before: dict[str, object], after: dict[str, object]) -> list[str]:
 
 @contextlib.contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Put the global generators back where they were, when the ``with`` block ends.
-
-    Yields:
-        A list that has the names of the generators that the block drew from, when it has ended.
+    """Put the global generators back when the ``with`` block ends; yields the names of those that it drew from.
 
     Example:
         >>> with put_back() as found:

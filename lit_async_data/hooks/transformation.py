@@ -12,8 +12,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, BatchLayout, BatchSpec, Bytes
 from lit_async_data.hooks.calls import HookCalls, Made
-from lit_async_data.hooks.failures import failure, fitting, fitting_rows, other_keys
-from lit_async_data.hooks.values import UnfitError
+from lit_async_data.hooks.failures import UnfitError, failure, fitting, fitting_rows, other_keys
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
@@ -67,13 +66,7 @@ class Transformation:
         return Transformation, (self._calls, self._outcome, self._capacity)
 
     def __call__(self, epoch: int, samples: Indices, read: ReadInto, out: Mapping[str, Array]) -> None:
-        """Read samples and transform them.
-
-        Args:
-            epoch: Number of the epoch.
-            samples: int64, shape (n,).
-            read: Reads them.
-            out: Arrays for the results, of shape (n, …).
+        """Have samples read, and put what the hooks make of them into ``out``.
 
         Raises:
             TransformError: A hook failed, or a result differs from that for the first sample.
@@ -90,7 +83,7 @@ class Transformation:
         return self._raw.views(memory, count)
 
     def apply(self, epoch: int, samples: Indices, memory: Bytes, out: Mapping[str, Array]) -> None:
-        """Transform samples that have been read into scratch memory; arguments and errors as in `__call__`."""
+        """Transform samples that have been read into scratch memory."""
         values, began = delivered(self._spec, self.raw(memory, len(samples))), time.perf_counter()
         with self._lock:
             CLOCK.waited_for_others((locked := time.perf_counter()) - began)
@@ -113,14 +106,7 @@ def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
 def put_samples(
     calls: HookCalls, epoch: int, samples: Indices, values: Mapping[str, Array], out: Mapping[str, Array]
 ) -> None:
-    """Call ``sample_transform`` with each sample, and put the results into arrays.
-
-    Args:
-        calls: Calls it.
-        epoch: Number of the epoch.
-        samples: int64, shape (n,).
-        values: Their fields, shape (n, …).
-        out: Arrays for the results, shape (n, …).
+    """Call ``sample_transform`` with each sample, and put the results into ``out``.
 
     Raises:
         TransformError: The hook failed, or a result has other keys, shapes or dtypes.
@@ -142,7 +128,6 @@ def put_samples(
 
 
 def put_batch(calls: HookCalls, samples: Indices, made: Made, out: Mapping[str, Array]) -> None:
-    """Put the result of ``batch_transform`` into arrays; arguments and errors as in `put_samples`."""
     assert calls.batch is not None
     if made.keys() != out.keys():
         raise failure(calls.batch.where, calls.source, samples, other_keys(made, out))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.hooks.callables import EvaluatedAlike, Hook, StageTransform
-from lit_async_data.hooks.keyed_generator import KeyedGenerator
+from lit_async_data.hooks.calls import KeyedGenerator
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3)), min_size=1, max_size=5))
