@@ -33,8 +33,7 @@ from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, Source, prefe
 from lit_async_data.host.metrics.stages import StageMeter
 from lit_async_data.sources.contract.stage_clock import CLOCK, StageClock, Work
 from lit_async_data.testing import ArraySource
-from lit_async_data.verdict.diagnosis import verdict
-from lit_async_data.verdict.finding import Bound
+from lit_async_data.verdict.diagnosis import Bound, verdict
 from lit_async_data.verdict.watch import Loader, Watch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below

@@ -11,8 +11,7 @@ import torch
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
 from lit_async_data.lightning.waits import WaitSummary
-from lit_async_data.verdict.diagnosis import verdict
-from lit_async_data.verdict.finding import Bound, Cure, Verdict
+from lit_async_data.verdict.diagnosis import Bound, Cure, Verdict, verdict
 from lit_async_data.verdict.headspace import Headspace
 from lit_async_data.verdict.watch import Facts, Loader, Watch
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
-from lit_async_data.device.inline_queue import DeviceQueue
-from lit_async_data.device.repeating_queue import RepeatingQueue
+from lit_async_data.device.feed import Batch
+from lit_async_data.device.inline_queue import DeviceQueue, WrappedQueue
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.verdict.watch import Loader
 
 # Steps of an epoch where nobody knows them; and the fewest of each kind that say anything.
 UNKNOWN, LEAST = 200, 4
+# Batches that are kept.
+KEPT = 4
 
 
 class Headspace:
@@ -63,3 +66,43 @@ class Headspace:
             f"{with_it:.3g} steps/s with this loader, {alone:.3g} with batches that are already there: a better "
             f"loader saves {100 * gain:.0f} % at most"
         )
+
+
+class RepeatingQueue(WrappedQueue):
+    """The batches of a queue in the first steps of each epoch; then those that it has kept.
+
+    Args:
+        queue: Where batches come from.
+        real: Steps of each epoch with batches of the queue, ≥ 1.
+        steps: Steps of each epoch; for loaders that do not know their end when nobody asks them.
+    """
+
+    def __init__(self, queue: DeviceQueue, real: int, steps: int) -> None:
+        super().__init__(queue)
+        self._real, self._steps = real, steps
+        self._kept: list[Batch] = []
+        self._ahead = False  # whether the next epoch is being read
+
+    def take(self, key: BatchIndex) -> Batch:
+        if key.step >= self._steps:
+            raise StopIteration
+        if key.step >= self._real and self._kept:
+            return self._kept[key.step % len(self._kept)]
+        if not key.step:
+            self._kept, self._ahead = [], False
+        batch = self.queue.take(key)
+        if len(self._kept) < KEPT:
+            self._kept.append(batch)
+        return batch
+
+    def top_up(self, key: BatchIndex) -> None:
+        if key.step < self._real or not self._kept:
+            self.queue.top_up(key)
+        elif not self._ahead:
+            # As if this epoch had been read to its end: else the next one would begin with an empty queue.
+            self._ahead = True
+            self.queue.read_ahead(BatchIndex(key.epoch + 1, 0))
+
+    def close(self) -> None:
+        self._kept = []
+        self.queue.close()

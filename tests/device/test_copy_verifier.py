@@ -326,7 +326,7 @@ def test_it_looks_into_dataclasses_and_leaves_out_what_has_no_plain_bytes():
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     batch = [Pair(torch.ones(3), None), nested, torch.ones(2).to_sparse()]
     verifier.read(BatchIndex(0, 0), batch)
-    verifier.arrived(BatchIndex(0, 0), batch)
+    verifier.seen("arrived", BatchIndex(0, 0), batch)
     verifier.handed_over(BatchIndex(0, 0), batch)
     batch[0].image.numpy()[...] = 7
     with pytest.raises(TransferError, match=r"0.image of batch 0 of epoch 0 changed"):
@@ -337,7 +337,7 @@ def test_a_canary_holds_nothing_of_what_was_released():
     verifier = CopyVerifier(5)
     batch = {"x": torch.ones(3)}
     verifier.read(BatchIndex(0, 0), batch)
-    verifier.arrived(BatchIndex(0, 0), batch)
+    verifier.seen("arrived", BatchIndex(0, 0), batch)
     verifier.handed_over(BatchIndex(0, 0), batch)
     verifier.released(BatchIndex(0, 1))
     verifier.handed_over(BatchIndex(0, 0), batch)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_async_data.batch.spec import SMALL_BYTES
-from lit_async_data.device.small_copies import BLOCK, MOST_BLOCKS, SmallCopies
+from lit_async_data.device.slot_feed import BLOCK, MOST_BLOCKS, SmallCopies
 
 
 def numbered(number, count=100, dtype=np.int64):

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import lit_async_data as lad
 from lit_async_data.host.metrics.stages import Stage, StageTimes
 from lit_async_data.testing import ArraySource
-from lit_async_data.verdict.diagnosis import verdict
-from lit_async_data.verdict.finding import Bound, Cure, Verdict
+from lit_async_data.verdict.diagnosis import Bound, Cure, Verdict, verdict
 from lit_async_data.verdict.watch import Facts, Readers, Watch
 
 BATCHES = 100

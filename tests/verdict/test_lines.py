@@ -12,7 +12,7 @@ from support.lightning.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource,
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import verdicts
-from lit_async_data.verdict.finding import Bound, Cure, Verdict
+from lit_async_data.verdict.diagnosis import Bound, Cure, Verdict
 from lit_async_data.verdict.headspace import Headspace
 from lit_async_data.verdict.watch import Facts, Watch
 
