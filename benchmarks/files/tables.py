@@ -24,7 +24,7 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from lit_async_data import AsyncLoader, ManifestSource
-from lit_async_data.sources.manifest.files import npy
+from lit_async_data.sources.manifest.files.decoders import decode_npy
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
 from lit_async_data.sources.manifest.images import image
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
@@ -107,7 +107,7 @@ class Reading:
     def decode(self, data: bytes, out: Array, key: int | None) -> None:
         """Decode with this package's decoder."""
         if self.shape is None:
-            npy.decode(data, out, "")
+            decode_npy(data, out, "")
         else:
             image.decode(data, self.shape, out, key, "")
 

@@ -36,7 +36,7 @@ import torch
 
 from lit_async_data import AsyncLoader
 from lit_async_data.sources.manifest.files import prefetcher as fetching
-from lit_async_data.sources.manifest.files.stored_file import fetched, read_file
+from lit_async_data.sources.manifest.files.stored_file import fetched
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
@@ -115,7 +115,7 @@ def compare(run: Run, reading: Reading) -> Figures:
     readers.check(reading, source, 1 if run.quick else 3)
     contenders, left_out = readers.others(reading, run.workers)
     contenders = [readers.ours(source, workers) for workers in (1, 2, "auto")] + contenders
-    in_memory = [read_file(path, readers.MOST_BYTES) for path in reading.files.paths]
+    in_memory = [fetched(path, readers.MOST_BYTES)[0] for path in reading.files.paths]
     limits: list[tuple[float, float]] = []
     turns: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in contenders}
     for _ in range(run.rounds):

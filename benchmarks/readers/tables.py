@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.order.permutation import derived_keys
-from lit_async_data.sources.manifest.files.stored_file import read_file
+from lit_async_data.sources.manifest.files.stored_file import fetched
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from readers.hdf5 import (
     MANY_SAMPLES,
@@ -62,7 +62,7 @@ class SameDecoder(Dataset[Sample]):
         out = np.empty_like(self.kind)
         # A DataLoader seeds this generator in each worker.
         key = random.getrandbits(64) if self.random else None
-        self.reading.decode(read_file(self.paths[number], MOST_BYTES), out, key)
+        self.reading.decode(fetched(self.paths[number], MOST_BYTES)[0], out, key)
         return torch.from_numpy(out), int(self.labels[number])
 
     def batch(self, numbers: Array) -> Batch:
@@ -245,7 +245,7 @@ def check_drawn(reading: Reading, source: ManifestSource) -> None:
     source.read_random(samples, {"path": mine}, keys)
     for number, key in enumerate(keys.tolist()):
         out = reading.empty()
-        reading.decode(read_file(reading.files.paths[number], MOST_BYTES), out, key)
+        reading.decode(fetched(reading.files.paths[number], MOST_BYTES)[0], out, key)
         if not np.array_equal(out, mine[number]):
             raise ValueError(f"{reading.name}: the crop of {number} is not what its key says")
 

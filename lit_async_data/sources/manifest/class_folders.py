@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,21 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 def class_folders(root: str, *, links: bool = False) -> FolderTable:
-    """List the images and ``.npy`` files below a folder. Their class is the name of the first-level folder.
-
-    Args:
-        root: A folder with one folder per class, which may have subfolders.
-        links: Whether to follow links to folders.
+    """List the images and ``.npy`` files below a folder with one folder per class; links to folders only if wanted.
 
     Returns:
         A table with the columns ``path``, relative to ``root``, and ``label``, the class name. Classes are sorted by
-        name, and files within a class too. Hidden files are skipped; other files are skipped with a warning that counts
-        them.
-
-    Raises:
-        ConfigError: ``root`` is not a folder or has no folders, a folder is a link but ``links`` is False, or the
-            folders are stages instead of classes.
-        MissingError: A class has no files.
+        name, and files within a class too.
     """
     if not os.path.isdir(root):
         raise ConfigError(f"from_folder: {root} is not a folder; give one with a folder per class")
@@ -53,45 +43,38 @@ def class_folders(root: str, *, links: bool = False) -> FolderTable:
         raise ConfigError(f"from_folder: {root} has no folders; it needs one for each class")
     _check_no_stages(root, classes)
     library = arrow()
-    chunks, counts, others = [], [], Counter[str]()
+    chunks, others = [], Counter[str]()
     for name in classes:
         # One class at a time, so that only its paths are Python strings.
-        before = others.copy()
-        paths = library.array(list(_files(root, name, others, links=links)), library.large_string())
-        if not len(paths):
-            rest = others - before
-            what = f", but {_counted(rest)}; convert those" if rest else "; add some"
+        skipped = Counter[str]()
+        chunks.append(library.array(list(_files(root, name, skipped, links=links)), library.large_string()))
+        others += skipped
+        if not len(chunks[-1]):
+            what = f", but {_counted(skipped)}; convert those" if skipped else "; add some"
             raise MissingError(
                 f"from_folder: {os.path.join(root, name)} has no images or .npy files{what}, or move the folder "
                 "away if it is not a class",
                 file=os.path.join(root, name),
             )
-        chunks.append(paths)
-        counts.append(len(paths))
     if others:
         _log.warning("from_folder: %s: skipped files that are neither images nor .npy: %s", root, _counted(others))
-    names = library.array(classes, library.large_string())
-    labels = [
-        library.DictionaryArray.from_arrays(np.full(count, code, np.int32), names) for code, count in enumerate(counts)
-    ]
-    return FolderTable(root, library.table({PATH: library.chunked_array(chunks), LABEL: library.chunked_array(labels)}))
+    codes = np.repeat(np.arange(len(classes), dtype=np.int32), list(map(len, chunks)))
+    labels = library.DictionaryArray.from_arrays(codes, library.array(classes, library.large_string()))
+    return FolderTable(root, library.table({PATH: library.chunked_array(chunks), LABEL: labels}))
 
 
 def _check_no_stages(root: str, folders: list[str]) -> None:
     """Refuse folders such as ``train`` and ``val`` that hold class folders. A folder ``test`` may hold only files."""
-    stages = all(name.lower() in _STAGES for name in folders)
-    if not stages or not any(_holds_folders_only(os.path.join(root, name)) for name in folders):
+    if not all(name.lower() in _STAGES for name in folders):
         return
-    sources = " and ".join(f"from_folder({os.path.join(root, name)!r})" for name in folders)
-    raise ConfigError(
-        f"from_folder: {root} has folders of stages ({', '.join(folders)}) that hold the folders of classes; give each "
-        f"stage its own source, {sources}; or rename one if these are the classes"
-    )
-
-
-def _holds_folders_only(folder: str) -> bool:
-    entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    return any(entry.is_dir() for entry in entries) and not any(_is_readable(entry.name) for entry in entries)
+    for name in folders:
+        _, below, files = next(os.walk(os.path.join(root, name), onerror=raise_if_none_left), ("", [], []))
+        if below and not any(map(_is_readable, files)):
+            sources = " and ".join(f"from_folder({os.path.join(root, each)!r})" for each in folders)
+            raise ConfigError(
+                f"from_folder: {root} has folders of stages ({', '.join(folders)}) that hold the folders of classes; "
+                f"give each stage its own source, {sources}; or rename one if these are the classes"
+            )
 
 
 def _is_readable(name: str) -> bool:
@@ -103,36 +86,31 @@ def _counted(suffixes: Counter[str]) -> str:
     return ", ".join(listed) + (", …" if len(suffixes) > _LISTED else "")
 
 
-def _check_no_links(folders: Iterable[str]) -> None:
-    for folder in folders:
-        if os.path.islink(folder):
-            raise ConfigError(
-                f"from_folder: {quoted(folder)} is a link to a folder; set allow_external=True to follow it, or "
-                "remove it",
-                file=folder,
-            )
+def _check_no_links(folders: list[str]) -> None:
+    for folder in filter(os.path.islink, folders):
+        raise ConfigError(
+            f"from_folder: {quoted(folder)} is a link to a folder; set allow_external=True to follow it, or remove it",
+            file=folder,
+        )
 
 
-def _files(root: str, name: str, others: Counter[str], *, links: bool) -> Iterator[str]:
-    """Paths below a class folder, relative to the root; other files are counted by suffix."""
-    seen: set[tuple[int, int]] = set()  # visited folders: links may form a cycle
+def _files(root: str, name: str, skipped: Counter[str], *, links: bool) -> Iterator[str]:
+    """Paths below a class folder, relative to the root; other files are counted by suffix, hidden ones are not."""
+    seen: set[str] = set()  # visited folders: links may form a cycle
     for folder, below, files in os.walk(os.path.join(root, name), onerror=raise_if_none_left, followlinks=links):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
+        if os.path.realpath(folder) in seen:
             below.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(os.path.realpath(folder))
         below[:] = sorted(each for each in below if not each.startswith("."))
         if not links:
             _check_no_links([os.path.join(folder, each) for each in below])
         relative = os.path.relpath(folder, root)
-        for file in sorted(files):
-            if file.startswith("."):
-                continue
+        for file in sorted(each for each in files if not each.startswith(".")):
             if _is_readable(file):
                 yield _utf8_path(os.path.join(relative, file))
             else:
-                others[os.path.splitext(file)[1].lower() or "without a suffix"] += 1
+                skipped[os.path.splitext(file)[1].lower() or "without a suffix"] += 1
 
 
 def _utf8_path(path: str) -> str:

@@ -7,19 +7,22 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, get_args
 
+import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.options import check_names
+from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
+from lit_async_data.sources.contract.reservations import reserved
 from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
 from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.local_files.patterns import folder_of, is_pattern
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
@@ -37,8 +40,10 @@ from lit_async_data.sources.manifest.validation import Check, check_paths
 OPTIONS = ["root", "id", "filters", "check_files", "allow_external", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
-# Values of ``check_files``.
-CHECKS = ("first", "all", "none")
+# Samples whose file sizes are looked up to estimate the memory for reading ahead.
+SIZE_SAMPLES = 16
+# Files of a folder in one chunk of ``shuffle="chunk"``.
+FOLDER_ROWS = 256
 
 
 def columns_of_fields(fields: Any, image: ImageShape) -> tuple[dict[str, Column], bool]:
@@ -71,19 +76,14 @@ def root_of(table: Any) -> str:
 
 
 def check_options(root: Any, id: Any, check_files: Any, *, allow_external: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
-    """Check the types of options.
-
-    Raises:
-        ConfigError: An option is invalid or unknown; begins with its name.
-    """
     if not (root is None or (isinstance(root, str | os.PathLike) and os.fspath(root))):
         raise ConfigError(f"root: {root!r} is not a folder")
     if not (id is None or (isinstance(id, str) and id)):
         raise ConfigError(f"id: {id!r} is not the name of a column")
     if not isinstance(allow_external, bool):
         raise ConfigError(f"allow_external: {allow_external!r} is not true or false")
-    if check_files not in CHECKS:
-        raise ConfigError(f"check_files: {check_files!r} is not one of {', '.join(CHECKS)}")
+    if check_files not in get_args(Check):
+        raise ConfigError(f"check_files: {check_files!r} is not one of {', '.join(get_args(Check))}")
     check_names(image, OPTIONS)
 
 
@@ -227,7 +227,7 @@ class ManifestSource(Source):
         fields, fingerprint = self._fields, super().fingerprint()
         if fields.paths is not None:
             fingerprint["names of files"] = digest(map(os.path.basename, fields.paths.of(probes(len(self), most=256))))
-        return fingerprint | {f"values of {key}": digest(field.labels.values) for key, field in fields.labels.items()}
+        return fingerprint | {f"values of {key}": digest(labels.values) for key, labels in fields.labels.items()}
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class ManifestSource(Source):
     @property
     def is_random(self) -> bool:
         """Whether images are cropped at random; see `Source.read_random`."""
-        return self._fields.is_random
+        return any(field.decoder.is_random for field in self._fields.files.values())
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
         """Read samples into arrays, with the image crops that the keys select; see `Source.read_random`."""
@@ -292,17 +292,15 @@ class ManifestSource(Source):
         Raises:
             MissingError: There is no such field or column.
         """
-        field = self._fields.labels.get(name)
-        if field is not None and field.labels.values.ndim == 1:
-            values: npt.NDArray[Any] = field.labels.values
-        else:
-            values = numpy_values(self._table_with(name).array(name))
-        return values
+        labels = self._fields.labels.get(name)
+        if labels is not None and labels.values.ndim == 1:
+            return labels.values
+        return numpy_values(self._table_with(name).array(name))
 
     def _table_with(self, name: str) -> Table:
         table = self._fields.rows.table
         try:
-            return table if name in table else table.with_columns_of(self._reader.columns([name]))
+            return table if name in table.names else table.with_columns_of(self._reader.columns([name]))
         except NoColumnError as error:
             raise MissingError(str(error), file=error.file, dataset=name) from None
 
@@ -329,16 +327,30 @@ class ManifestSource(Source):
 
     @property
     def chunks(self) -> StorageLayout:
-        """How HDF5 files store samples in chunks, and the most expensive way of reading."""
+        """The chunks of the HDF5 field with the largest ones, and the most expensive way of reading."""
         return self._chunks
 
     @functools.cached_property
     def _chunks(self) -> StorageLayout:
-        return self._fields.chunks
+        layouts = [fields.chunks for fields in self._fields.hdf5]
+        largest = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
+        readings: list[Reading] = ["copied", *(layout.reading for layout in layouts)]
+        readings.extend("decoded" if field.decoder.images else "opened" for field in self._fields.files.values())
+        return dataclasses.replace(largest, reading=slowest(readings))
 
     def layout(self) -> StorageLayout:
         """As `chunks`; without HDF5 files, the files of one folder form chunks."""
-        return self._fields.layout
+        return self._layout
+
+    @functools.cached_property
+    def _layout(self) -> StorageLayout:
+        paths = self._fields.paths
+        if paths is None or self._fields.hdf5:
+            return self.chunks
+        folders = paths.folders()
+        order = np.argsort(folders, kind="stable")
+        runs = tuple(ChunkRun(count, FOLDER_ROWS) for count in np.bincount(folders).tolist())
+        return dataclasses.replace(self.chunks, runs=runs, order=None if (np.diff(order) == 1).all() else order)
 
     # -- reading ahead -----------------------------------------------------------------------------------------------
 
@@ -350,7 +362,9 @@ class ManifestSource(Source):
     def fetch(self, samples: Indices) -> bool:
         """Read files ahead; see `Source.fetch`."""
         check_range(samples, self)
-        return self._fields.fetch(samples)
+        cold = [fields.source.fetch(samples) for fields in self._fields.hdf5]
+        cold += [file.fetch(samples) for file in self._fields.files.values()]
+        return any(cold)
 
     def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
         """Decode chunks of HDF5 files; see `Source.decode_ahead`."""
@@ -360,12 +374,17 @@ class ManifestSource(Source):
 
     def decoded_bytes(self, chunks: int) -> int:
         """Bytes of decoded chunks of HDF5 files; see `Source.decoded_bytes`."""
-        return self._fields.held_bytes(chunks)
+        return sum(fields.source.decoded_bytes(chunks) for fields in self._fields.hdf5)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the files of one sample; see `Source.file_bytes`."""
-        return self._fields.file_bytes
+        """Bytes of the files of one sample, the mean of a few; see `Source.file_bytes`."""
+        return self._file_bytes
+
+    @functools.cached_property
+    def _file_bytes(self) -> int:
+        samples = probes(len(self), most=SIZE_SAMPLES)
+        return int(sum(file.mean_bytes(samples) for file in self._fields.files.values()))
 
     @property
     def decode_bytes(self) -> int:
@@ -379,4 +398,11 @@ class ManifestSource(Source):
 
     def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
         """Reserve memory for decoded chunks of HDF5 files, and for files that are read ahead; see `Source.reserve`."""
-        return self._fields.reserve(chunks, cache_bytes, fetched_bytes)
+        total = max(self.decodable_bytes, 1)
+        reserve: list[Callable[[], Callable[[], None]]] = [
+            functools.partial(fields.source.reserve, chunks, cache_bytes * fields.source.decodable_bytes // total, 0)
+            for fields in self._fields.hdf5
+        ]
+        if fetched_bytes:
+            reserve.append(functools.partial(self._fields.prefetcher.reserve, fetched_bytes))
+        return reserved(reserve)

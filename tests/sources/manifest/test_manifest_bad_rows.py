@@ -239,11 +239,6 @@ def test_all_names_several_at_once(first, image_size, folder):
         assert f"gone-{row}.png" in text
 
 
-def test_all_is_content_where_all_is_well(folder):
-    source = ManifestSource(table(f"{BAD}.png"), {"x": "path"}, id="id", root=folder, check_files="all")
-    assert read(source, np.arange(COUNT))["x"][:, 0, 0, 0].tolist() == list(range(COUNT))
-
-
 def test_the_row_is_that_of_the_table_whatever_was_left_out(folder):
     keep = [1.0, None, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     fields = {"x": "path", "k": {"name": "keep", "null": "drop"}}
@@ -253,44 +248,6 @@ def test_the_row_is_that_of_the_table_whatever_was_left_out(folder):
         read(source, [0, 1, 2, 3])
     assert_named(caught.value, "gone.png")
     assert caught.value.sample_id == 3
-
-
-def test_a_csv_is_named_too(folder):
-    lines = [f"q-{number:03d},{number if number != BAD else 'gone'}.png" for number in range(COUNT)]
-    (folder / "t.csv").write_text("\n".join(["id,path", *lines]))
-    with pytest.raises(MissingError, match=r"t\.csv") as caught:
-        ManifestSource(folder / "t.csv", {"x": "path"}, id="id", check_files="all")
-    assert_named(caught.value, "gone.png")
-
-
-def test_a_file_without_an_id_is_named_by_row_and_path(folder):
-    with pytest.raises(MissingError, match=r"row 5.*gone\.png"):
-        ManifestSource(table("gone.png"), {"x": "path"}, root=folder, check_files="all")
-
-
-def test_outside_allows_what_is_refused_else(folder):
-    for make in (by_dots, by_link, absolute):
-        for old in ("link.png",):
-            if (folder / old).is_symlink():
-                (folder / old).unlink()
-        source = ManifestSource(table(make(folder)), {"x": "path"}, root=folder, allow_external=True, check_files="all")
-        assert read(source, [BAD])["x"].max() == 0
-
-
-def test_links_inside_of_the_root_are_fine(folder):
-    (folder / "link.png").symlink_to(folder / "7.png")
-    (folder / "there").symlink_to(folder)
-    for path in ("link.png", "there/7.png", str(folder / "7.png"), "a/../7.png", "./7.png"):
-        source = ManifestSource(table(path), {"x": "path"}, root=folder, check_files="none")
-        if path == "a/../7.png":  # there is no folder a
-            continue
-        assert read(source, [BAD])["x"][0, 0, 0, 0] == 7, path
-
-
-def test_a_root_that_is_a_link_itself(folder):
-    (folder.parent / "here").symlink_to(folder)
-    source = ManifestSource(table("7.png"), {"x": "path"}, root=folder.parent / "here", check_files="all")
-    assert read(source, [BAD])["x"][0, 0, 0, 0] == 7
 
 
 def test_a_root_that_is_not_there(folder):
@@ -402,22 +359,6 @@ def test_files_of_other_shapes_are_named_by_path_at_build_too(check, folder):
     assert_named(caught.value, "bad.npy")
 
 
-def test_a_pickled_array_is_never_unpickled(folder):
-    ran = []
-
-    class Trap:
-        def __reduce__(self):
-            return (ran.append, (1,))
-
-    for name in ("0.npy", "bad.npy"):
-        with (folder / name).open("wb") as file:
-            np.lib.format.write_array(file, np.array([Trap()], object), allow_pickle=True)
-    before = list(ran)
-    with pytest.raises(FormatError, match="object"):
-        ManifestSource(table("bad.npy", "npy"), {"x": "path"}, id="id", root=folder)
-    assert ran == before
-
-
 # -- rows of HDF5 files ------------------------------------------------------------------------------------------------
 
 
@@ -473,16 +414,6 @@ def test_what_is_no_hdf5_file_is_named(stored):
     with pytest.raises(SourceError, match=r"bad\.h5") as caught:
         read(hdf5(stored, path="bad.h5"), [2])
     assert_named(caught.value, "bad.h5", row=2, id_="r-1")
-
-
-def test_a_truncated_hdf5_file_is_named(stored):
-    with h5py.File(stored / "cut.h5", "w") as file:
-        file.create_dataset("data", data=np.arange(20000, dtype="f4").reshape(-1, 2), chunks=(100, 2))
-    content = (stored / "cut.h5").read_bytes()
-    (stored / "cut.h5").write_bytes(content[: len(content) // 2])
-    with pytest.raises(SourceError, match=r"cut\.h5") as caught:
-        read(hdf5(stored, path="cut.h5"), [2])
-    assert_named(caught.value, "cut.h5", row=2, id_="r-1")
 
 
 def test_a_link_that_leaves_the_root_to_an_hdf5_file(stored):

@@ -45,13 +45,6 @@ def test_rows_of_hdf5_files_where_samples_are_dropped(folder):
         assert read(source, [0, 1, 2])["x"].tolist() == [-4, -5, 6]
 
 
-def test_the_path_of_a_sample_is_that_of_the_first_field_of_any_kind(folder):
-    with contextlib.closing(ManifestSource(pa.table(ROWS), {"x": "path", "a": "array"}, root=folder)) as source:
-        assert source.locate([2])[0].path == str(folder / "a.h5")
-    with contextlib.closing(ManifestSource(pa.table(ROWS), {"a": "array", "x": "path"}, root=folder)) as source:
-        assert source.locate([2])[0].path == str(folder / "2.npy")
-
-
 @pytest.mark.parametrize("row", [99, None])
 def test_a_path_of_an_hdf5_file_that_is_missing_can_be_dropped(row, folder):
     table = pa.table({"path": ["a.h5", None], "row": [3, row]})
@@ -101,12 +94,6 @@ def test_other_classes(values):
     assert given.with_classes({"y": ["c", "b"]}).spec["y"].classes == ("b", "c")
 
 
-def test_a_class_that_only_dropped_samples_have_may_be_unknown():
-    table = pa.table({"y": ["b", "lost", "a"], "z": [1, None, 2]})
-    source = ManifestSource(table, {"y": "y", "z": {"name": "z", "null": "drop"}})
-    assert read(source, [0, 1])["z"].tolist() == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("column", "option"),
     [
@@ -127,12 +114,6 @@ def test_an_option_that_does_not_fit_the_column_begins_the_message(column, optio
     with pytest.raises(ConfigError) as caught:
         ManifestSource(table, {"f": column}, root=folder)
     assert re.match(re.escape(option), str(caught.value)), str(caught.value)
-
-
-@pytest.mark.parametrize("option", [{"id": ["y"]}, {"root": 3}])
-def test_an_option_of_another_type_begins_the_message(option):
-    with pytest.raises(ConfigError, match=next(iter(option))):
-        ManifestSource(pa.table({"y": [1]}), ["y"], **option)
 
 
 def test_rows_that_go_into_several_stages_keep_the_classes_of_training_through_a_checkpoint():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import io
@@ -15,7 +14,6 @@ import pytest
 from support.sources.oracle import read
 
 from lit_async_data import (
-    AsyncDataModule,
     AsyncLoader,
     Balanced,
     ConcatSource,
@@ -24,7 +22,7 @@ from lit_async_data import (
     SubsetSource,
     split,
 )
-from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, MissingError, ResumeError
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, MissingError
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -176,35 +174,6 @@ def test_the_index_of_a_dataframe_says_nothing(folder):
     np.testing.assert_array_equal(read(source, [0])["x"][0], np.full((2, 3), 11, "f4"))
 
 
-def test_what_is_no_table_is_refused(tmp_path):
-    for wrong in (7, None, [1, 2], object()):
-        with pytest.raises(ConfigError, match="table"):
-            ManifestSource(wrong, ["y"])
-    with pytest.raises(MissingError, match=r"nope\.csv"):
-        ManifestSource(tmp_path / "nope.csv", ["y"])
-    (tmp_path / "t.csv").write_text("y\n")
-    with pytest.raises(AsyncDataError, match=r"t\.csv.*(no rows|empty)"):
-        ManifestSource(tmp_path / "t.csv", ["y"])
-
-
-def test_columns_that_are_not_used_do_not_matter(folder):
-    # A column is not used: neither numbers that are none, nor text that is no UTF-8, are anyone's concern.
-    content = b"id,path,species,quality,notes\n"
-    for row in range(COUNT):
-        content += f"{IDS[row]},a/{row}.npy,{SPECIES[row]},{QUALITY[row]},".encode() + b"caf\xe9\n"
-    (folder / "t.csv").write_bytes(content)
-    assert_is_the_table(ManifestSource(folder / "t.csv", FIELDS, id="id"))
-    with pytest.raises(ManifestError, match=r"(?s)notes.*row 0|row 0.*notes"):
-        ManifestSource(folder / "t.csv", {"y": "notes"})
-
-
-def test_a_column_that_is_not_there_is_named_with_what_was_meant(folder):
-    with pytest.raises((ManifestError, MissingError), match=r"speces.*species"):
-        ManifestSource(given(), {"x": "path", "y": "speces"}, root=folder)
-    with pytest.raises((ManifestError, MissingError), match="idd"):
-        ManifestSource(given(), FIELDS, id="idd", root=folder)
-
-
 # -- filters -----------------------------------------------------------------------------------------------------------
 
 
@@ -234,16 +203,6 @@ def test_filters_leave_rows_with_their_own_names(filters, wanted, format_, folde
     assert [where.row for where in source.locate(np.arange(len(source)))] == wanted
     # Cells of CSV are text until someone asks for numbers.
     assert source.column("quality").astype(float).tolist() == [QUALITY[row] for row in wanted]
-
-
-def test_filters_that_are_wrong():
-    for filters in ([["quality", "~", 1]], ["quality > 1"], [["quality", ">"]]):
-        with pytest.raises(ConfigError, match="filters"):
-            ManifestSource(given(), {"q": "quality"}, filters=filters)
-    with pytest.raises((ManifestError, ConfigError, MissingError), match="qualty"):
-        ManifestSource(given(), {"q": "quality"}, filters=[["qualty", ">", 0.5]])
-    with pytest.raises((ManifestError, ConfigError), match=r"(?i)filter"):
-        ManifestSource(given(), {"q": "quality"}, filters=[["quality", ">", 5]])
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
@@ -279,12 +238,6 @@ def test_ids_that_stand_twice_are_named_with_both_rows(tmp_path):
     assert len(source) == 2
 
 
-def test_an_id_that_is_missing_is_an_error():
-    with pytest.raises(ManifestError, match="row 1") as caught:
-        ManifestSource(pa.table({"id": ["a", None], "y": [0, 1]}), {"y": "y"}, id="id")
-    assert caught.value.row == 1
-
-
 def test_without_an_id_samples_have_none(folder):
     source = ManifestSource(given(), {"x": "path", "y": "species"}, root=folder)
     assert source.locate([3])[0].id is None
@@ -310,20 +263,6 @@ def test_the_path_of_a_location_is_that_of_the_first_field_with_files(folder):
 # -- label columns -----------------------------------------------------------------------------------------------------
 
 
-def test_whole_numbers_are_int64():
-    for dtype in ("i1", "u2", "i8"):
-        source, got = labels(np.array([3, 0, 5], dtype))
-        assert (got.dtype, got.tolist(), source.spec["y"].classes) == (np.int64, [3, 0, 5], ())
-
-
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_floats_stay_as_they_are(dtype):
-    source, got = labels(np.array([0.5, -1.25, np.inf], dtype))
-    assert got.dtype == np.dtype(dtype)
-    assert got.tolist() == [0.5, -1.25, np.inf]
-    assert source.spec["y"].shape == ()
-
-
 def test_cells_of_csv_are_numbers_where_they_are_numbers(tmp_path):
     (tmp_path / "t.csv").write_text("i,f,t,m\n1,0.5,a,1\n2,1e3,b,2.5\n")
     source = ManifestSource(tmp_path / "t.csv", ["i", "f", "t", "m"])
@@ -344,24 +283,6 @@ def test_a_type_of_ones_own():
         labels([0, 1], dtype="flot32")
 
 
-def test_text_becomes_classes_in_the_order_of_their_names():
-    source, got = labels(["b", "a", "B", "ä", "a"])
-    assert source.spec["y"].classes == ("B", "a", "b", "ä")
-    assert got.tolist() == [2, 1, 0, 3, 1]
-
-
-def test_classes_that_are_given_keep_their_order():
-    source, got = labels(["b", "a"], classes=["z", "b", "a"])
-    assert source.spec["y"].classes == ("z", "b", "a")
-    assert got.tolist() == [1, 2]
-
-
-def test_a_class_that_is_unknown_is_named_with_its_row():
-    with pytest.raises(ManifestError, match=r"c.*row 2|row 2.*'c'") as caught:
-        labels(["b", "a", "c"], classes=["b", "a"])
-    assert caught.value.row == 2
-
-
 def test_kind_says_what_text_means(tmp_path):
     (tmp_path / "t.csv").write_text("y\n10\n9\n10\n")
     number = ManifestSource(tmp_path / "t.csv", {"y": {"name": "y", "kind": "number"}})
@@ -375,36 +296,6 @@ def test_kind_says_what_text_means(tmp_path):
     assert caught.value.row == 1
     with pytest.raises(ConfigError, match="kind"):
         labels(["a"], kind="klass")
-
-
-def test_several_columns_are_one_vector():
-    source, got = labels({"a": [1, 2], "b": [0.5, 1.5], "c": [7, 8]}, name=["c", "a", "b"])
-    assert source.spec["y"].shape == (3,)
-    np.testing.assert_array_equal(got, [[7, 1, 0.5], [8, 2, 1.5]])
-    whole = labels({"a": [1, 2], "b": [3, 4]}, name=["a", "b"])[1]
-    assert (whole.dtype, whole.tolist()) == (np.int64, [[1, 3], [2, 4]])
-    with pytest.raises((ConfigError, ManifestError), match="b"):
-        labels({"a": [1, 2], "b": ["x", "y"]}, name=["a", "b"])
-
-
-@pytest.mark.parametrize("type_", ["list", "fixed"])
-def test_lists_of_numbers_are_vectors(type_):
-    kind = pa.list_(pa.float32(), 3) if type_ == "fixed" else pa.list_(pa.float32())
-    source, got = labels(pa.array([[1, 2, 3], [4, 5, 6]], kind))
-    assert (source.spec["y"].shape, got.dtype) == ((3,), np.float32)
-    assert got.tolist() == [[1, 2, 3], [4, 5, 6]]
-
-
-def test_a_vector_of_another_length_is_named_with_its_row():
-    with pytest.raises(ManifestError, match="row 2") as caught:
-        labels(pa.array([[1.0, 2], [3, 4], [5]]))
-    assert caught.value.row == 2
-
-
-def test_lists_of_text_are_several_labels():
-    source, got = labels(pa.array([["b"], ["a", "c"], []]))
-    assert source.spec["y"].classes == ("a", "b", "c")
-    assert got.tolist() == [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
 
 
 def test_a_separator_parts_the_labels_of_a_cell():
@@ -424,19 +315,7 @@ def test_a_separator_parts_the_numbers_of_a_vector():
     assert got.tolist() == [[1, 2, 3], [4, 5, 6.5]]
 
 
-def test_booleans_are_kept():
-    got = labels([True, False, True])[1]
-    assert got.astype(int).tolist() == [1, 0, 1]
-
-
 # -- rows without a value ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("values", [[1, None, 3], [0.5, None, 1.5], [0.5, float("nan"), 1.5], ["a", None, "b"]])
-def test_null_error_names_the_row_and_what_can_be_done(values):
-    with pytest.raises(ManifestError, match=r"row 1.*null") as caught:
-        labels(values)
-    assert caught.value.row == 1
 
 
 def test_null_error_names_the_id(folder):
@@ -444,21 +323,6 @@ def test_null_error_names_the_id(folder):
     with pytest.raises(ManifestError, match="row 5") as caught:
         ManifestSource(table, FIELDS, id="id", root=folder)
     assert "005" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "wanted"),
-    [
-        ([1, None, 3], [1, -100, 3]),
-        (["a", None, "b"], [0, -100, 1]),
-        ([0.5, None, 1.5], [0.5, np.nan, 1.5]),
-        ([0.5, float("nan"), 1.5], [0.5, np.nan, 1.5]),
-    ],
-)
-def test_null_ignore_is_what_losses_leave_out(values, wanted):
-    got = labels(values, null="ignore")[1]
-    np.testing.assert_array_equal(got, wanted)
-    assert got.dtype == (np.float64 if isinstance(wanted[0], float) else np.int64)
 
 
 @pytest.mark.parametrize("values", [[1, None, 3], [0.5, float("nan"), 1.5], ["a", None, "b"]])
@@ -516,14 +380,6 @@ def test_a_mapping_gives_dicts_and_a_sequence_tuples(folder):
     assert batches(mixed)[0][0][1].shape == (5, 2)
 
 
-def test_another_label_column_leaves_the_keys_alone(folder):
-    got = [batches(ManifestSource(given(), {"x": "path", "y": y}, root=folder))[0] for y in ("species", "even")]
-    for one, other in zip(*got, strict=True):
-        assert list(one) == list(other) == ["x", "y"]
-        assert one["x"].equal(other["x"])
-    assert [value for batch in got[1] for value in batch["y"].tolist()] == COLUMNS["even"]
-
-
 @pytest.mark.parametrize("shuffle", ["none", "global", "chunk", "auto"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_sample_comes_once_and_with_its_own_label(shuffle, workers, folder):
@@ -548,20 +404,6 @@ def test_balance_draws_each_class_as_often(folder):
         for code in batch["y"]
     ]
     assert 400 < sum(int(code) for code in drawn) < 600
-
-
-def test_weights_may_stand_in_the_table():
-    source = ManifestSource(pa.table({"y": [0, 1, 2], "w": [1.0, 0.0, 3.0]}), {"y": "y", "w": "w"})
-    got = [value for batch in batches(source, weights="w", shuffle="auto", epoch_size=200)[0] for value in batch["y"]]
-    assert {int(value) for value in got} == {0, 2}
-
-
-def test_two_loaders_on_one_source(folder):
-    source = ManifestSource(given(), FIELDS, root=folder)
-    options = LoaderOptions(batch_size=3, shuffle="global", seed=4, workers=1)
-    with AsyncLoader(source, options) as one, AsyncLoader(source, options) as other:
-        for left, right in zip(one, other, strict=True):
-            assert all(left[key].equal(right[key]) for key in left)
 
 
 def test_closing_a_source_is_no_end(folder):
@@ -607,14 +449,6 @@ def test_a_column_by_key_or_by_name(folder):
         source.column("speces")
 
 
-def test_split_by_sample(folder):
-    sides = split(ManifestSource(given(), FIELDS, root=folder), {"train": 0.5, "val": 0.5}, seed=1)
-    ids = [set(side.ids(np.arange(len(side))).tolist()) for side in sides.values()]
-    assert not ids[0] & ids[1]
-    assert ids[0] | ids[1] == set(range(COUNT))
-    assert "overlap 0" in sides.described
-
-
 def test_split_by_a_column_of_the_table_that_is_no_field(folder):
     subject = [f"s{row // 2}" for row in range(COUNT)]
     (folder / "t.csv").write_text(
@@ -627,34 +461,6 @@ def test_split_by_a_column_of_the_table_that_is_no_field(folder):
     assert not found[0] & found[1]
     assert found[0] | found[1] == set(subject)
     assert "subject" in sides.described
-
-
-def test_split_by_what_an_expression_finds_in_the_paths(tmp_path):
-    paths = []
-    for subject in range(6):
-        (tmp_path / f"subject-{subject}").mkdir()
-        for scan in range(3):
-            paths.append(f"subject-{subject}/{scan}.npy")
-            np.save(tmp_path / paths[-1], np.array([subject, scan]))
-    source = ManifestSource(pa.table({"path": paths}), {"x": "path"}, root=tmp_path)
-    sides = split(source, {"train": 0.5, "val": 0.5}, groups="file:(subject-[0-9]+)", seed=2)
-    found = [set(read(side, np.arange(len(side)))["x"][:, 0].tolist()) for side in sides.values()]
-    assert not found[0] & found[1]
-    assert found[0] | found[1] == set(range(6))
-    assert sum(len(side) for side in sides.values()) == 18
-    with pytest.raises(ConfigError, match="groups"):
-        split(source, {"train": 0.5, "val": 0.5}, groups="file:(patient-[0-9]+)")
-
-
-def test_split_by_file_keeps_samples_of_a_file_together(tmp_path):
-    for number in range(30):
-        np.save(tmp_path / f"{number}.npy", np.array(number))
-    paths = [f"{number}.npy" for number in range(30) for _ in range(3)]
-    source = ManifestSource(pa.table({"path": paths}), {"x": "path"}, root=tmp_path)
-    sides = split(source, {"train": 0.5, "val": 0.5}, groups="file")
-    found = [set(read(side, np.arange(len(side)))["x"].tolist()) for side in sides.values()]
-    assert not found[0] & found[1]
-    assert found[0] | found[1] == set(range(30))
 
 
 def test_split_by_file_is_the_same_wherever_the_folder_lies(tmp_path):
@@ -677,13 +483,6 @@ def test_split_by_time_has_no_overlap(folder):
         [6, 7, 8],
         [9, 10, 11],
     ]
-
-
-def test_split_by_an_array_of_text():
-    source = ManifestSource(given(), {"y": "even"})
-    sides = split(source, {"train": 0.5, "val": 0.5}, groups=SPECIES, seed=5)
-    found = [{SPECIES[row] for row in side.ids(np.arange(len(side)))} for side in sides.values()]
-    assert not found[0] & found[1]
 
 
 def test_a_subset_reads_and_names_its_samples(folder):
@@ -722,36 +521,6 @@ def test_manifests_with_other_classes_are_not_one(folder):
 
 
 # -- classes of a module -----------------------------------------------------------------------------------------------
-
-
-def module(train, val, **given_):
-    sources = {
-        stage: ManifestSource(pa.table({"y": names}), {"y": {"name": "y", **given_}})
-        for stage, names in {"train": train, "val": val}.items()
-    }
-    return AsyncDataModule(**sources, loader={"batch_size": 2})
-
-
-def test_validation_has_the_classes_of_training():
-    data = module(["c", "a", "b"], ["c", "a"])
-    assert data.classes == {"y": ("a", "b", "c")}
-    assert data.num_classes == {"y": 3}
-    with contextlib.closing(data):
-        got = [value for batch in data.val_dataloader()[0] for value in batch["y"].tolist()]
-    assert got == [2, 0]
-
-
-def test_a_class_that_only_validation_has_is_named_with_its_row():
-    with pytest.raises(AsyncDataError, match=r"(?s)d.*row 1|row 1.*d"):
-        module(["c", "a", "b"], ["c", "d"])
-
-
-def test_a_checkpoint_keeps_the_classes():
-    state = module(["a", "b"], ["a", "b"]).state_dict()
-    again = module(["b", "a"], ["b", "a"])
-    again.load_state_dict(pickle.loads(pickle.dumps(state)))
-    with pytest.raises(ResumeError, match=r"(?s)a.*c|c.*a"):
-        module(["a", "c"], ["c", "a"]).load_state_dict(state)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -866,14 +635,12 @@ def test_lists_of_categories_of_polars():
         assert found == [{"mid"}, set(), {"high", "low"}]
 
 
-def test_categories_in_several_orders_are_sorted_and_said(caplog):
+def test_categories_in_several_orders_are_sorted():
     one = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["low", "high"], ordered=True)
     other = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["high", "low"], ordered=True)
     source = ManifestSource(pa.table({"a": pa.chunked_array([one, other])}), {"y": "a"})
     assert source.spec["y"].classes == ("high", "low")
     assert source.column("y").tolist() == [1, 0, 0, 1]
-    (record,) = caplog.records
-    assert "column 'a': chunks have ordered categories in different orders" in record.getMessage()
 
 
 def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():

@@ -9,7 +9,6 @@ import os
 import h5py
 import numpy as np
 import pytest
-import torch
 from support.sources.oracle import read
 
 from lit_async_data import (
@@ -17,9 +16,7 @@ from lit_async_data import (
     ConcatSource,
     HDF5Source,
     ManifestSource,
-    Normalize,
     SubsetSource,
-    ToFloat,
     split,
 )
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, ManifestError, ResumeError
@@ -214,23 +211,6 @@ def test_links_that_lead_back_end_somewhere(tmp_path):
     source = ManifestSource.from_folder(tmp_path, allow_external=True)
     assert len(source) == 1
     assert source.name == str(tmp_path)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sixteen_bits_become_half_precision_without_overflow(dtype):
-    values = torch.tensor([[0, 65535]], dtype=torch.uint16)
-    assert ToFloat(dtype=dtype)((values,))[0].tolist() == [[0, 1]]
-    assert Normalize(0.5, 0.5, scale="type", dtype=dtype)((values,))[0].tolist() == [[-1, 1]]
-
-
-def test_rows_that_go_one_after_the_other_stay_gone(tmp_path):
-    lines = ['{"y": 1, "v": [1.0], "site": "a"}', '{"v": [2.0], "site": "b"}', '{"y": 3, "v": [null], "site": "c"}']
-    (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"y": 4, "v": [4.0], "site": "d"}']) + "\n")
-    drop = {"null": "drop"}
-    source = ManifestSource(tmp_path / "t.jsonl", {"y": {"name": "y", **drop}, "v": {"name": "v", **drop}})
-    assert labels(source) == [1, 4]
-    assert source.column("site").tolist() == ["a", "d"]
-    assert [place.row for place in source.locate([0, 1])] == [0, 3]
 
 
 def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lit_async_data import AsyncDataModule, ManifestSource, Normalize, ToFloat
-from lit_async_data.errors import ResumeError
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
@@ -113,28 +112,6 @@ def test_a_network_tells_two_photographs_apart(photographs, tmp_path):
     more = trainer(tmp_path, 11)
     more.fit(network(seen), datamodule=module(photographs), ckpt_path=tmp_path / "last.ckpt")
     assert more.current_epoch == 11
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_checkpoint_with_other_classes_is_refused(photographs, tmp_path):
-    seen = {"losses": [], "shapes": set(), "right": []}
-    training = trainer(tmp_path, 1)
-    training.fit(network(seen), datamodule=module(photographs))
-    training.save_checkpoint(tmp_path / "last.ckpt")
-    turned = {"name": "what", "classes": ["flower", "china"]}
-    with pytest.raises(ResumeError, match="china"):
-        trainer(tmp_path, 2).fit(
-            network(seen), datamodule=module(photographs, turned), ckpt_path=tmp_path / "last.ckpt"
-        )
-
-
-def test_another_label_column_trains_by_the_same_keys(photographs, tmp_path):
-    seen = {"losses": [], "shapes": set(), "right": []}
-    data = module(photographs, "number")
-    trainer(tmp_path, 1).fit(network(seen), datamodule=data)
-    assert data.num_classes == {"y": 2}
-    assert data.classes == {}
-    assert all(map(math.isfinite, seen["losses"]))
 
 
 def test_images_become_floats_on_their_way(photographs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -12,14 +12,11 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.options import check_names
-from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.images.formats import FORMATS
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.table.arrow import arrow_integers, is_number
-from lit_async_data.sources.manifest.table.label_values import Null
-from lit_async_data.sources.manifest.table.row_origin import quoted
+from lit_async_data.sources.manifest.table.labels import Null
 from lit_async_data.sources.manifest.table.table import Table
 
 Kind = Literal["image", "npy", "hdf5", "class", "number"]
@@ -27,10 +24,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FILES: tuple[Kind, ...] = ("image", "npy", "hdf5")
 
 # The ways to give a field.
-Given = str | Sequence[str] | Field | Mapping[str, Any]
+Given = str | Sequence[str] | Mapping[str, Any]
 _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
-# Options that `Column` and `Field` share.
-_SHARED = ("name", "dtype", "classes")
 IMAGES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".nc", ".nc4")
 NPY = (".npy",)
@@ -39,8 +34,6 @@ SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys(HDF5, "hdf5"),
     **dict.fromkeys(NPY, "npy"),
 }
-# Rows whose text is checked for paths if the first value is not a path.
-_CHECKED_ROWS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +108,10 @@ class Column:
 
     @classmethod
     def of(cls, given: Given, where: str = "", image: ImageShape | None = None) -> Column:
-        """A column from its name, a list of names, a mapping of options, or a `Field`.
+        """A column from its name, a list of names, or a mapping of options.
 
         Args:
-            given: One of these; of a `Field`, the name, dtype and classes are used.
+            given: One of these.
             where: Prefix of names in messages: ``"fields.x."``.
             image: Image options that hold unless the mapping gives others.
         """
@@ -132,7 +125,7 @@ class Column:
         if isinstance(given, Column):
             return given
         if isinstance(given, Field):
-            given = _field_options(given)
+            raise ConfigError(f"{given.name!r} is a Field, which is for HDF5 files; give a Column")
         if not isinstance(given, Mapping):
             return cls(given, image=image)
         given = {"null" if name is None else name: value for name, value in given.items()}  # YAML reads null as None
@@ -171,16 +164,7 @@ def _names(given: Any) -> str | tuple[str, ...]:
     return tuple(given)
 
 
-def _field_options(given: Field) -> dict[str, Any]:
-    values = {field.name: getattr(given, field.name) for field in dataclasses.fields(Field)}
-    for field in dataclasses.fields(Field):
-        if field.name not in _SHARED and values[field.name] != field.default:
-            raise ConfigError(f"{field.name}: only for HDF5 files; a field of a table can have {', '.join(_SHARED)}")
-    return {name: values[name] for name in _SHARED if values[name] is not None}
-
-
 def kind_of_path(path: str) -> Kind | None:
-    """The kind of a file by its suffix; None if unknown."""
     return SUFFIXES.get(os.path.splitext(path.rstrip())[1].lower())
 
 
@@ -189,10 +173,7 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
     if column.kind is not None or column.several or column.classes is not None:
         kind = column.kind
     else:
-        first = table.first(column.names[0])
-        kind = _kind_of_value(first, root)
-        if kind is None and isinstance(first, str) and column.separator is None and not is_number(first):
-            _check_not_paths(key, column.names[0], table, first)
+        kind = _kind_of_value(table.first(column.names[0]), root)
     if kind in FILES and not table.is_text(column.names[0]):
         raise ConfigError(f"fields.{key}.kind: column {column.names[0]!r} does not hold paths")
     _check_options(key, column, kind)
@@ -202,7 +183,6 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
 
 
 def _check_options(key: str, column: Column, kind: Kind | None) -> None:
-    """Refuse options that do not apply to the kind of column."""
     own = {"image": _IMAGE, "npy": (), "hdf5": ("dtype", "row", "dataset", "layout")}
     fitting = own.get(kind or "", ("dtype", "classes", "separator"))
     for name in column.given:
@@ -222,31 +202,3 @@ def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:
         return "image" if os.path.isfile(root.path_of(value)) else None
     except ManifestError:
         return None
-
-
-def _check_not_paths(key: str, name: str, table: Table, first: str) -> None:
-    """Refuse text of which only the first value is no path. Training would go on with class numbers of paths."""
-    rows = np.unique(np.linspace(0, len(table) - 1, min(_CHECKED_ROWS, len(table))).astype(np.int64))
-    known = next(filter(kind_of_path, table.array(name).take(arrow_integers(rows)).drop_null().to_pylist()), None)
-    if known is not None:
-        raise ConfigError(
-            f"fields.{key}.kind: column {quoted(name)} begins with {quoted(first)}, which is no file and has no known "
-            f"suffix, but also holds {quoted(known)}; correct the first path, or set kind: image, npy or hdf5 if these "
-            "are paths, or kind: class if they are classes"
-        )
-
-
-def missing_of(columns: Iterable[Column], table: Table) -> list[Indices]:
-    """Rows without a value, for each column that drops such rows."""
-    return [table.missing(name) for column in columns if column.null == "drop" for name in column.names]
-
-
-def check_paths(key: str, column: Column, table: Table) -> None:
-    """Check that each row has a path."""
-    name = column.names[0]
-    missing = table.missing(name)
-    if missing.size:
-        more = f", and none in {missing.size - 1} other rows" if missing.size > 1 else ""
-        raise table.origin.error(
-            f"no path{more}; give one, or set null: drop in fields.{key}", row=int(missing[0]), column=name
-        )

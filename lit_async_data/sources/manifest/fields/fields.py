@@ -1,54 +1,109 @@
-"""`Fields`: all fields of the samples of a table, and how to read them."""
+"""`Fields`: the fields of the samples of a table, and how to read them. `FileField`: those with one file per sample."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import FieldSpec
-from lit_async_data.errors import ConfigError, SourceError
-from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.batch.spec import Array, FieldSpec
+from lit_async_data.errors import ConfigError, ManifestError, SourceError
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.reservations import reserved
-from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
-from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, check_paths, kind_of, missing_of
-from lit_async_data.sources.manifest.fields.file import MOST_BYTES, FileField
+from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of
 from lit_async_data.sources.manifest.fields.hdf5 import (
     HDF5Fields,
     dataset_column,
     grouped_by_location,
-    missing_rows,
     row_numbers,
     with_hdf5_columns,
 )
-from lit_async_data.sources.manifest.fields.label_field import LabelField, labels_of_column
 from lit_async_data.sources.manifest.fields.rows import Paths, Rows
-from lit_async_data.sources.manifest.files.decoders import decoder_of
+from lit_async_data.sources.manifest.files.decoders import Decoder, ImageDecoder, NpyDecoder
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.table.label_values import Labels
+from lit_async_data.sources.manifest.table.arrow import is_number
+from lit_async_data.sources.manifest.table.labels import Labels
+from lit_async_data.sources.manifest.table.row_origin import listed, quoted
 from lit_async_data.sources.manifest.table.table import Table, TableReader
 
-# Samples whose file sizes are looked up to estimate the memory for reading ahead.
-SIZE_SAMPLES = 16
-# Files of a folder in one chunk of ``shuffle="chunk"``.
-FOLDER_ROWS = 256
+# Larger files are refused unread: by mistake, a table can name a film.
+MOST_BYTES = 2**32
+# From this number of rows on, a distinct class in every row is suspicious.
+_SUSPICIOUS_ROWS = 10
+
+_log = logging.getLogger(__name__)
+
+
+class FileField:
+    """One file per sample, decoded into one shape. Thread-safe."""
+
+    def __init__(self, paths: Paths, decoder: Decoder, prefetcher: FilePrefetcher) -> None:
+        self.paths, self.decoder, self._prefetcher = paths, decoder, prefetcher
+
+    @property
+    def spec(self) -> FieldSpec:
+        """Shape and dtype of the samples."""
+        return self.decoder.spec
+
+    def read(self, samples: Indices, out: Array, keys: Words | None) -> None:
+        """Decode the files of samples; without keys, the middle of each."""
+        drawn = [None] * len(samples) if keys is None else keys.tolist()
+        paths, known = self.paths.of(samples), self.decoder.head
+        if out.dtype != self.spec.dtype or not out.flags.c_contiguous:
+            known = None  # the decoder raises, or copies
+        head = bytearray(known or b"")
+        nbytes = len(head) + self.spec.nbytes
+        decode_s, stored = 0.0, 0
+        for place, (path, key) in enumerate(zip(paths, drawn, strict=True)):
+            try:
+                if known is not None and self._prefetcher.fill(path, (head, out[place, ...]), nbytes) and head == known:
+                    continue  # takes half the time: the file holds the sample as the batch does
+                data = self._prefetcher.read(path, MOST_BYTES)
+                began = time.perf_counter()
+                self.decoder.decode(data, out[place, ...], key, path)
+                decode_s += time.perf_counter() - began
+                stored += len(data)
+            except SourceError as error:
+                raise self.paths.failed(error, int(samples[place]), path) from error.__cause__
+        if stored:
+            CLOCK.decoded(decode_s, stored, out.nbytes)
+
+    def fetch(self, samples: Indices) -> bool:
+        """Read the files of samples ahead if that helps; returns whether it does."""
+        if self._prefetcher.wanted:
+            self._prefetcher.fetch(self.paths.of(samples), MOST_BYTES)
+            return True
+        return False
+
+    def mean_bytes(self, samples: Indices) -> float:
+        """Mean size of the files of samples, without missing ones."""
+        sizes = []
+        for sample in samples:
+            with contextlib.suppress(SourceError, OSError):
+                sizes.append(os.stat(self.paths.of(np.array([sample]))[0]).st_size)
+        return sum(sizes) / max(len(sizes), 1)
+
+    def shape_of(self, sample: int) -> tuple[int, ...]:
+        """The stored shape of one file."""
+        (path,) = self.paths.of(np.array([sample]))
+        try:
+            return self.decoder.shape_of(self._prefetcher.read(path, MOST_BYTES), path)
+        except SourceError as error:
+            raise self.paths.failed(error, sample, path) from error.__cause__
 
 
 class Fields:
     """The fields of samples. Thread-safe.
-
-    Args:
-        columns: By batch key.
-        reader: The table.
-        root: The folder that relative paths start from.
-        id: Column of ids, or None.
 
     Attributes:
         rows: The samples: all rows except dropped ones.
@@ -56,10 +111,6 @@ class Fields:
         files: Fields with one file per sample, by batch key.
         hdf5: Fields with rows of HDF5 files; those that use the same columns together.
         prefetcher: Reads files ahead.
-
-    Raises:
-        ConfigError: Options do not fit the table.
-        SourceError: A row is invalid, or the first file, which determines the shape, cannot be read.
     """
 
     def __init__(
@@ -69,23 +120,24 @@ class Fields:
         root: RootDirectory,
         id: str | None,  # noqa: A002  # the user's word
     ) -> None:
-        self._order = tuple(columns)
+        self._columns = dict(columns)
         names = [name for column in columns.values() for name in column.names]
         table = reader.columns([*names, *([] if id is None else [id])])
         kinds: dict[str, Kind | None] = {key: kind_of(key, column, table, root) for key, column in columns.items()}
         files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
         hdf5 = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
-        table = _without(table, reader, missing_of(columns.values(), table))
-        table = with_hdf5_columns(hdf5, table, reader.columns)
-        table = _without(table, reader, missing_rows(hdf5.values(), table))
+        dropping = [name for column in columns.values() if column.null == "drop" for name in column.names]
+        table = _without(table, reader, list(map(table.missing, dropping)))
+        table = with_hdf5_columns(hdf5, table, reader)
+        dropping = [column.row for column in hdf5.values() if column.null == "drop"]
+        table = _without(table, reader, list(map(table.missing, dropping)))
         if id is not None:
             table.check_ids(id)
             table = table.with_ids(id)
         for key, column in files.items():
-            check_paths(key, column, table)
-        table, labels = _labels(inline, table, reader)
-        self.labels = {key: _label_field(key, inline[key], values, table) for key, values in labels.items()}
+            _check_paths(key, column, table)
+        table, self.labels = _labels(inline, table, reader)
         self.rows = Rows(table, id)
         self.prefetcher = FilePrefetcher(root)
         self.files = {
@@ -96,15 +148,16 @@ class Fields:
     def _file_field(self, key: str, column: Column, kind: Kind | None, root: RootDirectory) -> FileField:
         paths = Paths(self.rows, column.names[0], root)
         if kind == "image" and column.image.image_size is not None:
-            return FileField(paths, decoder_of(kind, column.image, b"", ""), self.prefetcher)
+            return FileField(paths, ImageDecoder.of(column.image, b"", ""), self.prefetcher)
         (path,) = paths.of(np.zeros(1, np.int64))
         try:
-            data = self.prefetcher.read(path, MOST_BYTES)
-            decoder = decoder_of(str(kind), column.image, data, path)
+            with _named(key):
+                data = self.prefetcher.read(path, MOST_BYTES)
+                decoder: Decoder = (
+                    ImageDecoder.of(column.image, data, path) if kind == "image" else NpyDecoder.of(data, path)
+                )
         except SourceError as error:
             raise paths.failed(error, 0, path) from error.__cause__
-        except ConfigError as error:
-            raise error.within(f"fields.{key}.") from None
         return FileField(paths, decoder, self.prefetcher)
 
     def _hdf5_fields(self, columns: Mapping[str, Column], root: RootDirectory) -> HDF5Fields:
@@ -112,54 +165,30 @@ class Fields:
         paths = Paths(self.rows, first.names[0], root)
         named = dataset_column(first, table)
         datasets = None if named is None else table.encoded(named)
-        try:
+        with _named(key):
             return HDF5Fields(columns, paths, row_numbers(first, table), datasets)
-        except ConfigError as error:
-            raise error.within(f"fields.{key}.") from None
-
-    # -- what samples look like ------------------------------------------------------------------------------------
 
     @property
     def specs(self) -> dict[str, FieldSpec]:
         """The fields by batch key, in the order of the user."""
-        specs = {key: label.spec for key, label in self.labels.items()}
-        specs |= {key: file.spec for key, file in self.files.items()}
+        specs = {key: each.spec for key, each in (self.labels | self.files).items()}
         for fields in self.hdf5:
             specs.update(fields.specs)
-        return {key: specs[key] for key in self._order}
-
-    @property
-    def is_random(self) -> bool:
-        """Whether any field reads a random part of its files."""
-        return any(field.decoder.is_random for field in self.files.values())
+        return {key: specs[key] for key in self._columns}
 
     @property
     def paths(self) -> Paths | None:
         """The paths of the first field with files; None if no field has files."""
         by_key = {key: field.paths for key, field in self.files.items()}
         by_key |= {key: fields.paths for fields in self.hdf5 for key in fields.specs}
-        return next((by_key[key] for key in self._order if key in by_key), None)
-
-    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same fields, with text labels encoded by other classes where the user gave none."""
-        changed = copy.copy(self)
-        changed.labels = {
-            key: field.with_classes(classes[key], self.rows.table) if key in classes else field
-            for key, field in self.labels.items()
-        }
-        return changed
+        return next((by_key[key] for key in self._columns if key in by_key), None)
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
-        """Read samples.
-
-        Args:
-            samples: int64, shape (n,).
-            out: By batch key, shape (n, ...), overwritten; some keys or all.
-            keys: Select random parts; uint64, shape (n,). None: the middle.
-        """
-        for key, label in self.labels.items():
+        """Read samples into arrays by batch key, some or all; keys select random parts, None the middle."""
+        for key, labels in self.labels.items():
             if key in out:
-                label.read(samples, out[key])
+                # Other modes copy `out` first.
+                np.take(labels.values, samples, axis=0, out=out[key], mode="clip")
         for fields in self.hdf5:
             requested = {key: out[key] for key in fields.specs if key in out}
             if requested:
@@ -168,87 +197,48 @@ class Fields:
             if key in out:
                 file.read(samples, out[key], keys)
 
-    # -- preparing samples before they are read ----------------------------------------------------------------------
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        """The same fields, with text labels encoded by other classes where the user gave none."""
+        changed = copy.copy(self)
+        changed.labels = {
+            key: self._encoded(self._columns[key], labels, classes[key]) if key in classes else labels
+            for key, labels in self.labels.items()
+        }
+        return changed
 
-    def fetch(self, samples: Indices) -> bool:
-        """Have the kernel read HDF5 files, and read other files ahead; returns whether some were not in memory."""
-        cold = [fields.source.fetch(samples) for fields in self.hdf5]
-        cold += [file.fetch(samples) for file in self.files.values()]
-        return any(cold)
+    def _encoded(self, column: Column, labels: Labels, classes: Sequence[str]) -> Labels:
+        if column.classes is not None or column.kind == "number" or column.several:
+            return labels
+        table = self.rows.table
 
-    @functools.cached_property
-    def file_bytes(self) -> int:
-        """Bytes of the whole files of one sample: the mean of a few samples across the table."""
-        count = len(self.rows)
-        samples = np.unique(np.linspace(0, count - 1, min(SIZE_SAMPLES, count)).astype(np.int64))
-        return int(sum(file.mean_bytes(samples) for file in self.files.values()))
+        def unknown(row: int, name: str) -> ManifestError:
+            return table.origin.error(_unknown(column.names[0], name, classes), row=row, column=column.names[0])
 
-    def held_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks."""
-        return sum(fields.source.decoded_bytes(chunks) for fields in self.hdf5)
-
-    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
-        """Reserve memory for decoded chunks and for files that are read ahead; returns a function that releases it."""
-        total = max(sum(fields.source.decodable_bytes for fields in self.hdf5), 1)
-        reserve: list[Callable[[], Callable[[], None]]] = [
-            functools.partial(fields.source.reserve, chunks, cache_bytes * fields.source.decodable_bytes // total, 0)
-            for fields in self.hdf5
-        ]
-        if fetched_bytes:
-            reserve.append(functools.partial(self.prefetcher.reserve, fetched_bytes))
-        return reserved(reserve)
-
-    # -- storage order ----------------------------------------------------------------------------------------------
-
-    @property
-    def chunks(self) -> StorageLayout:
-        """The chunks of the HDF5 field with the largest ones, and the most expensive way of reading."""
-        layouts = [fields.chunks for fields in self.hdf5]
-        largest = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
-        readings: list[Reading] = ["copied"]
-        readings.extend("decoded" if field.decoder.images else "opened" for field in self.files.values())
-        readings.extend(layout.reading for layout in layouts)
-        return dataclasses.replace(largest, reading=slowest(readings))
-
-    @functools.cached_property
-    def layout(self) -> StorageLayout:
-        """As `chunks`; without HDF5 files, the files of one folder form chunks."""
-        layout, paths = self.chunks, self.paths
-        if layout.runs or paths is None or self.hdf5:
-            return layout
-        folders = paths.folders()
-        order = np.argsort(folders, kind="stable")
-        runs = tuple(ChunkRun(count, FOLDER_ROWS) for count in np.bincount(folders).tolist())
-        return dataclasses.replace(layout, runs=runs, order=None if (np.diff(order) == 1).all() else order)
+        if labels.classes:
+            labels = labels.of_classes(classes, unknown)
+        elif table.origin.untyped and table.is_text(column.names[0]):  # was read as numbers
+            labels = _labels_of(dataclasses.replace(column, classes=tuple(classes)), table)
+        return _cast(column, labels, table)
 
 
-def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) -> tuple[Table, dict[str, Labels]]:
-    """The labels of inline columns, and the table without the rows that any of them drops."""
-    while True:
-        labels = {key: _labels_of(key, column, table) for key, column in columns.items()}
-        dropped = [each.dropped for each in labels.values()]
-        if not any(rows.size for rows in dropped):
-            return table, labels
-        # NaN and missing values in lists are known only now. Classes that only dropped rows have must vanish too.
-        table = _without(table, reader, dropped)
-
-
-def _labels_of(key: str, column: Column, table: Table) -> Labels:
+@contextlib.contextmanager
+def _named(key: str) -> Iterator[None]:
+    """An error of an option names the field, too."""
     try:
-        return labels_of_column(column, table)
+        yield
     except ConfigError as error:
         raise error.within(f"fields.{key}.") from None
 
 
-def _label_field(key: str, column: Column, labels: Labels, table: Table) -> LabelField:
-    try:
-        return LabelField.of(column, labels, table)
-    except ConfigError as error:
-        raise error.within(f"fields.{key}.") from None
+def _check_paths(key: str, column: Column, table: Table) -> None:
+    missing = table.missing(column.names[0])
+    if missing.size:
+        more = f", and none in {missing.size - 1} other rows" if missing.size > 1 else ""
+        message = f"no path{more}; give one, or set null: drop in fields.{key}"
+        raise table.origin.error(message, row=int(missing[0]), column=column.names[0])
 
 
 def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> Table:
-    """The table without dropped rows."""
     kept = np.ones(len(table), np.bool_)
     for rows in dropped:
         kept[rows] = False
@@ -259,3 +249,65 @@ def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> T
     rows = np.flatnonzero(kept)
     reader.select(rows)
     return table.taken(rows)
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) -> tuple[Table, dict[str, Labels]]:
+    """The labels of inline columns, and the table without the rows that any of them drops."""
+    while True:
+        labels = {}
+        for key, column in columns.items():
+            with _named(key):
+                labels[key] = _labels_of(column, table)
+        dropped = [each.dropped for each in labels.values()]
+        if not any(rows.size for rows in dropped):
+            break
+        # NaN and missing values in lists are known only now. Classes that only dropped rows have must vanish too.
+        table = _without(table, reader, dropped)
+    for key, each in labels.items():
+        labels[key] = _cast(columns[key], each, table)
+        _warn_of_ids(columns[key], each)
+    return table, labels
+
+
+def _labels_of(column: Column, table: Table) -> Labels:
+    """The labels of a column; see `Table.labels`."""
+    kind = column.kind
+    if kind is None and column.classes is None and table.origin.untyped:
+        kind = "number" if all(is_number(table.first(name, column.separator)) for name in column.names) else None
+    return table.labels(
+        list(column.names) if column.several else column.names[0],
+        classes=column.classes,
+        null=column.null,
+        kind="number" if kind == "number" else "class" if kind == "class" else None,
+        separator=column.separator,
+    )
+
+
+def _cast(column: Column, labels: Labels, table: Table) -> Labels:
+    def unfit(row: int, message: str) -> ManifestError:
+        return table.origin.error(message, row=row, column=", ".join(column.names))
+
+    return labels.cast(column.element, unfit)
+
+
+def _warn_of_ids(column: Column, labels: Labels) -> None:
+    count, inferred = len(labels.values), column.kind is None and column.classes is None
+    if inferred and labels.values.ndim == 1 and len(labels.classes) == count >= _SUSPICIOUS_ROWS:
+        _log.warning(
+            "column %s: each of its %d rows is another class; if these are paths of files, set kind: image or "
+            "kind: npy, and check root",
+            quoted(column.names[0]),
+            count,
+        )
+
+
+def _unknown(column: str, name: str, classes: Sequence[str]) -> str:
+    return (
+        f"{quoted(name)} is not one of the {len(classes)} classes ({listed(classes)}) of training. If this column is a "
+        f'label, name all its classes: {{"name": {json.dumps(column)}, "classes": [...]}}. If it only says whose '
+        "samples these are, such as a patient, leave it out of fields: return_indices=true adds sample numbers "
+        f"to each batch, and source.column({column!r})[batch['index']] looks up its text"
+    )

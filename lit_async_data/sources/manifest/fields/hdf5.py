@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,32 +21,20 @@ from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.fields.column import Column
 from lit_async_data.sources.manifest.fields.rows import Paths
 from lit_async_data.sources.manifest.table.row_origin import NoColumnError
-from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.manifest.table.table import Table, TableReader
 
 # Default column of dataset names, and default dataset.
 DATASET_COLUMN, DATASET = "dataset", "data"
 
-# Reads further columns of the table.
-ReadColumns = Callable[[Sequence[str]], Table]
-
 
 class HDF5Fields:
-    """Rows of HDF5 files, one per sample. Thread-safe.
+    """Rows of HDF5 files, one per sample: ``source``, a subset of all rows of these files. Thread-safe.
 
     Args:
         columns: By batch key; all use the same columns of paths, rows and datasets.
         paths: The files.
         rows: The row of each sample in its file; int64.
         datasets: The dataset number of each sample, and the dataset names; None if ``columns`` give the datasets.
-
-    Attributes:
-        paths: The files.
-        source: The samples, a subset of all rows of these files.
-
-    Raises:
-        ConfigError: Options do not fit the files.
-        ManifestError: A file has no such row; names the row of the table.
-        SourceError: A file or dataset is missing, or cannot be a field.
     """
 
     def __init__(
@@ -110,7 +99,6 @@ class HDF5Fields:
 
     @property
     def specs(self) -> Mapping[str, FieldSpec]:
-        """The fields by batch key."""
         return self.source.spec.fields
 
     @property
@@ -124,24 +112,15 @@ class HDF5Fields:
         return dataclasses.replace(as_stored.chunks, order=None if (np.diff(order) == 1).all() else order)
 
     def read(self, samples: Indices, out: Mapping[str, Array]) -> None:
-        """Read the rows of samples.
-
-        Args:
-            samples: int64, shape (n,).
-            out: By batch key, shape (n, ...); some keys or all.
-        """
+        """Read the rows of samples. If that fails, each is read by itself, to name the row of the table."""
         try:
             self.source.read_into(samples, out)
-        except AsyncDataError:
-            for place, sample in enumerate(samples.tolist()):
-                self._read_one(sample, {key: array[place : place + 1] for key, array in out.items()})
-            raise
-
-    def _read_one(self, sample: int, out: Mapping[str, Array]) -> None:
-        try:
-            self.source.read_into(np.array([sample]), out)
         except AsyncDataError as error:
-            raise self.paths.rows.with_row(error, sample) from error.__cause__
+            if len(samples) == 1:
+                raise self.paths.rows.with_row(error, int(samples[0])) from error.__cause__
+            for place in range(len(samples)):
+                self.read(samples[place : place + 1], {key: array[place : place + 1] for key, array in out.items()})
+            raise
 
 
 def _by_real_path(codes: Indices, paths: Sequence[str]) -> tuple[Indices, list[str]]:
@@ -151,25 +130,22 @@ def _by_real_path(codes: Indices, paths: Sequence[str]) -> tuple[Indices, list[s
     return numbers[codes], list(real)
 
 
-def with_hdf5_columns(columns: Mapping[str, Column], table: Table, read_columns: ReadColumns) -> Table:
+def with_hdf5_columns(columns: Mapping[str, Column], table: Table, reader: TableReader) -> Table:
     """The table with the columns of rows and datasets of HDF5 files."""
-    wanted = [name for name in dict.fromkeys(column.row for column in columns.values()) if name not in table]
-    optional = list(dict.fromkeys(column.dataset or DATASET_COLUMN for column in columns.values()))
+    wanted = {column.row for column in columns.values()} - set(table.names)
     if wanted:
-        table = table.with_columns_of(read_columns(wanted))
-    for name in optional if columns else []:
-        if name not in table:
-            try:
-                table = table.with_columns_of(read_columns([name]))
-            except NoColumnError:
-                continue  # `dataset` is the name of a dataset, not of a column
+        table = table.with_columns_of(reader.columns(sorted(wanted)))
+    for name in sorted({column.dataset or DATASET_COLUMN for column in columns.values()} - set(table.names)):
+        # Otherwise it is the name of a dataset, not of a column.
+        with contextlib.suppress(NoColumnError):
+            table = table.with_columns_of(reader.columns([name]))
     return table
 
 
 def dataset_column(column: Column, table: Table) -> str | None:
     """The column of dataset names; None if all samples are in one dataset."""
     name = column.dataset or DATASET_COLUMN
-    return name if name in table else None
+    return name if name in table.names else None
 
 
 def grouped_by_location(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]]:
@@ -181,13 +157,7 @@ def grouped_by_location(columns: Mapping[str, Column], table: Table) -> list[dic
     return list(groups.values())
 
 
-def missing_rows(columns: Iterable[Column], table: Table) -> list[Indices]:
-    """Rows of the table without a row number, for each column that drops such rows."""
-    return [table.missing(column.row) for column in columns if column.null == "drop"]
-
-
 def row_numbers(column: Column, table: Table) -> Indices:
-    """The row of the HDF5 file for each row of the table; int64."""
     missing = table.missing(column.row)
     if missing.size:
         raise table.origin.error("no row number; give one, or set null: drop", row=int(missing[0]), column=column.row)

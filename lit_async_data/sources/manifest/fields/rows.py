@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -18,10 +19,10 @@ from lit_async_data.sources.manifest.table.arrow import split_folders
 from lit_async_data.sources.manifest.table.row_origin import GIVEN, printable_path, quoted
 from lit_async_data.sources.manifest.table.table import Table
 
-# Ways in which a name in a table may differ from the name of the file.
-_NAME_FORMS: dict[str, Callable[[str], str]] = {
-    "": str,
-    "spaces around a name": str.strip,
+# Ways in which a path in a table may differ from the path of the file.
+_DIFFERENCES: dict[str, Callable[[str], str]] = {
+    "backslashes": lambda path: path.replace("\\", "/"),
+    "spaces around a name": lambda path: re.sub(" */ *", "/", path.strip()),
     "another Unicode form of a name: unicodedata.normalize('NFC', path) fixes it": functools.partial(
         unicodedata.normalize, "NFC"
     ),
@@ -32,15 +33,11 @@ _NAME_FORMS: dict[str, Callable[[str], str]] = {
 
 
 class TableRow(Location):
-    """The `Location` of a sample of a table: ``file`` is the table, and the row adds an id and a path.
+    """The `Location` of a sample of a table: ``file`` is the table.
 
     Attributes:
         id: Id of the sample; None if samples have no ids.
         path: Path of the first file that the row names; None if it names none.
-
-    Example:
-        >>> TableRow("birds.csv", 7, "007", "/data/owl.jpg").id
-        '007'
     """
 
     id: str | None
@@ -59,36 +56,15 @@ class TableRow(Location):
 
 
 def _similar_path(path: str) -> str:
-    """A hint for a path without a file: the file it seems to mean, and what to change; empty if unknown."""
-    existing, differences = "/", ["backslashes"] if "\\" in path else []
-    for name in path.replace("\\", "/").split("/"):
-        forms = [(what, form(name)) for what, form in _NAME_FORMS.items()]
-        for what, other in forms:
-            if os.path.lexists(os.path.join(existing, other)):
-                differences += [what] if other != name else []
-                existing = os.path.join(existing, other)
-                break
-        else:
-            return ""
-    return (
-        f" {quoted(existing)} exists; the table has {' and '.join(dict.fromkeys(differences))}" if differences else ""
-    )
+    """A hint for a path without a file: the file that it seems to mean, and what to change; empty if unknown."""
+    for difference, changed in _DIFFERENCES.items():
+        if os.path.lexists(changed(path)):
+            return f" {quoted(changed(path))} exists; the table has {difference}"
+    return ""
 
 
 class Rows:
-    """The rows of a table as samples. Immutable and thread-safe.
-
-    Args:
-        table: The table, with its column of ids if there is one.
-        id: Name of the column of ids; None if samples have no ids.
-
-    Example:
-        >>> import pyarrow
-        >>> table = Table.of(pyarrow.table({"id": ["007", "008", "009"]}), ["id"]).taken(np.array([0, 2]))
-        >>> rows = Rows(table, "id")
-        >>> len(rows), rows.ids([1]), rows.where(1)
-        (2, ['009'], "row 2 of the table given, id '009'")
-    """
+    """The rows of a table as samples; ``id`` is the column of their ids, or None. Immutable and thread-safe."""
 
     def __init__(self, table: Table, id: str | None) -> None:  # noqa: A002  # the user's word
         self.table = table
@@ -98,7 +74,6 @@ class Rows:
         return len(self.table)
 
     def ids(self, samples: Sequence[int]) -> list[str | None]:
-        """Ids of samples; None for each if samples have no ids."""
         if self.id is None:
             return [None] * len(samples)
         return list(self.table.text(self.id, samples))
@@ -125,14 +100,7 @@ class Rows:
         )
 
     def with_row(self, error: AsyncDataError, sample: int, path: str | None = None, hint: str = "") -> AsyncDataError:
-        """An error of a file as an error that also names the row of the table.
-
-        Args:
-            error: The error; its message says what is wrong with the file.
-            sample: The sample.
-            path: Path of the file.
-            hint: What else to do.
-        """
+        """An error of a file as an error that also names the row of the table, and a hint on what else to do."""
         _, row = self.place(sample)
         kind = type(error)
         if path is not None and isinstance(error, MissingError):
@@ -148,14 +116,12 @@ class Rows:
         return located
 
     def error(self, sample: int, message: str, *, column: str | None = None) -> ManifestError:
-        """An error that names the row of a sample."""
         file, row = self.place(sample)
         return ManifestError(f"{self.where(sample)}: {message}", file=file, dataset=column, row=row, sample_id=sample)
 
     # -- how samples belong together ---------------------------------------------------------------------------------
 
     def parts(self) -> tuple[Part, ...]:
-        """The files of the table."""
         files = self.table.origin.files
         if not files:
             return (Part(self.table.origin.folder or GIVEN, "/", "", len(self)),)
@@ -188,13 +154,7 @@ _BLOCK = 2**18
 
 
 class Paths:
-    """The file of each sample in one column. Immutable and thread-safe.
-
-    Args:
-        rows: The samples.
-        column: Name of the column of paths.
-        root: The folder that relative paths start from.
-    """
+    """The file of each sample, named in one column. Immutable and thread-safe."""
 
     def __init__(self, rows: Rows, column: str, root: RootDirectory) -> None:
         self.rows, self.column, self.root = rows, column, root
@@ -240,9 +200,8 @@ class Paths:
     def grouped(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
         """A group number for each sample, from the name that ``naming`` gives its path; and those names.
 
-        Args:
-            naming: Takes a path relative to the root, so that groups do not change when the folder moves. It is called
-                once per sample, in blocks, so that few paths are Python strings at a time.
+        ``naming`` takes a path relative to the root, so that groups do not change when the folder moves. It is called
+        once per sample, in blocks, so that few paths are Python strings at a time.
         """
         numbers: dict[str, int] = {}
         codes = np.empty(len(self.rows), np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import threading
 from collections import deque
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from lit_async_data.errors import SourceError
 from lit_async_data.sources.contract.reservations import Owner, Reservations
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
 from lit_async_data.threads import OURS, ProcessGuard
@@ -24,30 +22,26 @@ _AVERAGED_FILES, _COLD_SHARE = 16, 0.1
 # A file that was not read within this number of calls of `fetch` is dropped.
 _STALE = 64
 
-_log = logging.getLogger(__name__)
-
 
 class File:
-    """A file to read ahead. Its future runs while a thread reads it; the result is None if that failed."""
+    """A file to read ahead. Its future runs while a thread reads it."""
 
     def __init__(self, path: str, most_bytes: int, turn: int) -> None:
         self.path, self.most_bytes, self.turn = path, most_bytes, turn
-        self.size: int | None = None
-        self.counted = False  # whether its bytes count as held
-        self.data: Future[bytes | None] = Future()
+        self.size: int | None = None  # known once a thread has looked it up
+        self.held_bytes = 0
+        self.data: Future[bytes] = Future()
 
 
 class FilePrefetcher:
     """Reads files, and reads them ahead if they are not in the page cache. Thread-safe.
 
-    Files are read in the order of `fetch`, each as soon as there is room for all its bytes. If there is room for few,
-    these are the next ones. The threads run as long as somebody holds a reservation.
-
-    Args:
-        root: The folder that files must be in.
+    Files are read in the order of `fetch`, each as soon as there is room for all its bytes; one that is larger than the
+    room is read alone. The threads run as long as somebody holds a reservation.
 
     Attributes:
         files: Files to read ahead, and files that have been read and not been taken yet, by path.
+        held_bytes: Bytes of the files that have been read ahead, or that a thread is reading.
     """
 
     def __init__(self, root: RootDirectory = ANYWHERE) -> None:
@@ -62,7 +56,7 @@ class FilePrefetcher:
         self._reservations = Reservations()
         self._pool: ThreadPoolExecutor | None = None
         self._turn = 0
-        self.held_bytes = 0  # of the files that have been read ahead, or that a thread is reading
+        self.held_bytes = 0
         self.files: dict[str, File] = {}
         self._waiting: deque[File] = deque()  # those that no thread has begun
 
@@ -70,18 +64,16 @@ class FilePrefetcher:
         return FilePrefetcher, (self._root,)
 
     def read(self, path: str, most_bytes: int) -> bytes:
-        """All bytes of a file; waits if a thread is reading it."""
-        if self.files and self._mine:
+        """All bytes of a file. Waits if a thread is reading it; a file that none has begun is read here, at once."""
+        file = self.files.get(path) if self.files and self._mine else None
+        if file is not None:
+            begun = not file.data.cancel()
+            data = file.data.result() if begun and file.data.exception() is None else None
             with self._lock:
-                file = self.files.get(path)
-                begun = file is not None and not file.data.cancel()
-            if file is not None:
-                data = file.data.result() if begun else None
-                with self._lock:
-                    self._drop(file)
-                    self._read_next()
-                if data is not None and len(data) <= most_bytes:
-                    return data
+                self._drop(file)
+                self._read_next()
+            if data is not None and len(data) <= most_bytes:
+                return data
         return self._read(path, most_bytes)
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
@@ -116,14 +108,7 @@ class FilePrefetcher:
                     self._waiting.append(file)
 
     def reserve(self, nbytes: int) -> Callable[[], None]:
-        """Allow reading ahead.
-
-        Args:
-            nbytes: Bytes for files, added to other reservations.
-
-        Returns:
-            A function that ends the reservation. The last one ends the threads and drops all files.
-        """
+        """Allow reading ahead of some bytes; returns a function that ends this. The last one ends the threads."""
         if not self._mine:
             self._begin()  # a fork: the threads and the owner of the lock are in another process
         owner = Owner()
@@ -146,12 +131,10 @@ class FilePrefetcher:
             return
         with self._lock:
             self._reservations.set(owner, 0)
-            self._read_next()  # there may no longer be room for it
             if self._reservations:
                 return
             for file in list(self.files.values()):
                 self._drop(file)
-            self.held_bytes = 0
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
@@ -160,8 +143,7 @@ class FilePrefetcher:
         if self.files.get(file.path) is file:
             del self.files[file.path]
             file.data.cancel()
-            if file.counted:
-                self.held_bytes -= file.size or 0
+            self.held_bytes -= file.held_bytes
 
     def _measure(self, file: File) -> None:
         """Its bytes count before they are read; otherwise the threads would read more files than there is room for."""
@@ -177,31 +159,21 @@ class FilePrefetcher:
         """Begin the next files that there is room for; with the lock."""
         while self._waiting and self._pool is not None:
             file = self._waiting[0]
-            size = file.size
             if not file.data.cancelled():
-                if size is None or self.held_bytes + size > self.room >= size:
+                if file.size is None or (self.held_bytes and self.held_bytes + file.size > self.room):
                     return
-                if size > self.room:
-                    self._drop(file)
-                else:
-                    self.held_bytes += size
-                    file.counted = True
-                    with contextlib.suppress(RuntimeError):  # the interpreter ends
-                        self._pool.submit(self._load, file)
+                file.held_bytes = file.size
+                self.held_bytes += file.size
+                with contextlib.suppress(RuntimeError):  # the interpreter ends
+                    self._pool.submit(self._load, file)
             self._waiting.popleft()
 
     def _load(self, file: File) -> None:
-        if not file.data.set_running_or_notify_cancel():
-            return
-        data = None
-        try:
-            data = self._read(file.path, min(file.most_bytes, file.size or 0))
-        except SourceError:
-            pass  # `read` will raise it again
-        except Exception:  # noqa: BLE001  # logged; `read` reads the file itself
-            _log.exception("%s: unexpected error while reading ahead", file.path)
-        finally:
-            file.data.set_result(data)
+        if file.data.set_running_or_notify_cancel():
+            try:
+                file.data.set_result(self._read(file.path, min(file.most_bytes, file.held_bytes)))
+            except Exception as error:  # noqa: BLE001  # `read` reads the file again, which raises
+                file.data.set_exception(error)
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         data, cold = fetched(path, most_bytes, self._root)

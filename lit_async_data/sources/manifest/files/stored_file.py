@@ -33,21 +33,9 @@ _PIECE = 2**30
 class RootDirectory:
     """A folder, and the check that paths of a table are inside it. Picklable and thread-safe.
 
-    Guarantees: a path that `path_of` returns has no ``..`` above the folder and is not a network address; and when
-    `checked` returned it or `open` opened it, no link led out of the folder. Each folder is checked once, so a folder
-    that is replaced by a link later is not noticed: this guards against tables, not against users who can write to the
-    folder.
-
-    Args:
-        root: The folder; a relative path is made absolute now.
-        allow_external: Whether paths may leave it.
-
-    Example:
-        >>> RootDirectory("/data").path_of("train/a.jpg")
-        '/data/train/a.jpg'
-        >>> RootDirectory("/data").path_of("../etc/passwd")
-        Traceback (most recent call last):
-        lit_async_data.errors.ManifestError: ../etc/passwd: leaves root /data; move it, or set allow_external=True
+    A path that `path_of` returns has no ``..`` above the folder and is not a network address; and when `checked`
+    returned it or `open` opened it, no link led out of the folder. Each folder is checked once, so one that a link
+    replaces later is not noticed: this guards against tables, not against users who can write to the folder.
     """
 
     def __init__(self, root: str, *, allow_external: bool = False) -> None:
@@ -122,19 +110,8 @@ def _is_inside(path: str, folder: str) -> bool:
 ANYWHERE = RootDirectory("/", allow_external=True)
 
 
-def read_file(path: str, most_bytes: int) -> bytes:
-    """All bytes of a file; see `fetched`."""
-    return fetched(path, most_bytes)[0]
-
-
 def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = ANYWHERE) -> bool:
-    """Read a file from the page cache into its destination, if it has exactly ``nbytes``.
-
-    Args:
-        path: From ``root.path_of``.
-        parts: Buffers that receive the bytes, one after the other.
-        nbytes: Bytes of all buffers.
-        root: The folder that the file must be in.
+    """Read a file from the page cache into buffers, one after the other, if it has exactly their ``nbytes``.
 
     Returns:
         Whether it was read, and was not modified in the last two seconds. Otherwise the buffers are undefined, and
@@ -159,15 +136,10 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = A
 def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple[bytes, bool]:
     """All bytes of a file, and whether they came from a disk or network instead of the page cache.
 
-    Args:
-        path: Path of a file, from ``root.path_of``; pipes, devices and folders are refused.
-        most_bytes: Larger files are refused unread.
-        root: The folder that the file must be in.
-
     Raises:
-        ManifestError: As `RootDirectory.open`.
+        ManifestError: The path leaves the root.
         MissingError: The file does not exist.
-        FormatError: It is not a regular file, or too large.
+        FormatError: It is not a regular file, or has more than ``most_bytes``.
         ChangedError: It changed while it was read.
         SourceError: The system refuses to read it.
     """
@@ -189,7 +161,9 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
     except (FileNotFoundError, NotADirectoryError):
         raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        advice = advice_on(error)
+        problem = f"({error.strerror}); check its permissions and the mount" if advice is None else f"({advice})"
+        raise SourceError(f"{path}: cannot be read {problem}", file=path) from error
     finally:
         if opened:
             os.close(opened[0])
@@ -198,12 +172,6 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
 
 def _changed(path: str) -> ChangedError:
     return ChangedError(f"{path}: changed while it was read; do not write to it during training", file=path)
-
-
-def _unreadable(path: str, error: OSError) -> SourceError:
-    advice = advice_on(error)
-    problem = f"({error.strerror}); check its permissions and the mount" if advice is None else f"({advice})"
-    return SourceError(f"{path}: cannot be read {problem}", file=path)
 
 
 def _checked_status(number: int, path: str, most_bytes: int) -> os.stat_result:

@@ -30,15 +30,7 @@ class Crop(NamedTuple):
 
 
 def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int], key: int | None) -> Crop:
-    """The part of an image to deliver.
-
-    Args:
-        shape: How images become arrays of one shape.
-        height: Height of the image, ≥ 1.
-        width: Width of the image, ≥ 1.
-        target: (H, W) of the output.
-        key: 64 bits that select a random crop; None for the middle.
-    """
+    """The part of an image of some height and width to deliver as the target (H, W); without a key, of the middle."""
     if shape.resize == "random_crop" and key is not None:
         return Crop(_random_box(shape, height, width, key), target)
     if shape.resize in ("crop", "random_crop"):

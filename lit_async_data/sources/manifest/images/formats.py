@@ -69,10 +69,6 @@ class Format(NamedTuple):
 def format_of(data: bytes, where: str) -> Format:
     """The format of an image by its first bytes, whatever its name is.
 
-    Raises:
-        FormatError: The format is not supported.
-        CorruptError: The file is empty.
-
     Example:
         >>> format_of(b"GIF89a...", "x.png").name
         'GIF'

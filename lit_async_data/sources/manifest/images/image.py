@@ -1,4 +1,4 @@
-"""Decodes images into arrays by libraries that release the GIL.
+"""Decodes images into arrays and resizes them, by libraries that release the GIL.
 
 Pillow is part of the extra ``manifest`` and is imported with the first image. Its settings hold for the whole process
 and are not changed.
@@ -7,19 +7,24 @@ and are not changed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lit_async_data.batch.spec import Array
+import numpy as np
+
+from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.manifest.images.cropping import Box, Crop, crop_of, whole_pixels
 from lit_async_data.sources.manifest.images.formats import Format, Head, format_of
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.images.modes import check_mode, values_of
 from lit_async_data.sources.manifest.images.orientation import UPRIGHT, mirrored, upright, upright_size
-from lit_async_data.sources.manifest.images.resizing import write_resized
 from lit_async_data.system import after_fork_in_child
+
+if TYPE_CHECKING:
+    import torch
 
 # An image is decoded at half, a quarter or an eighth of its size, where its format can, if this many times the output
 # pixels remain in each direction. On photographs this changes values about as much as JPEG compression itself (0.4 to
@@ -27,33 +32,24 @@ from lit_async_data.system import after_fork_in_child
 _MIN_OVERSAMPLING = 2
 # Images that are decoded to more pixels are decoded one at a time: each takes up to 20 bytes per pixel.
 _LARGE = 2**24
+# The kernels of torch.nn.functional.interpolate with antialias=True, which has no ``out``; its copies take a fifth of
+# the time.
+_KERNELS = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bicubic2d_aa"}
+# Pillow's modes by number of channels.
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 _turn = threading.Lock()
 after_fork_in_child(_turn._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str) -> None:
-    """Decode an image, resize it, and write it.
+    """Decode an image, resize it, and write it to ``out``: shape (H, W, C), undefined after an error.
 
-    Supports the formats in `FORMATS`, recognized by their first bytes. Applies the orientation in EXIF or XMP. CMYK and
-    palettes become colours, and a grey image has equal R, G and B; mode P delivers the stored numbers of a palette
-    instead. Values of more than 8 bits need mode uint16, or ``upper_8_bits`` for their upper 8 bits.
+    Applies the orientation in EXIF or XMP. CMYK and palettes become colours, and a grey image has equal R, G and B;
+    mode P delivers the stored numbers of a palette instead. ``key`` selects a random crop; None: the middle.
 
     A file that ends too soon is an error, and so are a changed byte in a PNG and a JPEG that libjpeg warns of. The
     other formats have no checksums: changed bytes can become changed pixels, in most JPEGs too.
-
-    Args:
-        data: All bytes of the file.
-        shape: How the image becomes an array.
-        out: Array of ``shape.dtype``, shape (H, W, ``shape.channels``), overwritten; undefined after an error.
-        key: 64 bits that select a random crop; None for the middle.
-        where: The image; messages begin with it.
-
-    Raises:
-        CorruptError: The image cannot be decoded, or is incomplete.
-        FormatError: It has another or an unsupported format, several images, too many pixels, or values that the mode
-            cannot deliver; or its size differs from ``out`` and ``shape`` has no size.
-        ConfigError: Pillow or simplejpeg is missing.
     """
     if out.dtype != shape.dtype or out.ndim != 3 or out.shape[2] != shape.channels:
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
@@ -78,17 +74,7 @@ def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str
 
 
 def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
-    """(height, width) of an image after orientation, without decoding it.
-
-    Args:
-        data: All bytes of the file.
-        shape: Gives ``max_pixels``.
-        where: The image in messages.
-
-    Raises:
-        CorruptError: The header of the image cannot be read.
-        FormatError: As in `decode`.
-    """
+    """(height, width) of an image after orientation, without decoding it; see `decode`."""
     stored = bytes(data)
     kind = format_of(stored, where)
     with _damage_named(kind, where):
@@ -167,3 +153,80 @@ def _reduced(head: Head, crop: Crop, factor: int, shape: ImageShape) -> Box:
     box = (left / factor + across, upper / factor + down, right / factor + across, lower / factor + down)
     # A crop may begin up to a pixel earlier or later, and whole pixels are resized faster.
     return whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
+
+
+# -- resizing ----------------------------------------------------------------------------------------------------------
+#
+# torch's kernel for bytes is Pillow's algorithm in vector instructions. JPEGs of 330×370 pixels to 224×224: Pillow
+# 900 µs, torch 170 µs, with values that differ by at most 1 of 255 and by 0.001 on average (bicubic differs more in
+# strong enlargements).
+
+
+def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> None:
+    """Resize a part of an image into the output.
+
+    Args:
+        pixels: Shape (height, width, channels): grey, grey and opacity, RGB or RGBA of uint8, or grey of uint16.
+        box: Left, upper, right and lower edge of the part.
+        shape: Gives the interpolation.
+        out: Same dtype, shape (height, width, channels); a grey image may fill several channels.
+    """
+    if all(float(edge).is_integer() for edge in box):
+        # Crop first, as torchvision does, so that pixels outside of the part do not affect its edge.
+        left, upper, right, lower = (int(edge) for edge in box)
+        pixels, box = pixels[upper:lower, left:right], (0, 0, right - left, lower - upper)
+        if pixels.shape[:2] == out.shape[:2]:
+            out[...] = pixels
+            return
+        # torch cannot crop at fractions of pixels.
+        if _torch_can(pixels, shape.resampling):
+            _by_torch(pixels, shape.resampling, out)
+            return
+    out[...] = _by_pillow(pixels, box, (out.shape[0], out.shape[1]), shape.resampling)
+
+
+def _torch_can(pixels: Array, interpolation: str) -> bool:
+    return interpolation in _KERNELS and pixels.dtype == np.uint8 and pixels.shape[2] in (1, 3)
+
+
+def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
+    if not (_dense(pixels) and pixels.flags.writeable):
+        pixels = np.array(pixels, order="C")  # otherwise torch copies in its own threads, or warns
+    straight = _dense(out) and out.shape[2] == pixels.shape[2]
+    found = out if straight else np.empty((*out.shape[:2], pixels.shape[2]), np.uint8)
+    _kernel(interpolation)(_channels_first(pixels), out.shape[:2], False, None, None, out=_channels_first(found))
+    if not straight:
+        out[...] = found
+
+
+@functools.cache
+def _kernel(interpolation: str) -> Any:
+    import torch  # with the first image that is resized: a reader process takes a second to import it
+
+    return getattr(torch.ops.aten, _KERNELS[interpolation]).out
+
+
+def _dense(pixels: Bytes) -> bool:
+    # numpy calls a single row or column contiguous whatever its strides; torch would use these strides.
+    _, width, channels = pixels.shape
+    return pixels.strides == (width * channels, channels, 1)
+
+
+def _channels_first(pixels: Bytes) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))
+
+
+def _by_pillow(pixels: Array, box: Box, size: tuple[int, int], interpolation: str) -> Array:
+    from PIL import Image
+
+    # As floats, because Pillow's kernel for 16 bits is wrong by up to 12 410 of 65 535.
+    deep = pixels.dtype != np.uint8
+    given = np.ascontiguousarray(pixels, np.float32 if deep else np.uint8)
+    image = Image.frombytes("F" if deep else _MODES[pixels.shape[2]], pixels.shape[1::-1], given)
+    # Pillow premultiplies colours by opacity itself.
+    resized = image.resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box=box)
+    found = np.frombuffer(resized.tobytes(), given.dtype).reshape(*size, pixels.shape[2])
+    # bicubic and lanczos overshoot.
+    return np.clip(np.rint(found), 0, np.iinfo(pixels.dtype).max).astype(pixels.dtype) if deep else found

@@ -19,17 +19,7 @@ _SUPPORTED = (*_PALETTES, *_GREYS, "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "C
 
 
 def check_mode(kind: str, head: Head, shape: ImageShape, where: str) -> None:
-    """Refuse an image whose values the requested mode would change.
-
-    Args:
-        kind: Name of its format.
-        head: Its header.
-        shape: Gives the requested mode.
-        where: The image in messages.
-
-    Raises:
-        FormatError: The mode would change values, or cannot be made from those of the file.
-    """
+    """Refuse an image of a kind of format whose values the requested mode would change."""
     deep = head.bits > 8
     if head.mode not in _SUPPORTED:
         reason = f"of Pillow's mode {head.mode}, which has no standard conversion to 8 bits; convert it, or store .npy"
@@ -91,15 +81,9 @@ def _not_numbers(kind: str, head: Head) -> str:
 
 
 def values_of(decoded: Any, head: Head, shape: ImageShape) -> Array:
-    """The values of the requested mode, or grey that becomes colours later.
+    """The values of the requested mode, or grey that becomes colours later; shape (height, width, channels).
 
-    Args:
-        decoded: An array in the mode of the file, or the image in Pillow.
-        head: The header of the file.
-        shape: Gives the mode.
-
-    Returns:
-        Shape (height, width, channels).
+    ``decoded`` is an array in the mode of the file, or the image in Pillow.
     """
     if isinstance(decoded, np.ndarray):
         if head.mode == shape.mode or (head.mode == "L" and shape.mode in ("RGB", INDICES)):

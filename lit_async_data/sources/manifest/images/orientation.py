@@ -19,20 +19,7 @@ _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
-    r"""The orientation, 1 to 8; 1 (as stored) if there is none or it cannot be read.
-
-    Args:
-        exif: The EXIF block, with or without the ``Exif`` prefix of JPEG.
-        xmp: The XMP block, used if EXIF has no orientation.
-
-    Example:
-        >>> orientation_of(b"II*\0" + struct.pack("<IHHHII", 8, 1, 0x0112, 3, 1, 6))
-        6
-        >>> orientation_of(b"nothing of the kind")
-        1
-        >>> orientation_of(b"", b'<rdf:Description tiff:Orientation="8"/>')
-        8
-    """
+    """The orientation, 1 to 8; 1 (as stored) if there is none or it cannot be read. XMP counts if EXIF has none."""
     value = _exif_orientation(exif)
     if value is None:
         match = _XMP.search(xmp)
@@ -78,12 +65,7 @@ def mirrored(turned: int) -> tuple[bool, bool]:
 
 
 def upright(pixels: Array, turned: int) -> Array:
-    """A view of stored pixels as the upright image.
-
-    Args:
-        pixels: Shape (height, width, channels).
-        turned: The orientation, 1 to 8.
-    """
+    """A view of stored pixels, shape (height, width, channels), as the upright image."""
     if turned >= 5:
         pixels = pixels.transpose(1, 0, 2)
     right_first, lower_first = mirrored(turned)

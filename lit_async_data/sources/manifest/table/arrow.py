@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +17,7 @@ _MAX_INT32_TEXT = 2**31 - 1
 
 
 def arrow(module: str = "") -> Any:
-    """Import `pyarrow` or one of its modules.
-
-    Args:
-        module: Such as ``"csv"``; empty for the package itself.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-    """
+    """Import `pyarrow`, or one of its modules such as ``"csv"``."""
     try:
         return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
     except ImportError as error:
@@ -36,18 +27,16 @@ def arrow(module: str = "") -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type is text, but not categorical text."""
+    """Whether a type is text; categorical text is not."""
     types = arrow("types")
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def is_categorical(kind: Any) -> bool:
-    """Whether a type is categorical text: a dictionary type whose values are text."""
     return bool(arrow("types").is_dictionary(kind)) and is_text(kind.value_type)
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type is a list type."""
     types = arrow("types")
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
@@ -74,9 +63,6 @@ def as_single_array(column: Any) -> Any:
     if isinstance(kind, library.BaseExtensionType):
         storage = [chunk.storage for chunk in column.chunks]
         return as_single_array(library.chunked_array(storage, kind.storage_type))
-    if types.is_run_end_encoded(kind):
-        decoded = [arrow("compute").run_end_decode(chunk) for chunk in column.chunks]
-        return as_single_array(library.chunked_array(decoded, kind.value_type))
     if types.is_dictionary(kind):
         return _single_dictionary(column)
     if is_list(kind) and types.is_dictionary(kind.value_type):
@@ -91,13 +77,12 @@ def as_single_array(column: Any) -> Any:
 
 def _lists_of_categories(column: Any) -> Any:
     """Lists of text; of categorical text if the categories are ordered."""
-    library, kind = arrow(), column.type.value_type
-    lengths = [values_of(arrow("compute").list_value_length(chunk)) for chunk in column.chunks]
-    texts = as_single_array(library.chunked_array([chunk.flatten() for chunk in column.chunks], kind))
+    kind = column.type.value_type
+    texts = as_single_array(arrow().chunked_array([chunk.flatten() for chunk in column.chunks], kind))
     if is_categorical(texts.type) and not texts.type.ordered:
         texts = texts.dictionary_decode()
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype=np.int64)])
-    return library.LargeListArray.from_arrays(offsets, texts, mask=_concatenated(column.is_null()))
+    lengths = np.concatenate([list_lengths(chunk) for chunk in column.chunks])
+    return lists_of(texts, lengths, _concatenated(column.is_null()))
 
 
 def _single_dictionary(column: Any) -> Any:
@@ -108,25 +93,21 @@ def _single_dictionary(column: Any) -> Any:
         # A null in the dictionary would count as a category.
         decoded = [chunk.dictionary_decode() for chunk in column.chunks]
         return as_single_array(library.chunked_array(decoded, kind.value_type))
-    order = _common_order([chunk.dictionary.to_pylist() for chunk in column.chunks]) if kind.ordered else None
-    ordered, chunks = order is not None, []
+    orders = [chunk.dictionary.to_pylist() for chunk in column.chunks] if kind.ordered else []
+    longest: list[str] = max(orders, key=len, default=[])
+    ordered, chunks = kind.ordered and all(_is_part_of(longest, order) for order in orders), []
     if ordered:  # first, since unifying keeps the order of the first dictionary
-        chunks.append(library.DictionaryArray.from_arrays(library.array([], library.int32()), order, ordered=True))
+        entries, no_codes = library.array(longest, library.large_string()), library.array([], library.int32())
+        chunks.append(library.DictionaryArray.from_arrays(no_codes, entries, ordered=True))
     for chunk in column.chunks:
         entries, codes = chunk.dictionary.cast(library.large_string()), chunk.indices.cast(library.int32())
         chunks.append(library.DictionaryArray.from_arrays(codes, entries, ordered=ordered))
     return _concatenated(library.chunked_array(chunks).unify_dictionaries())
 
 
-def _common_order(orders: Sequence[Sequence[str]]) -> Any:
-    """The longest of several category orders if all others are contained in it in the same order; else None."""
-    longest = max(orders, key=len, default=[])
-    places = {name: place for place, name in enumerate(longest)}
-    for order in orders:
-        positions = [places.get(name, -1) for name in order]
-        if positions and (min(positions) < 0 or any(b <= a for a, b in itertools.pairwise(positions))):
-            return None
-    return arrow().array(longest, arrow().large_string())
+def _is_part_of(longest: Sequence[str], order: Sequence[str]) -> bool:
+    names = set(order)
+    return [name for name in longest if name in names] == order
 
 
 def is_ordered(kind: Any) -> bool:
@@ -139,6 +120,16 @@ def is_text_list(kind: Any) -> bool:
     return is_list(kind) and (is_text(kind.value_type) or is_categorical(kind.value_type))
 
 
+def list_lengths(array: Any) -> Indices:
+    """The length of each list, nulls as 0; int64."""
+    return values_of(arrow("compute").list_value_length(array)).astype(np.int64)
+
+
+def lists_of(values: Any, lengths: Indices, missing: Any) -> Any:
+    """Lists of given lengths from their values one after the other; null where ``missing`` is true."""
+    return arrow().LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), values, mask=missing)
+
+
 def _concatenated(column: Any) -> Any:
     if column.num_chunks == 1:
         return column.chunk(0)
@@ -146,16 +137,9 @@ def _concatenated(column: Any) -> Any:
 
 
 def values_of(array: Any, fill: float = 0) -> npt.NDArray[Any]:
-    """Numbers as a numpy array, without a detour through floats for nulls.
+    """Whole numbers or floats as a numpy array, with nulls replaced. Do not write to it: it can share memory.
 
     Avoids `to_numpy` and Arrow scalars: each imports pandas if installed, which takes 0.17 seconds at the first batch.
-
-    Args:
-        array: Whole numbers or floats.
-        fill: Replaces nulls.
-
-    Returns:
-        Shape (len(array),). Without nulls it shares the memory of ``array`` and must not be written to.
     """
     if not array.null_count:
         values: npt.NDArray[Any] = np.from_dlpack(array)
@@ -210,59 +194,3 @@ def numpy_values(array: Any) -> npt.NDArray[Any]:
     codes = arrow("compute").fill_null(array.indices, len(values) - 1)
     shared: npt.NDArray[Any] = values[codes.to_numpy()]
     return shared
-
-
-def first_bad_row(array: Any, is_bad: Callable[[Any], bool]) -> int:
-    """Find the first bad row by bisection.
-
-    Args:
-        array: An array with at least one bad row.
-        is_bad: Tells whether a slice of the array has a bad row.
-    """
-    low, high = 0, len(array)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_bad(array.slice(low, middle - low)):
-            high = middle
-        else:
-            low = middle
-    return low
-
-
-def text_fault(array: Any) -> tuple[int, str] | None:
-    """The first row whose text is not UTF-8 or has a NUL byte, and what is wrong with it; None if there is none."""
-    kind = array.type
-    if not _holds_text(kind):
-        return None
-    for is_bad, what in ((_is_not_utf8, "text that is not UTF-8"), (_has_nul, "a NUL byte")):
-        if is_bad(array):
-            return first_bad_row(array, is_bad), what
-    return None
-
-
-def _holds_text(kind: Any) -> bool:
-    return is_text(kind) or is_categorical(kind) or (is_list(kind) and _holds_text(kind.value_type))
-
-
-def _entries(array: Any) -> Any:
-    """The texts of an array, without texts outside of it that share its buffers."""
-    if is_list(array.type):
-        return _entries(array.flatten())
-    return array.dictionary.take(array.unique().indices.drop_null()) if is_categorical(array.type) else array
-
-
-def _is_not_utf8(array: Any) -> bool:
-    try:
-        _entries(array).validate(full=True)
-    except arrow().ArrowInvalid:
-        return True
-    return False
-
-
-def _has_nul(array: Any) -> bool:
-    entries = _entries(array)
-    data = entries.buffers()[2]
-    # The buffer may be larger than the array, so a NUL byte in it is searched again in the array.
-    if data is None or re.search(b"\0", memoryview(data)) is None:
-        return False
-    return bool(arrow("compute").any(arrow("compute").match_substring(entries, "\0")).as_py())

@@ -10,8 +10,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.sources.manifest.table.arrow import arrow
 from lit_async_data.sources.manifest.table.row_origin import (
@@ -19,7 +17,6 @@ from lit_async_data.sources.manifest.table.row_origin import (
     RowOrigin,
     check_columns,
     check_content,
-    listed,
     quoted,
 )
 
@@ -33,30 +30,14 @@ _END = "\x02end"
 
 
 class TextFormat(NamedTuple):
-    """How CSV and TSV files are written.
-
-    Attributes:
-        delimiter: Separates cells; None: a comma in CSV, a tab in TSV.
-        encoding: Encoding of the text; None: UTF-8.
-    """
+    """How CSV and TSV files are written; no delimiter is a comma in CSV, a tab in TSV."""
 
     delimiter: str | None = None
-    encoding: str | None = None
+    encoding: str = _UTF8
 
     @classmethod
     def of(cls, delimiter: Any, encoding: Any) -> TextFormat:
-        r"""Check the options of a user.
-
-        Raises:
-            ConfigError: An option is invalid; begins with its name.
-
-        Example:
-            >>> TextFormat.of(";", "latin-1")
-            TextFormat(delimiter=';', encoding='iso8859-1')
-            >>> TextFormat.of(";;", None)
-            Traceback (most recent call last):
-            lit_async_data.errors.ConfigError: delimiter: ';;' is not a single character; use one such as ; or |
-        """
+        """Check the options of a user."""
         delimiter = "\t" if delimiter == "\\t" else delimiter  # as written on a command line
         is_one = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii()
         if delimiter is not None and (not is_one or delimiter in '"\r\n\0'):
@@ -71,40 +52,19 @@ class TextFormat(NamedTuple):
                 f"encoding: {quoted(encoding)} is not a text encoding of Python; use one such as cp1252, latin-1, "
                 "utf-16"
             ) from None
-        return cls(delimiter, None if codec.name in (_UTF8, "utf-8-sig") else codec.name)
-
-    @property
-    def codec(self) -> str:
-        """The encoding that is used."""
-        return self.encoding or _UTF8
-
-    @property
-    def given(self) -> list[str]:
-        """Names of the options that are set."""
-        return [name for name, value in self._asdict().items() if value is not None]
+        return cls(delimiter, _UTF8 if codec.name == "utf-8-sig" else codec.name)
 
 
 DEFAULT_FORMAT = TextFormat()
 
 
 def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str = _UTF8) -> Any:
-    """Read columns of a CSV or TSV file.
+    """Read columns of a CSV or TSV file as a ``pyarrow.Table`` of text, not checked to be UTF-8.
 
-    Args:
-        path: The file; ``.gz`` is decompressed.
-        delimiter: Separates cells.
-        wanted: Names of the columns to read.
-        codec: Encoding of the file.
-
-    Returns:
-        A ``pyarrow.Table`` of text, not checked to be UTF-8; null where a cell is empty, quoted or not.
-
-    Raises:
-        ManifestError: A column is missing or occurs twice; a row has the wrong number of cells, or a quote that is not
-            closed; names file and row (from 0 after the header, without empty lines). Or the text is in another
-            encoding.
+    A cell is null if it is empty, quoted or not. A row with a wrong number of cells, or an open quote, is an error;
+    rows count from 0 after the header, without empty lines.
     """
-    origin = RowOrigin([path], np.zeros(2, np.int64))
+    origin = RowOrigin.of_file(path)
     header = column_names(path, delimiter, codec)
     try:
         check_columns(header, wanted, origin)
@@ -132,7 +92,7 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
 
 
 def _row_error(path: str, row: int, message: str) -> ManifestError:
-    return RowOrigin([path], np.array([0, row + 1])).error(message, row=row)
+    return RowOrigin.of_file(path, row + 1).error(message, row=row)
 
 
 def _header_error(delimiter: str, header: list[str], error: NoColumnError, origin: RowOrigin) -> ManifestError:
@@ -151,14 +111,8 @@ def _header_error(delimiter: str, header: list[str], error: NoColumnError, origi
                 f"{quoted(delimiter)}; set delimiter={quoted(other)}",
                 column=error.dataset,
             )
-    if error.similar:
-        return error
-    return NoColumnError(
-        f"{origin.name}: has no column {quoted(error.dataset)}; its first line names the columns {listed(header)}; use "
-        "one of these; if that line is a row, put a line of names before it, or give pandas.read_csv(…, names=[…])",
-        file=error.file,
-        dataset=error.dataset,
-    )
+    hint = "; if its first line is a row, put a line of names before it, or give pandas.read_csv(…, names=[…])"
+    return NoColumnError(f"{error}{hint}", file=error.file, dataset=error.dataset)
 
 
 def _parsed(
@@ -212,8 +166,8 @@ class _Joined(io.RawIOBase):
 
 def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
     """The names in the first line of a CSV or TSV file that is not empty."""
-    origin = RowOrigin([path], np.zeros(2, np.int64))
-    check_content(path, origin, codec=codec)
+    origin = RowOrigin.of_file(path)
+    check_content(path, codec=codec)
     encoding, opener = "utf-8-sig" if codec == _UTF8 else codec, gzip.open if path.endswith(".gz") else open
     try:
         with opener(path, "rt", encoding=encoding, errors="replace", newline="") as file:
@@ -224,11 +178,9 @@ def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
         raise origin.error("is empty; its first line must name the columns")
     if any("\ufffd" in name for name in names):
         if codec == _UTF8:
-            raise origin.error(f"its first line is {NOT_UTF8}")
+            raise origin.error(
+                "its first line is not UTF-8; set encoding=cp1252 if Windows wrote it, else save the table as UTF-8"
+            )
         raise origin.error(f"its first line is not {codec}, as encoding says; leave out encoding if it is UTF-8")
     names[0] = names[0].removeprefix("\ufeff")
     return names
-
-
-# What is wrong with text in another encoding, and what to do.
-NOT_UTF8 = "not UTF-8; set encoding=cp1252 if Windows wrote it, else save the table as UTF-8"

@@ -1,4 +1,4 @@
-"""`Filter`: a condition on a column that rows must meet."""
+"""Filters: conditions on columns that rows must meet."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.manifest.table.arrow import arrow, as_single_array, booleans_of, is_text
-from lit_async_data.sources.manifest.table.numeric import as_numbers, check_text
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
+from lit_async_data.sources.manifest.table.text import as_numbers, check_text
 
 _COMPARE = {
     "==": "equal",
@@ -26,61 +26,25 @@ _OPERATORS = (*_COMPARE, "in", "not in")
 
 
 class Filter(NamedTuple):
-    """A condition that rows must meet. A row without a value meets none.
-
-    Example:
-        >>> Filter.all_of([["quality", ">", 0.5]])
-        (Filter(column='quality', operator='>', value=0.5),)
-    """
+    """A condition that rows must meet. A row without a value meets none."""
 
     column: str
     operator: str
     value: Any
-
-    @classmethod
-    def all_of(cls, given: Any) -> tuple[Filter, ...]:
-        """Parse a list of ``[column, operator, value]``; rows must meet all of them.
-
-        Raises:
-            ConfigError: It is not such a list; begins with ``filters:``.
-        """
-        if given is None:
-            return ()
-        if not _is_list(given) or not all(_is_list(each) and len(each) == 3 for each in given):
-            raise ConfigError(f"filters: {quoted(given)} is not a list of [column, operator, value]")
-        return tuple(_checked(cls(*each)) for each in given)
 
     @property
     def values(self) -> list[Any]:
         """The values to compare with."""
         return [self.value] if self.operator in _COMPARE else list(self.value)
 
-    def mask(self, column: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
-        """Which rows of a ``ChunkedArray`` meet the condition; shape (len(column),).
 
-        Raises:
-            ConfigError: The column's type cannot be compared with the value; begins with ``filters:``.
-            ManifestError: The value is a number, and a row of a text column is not.
-        """
-        library, compute, values = arrow(), arrow("compute"), self.values
-        array = as_single_array(column)
-        if arrow("types").is_dictionary(array.type):
-            array = array.dictionary_decode()
-        check_text(array, self.column, origin)
-        if is_text(array.type) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
-            array = as_numbers(array, self.column, origin)
-        unfit = ConfigError(
-            f"filters: column {quoted(self.column)} holds {array.type}, which cannot be compared by "
-            f"{self.operator} {quoted(self.value)}; give a value of that type"
-        )
-        if any(isinstance(value, bool) != bool(arrow("types").is_boolean(array.type)) for value in values):
-            raise unfit
-        compare = getattr(compute, _COMPARE.get(self.operator, "equal"))
-        try:
-            mask = functools.reduce(compute.or_kleene, (compare(array, value) for value in values))
-        except (library.ArrowException, TypeError, OverflowError) as error:
-            raise unfit from error
-        return booleans_of(compute.invert(mask) if self.operator == "not in" else mask)
+def filters_of(given: Any) -> tuple[Filter, ...]:
+    """The filters in a list of ``[column, operator, value]``; rows must meet all of them."""
+    if given is None:
+        return ()
+    if not _is_list(given) or not all(_is_list(each) and len(each) == 3 for each in given):
+        raise ConfigError(f"filters: {quoted(given)} is not a list of [column, operator, value]")
+    return tuple(_checked(Filter(*each)) for each in given)
 
 
 def _checked(given: Filter) -> Filter:
@@ -105,5 +69,26 @@ def rows_meeting(filters: Sequence[Filter], table: Any, origin: RowOrigin) -> np
     """Which rows of an Arrow table meet all filters; shape (len(table),)."""
     mask = np.ones(table.num_rows, np.bool_)
     for each in filters:
-        mask &= each.mask(table.column(each.column), origin)
+        mask &= _met(each, as_single_array(table.column(each.column)), origin)
     return mask
+
+
+def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
+    library, compute, values = arrow(), arrow("compute"), given.values
+    if arrow("types").is_dictionary(array.type):
+        array = array.dictionary_decode()
+    check_text(array, given.column, origin)
+    if is_text(array.type) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+        array = as_numbers(array, given.column, origin)
+    unfit = ConfigError(
+        f"filters: column {quoted(given.column)} holds {array.type}, which cannot be compared by "
+        f"{given.operator} {quoted(given.value)}; give a value of that type"
+    )
+    if any(isinstance(value, bool) != bool(arrow("types").is_boolean(array.type)) for value in values):
+        raise unfit
+    compare = getattr(compute, _COMPARE.get(given.operator, "equal"))
+    try:
+        mask = functools.reduce(compute.or_kleene, (compare(array, value) for value in values))
+    except (library.ArrowException, TypeError, OverflowError) as error:
+        raise unfit from error
+    return booleans_of(compute.invert(mask) if given.operator == "not in" else mask)

@@ -6,15 +6,13 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from lit_async_data.errors import ManifestError
 from lit_async_data.sources.manifest.table.arrow import arrow, is_list
-from lit_async_data.sources.manifest.table.numeric import INEXACT
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, check_columns, check_content, quoted
+from lit_async_data.sources.manifest.table.text import INEXACT
 
 # Block size of the parser, which also limits the size of a line; longer ones are read one by one.
 _BLOCK = 2**24
@@ -25,21 +23,12 @@ _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text"
 
 
 def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
-    """Read keys of the objects in a file of JSON lines.
+    """Read keys of the objects in a file of JSON lines, as a ``pyarrow.Table``: null where a line has no such key.
 
-    Args:
-        path: The file; ``.gz`` is decompressed.
-        wanted: Keys to read. A key that is missing in a line is null there.
-
-    Returns:
-        A ``pyarrow.Table``; text stays text even if it looks like a date.
-
-    Raises:
-        ManifestError: A line is not a JSON object, or a key has values of two types; names file and row. Or whole
-            numbers would be rounded.
+    Text stays text even if it looks like a date. Two types of one key, and numbers that would be rounded, are errors.
     """
-    origin = RowOrigin([path], np.zeros(2, np.int64))
-    check_content(path, origin, codec=None)
+    origin = RowOrigin.of_file(path)
+    check_content(path, codec=None)
     try:
         table = _parsed(path, None)
         check_columns(table.column_names, wanted, origin)
@@ -118,24 +107,24 @@ def _line_by_line(path: str, wanted: Sequence[str], origin: RowOrigin) -> Any:
 def _objects(path: str) -> Iterator[dict[str, Any]]:
     """The object in each line that is not empty."""
     with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
-        for row, line in enumerate(_lines(path, file)):
-            if row == 0 and line.lstrip().startswith(b"["):
-                message = "the file is a JSON array, not an object in each line; give the result of pandas.read_json"
-                raise _error(path, row, message)
-            try:
-                values = json.loads(line.decode("utf-8"), object_pairs_hook=_unique_keys)
-            except (ValueError, RecursionError) as error:
-                raise _error(path, row, f"not valid JSON in UTF-8: {quoted(str(error))}") from None
-            if not isinstance(values, dict):
-                raise _error(path, row, f"{quoted(values)} is not a JSON object")
-            yield values
+        try:
+            for row, line in enumerate(filter(bytes.strip, file)):
+                yield _object(path, row, line)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise RowOrigin.of_file(path).error(f"cannot be read: {quoted(str(error))}") from error
 
 
-def _lines(path: str, file: Iterable[bytes]) -> Iterator[bytes]:
+def _object(path: str, row: int, line: bytes) -> dict[str, Any]:
+    if row == 0 and line.lstrip().startswith(b"["):
+        message = "the file is a JSON array, not an object in each line; give the result of pandas.read_json"
+        raise _error(path, row, message)
     try:
-        yield from filter(bytes.strip, file)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise RowOrigin([path], np.zeros(2, np.int64)).error(f"cannot be read: {quoted(str(error))}") from error
+        values = json.loads(line.decode("utf-8"), object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise _error(path, row, f"not valid JSON in UTF-8: {quoted(str(error))}") from None
+    if not isinstance(values, dict):
+        raise _error(path, row, f"{quoted(values)} is not a JSON object")
+    return values
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -146,4 +135,4 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _error(path: str, row: int, message: str, column: str | None = None) -> ManifestError:
-    return RowOrigin([path], np.array([0, row + 1])).error(message, row=row, column=column)
+    return RowOrigin.of_file(path, row + 1).error(message, row=row, column=column)

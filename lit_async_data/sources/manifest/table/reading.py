@@ -51,7 +51,7 @@ def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[st
         delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
         if delimiter is None:
             return json_lines.key_names(path)
-        return delimited.column_names(path, text_format.delimiter or delimiter, text_format.codec)
+        return delimited.column_names(path, text_format.delimiter or delimiter, text_format.encoding)
 
 
 def is_table(path: str) -> bool:
@@ -61,12 +61,7 @@ def is_table(path: str) -> bool:
 
 
 class FolderTable(NamedTuple):
-    """A folder listed as a table.
-
-    Attributes:
-        folder: Path of the folder.
-        table: A ``pyarrow.Table``.
-    """
+    """A folder listed as a ``pyarrow.Table``."""
 
     folder: str
     table: Any
@@ -83,21 +78,9 @@ class _Read(NamedTuple):
 def read_table(
     given: Any, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat = DEFAULT_FORMAT
 ) -> tuple[Any, RowOrigin]:
-    """Read columns of a table, and the origin of its rows.
+    """The wanted columns of a table as a ``pyarrow.Table`` with at least one row, and the origin of its rows.
 
-    Args:
-        given: As for `Table.of`.
-        wanted: Names of columns, all different.
-        filters: Conditions that rows must meet.
-        text_format: How CSV and TSV are written.
-
-    Returns:
-        A ``pyarrow.Table`` with at least one row, and the origin of its rows.
-
-    Raises:
-        ConfigError: ``given`` is not a table; begins with ``table:``.
-        MissingError: A file does not exist.
-        ManifestError: See `Table.of`.
+    See `Table.of` for arguments and errors.
     """
     arrow()  # raises first if pyarrow is missing
     if isinstance(given, str | os.PathLike):
@@ -143,8 +126,9 @@ def files_of(given: str) -> list[str]:
 
 
 def _check_no_text_format(text_format: TextFormat, what: str) -> None:
-    if text_format.given:
-        raise ConfigError(f"{text_format.given[0]}: does not apply to {what}, only to CSV and TSV files; leave it out")
+    for name, value, default in zip(text_format._fields, text_format, DEFAULT_FORMAT, strict=True):
+        if value != default:
+            raise ConfigError(f"{name}: does not apply to {what}, only to CSV and TSV files; leave it out")
 
 
 def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat) -> _Read:
@@ -153,13 +137,13 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
         _check_no_text_format(text_format, f"{suffix} files")
     with _opening_errors(path):
         if suffix == ".parquet":
-            return _Read(*read_parquet(path, wanted, filters))
+            return _read_parquet(path, wanted, filters)
         names = _all_names(wanted, filters)
         delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
         if delimiter is None:
             table = json_lines.read_json_lines(path, names)
         else:
-            table = delimited.read_delimited(path, text_format.delimiter or delimiter, names, text_format.codec)
+            table = delimited.read_delimited(path, text_format.delimiter or delimiter, names, text_format.encoding)
     return _filtered_table(table, wanted, filters, [path])
 
 
@@ -227,25 +211,25 @@ def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None
 def _from_memory(given: Any, names: Sequence[str]) -> Any:
     library = arrow()
     origin = RowOrigin([], np.zeros(2, np.int64))
+    if isinstance(given, library.Table):
+        check_columns(given.column_names, names, origin)
+        return given.select(list(names))
     if isinstance(given, list | tuple) and any(isinstance(each, str | os.PathLike) for each in given):
         raise ConfigError(
             f"table: {type(given).__name__} is neither a path nor a table; give a pattern for several files, such as "
             "'part-*.csv', or concatenate a source for each: ConcatSource([...])"
         )
-    table: Any = given
-    if isinstance(table, library.Table):
-        check_columns(table.column_names, names, origin)
-        return table.select(list(names))
     module = type(given).__module__.partition(".")[0]
-    if module in ("pandas", "polars") and hasattr(given, "collect"):
+    if module == "polars" and hasattr(given, "collect"):
         raise ConfigError("table: a LazyFrame has no rows yet; give frame.collect()")
     try:
-        if module in ("pandas", "polars") and hasattr(given, "columns"):
-            _check_frame(given, names, origin)
-            frame = table[list(names)]
-            return _from_pandas(frame) if module == "pandas" else library.table(frame)
+        if module == "pandas" and hasattr(given, "columns"):
+            return _from_pandas(given, names, origin)
         if hasattr(given, "__arrow_c_stream__"):
-            return _from_stream(library.RecordBatchReader.from_stream(given), names, origin)
+            stream = library.RecordBatchReader.from_stream(given)
+            check_columns(stream.schema.names, names, origin)
+            schema = library.schema([stream.schema.field(name) for name in names])
+            return library.Table.from_batches([batch.select(list(names)) for batch in stream], schema)
     except (library.ArrowException, TypeError) as error:
         raise origin.error(
             f"cannot be converted to Arrow: {quoted(str(error))}; give each column values of one type"
@@ -256,50 +240,33 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
     )
 
 
-def _check_frame(frame: Any, names: Sequence[str], origin: RowOrigin) -> None:
+def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
+    library = arrow()
     try:
         check_columns(list(frame.columns), names, origin)
     except NoColumnError as error:
-        index = getattr(frame, "index", None)
-        if index is None or error.dataset not in index.names:
+        if error.dataset not in frame.index.names:
             raise
         message = f"{error}; it is the index of the DataFrame; give frame.reset_index()"
         raise NoColumnError(message, dataset=error.dataset) from None
-
-
-def _from_pandas(frame: Any) -> Any:
-    library = arrow()
+    frame = frame[list(names)]
     try:
         return library.Table.from_pandas(frame, preserve_index=False)
     except (library.ArrowException, TypeError):
-        changed = {}
-        for name in frame.columns:
-            values = frame[name].tolist() if frame[name].dtype == object else []
-            if any(isinstance(value, os.PathLike) for value in values):
-                changed[name] = [os.fspath(value) if isinstance(value, os.PathLike) else value for value in values]
-        if not changed:
+        with_paths = [name for name in frame if any(isinstance(value, os.PathLike) for value in frame[name])]
+        if not with_paths:
             raise
-        return library.Table.from_pandas(frame.assign(**changed), preserve_index=False)
+        texts = {name: frame[name].map(os.fspath, na_action="ignore") for name in with_paths}
+        return library.Table.from_pandas(frame.assign(**texts), preserve_index=False)
 
 
-def _from_stream(stream: Any, names: Sequence[str], origin: RowOrigin) -> Any:
-    check_columns(stream.schema.names, names, origin)
-    schema = arrow().schema([stream.schema.field(name) for name in names])
-    return arrow().Table.from_batches([batch.select(list(names)) for batch in stream], schema)
-
-
-def read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> tuple[Any, int, Indices | None]:
-    """Read columns of a Parquet file.
-
-    Returns:
-        A ``pyarrow.Table``; the number of rows in the file; and the rows that the table has, None for all.
-    """
-    library, origin = arrow(), RowOrigin([path], np.zeros(2, np.int64))
+def _read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> _Read:
+    library = arrow()
     with _parquet_file(path) as file:
-        check_columns(file.schema_arrow.names, [*wanted, *(each.column for each in filters)], origin)
+        check_columns(file.schema_arrow.names, _all_names(wanted, filters), RowOrigin.of_file(path))
         try:
             if not filters:
-                return _all_rows(file, list(wanted)), file.metadata.num_rows, None
+                return _Read(_all_rows(file, list(wanted)), file.metadata.num_rows, None)
             return _matching_rows(file, wanted, filters, path)
         except (library.ArrowException, OSError) as error:
             raise CorruptError(
@@ -311,7 +278,7 @@ def _parquet_file(path: str) -> Any:
     try:
         return arrow("parquet").ParquetFile(path, memory_map=True, page_checksum_verification=True)
     except (arrow().ArrowException, OSError) as error:
-        origin = RowOrigin([path], np.zeros(2, np.int64))
+        origin = RowOrigin.of_file(path)
         raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
 
 
@@ -323,9 +290,7 @@ def _all_rows(file: Any, wanted: list[str]) -> Any:
         return arrow().concat_tables(groups)
 
 
-def _matching_rows(
-    file: Any, wanted: Sequence[str], filters: Sequence[Filter], path: str
-) -> tuple[Any, int, Indices | None]:
+def _matching_rows(file: Any, wanted: Sequence[str], filters: Sequence[Filter], path: str) -> _Read:
     filter_columns = list(dict.fromkeys(each.column for each in filters))
     tables, kept, start = [], [], 0
     for group in range(file.num_row_groups):
@@ -337,5 +302,5 @@ def _matching_rows(
             kept.append(np.flatnonzero(mask) + start)
         start += rows
     if not tables:
-        return file.schema_arrow.empty_table().select(list(wanted)), start, np.empty(0, np.int64)
-    return arrow().concat_tables(tables), start, np.concatenate(kept)
+        return _Read(file.schema_arrow.empty_table().select(list(wanted)), start, np.empty(0, np.int64))
+    return _Read(arrow().concat_tables(tables), start, np.concatenate(kept))

@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,7 @@ _MAX_QUOTED = 200
 
 
 def quoted(value: object) -> str:
-    r"""A value for a message: printable ASCII on one line, at most 200 characters.
-
-    Example:
-        >>> print(quoted("a\nb"))
-        'a\nb'
-    """
+    """A value for a message: printable ASCII on one line, at most 200 characters."""
     text = ascii(value)
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
@@ -37,47 +32,31 @@ def printable_path(path: str) -> str:
     return path if path.isprintable() else quoted(path)
 
 
-class RowOrigin:
+class RowOrigin(NamedTuple):
     """The file and row that each row of a table comes from.
 
-    Args:
+    Attributes:
         files: Paths; empty for a table in memory.
         starts: The first row of each file, counted over all files, and the total at the end; int64.
         kept: The rows of the files that the table has; int64, ascending. None: all.
         ids: The id of each row of the table, an Arrow array; None if rows have no ids.
         folder: The folder that was listed as a table, whose rows are files; None for a table.
-
-    Example:
-        >>> origin = RowOrigin(["a.csv", "b.csv"], np.array([0, 3, 6]), kept=np.array([1, 4]))
-        >>> origin.place(1)
-        ('b.csv', 1)
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        starts: Indices,
-        kept: Indices | None = None,
-        ids: Any = None,
-        folder: str | None = None,
-    ) -> None:
-        self.files = tuple(files)
-        self.starts = starts
-        self.kept = kept
-        self._ids = ids
-        self.folder = folder
+    files: Sequence[str]
+    starts: Indices
+    kept: Indices | None = None
+    ids: Any = None
+    folder: str | None = None
 
-    def with_ids(self, ids: Any) -> RowOrigin:
-        """The same origin with the ids of rows."""
-        return RowOrigin(self.files, self.starts, self.kept, ids, self.folder)
+    @classmethod
+    def of_file(cls, path: str, rows: int = 0) -> RowOrigin:
+        """The origin of the first rows of a file."""
+        return cls([path], np.array([0, rows]))
 
     def taken(self, rows: Indices) -> RowOrigin:
-        """The origin of selected rows.
-
-        Args:
-            rows: int64, ascending.
-        """
-        return RowOrigin(self.files, self.starts, rows if self.kept is None else self.kept[rows], folder=self.folder)
+        """The origin of selected rows, without ids; ``rows`` ascend."""
+        return self._replace(kept=rows if self.kept is None else self.kept[rows], ids=None)
 
     @property
     def untyped(self) -> bool:
@@ -119,8 +98,8 @@ class RowOrigin:
         place = [self.name if file is None else printable_path(file)]
         if number is not None:
             place.append(f"{self.row} {number}")
-        if row is not None and self._ids is not None:
-            place.append(f"id {quoted(str(self._ids[row].as_py()))}")
+        if row is not None and self.ids is not None:
+            place.append(f"id {quoted(str(self.ids[row].as_py()))}")
         if column is not None:
             place.append(f"column {quoted(column)}")
         return ManifestError(f"{', '.join(place)}: {message}", file=file, dataset=column, row=number)
@@ -133,19 +112,12 @@ _LISTED = 20
 
 
 class NoColumnError(ManifestError):
-    """The table has no column of the requested name; ``similar`` tells whether one has a similar name."""
-
-    similar = False
+    """The table has no column of the requested name."""
 
 
-def check_content(path: str, origin: RowOrigin, *, codec: str | None) -> None:
-    """Check by its first bytes that a file is a table of text.
-
-    Args:
-        path: The file.
-        origin: For messages.
-        codec: Encoding of the file; None if it must be UTF-8.
-    """
+def check_content(path: str, *, codec: str | None) -> None:
+    """Check by its first bytes that a file is a table of text; without a codec, it must be UTF-8."""
+    origin = RowOrigin.of_file(path)
     with open(path, "rb") as file:
         first = file.read(4)
     if first.startswith(_GZIP) and not path.endswith(".gz"):
@@ -158,13 +130,7 @@ def check_content(path: str, origin: RowOrigin, *, codec: str | None) -> None:
 
 
 def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowOrigin) -> None:
-    """Check that the requested columns exist and no name occurs twice.
-
-    Args:
-        present: The column names of the table, in order. Empty names, as in spreadsheets, may repeat.
-        wanted: The requested names.
-        origin: For messages.
-    """
+    """Check that the requested columns exist and no name occurs twice; empty names, as in spreadsheets, may."""
     twice = [name for name, count in Counter(present).items() if count > 1 and name != ""]
     if twice:
         raise origin.error(f"has more than one column {quoted(twice[0])}; rename one")
@@ -174,9 +140,7 @@ def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowO
             near = difflib.get_close_matches(name.strip(), texts, 3, 0.6)
             hint = f"did you mean {' or '.join(map(quoted, near))}?" if near else f"it has {listed(present)}"
             error = origin.error(f"has no column {quoted(name)}; {hint}")
-            missing = NoColumnError(str(error), file=error.file, dataset=name)
-            missing.similar = bool(near)
-            raise missing
+            raise NoColumnError(str(error), file=error.file, dataset=name)
 
 
 def listed(names: Sequence[object]) -> str:

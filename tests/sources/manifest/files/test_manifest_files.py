@@ -26,7 +26,6 @@ from lit_async_data import (
     LoaderOptions,
     ManifestSource,
     SubsetSource,
-    split,
 )
 from lit_async_data.errors import (
     AsyncDataError,
@@ -62,45 +61,7 @@ def first(source, key="x"):
     return read(source, [0])[key][0].transpose(1, 2, 0)
 
 
-def assert_close(got, wanted, most=2.0):
-    """A point or two of rounding."""
-    wanted = np.asarray(wanted)
-    assert got.shape == (*wanted.shape[:2], wanted.shape[2] if wanted.ndim == 3 else 1)
-    assert np.abs(got.reshape(wanted.shape).astype(int) - wanted.astype(int)).max() <= most
-
-
 # -- formats and modes -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("format_", ["jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", "JPG", "PNG"])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_formats_are_as_pillow_decodes_them(format_, mode, tmp_path):
-    Image.fromarray(smooth(30, 20)).save(tmp_path / f"a.{format_}")
-    source = of_paths(tmp_path, [f"a.{format_}"], mode=mode)
-    with Image.open(tmp_path / f"a.{format_}") as image:
-        assert_close(first(source), np.array(image.convert(mode)))
-    assert source.spec["x"].shape == (3 if mode == "RGB" else 1, 30, 20)
-    assert source.spec["x"].dtype == np.uint8
-
-
-@pytest.mark.parametrize("stored", ["1", "L", "LA", "P", "RGB", "RGBA"])
-@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
-def test_modes_are_as_pillow_converts_them(stored, mode, tmp_path):
-    image = Image.fromarray(smooth(12, 10)).convert("RGBA")
-    image.putalpha(Image.fromarray(smooth(12, 10)[..., 1]))
-    image = image.convert("RGB").convert(stored) if stored in "1LRGB" else image.convert(stored)
-    image.save(tmp_path / "a.png")
-    with Image.open(tmp_path / "a.png") as again:
-        # By way of RGBA, where Pillow has no direct one.
-        wanted = again.convert("RGBA").convert(mode) if stored == "P" else again.convert(mode)
-        assert_close(first(of_paths(tmp_path, ["a.png"], mode=mode)), np.array(wanted))
-
-
-def test_grey_of_16_bits_is_not_cut_off_silently(tmp_path):
-    values = np.linspace(0, 65535, 120).round().astype(np.uint16).reshape(12, 10)
-    Image.fromarray(values).save(tmp_path / "a.png")
-    # Clipped at 255, as Pillow converts them, nearly all would be white.
-    assert_close(first(of_paths(tmp_path, ["a.png"], mode="L", upper_8_bits=True)), values // 256)
 
 
 def test_the_contents_and_not_the_name_say_what_a_file_is(tmp_path):
@@ -114,20 +75,6 @@ def test_a_name_without_an_ending_is_an_image_where_kind_says_so(tmp_path):
     table = pa.table({"path": ["a"]})
     source = ManifestSource(table, {"x": {"name": "path", "kind": "image"}}, root=tmp_path)
     np.testing.assert_array_equal(first(source), smooth(8, 8))
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format_", ["jpg", "png"])
-def test_images_stand_as_the_camera_was_held(orientation, format_, tmp_path):
-    ops = pytest.importorskip("PIL.ImageOps")
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.fromarray(smooth(24, 16)).save(tmp_path / f"a.{format_}", exif=exif)
-    with Image.open(tmp_path / f"a.{format_}") as image:
-        turned = ops.exif_transpose(image).convert("RGB")
-    assert_close(first(of_paths(tmp_path, [f"a.{format_}"])), np.array(turned))
-    resized = first(of_paths(tmp_path, [f"a.{format_}"], image_size=(12, 8), resize="stretch"))
-    assert_close(resized, np.array(turned.resize((8, 12), Image.Resampling.BILINEAR)), 4)
 
 
 def test_batches_are_channels_last_in_memory(tmp_path):
@@ -144,49 +91,6 @@ def test_batches_are_channels_last_in_memory(tmp_path):
 
 
 # -- resizing ----------------------------------------------------------------------------------------------------------
-
-INTERPOLATIONS = ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
-
-
-@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-@pytest.mark.parametrize("size", [(10, 14), (45, 31), (30, 20)])
-def test_stretch_is_the_resize_of_pillow(interpolation, size, tmp_path):
-    Image.fromarray(smooth(30, 20)).save(tmp_path / "a.png")
-    got = first(of_paths(tmp_path, ["a.png"], image_size=size, interpolation=interpolation))
-    method = getattr(Image.Resampling, interpolation.upper())
-    assert_close(got, np.array(Image.fromarray(smooth(30, 20)).resize(size[::-1], method)), 1)
-
-
-@pytest.mark.parametrize(("height", "width"), [(40, 20), (20, 40), (30, 30)])
-@pytest.mark.parametrize("size", [10, (10, 20), (20, 10)])
-def test_crop_takes_the_middle_of_the_longer_side(height, width, size, tmp_path):
-    Image.fromarray(smooth(height, width)).save(tmp_path / "a.png")
-    got = first(of_paths(tmp_path, ["a.png"], image_size=size, resize="crop"))
-    ops = pytest.importorskip("PIL.ImageOps")
-    pair = (size, size) if isinstance(size, int) else size[::-1]
-    wanted = ops.fit(Image.fromarray(smooth(height, width)), pair, Image.Resampling.BILINEAR)
-    assert_close(got, np.array(wanted), 8)
-
-
-@pytest.mark.parametrize(("height", "width"), [(40, 20), (20, 40), (30, 30)])
-@pytest.mark.parametrize("fill", [0, 7])
-def test_pad_keeps_all_and_fills_the_rest(height, width, fill, tmp_path):
-    Image.fromarray(np.full((height, width, 3), 200, np.uint8)).save(tmp_path / "a.png")
-    got = first(of_paths(tmp_path, ["a.png"], image_size=20, resize="pad", fill=fill))
-    wanted = np.full((20, 20, 3), fill, np.uint8)
-    tall, wide = round(20 * height / max(height, width)), round(20 * width / max(height, width))
-    top, left = (20 - tall) // 2, (20 - wide) // 2
-    wanted[top : top + tall, left : left + wide] = 200
-    np.testing.assert_array_equal(got, wanted)
-
-
-def test_a_large_jpeg_is_as_from_all_of_its_pixels(tmp_path):
-    whole = smooth(900, 1200)
-    Image.fromarray(whole).save(tmp_path / "a.jpg", quality=95)
-    for resize in ("stretch", "crop"):
-        got = first(of_paths(tmp_path, ["a.jpg"], image_size=(60, 80), resize=resize))
-        assert_close(got, np.array(Image.fromarray(whole).resize((80, 60), Image.Resampling.BILINEAR)), 8)
-
 
 # -- random crops ------------------------------------------------------------------------------------------------------
 
@@ -236,28 +140,6 @@ def test_a_random_crop_is_another_one_in_each_epoch_and_the_same_for_a_seed(plac
     assert not np.array_equal(crops(source, seed=4)[0], one)
     again = crops(pickle.loads(pickle.dumps(source)), seed=3)
     np.testing.assert_array_equal(again, [one, two])
-
-
-def test_a_random_crop_has_the_share_and_the_ratio_that_were_asked_for(places):
-    for scale, ratio in (((0.25, 0.25), (1, 1)), ((0.1, 0.1), (2, 2)), ((0.3, 0.3), (0.5, 0.5))):
-        paths = [f"{number % 6}.png" for number in range(60)]
-        source = of_paths(places, paths, **{**CROP, "scale": scale, "ratio": ratio})
-        lefts = set()
-        for crop in crops(source, 1)[0]:
-            tall = (int(crop[0].max()) - int(crop[0].min())) / 4 * 16 / 15
-            wide = (int(crop[1].max()) - int(crop[1].min())) / 4 * 16 / 15
-            assert abs(tall * wide / 64**2 - scale[0]) < 0.06
-            assert abs(wide / tall - ratio[0]) < 0.25
-            lefts.add(int(crop[1].min()))
-        assert len(lefts) > 10
-
-
-def test_the_scale_of_random_crops_is_spread_over_its_range(places):
-    source = of_paths(places, [f"{number % 6}.png" for number in range(200)], **{**CROP, "scale": (0.1, 0.9)})
-    shares = [np.ptp(crop[0].astype(int)) * np.ptp(crop[1].astype(int)) / 240**2 for crop in crops(source, 1)[0]]
-    assert min(shares) < 0.25
-    assert max(shares) > 0.7
-    assert 0.35 < np.mean(shares) < 0.65
 
 
 def test_evaluation_takes_the_middle(places):
@@ -313,18 +195,6 @@ def test_crops_of_subsets_and_of_sources_in_a_row(places):
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i8", "f4", "f8", ">f4", ">i2", "?"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_are_as_they_are_stored(dtype, order, tmp_path):
-    arrays = np.random.default_rng(0).integers(0, 100, (5, 2, 3, 4)).astype(dtype)
-    for number, array in enumerate(arrays):
-        np.save(tmp_path / f"{number}.npy", np.asarray(array, order=order))
-    source = of_paths(tmp_path, [f"{number}.npy" for number in range(5)], check_files="all")
-    got = read(source, [3, 3, 0, 4])["x"]
-    np.testing.assert_array_equal(got, arrays[[3, 3, 0, 4]])
-    assert got.dtype == np.dtype(dtype).newbyteorder("=")
-
-
 def test_an_array_of_one_number(tmp_path):
     np.save(tmp_path / "a.npy", np.array(1.5))
     source = of_paths(tmp_path, ["a.npy"])
@@ -339,12 +209,6 @@ def test_arrays_and_images_of_one_sample(tmp_path):
     assert got["image"].shape == (1, 3, 3, 3)
     assert got["array"].tolist() == [[0, 1, 2, 3]]
     assert got["y"].tolist() == [3]
-
-
-def test_image_size_without_images_is_refused(tmp_path):
-    np.save(tmp_path / "a.npy", np.arange(4.0))
-    with pytest.raises(ConfigError, match=r"^image_size"):
-        of_paths(tmp_path, ["a.npy"], image_size=3)
 
 
 # -- trees of folders --------------------------------------------------------------------------------------------------
@@ -425,14 +289,6 @@ def test_folders_of_stages_are_no_classes(stages, tree, tmp_path):
     assert "rename one if these are the classes" in str(caught.value)
     (tmp_path / "img" / stages[0]).rename(tmp_path / "img/bus")
     assert "bus" in ManifestSource.from_folder(tmp_path / "img").spec["y"].classes
-
-
-def test_folders_of_stages_among_which_is_one_of_files(tree, tmp_path):
-    # Tests without labels: their files lie beside each other.
-    shutil.copytree(tree, tmp_path / "img/train")
-    shutil.copytree(tree / "owl", tmp_path / "img/test")
-    with pytest.raises(ConfigError, match="has folders of stages"):
-        ManifestSource.from_folder(tmp_path / "img")
 
 
 def test_classes_that_are_called_as_stages_are(tree, tmp_path):
@@ -556,30 +412,6 @@ def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
     ]
 
 
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [
-        (["scan.dat", "1.png", "2.png"], r"begins with 'scan\.dat', which is no file .* but also holds '1\.png'"),
-        (["gone", "1.png", "1.png"], r"begins with 'gone', which is no file .* also holds '1\.png'"),
-    ],
-)
-@pytest.mark.parametrize("table", [dict, "csv", "dictionary"], ids=["memory", "csv", "dictionary"])
-def test_paths_are_not_made_classes_in_silence(paths, message, table, tmp_path):
-    for number in range(1, 3):
-        Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(tmp_path / f"{number}.png")
-    given = pa.table({"p": paths})
-    if table == "csv":
-        given = tmp_path / "t.csv"
-        given.write_text("\n".join(["p", *paths]))
-    if table == "dictionary":
-        given = pa.table({"p": pa.array(paths).dictionary_encode()})
-    with pytest.raises(ConfigError, match=rf"^fields\.x\.kind: column 'p' {message}") as caught:
-        ManifestSource(given, {"x": "p"}, root=tmp_path)
-    assert "set kind: image, npy or hdf5 if these are paths, or kind: class if they are classes" in str(caught.value)
-    source = ManifestSource(given, {"x": {"name": "p", "kind": "class"}}, root=tmp_path)
-    assert source.spec["x"].classes == tuple(sorted(set(paths)))
-
-
 def test_class_names_with_dots_and_slashes_are_classes(tmp_path, caplog):
     for names in (["E.coli", "S.aureus"], ["v1.2", "v1.3"], ["Mr. X", "Mrs. Y"], ["one.txt"], ["a/alley", "b/beach"]):
         source = ManifestSource(pa.table({"y": names}), {"y": "y"}, root=tmp_path)
@@ -677,15 +509,6 @@ def test_the_chunk_order_decodes_every_chunk_once(workers, stored):
             for begin in range(0, 120, 30):
                 chunks = collections.Counter(int(order[sample]) // 10 for sample in ids[begin : begin + 30])
                 assert set(chunks.values()) == {10}
-
-
-def test_split_of_rows_by_file(stored):
-    folder, _, order, table = stored
-    with contextlib.closing(ManifestSource(pa.table(table), {"x": "path"}, root=folder)) as source:
-        sides = split(source, {"train": 0.5, "val": 0.5}, groups=r"file:([0-9])\.h5", seed=2)
-        found = [set((order[side.ids(np.arange(len(side)))] // 40).tolist()) for side in sides.values()]
-        assert not found[0] & found[1]
-        assert found[0] | found[1] == {0, 1, 2}
 
 
 def test_a_file_of_the_table_that_is_gone_later_is_named(tmp_path):

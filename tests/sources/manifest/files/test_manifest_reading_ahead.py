@@ -73,12 +73,6 @@ def test_what_is_cold_is_read_ahead(disk, source):
     assert not disk.ahead["0.npy"] or disk.read["0.npy"] > 1
 
 
-def test_what_is_warm_is_not_read_ahead(disk, source):
-    disk.cold = 0.0
-    assert numbers(source, 1) == [list(range(COUNT))]
-    assert not disk.ahead
-
-
 @pytest.mark.parametrize("shuffle", ["none", "global", "chunk"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_batches_are_the_same_from_a_cold_disk(shuffle, workers, disk, source):
@@ -108,16 +102,6 @@ def test_what_cannot_be_read_ahead_is_named_when_it_is_read(disk, source, tmp_pa
             seen += next(batches)["x"][:, 0].tolist()
     assert caught.value.row == 77
     assert seen == [number for number in range(COUNT) if number // 4 != 19]
-
-
-def test_two_loaders_share_what_reads_ahead(disk, source):
-    options = LoaderOptions(batch_size=4, shuffle=False, workers=1)
-    with AsyncLoader(source, options) as other:
-        assert next(iter(other))["x"][:, 0].tolist() == [0, 1, 2, 3]
-        # The end of one is not the end for the other.
-        assert numbers(source, 1) == [list(range(COUNT))]
-        rest = [next(other)["x"][:, 0].tolist() for _ in range(1, COUNT // 4)]
-        assert [value for batch in rest for value in batch] == list(range(4, COUNT))
 
 
 def test_a_loader_that_is_closed_early_leaves_nothing(disk, source):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -12,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, ManifestError, MissingError, SourceError
-from lit_async_data.sources.manifest.files import npy, stored_file
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory, read_file
+from lit_async_data.sources.manifest.files import stored_file
+from lit_async_data.sources.manifest.files.decoders import decode_npy, npy_header
+from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
 
 
 def saved(array, version=None):
@@ -29,29 +29,29 @@ def test_an_array_comes_out_as_it_was_saved(dtype, order, version):
     values = np.asarray(np.random.default_rng(0).integers(0, 2, (3, 4, 5)).astype(dtype), order=order)
     out = np.full((2, 3, 4, 5), 7, np.dtype(dtype).newbyteorder("="))
     data = saved(values, version)
-    npy.decode(data, out[1], "x.npy")
+    decode_npy(data, out[1], "x.npy")
     assert (out[1] == values).all()
     assert (out[0] == out.dtype.type(7)).all()
-    header = npy.header_of(data, "x.npy")
+    header = npy_header(data, "x.npy")
     assert (header.shape, header.dtype) == ((3, 4, 5), np.dtype(dtype))
 
 
 @pytest.mark.parametrize("values", [np.float32(3), np.zeros((0, 3), "f4"), np.arange(5.0)[::2]])
 def test_arrays_without_axes_or_elements_too(values):
     out = np.full(values.shape, 9, values.dtype)
-    npy.decode(memoryview(saved(values)), out, "x.npy")
+    decode_npy(memoryview(saved(values)), out, "x.npy")
     assert (out == values).all()
 
 
 def test_another_shape_or_type_is_named():
     for out in (np.zeros((3, 3), "f4"), np.zeros((2, 3), "f8"), np.zeros((2, 3), "i4"), np.zeros((6,), "f4")):
         with pytest.raises(FormatError) as found:
-            npy.decode(saved(np.zeros((2, 3), "f4")), out, "x.npy")
+            decode_npy(saved(np.zeros((2, 3), "f4")), out, "x.npy")
         assert str(found.value).startswith("x.npy: holds float32 of shape (2, 3), but ")
         assert f"{out.dtype} of shape {out.shape}" in str(found.value)
     records = np.zeros((2, 3), [("a", "f4")])
     with pytest.raises(FormatError, match=r"^x.npy: holds \[\('a', '<f4'\)\]"):
-        npy.decode(saved(records), np.zeros((2, 3), "f4"), "x.npy")
+        decode_npy(saved(records), np.zeros((2, 3), "f4"), "x.npy")
 
 
 class Bomb:
@@ -64,16 +64,16 @@ def test_objects_are_refused_before_they_are_read():
         stream = io.BytesIO()
         np.lib.format.write_array(stream, values, allow_pickle=True)
         with pytest.raises(FormatError, match=r"^x.npy: holds Python objects, and pickle can run any code"):
-            npy.decode(stream.getvalue(), np.zeros(2, "f4"), "x.npy")
+            decode_npy(stream.getvalue(), np.zeros(2, "f4"), "x.npy")
 
 
 def test_every_cut_and_every_byte_too_many_is_an_error():
     data, out = saved(np.arange(6, dtype="f4")), np.zeros(6, "f4")
     for end in range(len(data)):
         with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
-            npy.decode(data[:end], out, "x.npy")
+            decode_npy(data[:end], out, "x.npy")
     with pytest.raises(CorruptError, match=r"^x.npy: 25 bytes follow the header, but float32 of shape \(6,\) has 24"):
-        npy.decode(data + b"\0", out, "x.npy")
+        decode_npy(data + b"\0", out, "x.npy")
 
 
 def with_header(text, version=1):
@@ -96,56 +96,50 @@ def with_header(text, version=1):
 )
 def test_odd_headers_are_refused(text, message):
     with pytest.raises(CorruptError, match=f"^x.npy: .*{message}"):
-        npy.decode(with_header(text) + bytes(24), np.zeros(6, "f4"), "x.npy")
-
-
-def test_sizes_that_no_memory_holds_are_only_compared():
-    data = with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}")
-    with pytest.raises(CorruptError, match=r"shape \(1000000000000,\)"):
-        npy.decode(data, np.zeros(6, "f4"), "x.npy")
+        decode_npy(with_header(text) + bytes(24), np.zeros(6, "f4"), "x.npy")
 
 
 def test_other_files_are_refused():
     for data in (b"", b"\x93NUM", b"PK\3\4" + bytes(100)):
         with pytest.raises(FormatError, match=r"^x.npy: not a .npy file; write it with numpy.save"):
-            npy.decode(data, np.zeros(6), "x.npy")
+            decode_npy(data, np.zeros(6), "x.npy")
 
 
 @given(data=st.binary(max_size=200), head=st.sampled_from([b"", b"\x93NUMPY\1\0", b"\x93NUMPY\2\0\x40\0\0\0"]))
 def test_any_bytes_are_an_error_of_ours(data, head):
     with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
-        npy.decode(head + data, np.zeros(6), "x.npy")
+        decode_npy(head + data, np.zeros(6), "x.npy")
 
 
 def test_a_file_is_read_as_a_whole(tmp_path):
     path = str(tmp_path / "a.bin")
     for content in (b"", b"x", os.urandom(100_000)):
         (tmp_path / "a.bin").write_bytes(content)
-        assert read_file(path, 100_000) == content
+        assert fetched(path, 100_000)[0] == content
     with pytest.raises(FormatError, match=r"a.bin: 100000 bytes, more than the limit of 99999"):
-        read_file(path, 99_999)
+        fetched(path, 99_999)
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), str(tmp_path), "/dev/zero"):
         with pytest.raises(FormatError, match=f"^{path}: not a file") as found:
-            read_file(path, 10)
+            fetched(path, 10)
         assert found.value.file == path
     (tmp_path / "a").write_bytes(b"")
     for path in (str(tmp_path / "none"), str(tmp_path / "a" / "b")):
         with pytest.raises(MissingError, match=f"^{path}: no such file"):
-            read_file(path, 10)
+            fetched(path, 10)
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(SourceError, match="loop: cannot be read"):
-        read_file(str(tmp_path / "loop"), 10)
+        fetched(str(tmp_path / "loop"), 10)
 
 
 def test_files_are_not_handed_on_to_programs(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"abc")
     flags, opened = [], os.open
     monkeypatch.setattr(os, "open", lambda path, given: flags.append(given) or opened(path, given))
-    read_file(str(tmp_path / "a"), 10)
+    fetched(str(tmp_path / "a"), 10)
     assert flags[0] & os.O_CLOEXEC
     assert flags[0] & os.O_NONBLOCK
 
@@ -154,7 +148,7 @@ def test_short_reads_are_put_together_and_a_changing_file_is_an_error(tmp_path, 
     path, read = tmp_path / "a", os.read
     path.write_bytes(bytes(range(100)))
     monkeypatch.setattr(os, "read", lambda number, most: read(number, min(most, 7)))
-    assert read_file(str(path), 100) == bytes(range(100))
+    assert fetched(str(path), 100)[0] == bytes(range(100))
     for size in (99, 101, 0):
         changes = [lambda size=size: os.truncate(path, size)]
         path.write_bytes(bytes(100))
@@ -166,7 +160,7 @@ def test_short_reads_are_put_together_and_a_changing_file_is_an_error(tmp_path, 
 
         monkeypatch.setattr(os, "read", reading)
         with pytest.raises(ChangedError, match="a: changed while it was read"):
-            read_file(str(path), 1000)
+            fetched(str(path), 1000)
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_an_error_though_it_keeps_its_size(tmp_path, monkeypatch):
@@ -181,7 +175,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_an_error_though_it_keeps_
 
     monkeypatch.setattr(os, "read", reading)
     with pytest.raises(ChangedError, match="a: changed while it was read"):
-        read_file(str(path), 1000)
+        fetched(str(path), 1000)
 
 
 def test_a_file_of_a_moment_ago_is_read_twice(tmp_path, monkeypatch):
@@ -199,15 +193,15 @@ def test_a_file_of_a_moment_ago_is_read_twice(tmp_path, monkeypatch):
         os.utime(path, ns=(when, when))
         return found
 
-    assert read_file(str(path), 1000) == bytes(100)
+    assert fetched(str(path), 1000)[0] == bytes(100)
     monkeypatch.setattr(os, "read", reading)
     monkeypatch.setattr(stored_file.time, "time_ns", lambda: when + 10**9)
     with pytest.raises(ChangedError, match="a: changed while it was read"):
-        read_file(str(path), 1000)
+        fetched(str(path), 1000)
     reads.clear()
     for later in (3 * 10**9, -3 * 10**9):  # also where clocks disagree
         monkeypatch.setattr(stored_file.time, "time_ns", lambda later=later: when + later)
-        read_file(str(path), 1000)
+        fetched(str(path), 1000)
     assert len(reads) == 2
 
 
@@ -296,21 +290,11 @@ def test_no_path_at_all(root, path):
         RootDirectory(root, allow_external=True).path_of(path)
 
 
-def test_folders_are_looked_at_once(root, monkeypatch):
-    within, looked, real = RootDirectory(root), [], os.path.realpath
-    monkeypatch.setattr(os.path, "realpath", lambda path: looked.append(path) or real(path))
-    for _ in range(5):
-        within.checked(within.path_of("in/a.jpg"))
-    assert looked == [f"{root}/in", root]
-    again = pickle.loads(pickle.dumps(within))
-    assert again.path_of("in/a.jpg") == f"{root}/in/a.jpg"
-
-
 def test_a_root_is_meant_from_where_it_was_named(root, monkeypatch):
     monkeypatch.chdir(os.path.dirname(root))
     within = RootDirectory("root")
     monkeypatch.chdir("/")
-    assert read_file(within.checked(within.path_of("in/a.jpg")), 10) == b"a"
+    assert fetched(within.checked(within.path_of("in/a.jpg")), 10)[0] == b"a"
 
 
 @given(path=st.text(st.sampled_from("ab./~"), min_size=1, max_size=12))

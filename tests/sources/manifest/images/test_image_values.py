@@ -113,27 +113,6 @@ def test_a_mask_is_turned_cropped_and_resized_without_new_numbers(turned):
         assert np.array_equal(found, as_grey)
 
 
-def test_a_mask_takes_the_crop_of_its_image_with_all_its_numbers(tmp_path):
-    classes = np.random.default_rng(0).integers(0, 5, (60, 80), np.uint8)
-    for number in range(4):
-        mask(classes).save(tmp_path / f"mask{number}.png")
-        Image.fromarray(np.repeat(classes[..., None], 3, 2)).save(tmp_path / f"image{number}.png")
-    table = pa.table({name: [f"{name}{number}.png" for number in range(4)] for name in ("image", "mask")})
-    source = ManifestSource(
-        table,
-        {"x": {"name": "image", "interpolation": "nearest"}, "m": {"name": "mask", "mode": "P"}},
-        root=tmp_path,
-        image_size=24,
-        resize="random_crop",
-    )
-    assert source.spec["m"].shape == (1, 24, 24)
-    assert source.spec["m"].dtype == np.uint8
-    with AsyncLoader(source, LoaderOptions(batch_size=2, shuffle=False, workers=2)) as loader:
-        for batch in loader:
-            assert batch["x"][:, :1].equal(batch["m"])
-            assert batch["m"].unique().tolist() == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("mode", ["L", "LA"])
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "BMP"])
 def test_grey_tones_of_class_numbers_are_refused(mode, kind):

@@ -13,9 +13,9 @@ import torch
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.sources.manifest.images import formats
 from lit_async_data.sources.manifest.images import image as images
+from lit_async_data.sources.manifest.images.image import write_resized
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.images.orientation import mirrored, orientation_of
-from lit_async_data.sources.manifest.images.resizing import write_resized
 
 PIL = pytest.importorskip("PIL")
 from PIL import Image, ImageOps, PngImagePlugin  # noqa: E402
@@ -127,14 +127,6 @@ def test_one_transparent_colour(photo, found, mode):
         assert (decoded(data, ImageShape(mode=mode))[..., -1] < 255).any()
 
 
-def test_sixteen_bits_keep_the_upper_eight():
-    values = np.arange(0, 65536, 97, dtype="u2")[:672].reshape(28, 24)
-    for kind in ("PNG", "TIFF"):
-        data = stored(Image.fromarray(values), kind)
-        assert (decoded(data, ImageShape(mode="L", upper_8_bits=True))[..., 0] == values >> 8).all()
-        assert (decoded(data, ImageShape(upper_8_bits=True))[..., 2] == values >> 8).all()
-
-
 def a_png(width, height, depth, colour, rows=b"", *, streams=None, interlaced=False):
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -184,12 +176,6 @@ def test_a_png_that_ends_black_is_an_image(mode):
     for depth in (1, 2, 4):  # nine pixels are two, three and five bytes
         rows = b"\0" * (-(-9 * depth // 8) + 1) * 3
         assert not decoded(a_png(9, 3, depth, 0, rows), ImageShape()).any()
-
-
-def test_colours_of_sixteen_bits_keep_the_upper_eight():
-    values = np.random.default_rng(0).integers(0, 65536, (3, 2, 3)).astype(">u2")
-    rows = b"".join(b"\0" + row.tobytes() for row in values)
-    assert (decoded(a_png(2, 3, 16, 2, rows), ImageShape(upper_8_bits=True)) == values >> 8).all()
 
 
 def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():

@@ -93,7 +93,7 @@ def test_whole_numbers_are_sorted_as_numbers():
 
 def vectors(table, **options):
     source = ManifestSource(table, {"y": {"name": "tags", **options}})
-    return source._fields.labels["y"].labels.values.tolist(), source.spec["y"].classes
+    return source._fields.labels["y"].values.tolist(), source.spec["y"].classes
 
 
 def test_an_empty_cell_can_mean_no_class_in_every_kind_of_table(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import Array
+from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
@@ -21,19 +21,18 @@ from lit_async_data.sources.manifest.table.arrow import (
     is_ordered,
     is_text,
     is_text_list,
+    list_lengths,
     values_of,
 )
-from lit_async_data.sources.manifest.table.numeric import INEXACT
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
+from lit_async_data.sources.manifest.table.text import INEXACT, MOST_CLASSES
 
 Null = Literal["error", "ignore", "drop", "zero"]
-# Text with more distinct values than this is not taken for classes.
-MOST_CLASSES = 2**16
 # Most rows that a message names.
 _NAMED = 5
+_NONE = np.empty(0, np.int64)
 # Makes the error for a row from a message.
 Fail = Callable[[int, str], ManifestError]
-Missing = npt.NDArray[np.bool_]
 
 
 class Labels(NamedTuple):
@@ -47,15 +46,54 @@ class Labels(NamedTuple):
     """
 
     values: Array
-    classes: tuple[str, ...]
-    dropped: Indices
+    classes: tuple[str, ...] = ()
+    dropped: Indices = _NONE
+
+    @property
+    def spec(self) -> FieldSpec:
+        """The field that these labels are."""
+        return FieldSpec(self.values.shape[1:], self.values.dtype, classes=self.classes)
+
+    def of_classes(self, classes: Sequence[str], fail: Fail) -> Labels:
+        """These labels as numbers of other classes; ``fail`` takes a row with another class, and that class."""
+        values, own, dropped = self
+        numbers = {name: number for number, name in enumerate(classes)}
+        new = np.array([numbers.get(name, -1) for name in own], np.int64)
+        for lost in np.flatnonzero(new < 0).tolist():
+            has = values[:, lost] == 1 if values.ndim > 1 else values == lost
+            if has.any():
+                raise fail(int(has.argmax()), own[lost])
+        if values.ndim == 1:
+            renumbered = values.astype(np.int64)
+            known = renumbered >= 0  # ignored rows keep their value
+            renumbered[known] = new[renumbered[known]]
+        else:
+            renumbered = np.zeros((len(values), len(classes)), values.dtype)
+            renumbered[:, new[new >= 0]] = values[:, new >= 0]
+            renumbered[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
+        return Labels(renumbered, tuple(classes), dropped)
+
+    def cast(self, dtype: np.dtype[Any] | None, fail: Fail) -> Labels:
+        """These labels as another dtype, which may round fractions; ``fail`` takes a row that does not fit."""
+        values = self.values
+        if dtype is None or values.dtype == dtype:
+            return self
+        with np.errstate(invalid="ignore", over="ignore"):
+            cast = values.astype(dtype)
+            if dtype.kind in "fc" and values.dtype.kind in "fc":
+                fits = np.isfinite(cast) == np.isfinite(values)
+            else:
+                fits = cast.astype(values.dtype) == values
+        for row in np.flatnonzero(~fits.reshape(len(values), -1).all(axis=1))[:1].tolist():
+            raise fail(row, f"{values[row].tolist()} does not fit into {dtype}; choose another dtype")
+        return self._replace(values=cast)
 
 
 class _Column(NamedTuple):
     """Values, which of them are missing, and the names of classes."""
 
     values: Array
-    missing: Missing
+    missing: npt.NDArray[np.bool_]
     classes: tuple[str, ...] = ()
 
 
@@ -67,14 +105,9 @@ def labels_of(
     null: Null = "error",
     together: bool = False,
 ) -> Labels:
-    """The values of one column or several; see `Table.labels`.
+    """The values of one column or several, from arrays as of `as_single_array`; see `Table.labels`.
 
-    Args:
-        columns: Names, and arrays as from `as_single_array`.
-        origin: Origin of the rows.
-        classes: Names of all classes, in order.
-        null: What to do with rows without a value.
-        together: Whether the values get an axis of columns.
+    With ``together``, the values get an axis of columns.
     """
     several = not together and is_text_list(columns[0][1].type)
     if null == "zero" and not several:
@@ -145,7 +178,7 @@ def _with_null_option(
     if not rows.size or null == "ignore":
         if rows.size and values.dtype.kind == "b":
             raise origin.error("null: bool has no value for ignore; set null: drop", row=int(rows[0]), column=name)
-        return Labels(values, classes, np.empty(0, np.int64))
+        return Labels(values, classes)
     if null == "drop":
         return Labels(values, classes, rows)
     named = ", ".join(origin.where(int(row)) for row in rows[:_NAMED])
@@ -215,8 +248,7 @@ def _lengths(array: Any) -> tuple[Indices, Indices, Any]:
     """Rows that have a list, the lengths of these lists, and their concatenated values."""
     rows = np.flatnonzero(booleans_of(array.is_valid()))
     lists = array.drop_null()
-    lengths = values_of(arrow("compute").list_value_length(lists)).astype(np.int64)
-    return rows, lengths, lists.flatten()
+    return rows, list_lengths(lists), lists.flatten()
 
 
 def _number_lists(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
