@@ -232,12 +232,7 @@ class ManifestSource(Source):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read samples into arrays; random crops take the middle. See `Source.read_into`.
-
-        Raises:
-            IndexError: A sample is not in ``range(len(self))``.
-            SourceError: A file cannot be read or decoded; names row, id and path.
-        """
+        """Read samples into arrays; random crops take the middle. See `Source.read_into`."""
         check_range(samples, self)
         self._fields.read(samples, out, None)
 
@@ -252,11 +247,7 @@ class ManifestSource(Source):
         self._fields.read(samples, out, keys)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Find samples: file of the table, row, and the attributes ``id`` and ``path`` (of the first file).
-
-        Raises:
-            IndexError: A number is not in ``range(len(self))``.
-        """
+        """Find samples: file of the table, row, and the attributes ``id`` and ``path`` (of the first file)."""
         samples = whole_numbers(ids, self)
         check_range(samples, self)
         paths = self._fields.paths
@@ -272,25 +263,17 @@ class ManifestSource(Source):
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
         """The same samples, with text labels encoded by other classes, such as those of the training set.
 
-        Args:
-            classes: By batch key. Fields without classes, or with classes that the user gave, do not change.
-
-        Raises:
-            ManifestError: A row has a class that is not in ``classes``; names the row.
+        Fields without classes, or with classes that the user gave, do not change. A class that is not among the given
+        ones is a `ManifestError`, which names the row.
         """
         changed, fields = copy.copy(self), self._fields.with_classes(classes)
         vars(changed).update(_fields=fields, _spec=BatchSpec(fields.specs, as_mapping=self._spec.as_mapping))
         return changed
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample; see `Source.column`.
+        """One value for each sample, of a batch key or of any column of the table; see `Source.column`.
 
-        Args:
-            name: A batch key with one number per sample, or any column of the table; a column that no field uses is
-                read now.
-
-        Raises:
-            MissingError: There is no such field or column.
+        A column that no field uses is read now.
         """
         labels = self._fields.labels.get(name)
         if labels is not None and labels.values.ndim == 1:
@@ -316,11 +299,7 @@ class ManifestSource(Source):
         return self._fields.rows.places()
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
-        """A group number for each sample, from the name that ``naming`` gives its first path; and those names.
-
-        Raises:
-            ConfigError: No field has files.
-        """
+        """A group number for each sample, from the name that ``naming`` gives its first path; and those names."""
         if self._fields.paths is None:
             raise ConfigError("groups: no field holds paths of files; group by a column")
         return self._fields.paths.grouped(naming)

@@ -255,35 +255,7 @@ def test_a_root_that_is_not_there(folder):
         ManifestSource(table("7.png"), {"x": "path"}, root=folder / "nowhere")
 
 
-def test_a_path_of_nothing(folder):
-    for bad in ("", " ", "."):
-        with pytest.raises(SourceError, match=f"row {BAD}"):
-            read(ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check_files="none"), [BAD])
-    with pytest.raises(SourceError, match=f"row {BAD}"):
-        read(ManifestSource(table("a\0b.png"), {"x": "path"}, id="id", root=folder, check_files="none"), [BAD])
-
-
-def test_a_bomb_by_the_limit_of_ones_own(folder):
-    with pytest.raises(SourceError, match=r"row 0.*6×4") as caught:
-        ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, max_pixels=23)
-    assert "max_pixels" in str(caught.value)
-    ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, max_pixels=24)
-
-
 # -- images of many sizes ----------------------------------------------------------------------------------------------
-
-
-def test_images_of_many_sizes_are_refused_with_ids_and_shapes(folder):
-    for number in range(COUNT):
-        Image.fromarray(image(number, (6 + number, 4))).save(folder / f"{number}.png")
-    with pytest.raises((FormatError, ConfigError), match="image_size") as caught:
-        ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder)
-    for part in ("q-000", "6", "4"):
-        assert part in str(caught.value)
-    # … and one that has another shape.
-    assert any(f"q-{number:03d}" in str(caught.value) for number in range(1, COUNT))
-    source = ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, image_size=(3, 2), check_files="all")
-    assert source.spec["x"].shape == (3, 3, 2)
 
 
 def test_one_of_another_size_far_behind_is_found_by_all(folder):

@@ -15,7 +15,6 @@ from support.sources.oracle import read
 
 from lit_async_data import (
     AsyncLoader,
-    Balanced,
     ConcatSource,
     LoaderOptions,
     ManifestSource,
@@ -82,16 +81,6 @@ def rows_of(format_, folder):
     return path
 
 
-class Stream:
-    """Anything with the Arrow C stream interface, and nothing else."""
-
-    def __init__(self, table):
-        self._table = table
-
-    def __arrow_c_stream__(self, requested_schema=None):
-        return self._table.__arrow_c_stream__(requested_schema)
-
-
 def assert_is_the_table(source):
     assert len(source) == COUNT
     order = np.random.default_rng(1).permutation(COUNT)
@@ -119,15 +108,6 @@ def test_a_table_of_text(format_, as_, folder):
     assert source.name == str(path)
 
 
-def test_a_parquet_file(folder):
-    pq.write_table(given(), folder / "t.parquet", row_group_size=5)
-    source = ManifestSource(folder / "t.parquet", FIELDS, id="id")
-    assert_is_the_table(source)
-    where = source.locate([8])[0]
-    assert where == (str(folder / "t.parquet"), "/", 8)
-    assert (where.id, where.path) == ("008", str(folder / "a/8.npy"))
-
-
 @pytest.mark.parametrize("pattern", ["parts", "parts/*.parquet"])
 def test_several_parquet_files_are_one_table_with_rows_of_their_own(pattern, folder):
     (folder / "parts").mkdir()
@@ -152,14 +132,14 @@ def test_several_csv_files_are_one_table(folder):
     assert source.locate([7])[0][:3] == (f"{folder}/1.csv", "/", 1)
 
 
-@pytest.mark.parametrize("kind", ["pyarrow", "pandas", "polars", "stream"])
+@pytest.mark.parametrize("kind", ["pyarrow", "pandas", "polars"])
 def test_a_table_in_memory(kind, folder, monkeypatch):
     if kind == "pandas":
         table = pytest.importorskip("pandas").DataFrame(COLUMNS)
     elif kind == "polars":
         table = pytest.importorskip("polars").DataFrame(COLUMNS)
     else:
-        table = given() if kind == "pyarrow" else Stream(given())
+        table = given()
     assert_is_the_table(ManifestSource(table, FIELDS, id="id", root=folder))
     monkeypatch.chdir(folder)
     assert_is_the_table(ManifestSource(table, FIELDS, id="id"))
@@ -395,17 +375,6 @@ def test_every_sample_comes_once_and_with_its_own_label(shuffle, workers, folder
     assert (orders[0] == orders[1]) == (shuffle == "none")
 
 
-def test_balance_draws_each_class_as_often(folder):
-    table = pa.table({"y": ["rare"] * 5 + ["common"] * 95})
-    source = ManifestSource(table, {"y": "y"})
-    drawn = [
-        code
-        for batch in batches(source, weights=Balanced("y"), shuffle="auto", epoch_size=1000)[0]
-        for code in batch["y"]
-    ]
-    assert 400 < sum(int(code) for code in drawn) < 600
-
-
 def test_closing_a_source_is_no_end(folder):
     source = ManifestSource(given(), FIELDS, root=folder)
     before = read(source, [1, 2])
@@ -474,17 +443,6 @@ def test_split_by_file_is_the_same_wherever_the_folder_lies(tmp_path):
     assert found[0] == found[1]
 
 
-def test_split_by_time_has_no_overlap(folder):
-    source = ManifestSource(given(), {"y": "even", "q": "quality"})
-    assert source.overlap == 0
-    sides = split(source, {"train": 0.5, "val": 0.25, "test": 0.25}, groups="time")
-    assert [side.ids(np.arange(len(side))).tolist() for side in sides.values()] == [
-        list(range(6)),
-        [6, 7, 8],
-        [9, 10, 11],
-    ]
-
-
 def test_a_subset_reads_and_names_its_samples(folder):
     whole = ManifestSource(given(), FIELDS, id="id", root=folder)
     subset = SubsetSource(whole, [7, 3, 4])
@@ -494,20 +452,6 @@ def test_a_subset_reads_and_names_its_samples(folder):
     assert got["x"][:, 0, 0].tolist() == got["index"].tolist()
     assert [where.id for where in subset.locate(got["index"].numpy())] == [f"{sample:03d}" for sample in got["index"]]
     assert pickle.loads(pickle.dumps(subset)).column("id").tolist() == ["007", "003", "004"]
-
-
-def test_manifests_one_after_the_other(folder):
-    one = ManifestSource(given().slice(0, 5), {"x": "path", "e": "even"}, id="id", root=folder)
-    rest = ManifestSource(given().slice(5), {"x": "path", "e": "even"}, id="id", root=folder)
-    both = ConcatSource([one, rest])
-    assert len(both) == COUNT
-    assert read(both, [11, 0, 5])["x"][:, 0, 0].tolist() == [11, 0, 5]
-    assert [where.id for where in both.locate([11, 0, 5])] == ["011", "000", "005"]
-    assert both.column("id").tolist() == IDS
-    ids = [
-        sample for batch in batches(both, shuffle="chunk", return_indices=True)[0] for sample in batch["index"].tolist()
-    ]
-    assert sorted(ids) == list(range(COUNT))
 
 
 def test_manifests_with_other_classes_are_not_one(folder):
@@ -537,13 +481,6 @@ def test_manifests_with_other_classes_are_not_one(folder):
         ({"allow_external": "yes"}, "allow_external: 'yes'"),
         ({"image_size": 32}, "image_size: "),
         ({"resize": "crop"}, "image_size: missing"),
-        ({"image_size": 0}, "image_size: 0"),
-        ({"image_size": 8, "scale": [0.5, 2]}, "scale: "),
-        ({"image_size": 8, "ratio": [2, 1]}, "ratio: "),
-        ({"mode": "CMYK"}, "mode: 'CMYK'"),
-        ({"fill": 256}, "fill: 256"),
-        ({"max_pixels": 0}, "max_pixels: 0"),
-        ({"interpolation": "linear"}, "interpolation: 'linear'"),
     ],
 )
 def test_an_option_that_is_wrong_begins_the_message(options, message, folder):

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
@@ -146,11 +145,6 @@ class Column:
     def names(self) -> tuple[str, ...]:
         """The columns of the field."""
         return (self.name,) if isinstance(self.name, str) else self.name
-
-    @property
-    def element(self) -> np.dtype[Any] | None:
-        """``dtype`` as a numpy dtype."""
-        return None if self.dtype is None else np.dtype(self.dtype)
 
 
 def _names(given: Any) -> str | tuple[str, ...]:

@@ -290,7 +290,7 @@ def _cast(column: Column, labels: Labels, table: Table) -> Labels:
     def unfit(row: int, message: str) -> ManifestError:
         return table.origin.error(message, row=row, column=", ".join(column.names))
 
-    return labels.cast(column.element, unfit)
+    return labels.cast(None if column.dtype is None else np.dtype(column.dtype), unfit)
 
 
 def _warn_of_ids(column: Column, labels: Labels) -> None:

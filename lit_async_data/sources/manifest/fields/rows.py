@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import unicodedata
@@ -18,18 +17,6 @@ from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.table.arrow import split_folders
 from lit_async_data.sources.manifest.table.row_origin import GIVEN, printable_path, quoted
 from lit_async_data.sources.manifest.table.table import Table
-
-# Ways in which a path in a table may differ from the path of the file.
-_DIFFERENCES: dict[str, Callable[[str], str]] = {
-    "backslashes": lambda path: path.replace("\\", "/"),
-    "spaces around a name": lambda path: re.sub(" */ *", "/", path.strip()),
-    "another Unicode form of a name: unicodedata.normalize('NFC', path) fixes it": functools.partial(
-        unicodedata.normalize, "NFC"
-    ),
-    "another Unicode form of a name: unicodedata.normalize('NFD', path) fixes it": functools.partial(
-        unicodedata.normalize, "NFD"
-    ),
-}
 
 
 class TableRow(Location):
@@ -57,9 +44,13 @@ class TableRow(Location):
 
 def _similar_path(path: str) -> str:
     """A hint for a path without a file: the file that it seems to mean, and what to change; empty if unknown."""
-    for difference, changed in _DIFFERENCES.items():
-        if os.path.lexists(changed(path)):
-            return f" {quoted(changed(path))} exists; the table has {difference}"
+    others = {"backslashes": path.replace("\\", "/"), "spaces around a name": re.sub(" */ *", "/", path.strip())}
+    for form in ("NFC", "NFD"):
+        fix = f"another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
+        others[fix] = unicodedata.normalize(form, path)
+    for difference, other in others.items():
+        if os.path.lexists(other):
+            return f" {quoted(other)} exists; the table has {difference}"
     return ""
 
 

@@ -44,7 +44,7 @@ _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.g
 def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[str]:
     """The names of the columns of a file, without reading its rows."""
     suffix = _suffix_of(path)
-    with _opening_errors(path):
+    with opening_errors(path):
         if suffix == ".parquet":
             with _parquet_file(path) as file:
                 return list(file.schema_arrow.names)
@@ -135,7 +135,7 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
     suffix = _suffix_of(path)
     if suffix.removesuffix(".gz") not in _DELIMITERS:
         _check_no_text_format(text_format, f"{suffix} files")
-    with _opening_errors(path):
+    with opening_errors(path):
         if suffix == ".parquet":
             return _read_parquet(path, wanted, filters)
         names = _all_names(wanted, filters)
@@ -157,7 +157,7 @@ def _suffix_of(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _opening_errors(path: str) -> Iterator[None]:
+def opening_errors(path: str) -> Iterator[None]:
     """Turns errors of the system into those of this package."""
     try:
         yield
@@ -194,18 +194,14 @@ def _concatenated(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
 def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None:
     """Check that each column has one type in all files, or no values."""
     for name in read[0].table.column_names:
-        first: tuple[str, Any] | None = None
+        firsts: dict[Any, str] = {}  # the first file with each type
         for file, each in zip(files, read, strict=True):
-            kind = each.table.schema.field(name).type
-            if arrow("types").is_null(kind):
-                continue
-            if first is not None and kind != first[1]:
-                message = (
-                    f"is {first[1]} in {printable_path(first[0])}, but {kind} in {printable_path(file)}; write all "
-                    "files with one type"
-                )
-                raise origin.error(message, column=name)
-            first = first or (file, kind)
+            firsts.setdefault(each.table.schema.field(name).type, printable_path(file))
+        firsts.pop(arrow().null(), None)
+        if len(firsts) > 1:
+            (kind, file), (other, another), *_ = firsts.items()
+            message = f"is {kind} in {file}, but {other} in {another}; write all files with one type"
+            raise origin.error(message, column=name)
 
 
 def _from_memory(given: Any, names: Sequence[str]) -> Any:

@@ -24,7 +24,7 @@ from lit_async_data.sources.manifest.table.arrow import (
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
 from lit_async_data.sources.manifest.table.filters import filters_of
 from lit_async_data.sources.manifest.table.labels import Labels, Null, labels_of
-from lit_async_data.sources.manifest.table.reading import files_of, read_table
+from lit_async_data.sources.manifest.table.reading import files_of, opening_errors, read_table
 from lit_async_data.sources.manifest.table.row_origin import RowOrigin, printable_path, quoted
 from lit_async_data.sources.manifest.table.text import check_notation, check_text, parsed_text
 
@@ -248,16 +248,13 @@ class TableReader:
 
     def _file_states(self) -> dict[str, tuple[int, ...]]:
         """Inode, bytes and time of each file; empty for a table in memory."""
-        return {file: _state_of(file) for file in files_of(self._given)} if isinstance(self._given, str) else {}
+        states: dict[str, tuple[int, ...]] = {}
+        for file in files_of(self._given) if isinstance(self._given, str) else []:
+            with opening_errors(file):
+                status = os.stat(file)
+            states[file] = status.st_ino, status.st_size, status.st_mtime_ns
+        return states
 
     def select(self, rows: Indices) -> None:
         """Select rows from those selected so far; ascending."""
         self._selected = rows if self._selected is None else self._selected[rows]
-
-
-def _state_of(file: str) -> tuple[int, ...]:
-    try:
-        status = os.stat(file)
-    except OSError as error:
-        raise MissingError(f"{printable_path(file)}: cannot be opened: {error.strerror}", file=file) from error
-    return status.st_ino, status.st_size, status.st_mtime_ns

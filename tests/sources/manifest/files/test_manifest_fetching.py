@@ -159,21 +159,6 @@ def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(fi
     assert len(disk.asked) == 10
 
 
-def test_what_is_queued_while_nothing_has_been_read_yet_counts_too(files, monkeypatch):
-    # 1. Files are queued while none is there yet. 2. Each is read when its turn comes, whatever came meanwhile. Were
-    # only those counted that are there, all of them would be held.
-    disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
-    give_back = reader.reserve(450)
-    reader.fetch(files, MOST)
-    disk.gate.set()
-    for path in files[:4]:
-        there(reader, path)
-    assert reader.held_bytes == 400
-    assert reader.read(files[39], MOST) == bytes([39]) * 100
-    give_back()
-    assert sorted(path for path, _ in disk.asked) == sorted([*files[:4], files[39]])
-
-
 def test_a_file_that_is_larger_than_the_room_is_read_alone(files, tmp_path, monkeypatch):
     Disk(monkeypatch)
     (tmp_path / "large").write_bytes(bytes(1000))

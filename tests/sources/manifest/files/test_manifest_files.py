@@ -195,22 +195,6 @@ def test_crops_of_subsets_and_of_sources_in_a_row(places):
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_array_of_one_number(tmp_path):
-    np.save(tmp_path / "a.npy", np.array(1.5))
-    source = of_paths(tmp_path, ["a.npy"])
-    assert (source.spec["x"].shape, read(source, [0])["x"].tolist()) == ((), [1.5])
-
-
-def test_arrays_and_images_of_one_sample(tmp_path):
-    Image.fromarray(smooth(5, 6)).save(tmp_path / "a.png")
-    np.save(tmp_path / "a.npy", np.arange(4.0))
-    table = pa.table({"image": ["a.png"], "array": ["a.npy"], "y": [3]})
-    got = read(ManifestSource(table, ["image", "array", "y"], root=tmp_path, image_size=3), [0])
-    assert got["image"].shape == (1, 3, 3, 3)
-    assert got["array"].tolist() == [[0, 1, 2, 3]]
-    assert got["y"].tolist() == [3]
-
-
 # -- trees of folders --------------------------------------------------------------------------------------------------
 
 
@@ -509,16 +493,6 @@ def test_the_chunk_order_decodes_every_chunk_once(workers, stored):
             for begin in range(0, 120, 30):
                 chunks = collections.Counter(int(order[sample]) // 10 for sample in ids[begin : begin + 30])
                 assert set(chunks.values()) == {10}
-
-
-def test_a_file_of_the_table_that_is_gone_later_is_named(tmp_path):
-    for number in range(4):
-        np.save(tmp_path / f"{number}.npy", np.array(number))
-    source = of_paths(tmp_path, [f"{number}.npy" for number in range(4)], check_files="all")
-    (tmp_path / "2.npy").unlink()
-    with pytest.raises(MissingError, match=r"row 2.*2\.npy"):
-        read(source, [2])
-    assert read(source, [1, 3])["x"].tolist() == [1, 3]
 
 
 # -- arrays that are read straight to their place ----------------------------------------------------------------------

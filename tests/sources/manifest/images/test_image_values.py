@@ -126,19 +126,6 @@ def test_grey_tones_of_class_numbers_are_refused(mode, kind):
     assert decoded(data, ImageShape(interpolation="nearest"))[0, 3].tolist() == [128, 128, 0]
 
 
-def test_the_error_of_a_palette_names_row_id_and_path(tmp_path):
-    Image.fromarray(CLASSES).save(tmp_path / "a.png")
-    mask().save(tmp_path / "b.png")
-    table = pa.table({"id": ["07", "08"], "mask": ["a.png", "b.png"]})
-    field = {"name": "mask", "mode": "L", "interpolation": "nearest"}
-    source = ManifestSource(table, {"m": field}, root=tmp_path, id="id", image_size=8)
-    out = {"m": np.zeros((1, 8, 8, 1), "u1")}
-    source.read_into(np.array([0]), out)
-    with pytest.raises(FormatError, match=r"^row 1 of .*, id '08': .*b\.png: .*set mode: P") as found:
-        source.read_into(np.array([1]), out)
-    assert (found.value.row, found.value.sample_id) == (1, 1)
-
-
 def test_only_nearest_keeps_class_numbers():
     assert ImageShape(mode="P").resampling == "nearest"
     for name in ("bilinear", "box", "lanczos"):

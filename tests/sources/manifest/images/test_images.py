@@ -168,16 +168,6 @@ def test_a_png_that_imagecodecs_refuses_is_left_to_pillow(photo, monkeypatch):
     assert np.array_equal(decoded(data, ImageShape()), plainly(data, "RGB"))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "I;16", "RGB", "RGBA"])
-def test_a_png_that_ends_black_is_an_image(mode):
-    for size in ((1, 1), (9, 3), (17, 2)):
-        data = stored(Image.new(mode, size))
-        assert not decoded(data, ImageShape(upper_8_bits=True)).any()
-    for depth in (1, 2, 4):  # nine pixels are two, three and five bytes
-        rows = b"\0" * (-(-9 * depth // 8) + 1) * 3
-        assert not decoded(a_png(9, 3, depth, 0, rows), ImageShape()).any()
-
-
 def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():
     # 0x123 and 0xABC in three bytes; uncompressed, little-endian.
     tags = [(256, 3, 2), (257, 3, 1), (258, 3, 12), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1), (278, 3, 1)]

@@ -452,16 +452,6 @@ def test_frames_that_are_no_table():
         Table.of(pandas.DataFrame({"a": []}), ["a"])
 
 
-def test_categories_are_text():
-    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    for frame in (
-        pandas.DataFrame({"a": pandas.Categorical(["x", None, "y"], ["unused", "y", "x"])}),
-        polars.DataFrame({"a": polars.Series(["x", None, "y"], dtype=polars.Categorical)}),
-    ):
-        labels = Table.of(frame, ["a"]).labels("a", null="drop")
-        assert (labels.values.tolist()[::2], labels.classes, labels.dropped.tolist()) == ([0, 1], ("x", "y"), [1])
-
-
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
 def test_text_of_any_type_in_chunks_and_slices(kind):
     kind = getattr(pa, kind)()
