@@ -103,7 +103,7 @@ endef
 # What training needs; the targets that check need more.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(call new_venv,$(VENV))
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,tools]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	touch $@
 
 $(VENV)/installed: pyproject.toml constraints.txt

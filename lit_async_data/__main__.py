@@ -1,10 +1,52 @@
-"""``python -m lit_async_data``: the command line; see ``tools/``."""
+"""``python -m lit_async_data COMMAND``: chooses the command, and turns its errors into one line."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
+from collections.abc import Sequence
 
-from lit_async_data.tools.command_line import main
+import lit_async_data
+from lit_async_data.errors import AsyncDataError
+from lit_async_data.tools.doctor import command as doctor
+from lit_async_data.tools.inspect import command as inspect
+from lit_async_data.tools.pack import command as pack
+
+# Modules with `add_arguments(parser)`, and `run(arguments)`, which prints.
+COMMANDS = {"inspect": inspect, "doctor": doctor, "pack": pack}
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit status: 2 after an error, which is one line on stderr; 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser("lit-async-data", description="Tools for the files that training reads.")
+    parser.add_argument("--version", action="version", version=f"lit-async-data {lit_async_data.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        said, kept = str(module.__doc__), argparse.RawDescriptionHelpFormatter
+        command = commands.add_parser(name, help=said.splitlines()[0], description=said, formatter_class=kept)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    arguments = parser.parse_args(given)
+    try:
+        arguments.run(arguments)
+        sys.stdout.flush()
+    except AsyncDataError as error:
+        return _ended(str(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return _ended(f"{error.filename or 'output'}: {error.strerror}; check the path, its permissions and its disk")
+    return 0
+
+
+def _ended(why: str) -> int:
+    sys.stderr.write(f"error: {' '.join(why.split())}\n")
+    return 2
+
 
 if __name__ == "__main__":
     sys.exit(main())

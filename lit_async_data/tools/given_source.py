@@ -1,26 +1,27 @@
-"""`GivenSource`: the source that the arguments of a command describe."""
+"""The source that the arguments of ``doctor`` and ``pack`` describe."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import itertools
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.manifest.fields.column import HDF5
+from lit_async_data.sources.manifest.table.reading import is_table
+from lit_async_data.tools.call import Call
 
-# Options of each kind of input, as the command line and the constructors name them.
-_OPTIONS = {
-    "hdf5": ("layout", "group", "rows"),
-    "table": ("root", "id", "image_size", "resize", "mode"),
-    "folder": ("id", "image_size", "resize", "mode"),
+#: What each source takes, as the command line and the constructors name it.
+OPTIONS = {
+    "HDF5Source": ("layout", "group", "rows"),
+    "ManifestSource": ("root", "id", "image_size", "resize", "mode", "delimiter"),
+    "ManifestSource.from_folder": ("id", "image_size", "resize", "mode"),
 }
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that describe a source."""
     add = parser.add_argument
     add("--fields", nargs="+", metavar="KEY=NAME", help="datasets or columns, by batch key")
     add("--layout", nargs="+", metavar="KEY=NHWC", help="letters of the stored axes (HDF5)")
@@ -31,95 +32,39 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     add("--image-size", nargs="+", type=int, metavar="N", help="height and width of images (tables)")
     add("--resize", help="stretch, crop or pad (tables)")
     add("--mode", help="mode of images: RGB, L, P, … (tables)")
+    add("--delimiter", metavar="CHARACTER", help="what separates cells, if no comma or tab (CSV, TSV)")
 
 
-@dataclasses.dataclass(frozen=True)
-class GivenSource:
-    """A source as it was typed.
-
-    Attributes:
-        kind: What the files are.
-        paths: The files; one, unless they are HDF5.
-        options: Further arguments of the constructor: those that were given.
-    """
-
-    kind: Literal["hdf5", "table", "folder"]
-    paths: Sequence[str]
-    options: dict[str, Any]
-
-    @classmethod
-    def of(cls, paths: Sequence[str], arguments: argparse.Namespace) -> GivenSource:
-        """The source that arguments describe.
-
-        Args:
-            paths: As typed.
-            arguments: As parsed.
-
-        Raises:
-            ConfigError: Arguments do not fit the kind of the files.
-        """
-        kind = _kind(paths)
-        for name in (name for names in _OPTIONS.values() for name in names if name not in _OPTIONS[kind]):
-            if getattr(arguments, name) is not None:
-                others = " and ".join(_KINDS[each] for each, names in _OPTIONS.items() if name in names)
-                raise ConfigError(f"{name}: only for {others}; leave it out")
-        given = {name: getattr(arguments, name) for name in ("fields", *_OPTIONS[kind])}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if "fields" in options:
-            options["fields"] = _named(options["fields"])
-        if "layout" in options:
-            layouts = _named(options["layout"])
-            options["layout"] = layouts if isinstance(layouts, dict) else layouts[0]
-        if "image_size" in options:
-            sizes = options["image_size"]
-            options["image_size"] = sizes[0] if len(sizes) == 1 else tuple(sizes)
-        return cls(kind, paths, options)
-
-    def open(self) -> Source:
-        """The source.
-
-        Raises:
-            ConfigError: Settings do not fit the input.
-            SourceError: The input cannot be read.
-        """
-        if self.kind == "hdf5":
-            from lit_async_data.sources.hdf5.source import HDF5Source
-
-            return HDF5Source(self.paths, **self.options)
-        from lit_async_data.sources.manifest.source import ManifestSource
-
-        if self.kind == "folder":
-            options = dict(self.options)
-            return ManifestSource.from_folder(self.paths[0], options.pop("fields", None), **options)
-        if "fields" not in self.options:
-            raise ConfigError(f"fields: missing; which columns of {self.paths[0]}? For example --fields x=path y=label")
-        return ManifestSource(self.paths[0], **self.options)
+def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
+    """The call that builds the source; without ``--fields``, it has no fields."""
+    source, names = source_of(paths), dict.fromkeys(itertools.chain(*OPTIONS.values()))
+    options: dict[str, Any] = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if others := options.keys() - set(OPTIONS[source]):
+        raise ConfigError(f"{min(others)}: {source} has no such option; leave it out")
+    if "layout" in options:
+        layouts = _by_key(options["layout"])
+        options["layout"] = layouts if "=" in arguments.layout[0] else arguments.layout[0]
+    if "image_size" in options:
+        options["image_size"] = tuple(options["image_size"]) if options["image_size"][1:] else options["image_size"][0]
+    path = paths[0] if len(paths) == 1 else list(paths)
+    return Call(source, path, _by_key(arguments.fields or ()), options)
 
 
-_KINDS = {"hdf5": "HDF5 files", "table": "tables", "folder": "folders"}
-
-
-def _kind(paths: Sequence[str]) -> Literal["hdf5", "table", "folder"]:
-    from lit_async_data.sources.manifest.fields.column import HDF5
-    from lit_async_data.sources.manifest.table.reading import is_table
-
-    is_folder, of_rows = os.path.isdir(os.path.expanduser(paths[0])), is_table(paths[0])
-    if (of_rows or is_folder) and len(paths) > 1:
-        raise ConfigError(
-            f"input: {paths[0]} is a {'folder' if is_folder else 'table'}; give one, or several HDF5 files"
-        )
-    if is_folder:
-        ends = {os.path.splitext(name)[1].lower() for name in os.listdir(os.path.expanduser(paths[0]))}
+def source_of(paths: Sequence[str]) -> str:
+    """Which source reads these files, patterns or folder."""
+    path = os.path.expanduser(paths[0])
+    if not os.path.isdir(path):
+        source = "ManifestSource" if is_table(path) else "HDF5Source"
+    else:
+        ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)}
         if found := sorted(ends & set(HDF5)):
-            raise ConfigError(
-                f"input: {paths[0]} is a folder of HDF5 files; write {os.path.join(paths[0], '*')}{found[0]}"
-            )
-        of_rows = ".parquet" in ends
-    return "table" if of_rows else "folder" if is_folder else "hdf5"
+            raise ConfigError(f"input: {path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}")
+        source = "ManifestSource" if ".parquet" in ends else "ManifestSource.from_folder"
+    if len(paths) > 1 and source != "HDF5Source":
+        raise ConfigError(f"input: {path} is a table or a folder; give one, or several HDF5 files")
+    return source
 
 
-def _named(given: Sequence[str]) -> dict[str, str] | list[str]:
-    """A mapping of ``KEY=NAME``, or a list of names."""
-    if not any("=" in each for each in given):
-        return list(given)
+def _by_key(given: Sequence[str]) -> dict[str, str]:
+    """A mapping from words ``KEY=NAME``, or ``NAME`` for a key of that name."""
     return {each.partition("=")[0]: each.partition("=")[2] or each for each in given}

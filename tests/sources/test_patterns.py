@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lit_async_data import HDF5Source, ManifestSource
+from lit_async_data.__main__ import main
 from lit_async_data.errors import FormatError, MissingError
-from lit_async_data.tools.command_line import main
-from lit_async_data.tools.given_source import GivenSource, add_source_arguments
+from lit_async_data.tools.given_source import add_source_arguments, given_source
 from lit_async_data.tools.inspect.command import report_on
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
@@ -43,7 +43,7 @@ def names(paths):
 def opened(pattern):
     parser = argparse.ArgumentParser()
     add_source_arguments(parser)
-    return GivenSource.of([pattern], parser.parse_args(["--fields", "x"])).open()
+    return given_source([pattern], parser.parse_args(["--fields", "x"])).build()
 
 
 READERS = {
@@ -53,7 +53,7 @@ READERS = {
         lambda pattern: list(dict.fromkeys(p.file for p in places(ManifestSource(pattern, ["x"])))),
     ),
     "pack and doctor": (".h5", lambda pattern: [part.file for part in opened(pattern).parts]),
-    "inspect": (".h5", lambda pattern: [file["path"] for file in report_on([pattern]).files]),
+    "inspect": (".h5", lambda pattern: report_on([pattern]).files),
 }
 
 
@@ -87,5 +87,4 @@ def test_pack_reads_files_of_all_folders_and_inspect_suggests_one_pattern_for_th
     assert main(["pack", "d/**/*.h5", "-o", "packed.h5", "--fields", "x"]) == 0
     assert len(HDF5Source("packed.h5", ["x"])) == 12
     (suggestion, *_) = report_on(["d/**/*.h5"]).suggestions
-    (call,) = suggestion.calls.values()
-    assert call.path == "d/**/*.h5"
+    assert suggestion.call.path == "d/**/*.h5"

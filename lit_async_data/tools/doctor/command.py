@@ -9,15 +9,26 @@ Without --fields, the source is the one that inspect suggests.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.tools.given_source import add_source_arguments
+from lit_async_data.options import LoaderOptions
+from lit_async_data.sources.contract.storage_layout import HOW_READ
+from lit_async_data.tools.call import Call
+from lit_async_data.tools.doctor.examination import Trial, examination
+from lit_async_data.tools.doctor.rates import Rate
+from lit_async_data.tools.given_source import OPTIONS, add_source_arguments, given_source
+from lit_async_data.tools.inspect.command import report_on
+from lit_async_data.tools.terminal import counted, indented, section, sized, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command to its parser."""
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="HDF5 files, a table, or a folder")
     add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (64)")
@@ -27,25 +38,100 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print values for programs; docs/tools/doctor.md says which")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Measure and print the report. Raises `AsyncDataError`."""
-    from lit_async_data.tools.doctor.examination import examination
-    from lit_async_data.tools.doctor.examined import of_arguments
-    from lit_async_data.tools.doctor.text import print_report
-    from lit_async_data.tools.terminal import console
-
     if not 0.05 <= arguments.seconds <= 600:
         raise ConfigError(f"seconds: {arguments.seconds} is not from 0.05 to 600")
-    target = None if arguments.json else console()
-    examined = of_arguments(arguments.files, arguments)
-    try:
-        if target is None:
-            report = examination(examined, arguments.seconds, cold=not arguments.warm)
-            sys.stdout.write(json.dumps(report, ensure_ascii=False, indent=2, default=vars) + "\n")
+    options, call = LoaderOptions(batch_size=arguments.batch_size), given_call(arguments.files, arguments)
+    with contextlib.closing(call.build()) as source:
+        report = examination(source, options, arguments.seconds, cold=not arguments.warm)
+    changed = "".join(f", {name}={json.dumps(value)}" for name, value in report["options"].items())
+    loader = f"loader = AsyncLoader(source, LoaderOptions(batch_size={arguments.batch_size}{changed}))"
+    report["python"] = f"from lit_async_data import AsyncLoader, LoaderOptions\n{call.python()}\n{loader}"
+    report["command"] = call.command()
+    report["pack"] = pack_command(arguments.files, call) if report["why_pack"] else ""
+    as_json = json.dumps(report, ensure_ascii=False, indent=2, default=vars) if arguments.json else ""
+    sys.stdout.write(f"{as_json}\n" if arguments.json else text_of(report))
+
+
+def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
+    """The source that the arguments describe; without ``--fields``, that which ``inspect`` suggests."""
+    call = given_source(paths, arguments)
+    if call.fields:
+        return call
+    found = report_on(paths).suggestions
+    if not found:
+        raise ConfigError(
+            f"fields: nothing in {paths[0]} looks like samples; python -m lit_async_data inspect "
+            f"{shlex.quote(paths[0])} says why; name them, as in --fields x=NAME y=NAME"
+        )
+    return dataclasses.replace(found[0].call, options={**found[0].call.options, **call.options})
+
+
+def pack_command(paths: Sequence[str], call: Call) -> str:
+    """The command that packs files."""
+    words = ["python", "-m", "lit_async_data", "pack", *paths, "-o", "packed.h5"]
+    fields = {key: call.name_of(key) for key in call.fields}
+    for name, value in {"fields": fields, **call.options}.items():
+        if not value or name not in ("fields", *OPTIONS[call.source]):
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if isinstance(value, Mapping):
+            words += [f"{key}={each}" for key, each in value.items()]
         else:
-            with target.status("measuring"):
-                report = examination(examined, arguments.seconds, cold=not arguments.warm)
-            print_report(report, target)
-    finally:
-        examined.source.close()
-    return 0
+            words += map(str, value if isinstance(value, list | tuple) else [value])
+    return shlex.join(words)
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def text_of(report: dict[str, Any]) -> str:
+    batch = ", ".join(
+        f"{key} {each['dtype']} ({', '.join(map(str, ['N', *each['shape']]))})" for key, each in report["batch"].items()
+    )
+    how = f"{HOW_READ[report['reading']]} · {counted(report['cores'], 'core')}"
+    rows = [("shuffle", "workers", "samples/s", "decoded per sample", "mixing", "memory", "")]
+    rows += [
+        (
+            f"chunk, {trial.shuffle_chunks}" if trial.shuffle == "chunk" else trial.shuffle,
+            f"{trial.workers} ({trial.worker_kind})" if trial.workers else "the loop reads",
+            _rounded(trial.samples_per_s),
+            f"{trial.amplification:.1f}",
+            _mixing(trial),
+            sized(trial.memory),
+            "use this" if number == report["chosen"] else "",
+        )
+        for number, trial in enumerate(report["trials"])
+    ]
+    cold = f"not measured: {report['why_not_cold']}" if report["cold"] is None else _rate(report["cold"])
+    lines = [f"{report['source']}   {counted(report['samples'], 'sample')} · {batch} · {how}", "", *table(rows)]
+    lines += section("Rates of this setting", [f"from memory: {_rate(report['warm'])}", f"from the disk: {cold}"])
+    lines += ["", "Use", *indented(report["python"].splitlines())]
+    lines += indented([f"{report['command']} {report['override']}".rstrip()])
+    if report["why_pack"]:
+        lines += [*section("Pack", [report["why_pack"]]), *indented([report["pack"]])]
+    return "\n".join([*lines, ""])
+
+
+def _mixing(trial: Trial) -> str:
+    if trial.shuffle == "none":
+        return "none"
+    labels = ", ".join(f"{name} {share:.2f}" for name, share in trial.labels.items())
+    return f"{trial.mixing:.2f}{f' ({labels})' if labels else ''}"
+
+
+def _rate(rate: Rate) -> str:
+    words = f"{_rounded(rate.samples_per_s)} samples/s"
+    if not rate.read_mb_per_s:
+        return f"{words}; nothing is read any more: readers copy from decoded chunks, which are kept"
+    words += f"; each reader {_rounded(rate.read_mb_per_s)} MB/s while reading"
+    if not rate.decode_mb_per_s:
+        return words
+    decoding = f"{_rounded(rate.decode_mb_per_s)} MB/s while decoding"
+    return f"{words}, {decoding}, which takes {100 * rate.decoding:.0f} % of its time"
+
+
+def _rounded(number: float) -> str:
+    """Three digits: measurements are no better."""
+    return f"{float(f'{number:.3g}'):,g}" if number < 100 else f"{int(float(f'{number:.3g}')):,}"

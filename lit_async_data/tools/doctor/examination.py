@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,19 +15,45 @@ from lit_async_data.loader.label_mixing import label_evenness
 from lit_async_data.options import LoaderOptions, Shuffle
 from lit_async_data.order.mixing import mixing
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.tools.call import override
 from lit_async_data.tools.doctor import rates
-from lit_async_data.tools.doctor.advice import MIXED, Trial, best, why_pack
-from lit_async_data.tools.doctor.examined import Examined
 from lit_async_data.tools.doctor.rates import MOST_TIMES, Rate, measured
-from lit_async_data.tools.overrides import override
 
-# Files of a table that are dropped from the page cache, and chunks that a better mixing may take, at most.
-MOST_FILES, MOST_CHUNKS = 20_000, 4096
+# An order that mixes this well, as a share of the global shuffle, is as good for training.
+MIXED = 0.8
+# Of settings whose rates are this close, the simpler one is taken: measurements differ by as much.
+CLOSE = 0.9
+# Another file pays if at least this number of samples is decoded for each one used.
+WASTEFUL = 2.0
+# A reader that decodes for this share of its time has nothing else to save.
+DECODING = 0.7
+# The most files of a table that are dropped from the page cache.
+MOST_FILES = 20_000
 
 
-def examination(examined: Examined, seconds: float, *, cold: bool) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A setting that was measured, with all files in the page cache. docs/tools/doctor.md describes each value."""
+
+    shuffle: str
+    shuffle_chunks: int
+    workers: int
+    worker_kind: str
+    samples_per_s: float
+    amplification: float
+    mixing: float
+    labels: dict[str, float]
+    memory: int
+
+    @property
+    def mixed(self) -> float:
+        """The worst of the mixing scores."""
+        return min([self.mixing, *self.labels.values()])
+
+
+def examination(source: Source, given: LoaderOptions, seconds: float, *, cold: bool) -> dict[str, Any]:
     """Measure a source; also from the disk, if its files may leave the page cache. ``--json`` prints it as it is."""
-    source, given, found = examined.source, examined.options, list[tuple[Trial, Rate]]()
+    found = list[tuple[Trial, Rate]]()
     for options in _settings(source, given):
         # The first look brings what this order reads into the page cache.
         if not found or found[-1][0].shuffle != options.shuffle:
@@ -44,7 +69,7 @@ def examination(examined: Examined, seconds: float, *, cold: bool) -> dict[str, 
     options = dataclasses.replace(given, **changed)
     from_disk, why_not = _cold(source, options, warm, seconds) if cold else (None, "left out (--warm)")
     apart = getattr(source.locate(source.ids(np.zeros(1, np.int64)))[0], "path", None) is not None
-    why = why_pack(trials, trial, source.chunks.reading, warm.decoding, files=apart)
+    why = why_pack(trial, source.chunks.reading, warm.decoding, files=apart)
     return {
         "version": 2,  # raised if a key changes its meaning or goes
         "source": source.name,
@@ -60,9 +85,6 @@ def examination(examined: Examined, seconds: float, *, cold: bool) -> dict[str, 
         "why_not_cold": why_not,
         "options": changed,
         "override": " ".join(override(f"loader.{name}", value) for name, value in changed.items()),
-        "python": _python(examined, changed),
-        "command": examined.command,
-        "pack": examined.pack if why else "",
         "why_pack": why,
     }
 
@@ -84,14 +106,9 @@ def _mixed_better(source: Source, options: LoaderOptions) -> LoaderOptions:
     while True:
         loader = AsyncLoader(source, options)
         order = loader.order.chunk_order
-        more = dataclasses.replace(options, shuffle_chunks=2 * options.shuffle_chunks)
-        if (
-            order is None
-            or _mixing(loader) >= MIXED
-            or order.width >= order.chunks
-            or more.shuffle_chunks > MOST_CHUNKS
-        ):
+        if order is None or order.width >= order.chunks or _mixing(loader) >= MIXED:
             return options
+        more = dataclasses.replace(options, shuffle_chunks=2 * options.shuffle_chunks)
         try:
             AsyncLoader(source, more).footprint.budget.check()
         except MemoryBudgetError:
@@ -129,17 +146,28 @@ def _cold(source: Source, options: LoaderOptions, warm: Rate, seconds: float) ->
         places = source.locate(source.ids(loader.order.samples(np.arange(wanted))))
     paths = list(dict.fromkeys(getattr(each, "path", None) or each.file for each in places))[:MOST_FILES]
     source.close()  # the pages of mapped files would stay
-    try:
-        if not rates.dropped(paths):
-            return None, "the system keeps the files in the page cache, or does not tell"
-    except OSError as error:
-        return None, f"{error.filename or paths[0]}: {error.strerror}"
+    if not rates.dropped(paths):
+        return None, "the system keeps the files in the page cache, or does not tell"
     rate = measured(AsyncLoader(source, options), seconds, once=True)
     too_few = "the samples are too few: most are read or decoded with the first batches"
     return (rate, "") if rate.samples_per_s else (None, too_few)
 
 
-def _python(examined: Examined, changed: dict[str, Any]) -> str:
-    given = "".join(f", {name}={json.dumps(value)}" for name, value in changed.items())
-    loader = f"loader = AsyncLoader(source, LoaderOptions(batch_size={examined.options.batch_size}{given}))"
-    return f"from lit_async_data import AsyncLoader, LoaderOptions\n{examined.python}\n{loader}"
+def best(trials: Sequence[Trial]) -> int:
+    """The number of the trial to use: the fastest of those that mix well; of close ones, the one with fewer workers."""
+    mixing = [number for number, trial in enumerate(trials) if trial.shuffle != "none" and trial.mixed >= MIXED]
+    known = mixing or range(len(trials))
+    most = max(trials[number].samples_per_s for number in known)
+    close = [number for number in known if trials[number].samples_per_s >= CLOSE * most]
+    return min(close, key=lambda number: (trials[number].workers, -trials[number].mixed, -trials[number].samples_per_s))
+
+
+def why_pack(chosen: Trial, reading: str, decoding: float, *, files: bool) -> str:
+    """Why one packed file would be read faster; empty if it would not. ``files``: each sample has files of its own."""
+    if reading == "locked":
+        return "h5py reads it under a lock, one thread at a time"
+    if chosen.amplification >= WASTEFUL:
+        return f"each sample that is used costs {chosen.amplification:.1f} that are decoded"
+    if files and decoding >= DECODING:
+        return f"readers spend {100 * decoding:.0f} % of their time decoding images, each epoch again"
+    return ""

@@ -38,9 +38,8 @@ class Rate:
 def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate:
     """Take batches of a new loader as fast as they come, and close it.
 
-    The first batch of each reader does not count: with it, a reader imports what it decodes with. If only one epoch is
-    read, because what was read once is faster the next time, what was read or decoded ahead with the first batches does
-    not count, either; and if that was more than half, nothing does.
+    The first batch of each reader does not count: with it, a reader imports what it decodes with. Nor does, of one
+    epoch, what was read or decoded ahead with the first batches; and if that was more than half, nothing counts.
     """
     order = loader.order.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0

@@ -1,9 +1,9 @@
-"""Shows what HDF5 files and tables hold, how each dataset is read, and the lines that read them.
+"""Shows what HDF5 files, tables and folders hold, how each dataset is read, and the lines that read them.
 
   python -m lit_async_data inspect scans/*.h5
   python -m lit_async_data inspect birds.csv --json
 
-Several files are parts of one dataset: the first is described, and what differs in the others is named.
+Several files are parts of one dataset: the first is described.
 """
 
 from __future__ import annotations
@@ -11,86 +11,112 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from lit_async_data.errors import ConfigError, FormatError
-from lit_async_data.sources.local_files.patterns import files_matching, is_pattern
-from lit_async_data.tools.inspect.report import Report
-from lit_async_data.tools.overrides import override
+from lit_async_data.errors import ConfigError
+from lit_async_data.tools.call import Call
+from lit_async_data.tools.given_source import source_of
+from lit_async_data.tools.inspect.contents import Dataset
+from lit_async_data.tools.inspect.hdf5_files import hdf5_report
+from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion
+from lit_async_data.tools.inspect.tables import sized_images, table_report
+from lit_async_data.tools.terminal import counted, indented, section, shortened, sized, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command to its parser."""
-    kinds = "HDF5 files (also NetCDF, AnnData, MATLAB v7.3), or tables (CSV, Parquet, JSON lines); or a pattern"
-    parser.add_argument("files", nargs="+", metavar="FILE", help=kinds)
+    kinds = "HDF5 files (also NetCDF, AnnData, MATLAB v7.3), a table (CSV, Parquet, JSON lines), or a folder of classes"
+    parser.add_argument("files", nargs="+", metavar="FILE", help=f"{kinds}; or a pattern")
     parser.add_argument("--json", action="store_true", help="print values for programs; docs/tools/inspect.md has them")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Inspect files and print the report.
-
-    Returns:
-        0; 1 if some of the files cannot be read.
-
-    Raises:
-        AsyncDataError: None of them can, or rich is missing.
-    """
-    if arguments.json:
-        report = report_on(arguments.files)
-        sys.stdout.write(json.dumps(report.as_dict(), ensure_ascii=False, indent=2, default=str) + "\n")
-    else:
-        from lit_async_data.tools.inspect.text import print_report
-        from lit_async_data.tools.terminal import console
-
-        target = console()
-        report = report_on(arguments.files)
-        print_report(report, target)
-    return int(bool(report.unreadable))
+def run(arguments: argparse.Namespace) -> None:
+    """Inspect files and print the report. Raises `AsyncDataError`."""
+    report = report_on(arguments.files)
+    as_json = json.dumps(report.as_dict(), ensure_ascii=False, indent=2, default=str) if arguments.json else ""
+    sys.stdout.write(f"{as_json}\n" if arguments.json else text_of(report))
 
 
 def report_on(given: Sequence[str]) -> Report:
-    """The report on files, given by paths and patterns.
-
-    Raises:
-        AsyncDataError: There is no such file, or none can be read.
-    """
-    from lit_async_data.sources.manifest.table.reading import is_table
-
-    paths = list(dict.fromkeys(path for each in given for path in _expanded(os.path.expanduser(each))))
-    tables = [path for path in paths if is_table(path)]
-    if tables and len(tables) < len(paths):
-        other = next(path for path in paths if path not in tables)
-        raise ConfigError(f"{tables[0]} is a table and {other} is none; inspect them one after the other")
-    if tables:
-        from lit_async_data.tools.inspect.tables import table_report
-
-        return table_report(tables)
-    from lit_async_data.tools.inspect.hdf5_files import hdf5_report
-
-    return hdf5_report(paths)
+    """The report on files, given by paths and patterns; or on a folder."""
+    paths = [os.path.expanduser(each) for each in given]
+    source = source_of(paths)
+    if source == "HDF5Source":
+        return hdf5_report(paths)
+    return table_report(paths[0]) if source == "ManifestSource" else _folder_report(paths[0])
 
 
-def _expanded(path: str) -> list[str]:
-    from lit_async_data.sources.manifest.fields.column import HDF5, IMAGES
-    from lit_async_data.sources.manifest.table.reading import is_table
+def _folder_report(path: str) -> Report:
+    report = Report("folder", [path])
+    folders = Suggestion("a folder for each class", Call("ManifestSource.from_folder", path))
+    report.suggest([folders, sized_images(folders)])
+    if not report.suggestions:
+        raise ConfigError(report.notes[0])
+    return report
 
-    if not os.path.isdir(path):
-        return files_matching(path) if is_pattern(path) else [path]
-    names = sorted(os.listdir(path))
-    folders = [os.path.join(path, name) for name in names if os.path.isdir(os.path.join(path, name))]
-    ends = [os.path.splitext(name)[1] for name in names]
-    fitting = [end for end in ends if end.lower() in HDF5] or [end for end in ends if is_table(end)]
-    advice = "it has no HDF5 files or tables; give files"
-    if fitting:
-        advice = f"inspect its files: '{os.path.join(path, '*' + fitting[0])}'"
-    elif any(name.lower().endswith(IMAGES) for folder in folders[:1] for name in os.listdir(folder)):
-        advice = (
-            f"its images lie by class; ManifestSource.from_folder({path!r}, image_size=224) reads it, "
-            f"doctor {shlex.quote(path)} --image-size 224 measures it, and python train.py data=folder "
-            f"{override('data.source.root', path)} data.source.image_size=224 trains on it"
-        )
-    elif any(end.lower() in IMAGES for end in ends):
-        advice = "ManifestSource reads its images by a table with a column of their paths"
-    raise FormatError(f"{path}: is a folder; {advice}", file=path)
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def text_of(report: Report) -> str:
+    lines = [_title(report)]
+    columns = [["column", "type", "values", "missing", "field", "for example"]]
+    for each in report.columns:
+        counts = ["" if not n else f"{n:,}" for n in (each.distinct, each.missing)]
+        columns.append([each.name, each.type, *counts, each.kind or "none", ", ".join(each.examples)])
+    datasets = [["dataset", "shape", "type", "stored", "read"]]
+    datasets += [[node.name, _shape(node), node.type, _storage(node), node.how] for node in report.datasets]
+    lines += indented([*table(columns), *table(datasets)])
+    lines += section("Why not a field", _reasons(report.columns))
+    lines += section("Why not read", _reasons([each for each in report.datasets if each.reading is None]))
+    lines += section("Why not faster", _reasons([each for each in report.datasets if each.reading]))
+    lines += section("Notes", report.notes)
+    for suggestion in report.suggestions:
+        lines += _suggestion(suggestion)
+    return "\n".join([*lines, ""])
+
+
+def _title(report: Report) -> str:
+    size = [] if report.bytes is None else [sized(report.bytes)]
+    number = [counted(report.rows, "row")] if report.rows is not None else []
+    number += [counted(len(report.datasets), "dataset")] if report.datasets else []
+    groups = [f"{group['count']:,} groups {group['name']}" for group in report.groups]
+    more = f" and {counted(len(report.files) - 1, 'other file')}" if len(report.files) > 1 else ""
+    return f"{report.files[0]}{more}   {' · '.join([report.kind.replace('hdf5', 'HDF5'), *size, *number, *groups])}"
+
+
+def _shape(dataset: Dataset) -> str:
+    if dataset.rows is None:
+        return "one value" if dataset.bytes else ""
+    least, most = dataset.rows
+    first = f"{least:,}" if least == most else f"{least:,}–{most:,}"
+    return "×".join([first, *map(str, dataset.shape[1:])])
+
+
+def _storage(dataset: Dataset) -> str:
+    size, stored = sized(dataset.bytes), dataset.stored_bytes
+    if dataset.filters and stored and dataset.bytes > 1.05 * stored:
+        size = f"{sized(stored)} of {size}"
+    chunks = [f"chunks of {'×'.join(map(str, dataset.chunks))}"] if dataset.chunks else []
+    return ", ".join([size, *dataset.filters, *chunks]) if dataset.bytes else ""
+
+
+def _reasons(rows: Sequence[Dataset | ColumnReport]) -> list[str]:
+    """The reasons of datasets or columns; those that share one are named together."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if row.why:
+            names.setdefault(row.why, []).append(row.name)
+    return [f"{', '.join(shortened(alike))}: {why}" for why, alike in names.items()]
+
+
+def _suggestion(suggestion: Suggestion) -> Iterator[str]:
+    batch = ", ".join(
+        f"{key} {each['dtype']} ({', '.join(map(str, ['N', *each['shape']]))})"
+        for key, each in suggestion.batch.items()
+    )
+    yield from ("", f"── {suggestion.title[:1].upper()}{suggestion.title[1:]} ──")
+    yield f"  {suggestion.samples:,} samples · {batch} · {suggestion.reading}"
+    yield from indented(suggestion.call.python().splitlines())
+    yield from indented([suggestion.call.command()])
+    yield from ("", *(f" · {note}" for note in suggestion.notes))

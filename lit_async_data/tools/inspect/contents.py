@@ -1,13 +1,17 @@
-"""What an HDF5 file holds: groups and datasets as stored, how each is read, and why not faster."""
+"""What an HDF5 file holds: datasets as stored, how each is read and why not faster, groups of equal structure."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import fnmatch
+import glob
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import h5py
 import numpy as np
 
 from lit_async_data.errors import AsyncDataError
@@ -18,16 +22,10 @@ from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.stored_field import inspect_field
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
 from lit_async_data.sources.manifest.images.formats import FORMATS
+from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start, has_word
 
-if TYPE_CHECKING:
-    import h5py
-
-MOST_OBJECTS = 20_000  # of one file; others are left out
-MOST_CHUNKS = 100_000  # whose storage is added up: libhdf5 visits each
-# Groups that hold no data of the user.
+# Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
-_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "n-bit", 6: "scale-offset", 32000: "lzf"}
-_WORDS = {"csr": "sparse rows", "csc": "sparse columns", "categorical": "categories", "variable": "variable length"}
 _HEAD = 16  # bytes; enough to tell any image format
 # By choice of the source: how it is told in `StorageLayout`, and in words.
 _WAYS: dict[Choice, tuple[str, str]] = {
@@ -41,16 +39,7 @@ _WAYS: dict[Choice, tuple[str, str]] = {
 
 @dataclasses.dataclass
 class Dataset:
-    """A dataset, or a group that stands for one. The page on the JSON says what the attributes up to `why` are.
-
-    Attributes:
-        dtype: As numpy has it; None if it has none.
-        encoded: The kind of group, as of `encoding`; empty for a dataset.
-        images: The format of the encoded images that it holds, such as JPEG.
-        axes: Names of its axes, as NetCDF gives them.
-        scale: Whether it holds the coordinates of an axis of other datasets.
-        packed: Whether NetCDF's attributes of packed values are there.
-    """
+    """A dataset, or a group that stands for one. The page on the JSON says what the attributes up to `why` are."""
 
     name: str
     type: str = ""
@@ -65,135 +54,80 @@ class Dataset:
     how: str = "not read"
     why: str = ""
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))
-    encoded: str = ""
-    images: str = ""
-    axes: tuple[str, ...] = ()
-    scale: bool = False
-    packed: bool = False
+    encoded: str = ""  # the kind of group, as of `encoding`; empty for a dataset
+    images: str = ""  # the format of the image files that it holds, such as JPEG
+    axis: str = ""  # the name of its first axis, as NetCDF gives it
+    scale: bool = False  # whether it holds the coordinates of an axis of other datasets
+    packed: bool = False  # whether NetCDF's attributes of packed values are there
+    matlab: bool = False
+    path: str = ""  # in the file, where `name` has the pattern of its groups
+    pandas: str = ""  # the group of pandas that it is in
+
+    def __post_init__(self) -> None:
+        self.path = self.path or self.name
 
 
 #: What the report tells of a dataset.
 SHOWN = [field.name for field in dataclasses.fields(Dataset)][:12]
 
 
-@dataclasses.dataclass
-class Tree:
-    """A group, its datasets, and its groups; and what wrote it, if an attribute says so."""
-
-    name: str
-    writer: str | None = None
-    pandas: bool = False
-    nodes: list[Dataset] = dataclasses.field(default_factory=list)
-    groups: list[Tree] = dataclasses.field(default_factory=list)
-
-    def all_groups(self) -> Iterator[Tree]:
-        """This group and all groups in it."""
-        yield self
-        for group in self.groups:
-            yield from group.all_groups()
-
-    def all_nodes(self) -> list[Dataset]:
-        """The datasets of this group and of all groups in it."""
-        return [node for group in self.all_groups() for node in group.nodes]
-
-    def structure(self) -> str:
-        """What groups of equal structure have in common: names, types, and shapes without the first axis."""
-        return str(sorted((n.name[len(self.name) :], n.type, len(n.shape), n.shape[1:]) for n in self.all_nodes()))
-
-
-def tree_of(file: h5py.File) -> Tree:
-    """The groups and datasets of an open file."""
-    import h5py
-
-    left, seen = MOST_OBJECTS, set[object]()
-
-    def identity(group: h5py.Group) -> object:
-        info = h5py.h5g.get_objinfo(group.id)  # groups of other files come through external links
-        return info.fileno, info.objno
-
-    def walk(group: h5py.Group, path: str) -> Tree:
-        nonlocal left
-        tree, kind = Tree(path, _writer(group), "pandas_type" in group.attrs), encoding(group)
-        seen.add(identity(group))
-        if kind:
-            tree.nodes.append(_group(group, path or ".", kind))
-        names: list[Any] = []
+def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "", pandas: str = "") -> Iterator[Dataset]:
+    """The datasets below a group, apart from those of groups that were seen before."""
+    seen.add(group)
+    pandas, kind = path if "pandas_type" in group.attrs else pandas, encoding(group)
+    if kind:
+        yield _of_group(group, path or ".", kind)
+    names: list[Any] = [name for name in group if name not in VARIABLE] if kind in ("", "variable") else []
+    groups = []
+    for each in names:
+        name = f"{path}/{each}" if path else each
         try:
-            names = [name for name in group if name not in VARIABLE] if kind in ("", "variable") else []
-        except LIBRARY_ERRORS:
-            tree.nodes.append(Dataset(path or "/"))
-        if len(names) > left:
-            why = f"only the first {MOST_OBJECTS:,} objects of the file are shown"
-            tree.nodes.append(Dataset(f"{path}/…".lstrip("/"), why=why))
-        for each in names[:left]:
-            left -= 1
-            name = f"{path}/{_text(each)}" if path else _text(each)
-            try:
-                node: Any = group[each]
-            except LIBRARY_ERRORS:  # the source says why
-                tree.nodes.append(Dataset(name))
-                continue
-            if isinstance(node, h5py.Dataset):
-                tree.nodes.append(_dataset(node, name))
-            elif isinstance(node, h5py.Group) and identity(node) not in seen and not each.startswith(_OWN_GROUPS):
-                below = walk(node, name)
-                if [n.name for n in below.nodes] == [name] and not below.groups:  # it stands for a dataset
-                    tree.nodes += below.nodes
-                else:
-                    tree.groups.append(below)
-        return tree
-
-    return walk(cast("h5py.Group", file["/"]), "")
+            node: Any = group[each]
+        except LIBRARY_ERRORS:  # the source says why
+            yield Dataset(name)
+            continue
+        if isinstance(node, h5py.Dataset):
+            yield dataclasses.replace(_of_dataset(node, name), pandas=pandas)
+        elif isinstance(node, h5py.Group) and node not in seen and not each.startswith(_OWN_GROUPS):
+            groups.append((node, name))
+    for node, name in groups:
+        yield from datasets_of(node, seen, name, pandas)
 
 
-def _writer(group: h5py.Group) -> str | None:
-    return {"anndata": "AnnData"}.get(str(group.attrs.get("encoding-type"))) or (
-        "PyTables" if "PYTABLES_FORMAT_VERSION" in group.attrs else None
-    )
-
-
-def _text(name: str | bytes) -> str:
-    """A name that can be printed. h5py returns names that are not UTF-8 as bytes, or with surrogates."""
-    raw = name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
-    return raw.decode("utf-8", "backslashreplace")
-
-
-def _dataset(dataset: h5py.Dataset, name: str) -> Dataset:
+def _of_dataset(dataset: h5py.Dataset, name: str) -> Dataset:
     try:
         dtype = dataset.dtype
     except LIBRARY_ERRORS:
         return Dataset(name, "a type that numpy lacks")
-    shape, chunks = tuple(map(int, dataset.shape or ())), dataset.chunks
-    count = math.prod(-(-n // c) for n, c in zip(shape, chunks or (), strict=False))
+    shape = tuple(map(int, dataset.shape or ()))
     return Dataset(
         name,
         _type_name(dtype),
         shape,
         rows=(shape[0], shape[0]) if shape else None,
-        chunks=chunks,
+        chunks=dataset.chunks,
         filters=_filters_of(dataset),
         bytes=math.prod(shape) * dtype.itemsize if dataset.shape is not None else 0,
-        stored_bytes=int(dataset.id.get_storage_size()) if count <= MOST_CHUNKS else None,
+        stored_bytes=int(dataset.id.get_storage_size()),
         dtype=dtype,
         images=_image_format(dataset, shape),
-        axes=_axes(dataset),
+        axis=next((str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()), "") if shape else "",
         scale=dataset.attrs.get("CLASS") == b"DIMENSION_SCALE",
         packed=any(each in dataset.attrs for each in ("scale_factor", "add_offset", "_FillValue")),
+        matlab="MATLAB_class" in dataset.attrs,
     )
 
 
-def _group(group: h5py.Group, name: str, kind: str) -> Dataset:
+def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     """A group that stands for one dataset."""
-    try:
-        values: Any = group[{"categorical": "codes", "variable": "values"}.get(kind, "data")]
-        made, sides = _dataset(values, name), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
-        shape: tuple[int, ...] = tuple(map(int, sides)) if kind in ("csr", "csc") else values.shape
-        if kind == "variable":
-            offsets: Any = group["offsets"]
-            shape = (offsets.shape[0] - 1, *shape[1:])
-    except LIBRARY_ERRORS:
-        return Dataset(name, kind, encoded=kind)
-    return dataclasses.replace(made, type=f"{_WORDS[kind]}, {made.type}", shape=shape, encoded=kind)
+    values: Any = group[{"categorical": "codes", "variable": "values"}.get(kind, "data")]
+    made, sides = _of_dataset(values, name), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
+    shape: tuple[int, ...] = tuple(map(int, sides)) if kind in ("csr", "csc") else values.shape
+    if kind == "variable":
+        offsets: Any = group["offsets"]
+        shape = (offsets.shape[0] - 1, *shape[1:])
+    rows = (shape[0], shape[0])
+    return dataclasses.replace(made, type=f"{kind}, {made.type}", shape=shape, rows=rows, encoded=kind)
 
 
 def _image_format(dataset: h5py.Dataset, shape: tuple[int, ...]) -> str:
@@ -209,20 +143,9 @@ def _image_format(dataset: h5py.Dataset, shape: tuple[int, ...]) -> str:
     return next((each.name for each in FORMATS if each.name != "BMP" and each.magic.match(data)), "")
 
 
-def _axes(dataset: h5py.Dataset) -> tuple[str, ...]:
-    names = []
-    with contextlib.suppress(*LIBRARY_ERRORS):
-        names = [str(scale.name).rpartition("/")[2] for axis in dataset.dims for scale in axis.values()[:1]]
-    return tuple(names) if len(names) == len(dataset.shape or ()) else ()
-
-
 def _type_name(dtype: np.dtype[Any]) -> str:
-    import h5py
-
     if h5py.check_string_dtype(dtype) is not None or dtype.kind in "SU":
         return "text"
-    if h5py.check_ref_dtype(dtype) is not None:
-        return "references"
     if (within := h5py.check_vlen_dtype(dtype)) is not None:
         return f"variable length, {within}"
     if dtype.names is not None:
@@ -232,12 +155,12 @@ def _type_name(dtype: np.dtype[Any]) -> str:
 
 def _filters_of(dataset: h5py.Dataset) -> tuple[str, ...]:
     """The names of the filters of a dataset, with the level of gzip."""
-    properties, found = dataset.id.get_create_plist(), []
-    for place in range(properties.get_nfilters()):
-        number, _, values, name = properties.get_filter(place)
-        known = _FILTERS.get(number) or name.decode(errors="replace").partition(";")[0] or f"filter {number}"
-        found.append(f"{known} {values[0]}" if number == 1 and values else known)
-    return tuple(found)
+    properties = dataset.id.get_create_plist()
+    filters = [properties.get_filter(place) for place in range(properties.get_nfilters())]
+    return tuple(
+        f"gzip {values[0]}" if number == 1 else name.decode(errors="replace").partition(";")[0] or f"filter {number}"
+        for number, _, values, name in filters
+    )
 
 
 # -- how it is read ---------------------------------------------------------------------------------------------------
@@ -245,15 +168,18 @@ def _filters_of(dataset: h5py.Dataset) -> tuple[str, ...]:
 
 def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None:
     """Say how a field of a dataset is read, and why not faster, or not at all."""
-    if node.why and not node.reading:
-        return
-    where = f"{group.path}:/{node.name}"
+    where = f"{group.path}:/{node.path}"
     try:
-        with as_source_errors(where, "cannot be read", file=group.path, dataset=node.name):
-            field = inspect_field(group, "x", Field(node.name), layout)["x"]
+        with as_source_errors(where, "cannot be read", file=group.path, dataset=node.path):
+            field = inspect_field(group, "x", Field(node.path), layout)["x"]
     except AsyncDataError as error:
         text = str(error).removeprefix(f"{where}: ").removeprefix(f"{group.path}: ")
-        node.why = _encoded_images(node) or text.replace(f"{group.path}:/", "")
+        node.why = text.replace(f"{group.path}:/", "")
+        if node.images:
+            node.why = (
+                f"holds encoded {node.images} images: store their bytes as a group of values and offsets, and decode "
+                "them in a sample_transform, or write a Source of your own (docs/data/sources.md)"
+            )
         return
     stored, ranges = field.values, isinstance(field.stored, StoredRanges)
     way = choice(stored, mapped=True)
@@ -279,8 +205,52 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     node.why = "; ".join(reasons)
 
 
-def _encoded_images(node: Dataset) -> str:
-    return node.images and (
-        f"holds encoded {node.images} images: store their bytes as a group of values and offsets, and decode them in a "
-        "sample_transform, or write a Source of your own (docs/data/sources.md)"
-    )
+# -- groups of equal structure -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Scope:
+    """The datasets of a file; or of the first of the groups that a pattern matches, named by the pattern."""
+
+    nodes: list[Dataset]
+    group: str | None = None
+    count: int = 1
+
+    def relative(self, node: Dataset) -> str:
+        return node.name.removeprefix(f"{self.group}/")
+
+
+def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
+    """The datasets outside of groups of equal structure; and each set of such groups."""
+    rest, groups = list[Dataset](), collections.defaultdict[str, list[Dataset]](list)
+    for node in nodes:
+        name, slash, _ = node.name.removeprefix(parent).partition("/")
+        (groups[name] if slash else rest).append(node)
+    alike = collections.defaultdict[str, list[str]](list)
+    for name, inside in groups.items():
+        begin = f"{parent}{name}/"
+        alike[str([(n.name.removeprefix(begin), n.type, len(n.shape), n.shape[1:]) for n in inside])].append(name)
+    siblings, found = [*(node.name.removeprefix(parent) for node in rest), *groups], list[Scope]()
+    for names in alike.values():
+        pattern = _pattern(names, siblings)
+        if pattern is None:
+            for name in names:
+                outside, *more = scopes_of(groups[name], f"{parent}{name}/")
+                rest += outside.nodes
+                found += more
+            continue
+        for node, *others in zip(*(groups[name] for name in names), strict=True):
+            rows = [each.shape[0] for each in (node, *others) if each.shape]
+            node.groups, node.rows = len(names), (min(rows), max(rows)) if rows else None
+            node.name = f"{parent}{pattern}/{node.name.removeprefix(f'{parent}{names[0]}/')}"
+        found.append(Scope(groups[names[0]], f"{parent}{pattern}", len(names)))
+    return [Scope(rest), *found]
+
+
+def _pattern(names: Sequence[str], siblings: Sequence[str]) -> str | None:
+    """The pattern that matches these groups and no sibling; None if there is none, or they are stages."""
+    if len(names) < 2 or any(has_word(name, f"{TRAINING}|{HELD_OUT}") for name in names):
+        return None
+    prefix = glob.escape(common_start(names).rstrip("0123456789"))
+    fitting = (p for p in (f"{prefix}*", f"{prefix}[0-9]*") if sorted(fnmatch.filter(siblings, p)) == sorted(names))
+    return next(fitting, None)

@@ -1,22 +1,28 @@
-"""`Report`: what ``inspect`` found. ``--json`` prints it; docs/tools/inspect.md says what each value is."""
+"""`Report`: what ``inspect`` found, as ``--json`` prints it and docs/tools/inspect.md describes it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lit_async_data.tools.inspect.contents import SHOWN, Dataset
-from lit_async_data.tools.suggestion import Call
+import numpy as np
 
-#: Raised if a key of the JSON changes its meaning or goes.
-VERSION = 1
+from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.errors import AsyncDataError
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.tools.call import Call
+from lit_async_data.tools.inspect.contents import SHOWN, Dataset
+
+# Raised if a key of the JSON changes its meaning or goes.
+VERSION = 2
+# Labels of more samples are not read; whole numbers from 1 to less than this many are taken for classes.
+MOST_LABELS, MOST_CLASSES = 2_000_000, 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class ColumnReport:
-    """A column of a table."""
-
     name: str
     type: str
     kind: str | None
@@ -27,17 +33,19 @@ class ColumnReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class SuggestionReport:
-    """Lines that read the files. What they call is not part of the JSON."""
+class Suggestion:
+    """What a sample may be, and the call that builds the source; once that has worked, what it builds."""
 
     title: str
-    python: str
-    command: str
-    samples: dict[str, int]
-    batch: dict[str, dict[str, Any]]
-    reading: str
-    notes: tuple[str, ...]
-    calls: Mapping[str, Call] = dataclasses.field(repr=False)
+    call: Call
+    notes: tuple[str, ...] = ()
+    samples: int = 0
+    batch: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    reading: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {"title": self.title, "python": self.call.python(), "command": self.call.command()}
+        return found | {name: getattr(self, name) for name in ("samples", "batch", "reading", "notes")}
 
 
 @dataclasses.dataclass
@@ -45,22 +53,77 @@ class Report:
     """What ``inspect`` found."""
 
     kind: str
-    files: list[dict[str, Any]]
-    writer: str | None = None
+    files: list[str]
+    bytes: int | None = None
     groups: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     datasets: list[Dataset] = dataclasses.field(default_factory=list)
     columns: list[ColumnReport] = dataclasses.field(default_factory=list)
     rows: int | None = None
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-    suggestions: list[SuggestionReport] = dataclasses.field(default_factory=list)
+    suggestions: list[Suggestion] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+
+    def suggest(self, candidates: Sequence[Suggestion]) -> None:
+        """Add the first that works; else a note why the likeliest does not."""
+        errors = []
+        for each in candidates:
+            try:
+                self.suggestions.append(_verified(each))
+            except AsyncDataError as error:
+                errors.append(f"{each.call.python().splitlines()[-1]} does not fit: {' '.join(str(error).split())}")
+            else:
+                return
+        self.notes += errors[:1]
 
     def as_dict(self) -> dict[str, Any]:
         """This report as values of JSON."""
         values = {"version": VERSION, **vars(self)}
         values["datasets"] = [{key: getattr(each, key) for key in SHOWN} for each in self.datasets]
         values["columns"] = [vars(each) for each in self.columns]
-        values["suggestions"] = [
-            {key: value for key, value in vars(each).items() if key != "calls"} for each in self.suggestions
-        ]
+        values["suggestions"] = [each.as_dict() for each in self.suggestions]
         return values
+
+
+def by_groups(names: Sequence[str]) -> list[str]:
+    """The note on the first of the names of what keeps samples together."""
+    call = 'split(source, {{"train": 0.8, "val": 0.2}}, groups="{0}") keeps each {0} in one stage'
+    return [call.format(name) for name in names[:1]]
+
+
+def _verified(suggestion: Suggestion) -> Suggestion:
+    """The suggestion, after its source has been built and the first sample read."""
+    with contextlib.closing(suggestion.call.build()) as source:
+        source[0]
+        return dataclasses.replace(
+            suggestion,
+            samples=len(source),
+            batch={key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in source.spec.items()},
+            reading=source.chunks.reading,
+            notes=(*suggestion.notes, *_about_labels(source), *_about_types(source.spec)),
+        )
+
+
+def _about_labels(source: Source) -> Iterator[str]:
+    y = source.spec.get("y")
+    if y is None or y.shape or len(source) > MOST_LABELS:
+        return
+    values = source.column("y")
+    if y.classes:
+        yield f"y has {len(y.classes)} classes: {', '.join(y.classes[:4])}{', …' if len(y.classes) > 4 else ''}"
+    elif (values % 1 == 0).all():
+        low, high = int(values.min()), int(values.max())
+        from_1 = "; torch's losses count classes from 0: subtract in a transform"
+        yield f"y is from {low:,} to {high:,}{from_1 if 0 < low <= high < MOST_CLASSES else ''}"
+
+
+def _about_types(spec: BatchSpec) -> Iterator[str]:
+    x, y = spec.get("x"), spec.get("y")
+    if wide := [key for key, each in spec.items() if each.dtype == np.float64]:
+        names = " and ".join(wide)
+        yield f'{names}: float64, as stored; dtype="float32" of a field, or "int64" for classes, is what networks take'
+    if x is not None and x.dtype.kind == "u" and len(x.shape) > 1:
+        yield (
+            f'x is {x.dtype}, as stored: on a GPU, device_transform=ToFloat("x") makes float32 from 0 to 1; on a CPU, '
+            "where the loop would wait for it, divide in a batch_transform"
+        )
+    if x is None or len(x.shape) not in (2, 3) or y is None or y.shape or y.dtype.kind not in "iu":
+        yield "the network of train.py takes images and class numbers: add model._target_=package.YourModule"

@@ -1,152 +1,126 @@
-"""The report on tables: what each column would be as a field, and the lines that read the rows."""
+"""The report on a table: what each column would be as a field, and the lines that read the rows."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lit_async_data.errors import AsyncDataError
-from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.manifest.fields.column import Column, kind_of, kind_of_path
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.table.arrow import arrow, is_number, is_text
 from lit_async_data.sources.manifest.table.delimited import TextFormat
-from lit_async_data.sources.manifest.table.reading import column_names
+from lit_async_data.sources.manifest.table.reading import column_names, files_of
 from lit_async_data.sources.manifest.table.table import Table
-from lit_async_data.tools.inspect.guesses import GROUPS, LABELS, MASKS, OTHERS
-from lit_async_data.tools.inspect.hdf5_files import hdf5_report, path_of
-from lit_async_data.tools.inspect.report import ColumnReport, Report
-from lit_async_data.tools.inspect.scopes import STAGES, has_word
-from lit_async_data.tools.inspect.verified import first_that_works
-from lit_async_data.tools.suggestion import Call, Given, Suggestion
+from lit_async_data.tools.call import Call, Given, literal
+from lit_async_data.tools.inspect.hdf5_files import hdf5_report
+from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion, by_groups
+from lit_async_data.tools.inspect.words import GROUPS, LABELS, MASKS, OTHERS, TRAINING, has_word
 
 # Side of images that have no common size.
 IMAGE_SIZE = 224
-_EXAMPLES, _EXAMPLE_CHARACTERS = 3, 24
-_STAGE_COLUMNS, _ROWS = "split|stage|set|subset|phase|partition|usage", "rows?|slice|index|idx|frame"
-_NAMES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
+_EXAMPLES, _WIDTH = 3, 24
+_FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
 
 
-def table_report(paths: Sequence[str]) -> Report:
-    """Inspect tables: the first that can be read is described.
-
-    Raises:
-        AsyncDataError: No file can be read; the error of the first.
-    """
-    arrow()  # raises if it is missing
-    names: dict[str, list[str]] = {}
-    errors: dict[str, AsyncDataError] = {}
-    for path in paths:
-        try:
-            names[path] = column_names(path, _format(path))
-        except AsyncDataError as error:
-            errors[path] = error
-    if not names:
-        raise next(iter(errors.values()))
-    first, header = next(iter(names.items()))
-    table = Table.of(first, [name for name in header if name], text_format=_format(first))
-    guesses = _Guesses(table, header, path_of(list(names)), _format(first))
-    report = Report(
-        "table",
-        [{"path": path, "bytes": os.path.getsize(path)} for path in names],
-        columns=guesses.columns,
-        rows=len(table),
-        unreadable={path: " ".join(str(error).split()) for path, error in errors.items()},
-    )
+def table_report(path: str) -> Report:
+    """The report on a file, a pattern of files, or a folder of them; the first is described."""
+    arrow()
+    files = files_of(path)
+    report, options = Report("table", files, sum(map(os.path.getsize, files))), dict[str, str]()
+    header = column_names(files[0])
+    if len(header) == 1 and (found := [each for each in ",;\t|" if each in header[0]]):
+        options["delimiter"] = found[0]
+        header = column_names(files[0], TextFormat(found[0]))
+    table = Table.of(files[0], [name for name in header if name], text_format=TextFormat(**options))
+    root = RootDirectory(os.path.dirname(os.path.abspath(files[0])))
+    report.columns, report.rows = [_column(table, name, root) for name in header if name], len(table)
     if data := [name for name in header if is_number(name) or kind_of_path(name)]:
         report.notes.append(
             f"the first line looks like data ({data[0]}), but it must name the columns: put a line of names before it, "
             "or give pandas.read_csv(…, names=[…])"
         )
         return report
-    works = first_that_works(list(guesses.suggestions()))
-    if isinstance(works, str):
-        report.notes.append(works or 'no column looks like samples: name yours in fields={"x": COLUMN, "y": COLUMN}')
-    else:
-        report.suggestions.append(works)
+    report.suggest(list(_Guesses(table, report.columns, root.root).suggestions(path, options)))
+    if not report.suggestions and not report.notes:
+        report.notes.append('no column looks like samples: name yours in fields={"x": COLUMN, "y": COLUMN}')
     return report
 
 
-def _format(path: str) -> TextFormat:
-    """The delimiter, if the first line has one of another kind."""
-    if not path.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
-        return TextFormat()
-    names = column_names(path)
-    return TextFormat(next((each for each in ",;\t|" if len(names) == 1 and each in names[0]), None))
+def sized_images(suggestion: Suggestion) -> Suggestion:
+    """The suggestion for images that have no common size."""
+    call, note = suggestion.call, f"images have several sizes: choose one instead of {IMAGE_SIZE}"
+    sized = dataclasses.replace(call, options={**call.options, "image_size": IMAGE_SIZE})
+    return dataclasses.replace(suggestion, call=sized, notes=(note, *suggestion.notes))
 
 
-def _shown(value: object) -> str:
-    """A value, shortened: a path loses its beginning, which is the same in all rows."""
-    text, most = str(value), _EXAMPLE_CHARACTERS
-    return text if len(text) <= most else f"…{text[1 - most :]}" if "/" in text else f"{text[: most - 1]}…"
+def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
+    array, distinct, why = table.array(name), None, ""
+    kind: str | None = None
+    with contextlib.suppress(arrow().ArrowException):  # lists have no such count
+        distinct = int(arrow("compute").count_distinct(array).as_py())
+    try:
+        kind = kind_of("x", Column(name), table, root)
+        if kind is None:
+            first = table.first(name)
+            is_class = isinstance(first, str) and not is_number(first)
+            table.labels(name, kind=None if is_class else "number", null="drop")
+            kind = "class" if is_class else "number"
+    except AsyncDataError as error:
+        why = str(error).removeprefix("fields.x.kind: ")
+    shown = dict.fromkeys(str(each) for each in array.slice(0, 1000).drop_null().to_pylist())
+    examples = tuple(each if len(each) <= _WIDTH else f"…{each[1 - _WIDTH :]}" for each in list(shown)[:_EXAMPLES])
+    type_name = "text" if is_text(array.type) else str(array.type)
+    return ColumnReport(name, type_name, kind, distinct, array.null_count, examples, why)
 
 
 class _Guesses:
-    """Which columns are likely paths, labels, stages, ids and groups; from names, kinds and values."""
+    """Which columns are likely paths, labels, ids and groups; from names, kinds and values."""
 
-    def __init__(self, table: Table, header: Sequence[str], path: str | list[str], text_format: TextFormat) -> None:
-        first = path if isinstance(path, str) else path[0]
-        self._table, self._path = table, path
-        self._root = RootDirectory(os.path.dirname(os.path.abspath(first)))
-        self._options = {} if text_format.delimiter is None else {"delimiter": text_format.delimiter}
-        self.columns = [self._column(name) for name in header if name]
-        self._separators = {c.name: found for c in self.columns if (found := self._separator(c))}
+    def __init__(self, table: Table, columns: Sequence[ColumnReport], folder: str) -> None:
+        self._table, self._columns, self._folder = table, columns, folder
+        self._separators = {c.name: found for c in columns if (found := self._separator(c))}
 
-    def _column(self, name: str) -> ColumnReport:
-        array, distinct, why = self._table.array(name), None, ""
-        kind: str | None = None
-        with contextlib.suppress(arrow().ArrowException):  # lists have no such count
-            distinct = int(arrow("compute").count_distinct(array).as_py())
-        try:
-            kind = kind_of("x", Column(name), self._table, self._root)
-            if kind is None:
-                first = self._table.first(name)
-                is_class = isinstance(first, str) and not is_number(first)
-                self._table.labels(name, kind=None if is_class else "number")
-                kind = "class" if is_class else "number"
-        except AsyncDataError as error:
-            why = str(error).removeprefix("fields.x.kind: ")
-        shown = dict.fromkeys(_shown(value) for value in array.slice(0, 1000).drop_null().to_pylist())
-        type_name = "text" if is_text(array.type) else str(array.type)
-        return ColumnReport(name, type_name, kind, distinct, array.null_count, tuple(shown)[:_EXAMPLES], why)
-
-    def suggestions(self) -> Iterator[Suggestion]:
+    def suggestions(self, path: str, options: dict[str, Any]) -> Iterator[Suggestion]:
         """Alternatives, the likeliest first; none if nothing is likely."""
-        files = [column for column in self.columns if column.kind in _NAMES]
-        labels = sorted((c for c in self.columns if self._score(c)), key=self._score, reverse=True)
-        others = f"{OTHERS}|{GROUPS}"
-        numbers = [c for c in self.columns if c.kind == "number" and c not in labels[:1]]
-        features = [c.name for c in numbers if not has_word(c.name, others)]
+        files = [column for column in self._columns if column.kind in _FILES]
+        labels = sorted((c for c in self._columns if self._score(c)), key=self._score, reverse=True)
+        numbers = [c for c in self._columns if c.kind == "number" and c not in labels[:1]]
+        features = [c.name for c in numbers if not has_word(c.name, f"{OTHERS}|{GROUPS}")]
         if not files and not features:
             return
-        options: dict[str, Any] = self._options | (self._root_option(files[0]) if files else {})
         x: Given = features[0] if len(features) == 1 else features
+        notes, what = self._notes(labels), "rows"
         if files:
-            x = self._hdf5(files[0], options) if files[0].kind == "hdf5" else files[0].name
-        ids = [c for c in self.columns if c.distinct == len(self._table) and has_word(c.name, "id|uid|key")]
+            roots = self._roots(files[0])
+            notes += [f"files lie in other folders, too: root={' or '.join(map(repr, roots[1:]))}"] if roots[1:] else []
+            options |= {"root": roots[0]} if roots[0] else {}
+            x, what = self._files(files[0], roots[0]), _FILES[str(files[0].kind)]
+        ids = [c for c in self._columns if c.distinct == len(self._table) and has_word(c.name, "id|uid|key")]
         options |= {"id": ids[0].name} if ids and not ids[0].missing else {}
         masks = [column for column in files[1:] if has_word(column.name, MASKS)]
-        chosen: list[ColumnReport | None] = [*(masks[:1] or labels[:3])]
-        what = _NAMES[str(files[0].kind)] if files else "rows"
-        for label in chosen or [None]:
-            fields = {"x": x} if label is None else {"x": x, "y": self._label(label, mask=bool(masks))}
-            for size in ({}, {"image_size": IMAGE_SIZE}) if what == "images" else ({},):
-                calls = self._calls(fields, options | size)
-                notes = [f"images have several sizes: choose one instead of {IMAGE_SIZE}"] if size else []
-                notes += self._notes(label, labels, one="all" in calls)
-                yield Suggestion(f"{what} with {label.name}" if label else what, calls, tuple(notes))
+        targets: list[ColumnReport | None] = [*masks[:1], *labels[:3]]
+        for y in targets or [None]:
+            fields = {"x": x} if y is None else {"x": x, "y": self._target(y)}
+            others = [literal(self._target(each)) for each in labels if y in labels and each is not y]
+            more = [f"may be labels too: {', '.join(others)}"] if others else []
+            title = what if y is None else f"{what} with {y.name}"
+            suggestion = Suggestion(title, Call("ManifestSource", path, fields, options), (*notes, *more))
+            yield suggestion
+            if what == "images":
+                yield sized_images(suggestion)
 
     def _values(self, column: ColumnReport) -> list[str]:
         return [str(each) for each in self._table.array(column.name).unique().drop_null().to_pylist()]
 
     def _separator(self, column: ColumnReport) -> str | None:
-        """What separates several classes in a cell: it makes no more classes than there are different cells."""
+        """What separates several classes in a cell: it makes fewer classes than there are different cells."""
         cells = self._values(column) if column.kind == "class" else []
         for separator in "|;,":
-            classes = {part for cell in cells for part in cell.split(separator)}
-            if sum(separator in cell for cell in cells) > 1 and len(classes) <= len(cells):
+            if len({part for cell in cells for part in cell.split(separator)}) < len(cells):
                 return separator
         return None
 
@@ -156,65 +130,48 @@ class _Guesses:
             return 0
         if has_word(column.name, LABELS):
             return 2
-        other = has_word(column.name, f"{OTHERS}|{GROUPS}|{_STAGE_COLUMNS}") or column.distinct == len(self._table)
+        other = has_word(column.name, f"{OTHERS}|{GROUPS}") or column.distinct == len(self._table)
         return int(not other and column.kind == "class" and column.distinct <= max(len(self._table) // 2, 2))
 
-    def _label(self, column: ColumnReport, *, mask: bool) -> Given:
-        options = {"mode": "P"} if mask else {"null": "drop"} if column.missing else {}
-        if column.name in self._separators:
-            options["separator"] = self._separators[column.name]
+    def _target(self, column: ColumnReport) -> Given:
+        options = {"separator": self._separators[column.name]} if column.name in self._separators else {}
+        if column.kind in _FILES:
+            options["mode"] = "P"
+        elif column.missing:
+            options["null"] = "zero" if options else "drop"
         return {"name": column.name, **options} if options else column.name
 
-    def _root_option(self, column: ColumnReport) -> dict[str, str]:
-        """The folder of the files, where it is not that of the table."""
-        first, root = str(self._table.first(column.name)), self._root.root
-        if os.path.isabs(first):
-            above = os.path.commonpath([os.path.dirname(each) for each in self._values(column) if os.path.isabs(each)])
-            return {} if os.path.commonpath([above, root]) == root else {"root": above}
-        below = sorted(entry.path for entry in os.scandir(root) if entry.is_dir())
-        places = [root, *below, os.path.dirname(root), os.getcwd()]
-        folder = next((each for each in places if os.path.exists(os.path.join(each, first))), root)
-        return {} if folder == root else {"root": os.path.relpath(folder)}
+    def _roots(self, column: ColumnReport) -> list[str]:
+        """The folders from which paths lead to files, as ``root``; empty for the folder of the table."""
+        paths = self._values(column)
+        if os.path.isabs(paths[0]):
+            above = os.path.commonpath([os.path.dirname(each) for each in paths if os.path.isabs(each)])
+            return ["" if os.path.commonpath([above, self._folder]) == self._folder else above]
+        below = sorted(entry.path for entry in os.scandir(self._folder) if entry.is_dir())
+        places = dict.fromkeys([self._folder, *below, os.path.dirname(self._folder), os.getcwd()])
+        found = [p for p in places if all(os.path.exists(os.path.join(p, each)) for each in (paths[0], paths[-1]))]
+        return ["" if each == self._folder else os.path.relpath(each) for each in found] or [""]
 
-    def _hdf5(self, column: ColumnReport, options: Mapping[str, Any]) -> Given:
-        """Rows of HDF5 files, with the dataset that looks like samples in the first of them."""
-        found, names = dict[str, Any](), {each.name for each in self.columns}
-        rows = [each.name for each in self.columns if each.kind == "number" and has_word(each.name, _ROWS)]
+    def _files(self, column: ColumnReport, root: str) -> Given:
+        """Files; of HDF5 files their rows, with the dataset that looks like samples in the first of them."""
+        if column.kind != "hdf5":
+            return column.name
+        found, names = dict[str, Any](), {each.name for each in self._columns}
+        rows = [c.name for c in self._columns if c.kind == "number" and has_word(c.name, "rows?|slice|index|idx|frame")]
         if rows and "row" not in names:
             found["row"] = rows[0]
-        first = os.path.join(options.get("root", self._root.root), str(self._table.first(column.name)))
-        with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file
-            suggestions = hdf5_report([first]).suggestions if "dataset" not in names else []
-            for call in [call for each in suggestions[:1] for call in each.calls.values() if "x" in call.fields]:
-                given, layout = call.fields["x"], call.options.get("layout", {})
-                found["dataset"] = given.name if isinstance(given, Field) else given
-                found |= {"layout": layout["x"]} if "x" in layout else {}
+        if "dataset" not in names:
+            with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file
+                first = os.path.join(root or self._folder, str(self._table.first(column.name)))
+                for call in [each.call for each in hdf5_report([first]).suggestions[:1]]:
+                    found["dataset"], layout = call.name_of("x"), call.options.get("layout", {})
+                    found |= {"layout": layout["x"]} if "x" in layout else {}
         return {"name": column.name, **found} if found else column.name
 
-    def _calls(self, fields: Mapping[str, Given], options: Mapping[str, Any]) -> dict[str, Call]:
-        """One source; or one for each stage, if a column names them."""
-        for column in self.columns:
-            if column.kind == "class" and (has_word(column.name, _STAGE_COLUMNS) or column.distinct in (2, 3)):
-                values = self._values(column)
-                stages = {STAGES[each.lower()]: each for each in values if each.lower() in STAGES}
-                if "train" in stages and len(stages) == len(values) > 1:
-                    filters = {stage: [[column.name, "==", stages[stage]]] for stage in stages}
-                    return {
-                        stage: Call("ManifestSource", self._path, fields, {**options, "filters": filters[stage]})
-                        for stage in ("train", "val", "test")
-                        if stage in stages
-                    }
-        return {"all": Call("ManifestSource", self._path, fields, options)}
-
-    def _notes(self, label: ColumnReport | None, labels: Sequence[ColumnReport], *, one: bool) -> Iterator[str]:
-        groups = [c.name for c in self.columns if has_word(c.name, GROUPS) and (c.distinct or 0) > 1]
-        for group in groups[:one]:
-            yield f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{group}") keeps each {group} in one stage'
-        others = {c.name: c.name for c in labels if c != label and label in labels}
-        others |= {
-            name: f'{{"name": "{name}", "separator": "{separator}"}}, which makes a vector of 0 and 1'
-            for name, separator in self._separators.items()
-            if label is None or label.name != name
-        }
-        if others:
-            yield f"may be labels too: {'; '.join(others.values())}"
+    def _notes(self, labels: Sequence[ColumnReport]) -> list[str]:
+        notes = by_groups([c.name for c in self._columns if has_word(c.name, GROUPS) and (c.distinct or 0) > 1])
+        for column in self._columns:
+            values = self._values(column) if column.distinct in (2, 3) and column not in labels[:1] else []
+            training = [each for each in values if has_word(each, TRAINING)]
+            notes += [f'filters=[["{column.name}", "==", "{each}"]] takes the rows for training' for each in training]
+        return notes

@@ -6,23 +6,22 @@ Every value is compared. A pack that fails or is interrupted leaves no file.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TextIO
 
-from lit_async_data.errors import AsyncDataError, ConfigError
-from lit_async_data.tools.given_source import GivenSource, add_source_arguments
-from lit_async_data.tools.pack.fields import NAMES
+from lit_async_data.errors import ConfigError
+from lit_async_data.tools.call import Call
+from lit_async_data.tools.given_source import add_source_arguments, given_source
 from lit_async_data.tools.pack.packing import Packed, pack
-from lit_async_data.tools.suggestion import Call, Suggestion
-from lit_async_data.tools.terminal import sized
+from lit_async_data.tools.pack.plan import NAMES
+from lit_async_data.tools.terminal import counted, sized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="HDF5 files, or one table, or one folder")
     add("-o", "--output", required=True, metavar="OUT.h5", help="the file to write")
@@ -35,25 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace OUT.h5 if it exists")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command: 0; 1 if it failed, 2 if an argument is wrong, 130 after Ctrl-C."""
-    progress = ProgressLine(sys.stderr)
-    given = {name: getattr(args, name) for name in ("codec", "chunk", "columns", "keep_parts", "force")}
-    try:
-        source = GivenSource.of(args.input, args).open()
+def run(arguments: argparse.Namespace) -> None:
+    """Pack, and print what was written. Raises `AsyncDataError`."""
+    given = {name: getattr(arguments, name) for name in ("codec", "chunk", "columns", "keep_parts", "force")}
+    call = given_source(arguments.input, arguments)
+    if call.source == "ManifestSource" and not call.fields:
+        raise ConfigError(f"fields: missing; which columns of {call.path}? For example --fields x=path y=label")
+    with contextlib.closing(call.build()) as source:
+        progress = ProgressLine(sys.stderr)
         try:
-            packed = pack(source, args.output, progress=progress, **given)
+            packed = pack(source, arguments.output, progress=progress, **given)
         finally:
             progress.end()
-            source.close()
-    except KeyboardInterrupt:
-        sys.stderr.write("pack: interrupted; nothing is left\n")
-        return 130
-    except AsyncDataError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    sys.stdout.write(report(packed, args.output))
-    return 0
+    sys.stdout.write(report(packed, arguments.output))
 
 
 class ProgressLine:
@@ -69,7 +62,7 @@ class ProgressLine:
             self._step, self._started, self._told = step, now, now
         if done and now - self._told >= self._every:
             self._told, rate = now, done / (now - self._started)
-            share, left = f"{100 * done // total} % of {sized(total)}", _duration((total - done) / rate)
+            share, left = f"{100 * done // total} % of {sized(total)}", timedelta(seconds=round((total - done) / rate))
             self._stream.write(f"{self._before}{step}: {share}, {sized(rate)}/s, {left} left{self._behind}")
             self._stream.flush()
 
@@ -77,24 +70,18 @@ class ProgressLine:
         self._stream.write(self._before)
 
 
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
-
-
 def report(packed: Packed, path: str) -> str:
     """What was written, and how to read it."""
-    plan, sizes = packed.plan, f"{sized(packed.nbytes)} ({sized(packed.decoded)} decoded)"
-    lines = [f"{path}: {packed.samples:,} samples, {sizes}, every value compared, in {_duration(packed.seconds)}"]
+    plan, took = packed.plan, timedelta(seconds=round(packed.seconds))
+    sizes = f"{sized(packed.nbytes)} ({sized(packed.decoded)} decoded)"
+    lines = [f"{path}: {packed.samples:,} samples, {sizes}, every value compared, in {took}"]
     width = max(len(field.key) for field in plan.fields)
     for field in plan.fields:
         shape = f" {field.shape}" if field.shape else ""
         classes = f", {len(field.classes)} classes" if field.classes else ""
-        rows = "one sample" if field.chunk == 1 else f"{field.chunk} samples"
-        how = (
-            f"{rows} per chunk, {'shuffle and ' if field.shuffle else ''}{plan.codec}" if field.chunk else "contiguous"
-        )
+        codec = f"{'shuffle and ' if field.shuffle else ''}{plan.codec}"
+        how = f"chunks of {counted(field.chunk, 'sample')}, {codec}" if field.chunk else "contiguous"
         lines.append(f"  {field.key:<{width}}  {field.dtype}{shape}{classes}; {how}")
-    read = {field.key: dataclasses.replace(field.source_field, mask_and_scale=field.packed) for field in plan.fields}
-    fields = {key: field if field.classes or field.mask_and_scale else key for key, field in read.items()}
-    program = Suggestion("", {"all": Call("HDF5Source", path, fields, plan.source_options)}).python()
+    fields = {field.key: field.given(unpacked=field.packed) for field in plan.fields}
+    program = Call("HDF5Source", path, fields, plan.source_options).python()
     return "\n".join([*lines, "Read it with", *(f"  {line}" for line in program.splitlines()), ""])

@@ -10,19 +10,21 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import h5py
+import numpy as np
 
-from lit_async_data.errors import AsyncDataError, ConfigError, SourceError
+from lit_async_data.batch.spec import Array, FieldSpec
+from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, SourceError
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import errno_of
 from lit_async_data.system import usable_cores
-from lit_async_data.tools.pack import compare
-from lit_async_data.tools.pack.fields import choose
-from lit_async_data.tools.pack.plan import PARTS, Piece, Plan
+from lit_async_data.tools.pack.plan import PARTS, Piece, Plan, read
 from lit_async_data.tools.pack.writing import Writer
 
 # Decoded chunks of the input that stay in memory, and pieces per thread at a time.
@@ -36,7 +38,6 @@ _T = TypeVar("_T")
 class Packed:
     """A packed file."""
 
-    path: str
     samples: int
     nbytes: int
     decoded: int  # bytes of its samples
@@ -88,7 +89,7 @@ def pack(
     part = f"{path}.{os.getpid()}.part"
     _check_names(source, columns)
     _check_output(source, path, force=force)
-    plan = Plan.of(source, *choose(source, codec, chunk), keep_parts=keep_parts)
+    plan = Plan.of(source, codec, chunk, keep_parts=keep_parts)
     release = source.reserve(INPUT_CHUNKS, 0, 0)
     try:
         _write(source, plan, part, columns, progress)
@@ -106,7 +107,7 @@ def pack(
         release()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
-    return Packed(path, len(source), nbytes, source.spec.nbytes * len(source), plan, time.monotonic() - started)
+    return Packed(len(source), nbytes, source.spec.nbytes * len(source), plan, time.monotonic() - started)
 
 
 def _check_names(source: Source, columns: Sequence[str]) -> None:
@@ -125,15 +126,13 @@ def _check_output(source: Source, path: str, *, force: bool) -> None:
             raise ConfigError(f"{path}: is also the input; leave it out there, or give another output")
     if os.path.isdir(path):
         raise ConfigError(f"{path}: is a folder; give the name of a file")
-    if not os.path.isdir(os.path.dirname(path)):
-        raise ConfigError(f"{os.path.dirname(path)}: no such folder; make it first")
     if os.path.lexists(path) and not force:
         raise ConfigError(f"{path}: exists already, and is not touched; give another name, or --force to replace it")
 
 
 def _write(source: Source, plan: Plan, part: str, columns: Sequence[str], progress: Progress) -> None:
     with h5py.File(part, "x", libver=("earliest", "v110")) as file:  # for old programs, too
-        writer = Writer(file, source, plan, {name: compare.column(source, name) for name in columns})
+        writer = Writer(file, source, plan, {name: column(source, name) for name in columns})
         with contextlib.closing(_done(writer.encoded, plan, "packing", source.spec.nbytes, progress)) as pieces:
             for piece, encoded in pieces:
                 writer.write(piece, encoded)
@@ -142,10 +141,10 @@ def _write(source: Source, plan: Plan, part: str, columns: Sequence[str], progre
 
 
 def _compare(source: Source, plan: Plan, part: str, columns: Sequence[str], progress: Progress) -> None:
-    with contextlib.closing(compare.packed_source(part, plan)) as packed:
+    with contextlib.closing(packed_source(part, plan)) as packed:
         packed.reserve(INPUT_CHUNKS, 0, 0)
-        compare.check_whole(source, packed, columns)
-        work = functools.partial(compare.check_piece, source=source, packed=packed)
+        check_whole(source, packed, columns)
+        work = functools.partial(check_piece, source=source, packed=packed)
         collections.deque(_done(work, plan, "comparing", source.spec.nbytes, progress), maxlen=0)
 
 
@@ -163,3 +162,61 @@ def _done(
                 yield first[0], first[1].result()
                 done += sample_bytes * len(first[0].samples)
                 progress(step, done, total)
+
+
+# -- comparison --------------------------------------------------------------------------------------------------------
+
+
+def packed_source(path: str, plan: Plan) -> HDF5Source:
+    return HDF5Source(path, {field.key: field.given() for field in plan.fields}, **plan.source_options)
+
+
+def check_whole(source: Source, packed: HDF5Source, columns: Iterable[str]) -> None:
+    """Check that batches of both look alike, and that columns are the same."""
+    for key, field in source.spec.fields.items():
+        other = packed.spec[key]
+        if (field.shape, _delivered(field), field.classes) != (other.shape, other.dtype, other.classes):
+            raise CorruptError(f"{packed.name}: {key} is {other} instead of {field}", dataset=key)
+    for name in columns:
+        _check(source, name, column(source, name), column(packed, name), np.arange(len(source)))
+
+
+def check_piece(piece: Piece, source: Source, packed: HDF5Source) -> None:
+    """Compare all values of a piece, byte by byte, so that NaN equals the same NaN."""
+    values, others = read(source, piece.samples), read(packed, piece.samples)
+    for key, field in source.spec.fields.items():
+        _check(source, key, values.pop(key).astype(_delivered(field), copy=False), others.pop(key), piece.samples)
+
+
+def column(source: Source, name: str) -> Array:
+    """A column as it is stored: texts as text, missing ones as empty."""
+    values = source.column(name)
+    if values.dtype.kind not in "OUS":
+        return values
+    return np.array(["" if value is None else str(value) for value in values.tolist()], object)
+
+
+def _delivered(field: FieldSpec) -> np.dtype[np.generic]:
+    """The type in which `HDF5Source` delivers the values of a field."""
+    return np.dtype(np.int64) if not field.shape and field.dtype.kind in "iu" else field.dtype
+
+
+def _check(source: Source, key: str, expected: Array, found: Array, samples: Indices) -> None:
+    if expected.dtype != object:
+        found = found.astype(expected.dtype, copy=False)
+        expected, found = (
+            np.ascontiguousarray(each).reshape(-1).view(np.uint8).reshape(len(samples), -1)
+            for each in (expected, found)
+        )
+    if np.array_equal(expected, found):
+        return
+    row = int((expected != found).reshape(len(samples), -1).any(axis=1).argmax())
+    place = source.locate(source.ids(samples[row : row + 1]))[0]
+    raise CorruptError(
+        f"{key}, sample {samples[row]} ({getattr(place, 'path', None) or place.file}, row {place.row}): the packed "
+        "value differs from the input; did the input change meanwhile? Pack it again, and check memory and disk",
+        file=place.file,
+        dataset=key,
+        row=place.row,
+        sample_id=int(samples[row]),
+    )

@@ -17,8 +17,7 @@ from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.stored_chunk import write_chunk
-from lit_async_data.tools.pack.fields import FILTERS, encoded
-from lit_async_data.tools.pack.plan import PackedField, Piece, Plan, read
+from lit_async_data.tools.pack.plan import FILTERS, PackedField, Piece, Plan, encoded, read
 
 # Attributes that say how a dataset belongs to others in its file.
 LINKS = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict"}

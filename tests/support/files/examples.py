@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import h5py
 import numpy as np
 
@@ -119,6 +121,16 @@ def bird_table(folder, write, *, split=False, sizes=1):
             row | {"site": f"s{number // 10}"} | ({"part": "training" if number < 20 else "val"} if split else {})
         )
     write(pa.Table.from_pylist(rows), folder / "birds")
+
+
+def class_folders(folder, sizes):
+    """Photographs in a folder for each class."""
+    from PIL import Image
+
+    for number in range(12):
+        path = Path(folder, ["auk", "owl"][number % 2], f"{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 8 + number % sizes)).save(path)
 
 
 def jpegs(path):

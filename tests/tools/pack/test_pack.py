@@ -17,12 +17,12 @@ import pyarrow.csv
 import pytest
 
 from lit_async_data import Field, HDF5Source, StorageLayout
-from lit_async_data.errors import ConfigError, FormatError, SourceError
+from lit_async_data.__main__ import main
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.command_line import main
-from lit_async_data.tools.pack import compare, packing, plan, writing
+from lit_async_data.tools.pack import packing, plan, writing
 from lit_async_data.tools.pack.command import ProgressLine
-from lit_async_data.tools.pack.packing import pack
+from lit_async_data.tools.pack.packing import pack, packed_source
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))
@@ -64,7 +64,7 @@ def test_values_come_back_bit_by_bit_with_every_codec(h5, out, codec, dtype, mon
     source = HDF5Source(path)
     chunk = 7 if codec == "zstd" else None  # the last one ends behind the last sample
     packed = pack(source, out, codec=codec, chunk=chunk)
-    same(source, compare.packed_source(out, packed.plan))
+    same(source, packed_source(out, packed.plan))
     with h5py.File(out) as file:
         assert file["data"].dtype == np.dtype(dtype).newbyteorder("=")
         assert file["labels"].dtype == np.dtype("i2")
@@ -79,7 +79,7 @@ def test_axes_come_in_the_order_of_batches_with_the_layout_to_read_them_by(h5, o
     source = HDF5Source(h5(data=rng.integers(0, 9, (16, 12, 3, 10), "u1")), {"x": "data"}, layout="HWCN")
     packed = pack(source, out)
     assert packed.plan.fields[0].layout == "NHWC"
-    same(source, compare.packed_source(out, packed.plan))
+    same(source, packed_source(out, packed.plan))
 
 
 def test_attributes_are_kept_but_not_links_to_other_datasets(h5, out):
@@ -140,7 +140,7 @@ def test_a_table_of_images_keeps_classes_ids_and_paths(tmp_path, out, monkeypatc
         str(tmp_path / "birds.csv"), {"x": "path", "y": "species"}, id="id", image_size=16, resize="crop"
     )
     packed = pack(source, out, columns=["site"])
-    other = compare.packed_source(out, packed.plan)
+    other = packed_source(out, packed.plan)
     same(source, other)
     assert other.spec["y"].classes == ("auk", "owl", "tit")
     assert other.column("origin/id").tolist() == [f"{number:03}" for number in range(20)]
@@ -202,7 +202,7 @@ def test_a_difference_names_dataset_and_sample_and_leaves_no_file(out, key, monk
         return stored
 
     monkeypatch.setattr(writing, "_stored", wrong)
-    with pytest.raises(compare.DifferenceError, match=f"{key}, sample 17 .*differs from the input") as error:
+    with pytest.raises(CorruptError, match=f"{key}, sample 17 .*differs from the input") as error:
         pack(source, out)
     assert (error.value.dataset, error.value.sample_id) == (key, 17)
     assert os.listdir(os.path.dirname(out)) == []
@@ -250,7 +250,7 @@ def test_hdf5_files_become_one_and_the_printed_line_reads_it(scans, out, capsys)
     told = capsys.readouterr()
     assert "20 samples" in told.out
     assert "every value compared" in told.out
-    assert "x  uint8 (12, 32, 3); 4 samples per chunk, deflate" in told.out
+    assert "x  uint8 (12, 32, 3); chunks of 4 samples, deflate" in told.out
     names = {}
     exec(textwrap.dedent(told.out.partition("Read it with\n")[2]), names)
     packed = names["source"]
@@ -289,10 +289,10 @@ def test_values_that_are_packed_in_several_ways_cannot_share_attributes(h5, out,
     [
         (["{h5}", "-o", "{h5}", "--force"], "is also the input"),
         (["{h5}", "-o", "{folder}/taken.h5"], "taken.h5: exists already, and is not touched"),
-        (["{h5}", "-o", "{out}", "--image-size", "8"], "image_size: only for tables and folders"),
+        (["{h5}", "-o", "{out}", "--image-size", "8"], "image_size: HDF5Source has no such option"),
         (["{h5}", "-o", "{out}", "--codec", "none", "--chunk", "2"], "chunk: 2 but without a codec"),
         (["{folder}", "-o", "{out}"], "is a folder of HDF5 files; write .*/\\*.h5"),
-        (["t.csv", "u.csv", "-o", "{out}"], "t.csv is a table; give one"),
+        (["t.csv", "u.csv", "-o", "{out}"], "t.csv is a table or a folder; give one"),
         (["t.csv", "-o", "{out}"], "fields: missing; which columns of t.csv"),
         (["{h5}", "-o", "{folder}"], "is a folder; give the name of a file"),
         (["{h5}", "-o", "{out}", "--columns", "data"], "'data' cannot name a dataset, or names two"),
@@ -313,7 +313,7 @@ def test_ctrl_c_ends_with_130_and_one_line(h5, out, capsys, monkeypatch):
 
     monkeypatch.setattr(packing, "_compare", interrupted)
     assert main(["pack", h5(data=VALUES, labels=np.arange(20)), "-o", out]) == 130
-    assert capsys.readouterr().err == "pack: interrupted; nothing is left\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_terminal_has_one_line_which_is_cleared():
