@@ -1,6 +1,6 @@
 """Reading HDF5, compared with the limit of memory and codecs, and with other loaders of the same file.
 
-    python benchmarks/loading/hdf5.py [--quick] [--json FILE] [--plot FILE] [--folder DIR] [warm | cold | coupled | ...]
+    python benchmarks/loading/hdf5.py [--quick] [--json FILE] [--plot FILE] [--folder DIR] [warm | cold | ...]
 
 Each round runs every contender once, alone: starts it, discards the batches it has ready, counts batches for a while,
 and stops it. Figures are medians over the rounds. Other libraries take part if they are installed
@@ -16,7 +16,6 @@ import functools
 import gc
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ import h5py
 import torch
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.sources.local_files.file_times import RECENT_NS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
@@ -37,7 +35,6 @@ from measuring import page_cache
 from measuring.chart import plotted
 from measuring.hdf5_goals import goals
 from measuring.program import argument_parser, run_parts
-from measuring.training import Training, in_memory
 from readers import hdf5 as readers
 from readers.hdf5 import Contender
 
@@ -259,68 +256,6 @@ def rate_from_cold(contender: Contender, samples: int) -> float:
         return done / (time.perf_counter() - started)
 
 
-# -- coupled -----------------------------------------------------------------------------------------------------------
-
-
-def coupled(run: Run) -> Figures:
-    rounds, seconds = (2, 0.3) if run.quick else (7, 1.5)
-    rows = []
-    print("\nA training loop with AsyncLoader, workers=1, against the same loop with its batches in memory")
-    for layout in (run.layouts["A"], run.layouts["D"]):
-        training = Training(layout)
-        source = HDF5Source(run.path(layout))
-        ours = readers.ours(layout, source, 1)
-        assert ours is not None
-        contenders = {"ours": ours, "dataloader": nth_dataloader(layout, run.path(layout), 2, 0)}
-        with ours.opened() as batches:
-            kept = [next(batches) for _ in range(20)]
-        ratios: dict[str, list[float]] = {name: [] for name in contenders}
-        memory = []
-        for _ in range(rounds):
-            memory.append(training.rate(in_memory(kept), 5, seconds))
-            for name, contender in contenders.items():
-                with contender.opened() as batches:
-                    # Use up the batches that were read ahead before the clock starts.
-                    ratios[name].append(training.rate(batches, contender.ready + 5, seconds) / memory[-1])
-        source.close()
-        row = {"layout": layout.name, "steps_per_s": statistics.median(memory)}
-        row |= {name: statistics.median(ratio) for name, ratio in ratios.items()}
-        rows.append(row)
-        print(
-            f"{layout.name}: {row['steps_per_s']:,.0f} steps/s in memory; AsyncLoader keeps {row['ours']:.1%}, "
-            f"DataLoader over h5py rows with 2 workers {row['dataloader']:.1%}"
-        )
-    return rows
-
-
-# -- opening -----------------------------------------------------------------------------------------------------------
-
-
-def opening(run: Run) -> Figures:
-    """The time from the path of a file of many chunks to the first batch."""
-    layout = run.layouts["B"]
-    path = run.path(layout)
-
-    def first(cache_dir: str | None) -> float:
-        started = time.perf_counter()
-        source = HDF5Source(path, cache_dir=cache_dir)
-        with AsyncLoader(source, {"batch_size": 256, "shuffle": "global", "workers": 1}) as loader:
-            loader.next()
-            return time.perf_counter() - started
-
-    time.sleep(RECENT_NS / 1e9)  # a file written just now gets no saved index
-    with tempfile.TemporaryDirectory() as folder:
-        first(folder)
-        turns = [(first(folder), first(None)) for _ in range(5 * run.rounds)]
-    kept, built = map(statistics.median, zip(*turns, strict=True))
-    row = {"chunks": layout.rows, "seconds": built, "kept_seconds": kept}
-    print(
-        f"\nOpening and the first batch on B, {row['chunks']:,} chunks: {1000 * built:.1f} ms, "
-        f"and {1000 * kept:.1f} ms with a saved index"
-    )
-    return [row]
-
-
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
@@ -383,8 +318,6 @@ def larger(run: Run) -> Figures:
 PARTS: dict[str, Callable[[Run], Figures]] = {
     "warm": warm,
     "cold": cold,
-    "coupled": coupled,
-    "opening": opening,
     "memory": memory,
     "larger": larger,
 }

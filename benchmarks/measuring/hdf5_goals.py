@@ -34,7 +34,7 @@ WARM: dict[tuple[str, str], tuple[tuple[float, float], tuple[float, float], tupl
 
 def goals(figures: Mapping[str, Rows]) -> list[Goal]:
     """The goals of the parts that have figures."""
-    parts = {"warm": warm, "cold": cold, "coupled": coupled, "opening": opening, "memory": memory, "larger": larger}
+    parts = {"warm": warm, "cold": cold, "memory": memory, "larger": larger}
     return [goal for name, part in parts.items() if name in figures for goal in part(figures[name])]
 
 
@@ -59,17 +59,6 @@ def cold(rows: Rows) -> Iterator[Goal]:
     note = "" if rows[0]["dropped"] else " (the page cache was not dropped)"
     yield Goal(f"A, cold{note}, times the best DataLoader over h5py rows", fastest / h5py, 4, 4)
     yield Goal(f"A, cold{note}, of the disk's sequential rate", ours, 0.9, 0.9)
-
-
-def coupled(rows: Rows) -> Iterator[Goal]:
-    for row in rows:
-        yield Goal(f"{row['layout']}, of the steps/s of the same loop with data in memory", row["ours"], 0.95, 0.97)
-
-
-def opening(rows: Rows) -> Iterator[Goal]:
-    label = f"B, milliseconds to open {rows[0]['chunks']} chunks and have the first batch"
-    yield Goal(label, 1000 * rows[0]["seconds"], 50, 50, at_most=True)
-    yield Goal(f"{label}, with a saved index", 1000 * rows[0]["kept_seconds"], 50, 50, at_most=True)
 
 
 def memory(rows: Rows) -> Iterator[Goal]:

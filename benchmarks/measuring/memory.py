@@ -13,9 +13,20 @@ import torch
 
 from lit_async_data import AsyncLoader, HDF5Source
 from measuring.page_cache import BoundedCache, Pages, process_memory
-from measuring.training import SmallModel
 
 MIB = 2**20
+
+
+class SmallModel(torch.nn.Module):
+    """A step of well under a millisecond: a linear layer over every 16th pixel each contender."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3 * 4 * 4, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        seen: torch.Tensor = self.linear(images[:, :, ::16, ::16].flatten(1).float() / 255)
+        return seen
 
 
 def in_fresh_process(work: Callable[..., Any], *args: Any) -> Any:

@@ -1,10 +1,10 @@
 """What grows with the number of samples, chunks and ranks; ranks and data are simulated where they need no disk.
 
-    python benchmarks/promises/scale.py [--quick] [--json FILE] [--plot FILE] [--folder DIR] [plan | dealt | ...]
+    python benchmarks/promises/scale.py [--quick] [--json FILE] [--folder DIR] [plan | dealt | ...]
 
 * plan: CPU time of a batch's order, and its memory, for 10³ to 10¹² samples and 1 to 4096 ranks.
 * dealt: one epoch of 4096 ranks, batch by batch: every sample once, or all but those that ``drop_last`` drops.
-* decoding: how many ranks decode each chunk, by the number of ranks; ``--plot`` draws it (needs matplotlib).
+* decoding: how many ranks decode each chunk, by the number of ranks.
 * checkpoint: the size of a loader's state, and what saving and loading it takes.
 * chunks: opening a file of 10 million chunks, with its index kept and not.
 * rows: opening tables of 50 million rows, as in manifest.py.
@@ -45,7 +45,6 @@ from files.many_chunks import open_chunks, write_chunks
 from loading import manifest
 from measuring.memory import in_fresh_process
 from measuring.program import Goal, argument_parser, run_parts
-from measuring.ranks_chart import plotted
 
 Figures = list[dict[str, Any]]
 KIB = 2**10
@@ -358,14 +357,8 @@ PARTS: dict[str, Callable[[Any], Figures]] = {
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, PARTS)
-    parser.add_argument("--plot", metavar="FILE", help="draw the decodings (needs matplotlib)")
-    args, _, figures = run_parts(parser, PARTS, goals, Run, {"numpy": np.__version__, "h5py": h5py.__version__})
-    if args.plot and "decoding" in figures:
-        try:
-            plotted(figures["decoding"], args.plot)
-        except ImportError as error:
-            print(f"no plot: {error}")
+    versions = {"numpy": np.__version__, "h5py": h5py.__version__}
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, versions)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ from files import tables
 from files.tables import Reading
 from loading.hdf5 import Run
 from measuring.program import Goal, argument_parser, run_parts
-from measuring.training import in_memory
 from readers import hdf5 as readers
 from readers import recordings
 from readers import tables as table_readers
@@ -67,6 +66,11 @@ KINDS = ("thread", "process")
 # Layouts of small samples: one that is copied, one that is decoded, and one of very short steps.
 ON_DEVICE = ("A", "B", "D")
 AUTO = ", auto"
+
+
+def in_memory(batches: list[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from batches
 
 
 def launches() -> Step:

@@ -7,7 +7,7 @@
 * loop: steps of a loop that launches many kernels, kept beside a transform in pure Python.
 * memory: all processes that read a table of 5 million rows.
 * images: JPEGs, decoded, and augmented in numpy: images per second, and per CPU second.
-* next: what a batch takes of the loop's GIL, and a prediction from it for more cores. No transform.
+* next: what a batch takes of the loop's GIL. No transform.
 * kills: 200 processes killed at random moments. The exit status is 1 if a loader hangs, ends without naming the
   process, or leaves something behind.
 

@@ -16,7 +16,6 @@ from typing import Any
 from files import tables
 from files.tables import Reading
 from loading.hdf5 import Run
-from measuring.training import in_memory
 from readers.hdf5 import Batch, endless_epochs
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
@@ -29,7 +28,6 @@ from waiting.processes.transforms import summed
 
 Figures = list[dict[str, Any]]
 KINDS = ("thread", "process")
-CORES = (2, 4, 8, 16, 32)
 # The counting loop goes on for this many times as long as a batch takes to load, and for some seconds at least.
 STEPS, LEAST_STEP_S = 2.0, 0.004
 COUNTED = 20_000
@@ -56,10 +54,10 @@ def loop(run: Run) -> Figures:
         for _ in range(run.rounds + (0 if run.quick else 4)):
             for contender in chosen:
                 # The loop alone before and after each contender: others use the machine too.
-                alone = [beside.rate(step, in_memory(batches), seconds)[0]]  # type: ignore[arg-type]
+                alone = [beside.rate(step, beside.in_memory(batches), seconds)[0]]  # type: ignore[arg-type]
                 with contender.opened() as opened:
                     steps, waited = beside.rate(step, opened, seconds)
-                alone.append(beside.rate(step, in_memory(batches), seconds)[0])  # type: ignore[arg-type]
+                alone.append(beside.rate(step, beside.in_memory(batches), seconds)[0])  # type: ignore[arg-type]
                 kept[contender.name].append(steps / statistics.fmean(alone))
                 waits[contender.name].append(waited)
     print(f"\n{layout}, batch {layout.batch}, a transform in pure Python, launches\n{'':40}  of the steps  waiting")
@@ -199,23 +197,8 @@ def per_batch(run: Run) -> Figures:
                 print(
                     f"{label_of(row):<44} {inside:>16.0f} {late:>14.0f} {blocked:>12.0f} {lost:>14.0f} {step:>13,.0f}"
                 )
-    predict(rows)
     return rows
 
 
 def label_of(row: dict[str, Any]) -> str:
     return f"{row['data'].partition(':')[0]}, batch {row['batch']}, {row['kind']}"
-
-
-def predict(rows: Figures) -> None:
-    """Print the share of its steps that a loop would keep on more cores, and add it to the rows."""
-    print(
-        "\nPrediction, not measured: steps kept by a loop whose step takes as long as N − 1 cores need to load a batch,"
-    )
-    print("if it loses what it spends inside next, and waits for the GIL as long for each batch as here.")
-    print(f"{'':<44} " + " ".join(f"{f'N = {cores}':>8}" for cores in CORES))
-    loading = {row["data"]: row["loading_us"] for row in rows if row["kind"] == "process"}
-    for row in rows:
-        step, lost = loading[row["data"]], row["next_us"] + row["gil_us"]
-        row["predicted"] = {cores: step / (step + lost * (cores - 1)) for cores in CORES}
-        print(f"{label_of(row):<44} " + " ".join(f"{share:>8.3f}" for share in row["predicted"].values()))
