@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import multiprocessing
 import os
@@ -55,6 +56,19 @@ def open_gpu() -> None:
     if torch.cuda.is_available():
         with torch.profiler.profile():
             torch.zeros(1, device="cuda")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many seconds the tests of each room took, of all workers together."""
+    seconds: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds["/".join(report.nodeid.partition("::")[0].split("/")[:-1][:3])] += report.duration
+    if len(seconds) > 1:
+        terminalreporter.section("seconds by room")
+        for room, taken in seconds.most_common():
+            terminalreporter.line(f"{taken:7.1f} {room}")
 
 
 shared_memory = SharedMemory()
