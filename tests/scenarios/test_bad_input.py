@@ -144,107 +144,65 @@ def test_a_group_is_called_a_group_with_what_it_holds(file, name):
     assert (error.file, error.dataset) == (file, name)
 
 
-def text(file):
-    file["bad"] = ["cat", "dog", "cow"]
-
-
-def fixed_text(file):
-    file["bad"] = np.array([b"cat", b"dog", b"cow"])
-
-
-def compound(file):
-    file["bad"] = np.zeros(3, [("x", "f4"), ("y", "f4")])
-
-
-def variable_length(file):
-    file.create_dataset("bad", (3,), dtype=h5py.vlen_dtype("i4"))
-
-
-def opaque(file):
-    file["bad"] = np.array([np.void(b"ab")] * 3)
-
-
-def encoded_images(file):
-    file["bad"] = np.array([np.void(b"\xff\xd8\xff\xe0 and so on")] * 3)
-
-
-def references(file):
-    file.create_dataset("bad", (3,), dtype=h5py.ref_dtype)
-
-
-def arrays(file):
-    file.create_dataset("bad", (3,), dtype=np.dtype(("i4", (2,))))
-
-
-def long_doubles(file):
-    file["bad"] = np.zeros(3, np.longdouble)
-
-
-def scalar(file):
-    file["bad"] = 3.0
-
-
-def no_samples(file):
-    file["bad"] = np.zeros((0, 8, 8))
-
-
-def empty_samples(file):
-    file["bad"] = np.zeros((3, 0))
-
-
 def virtual(file):
     layout = h5py.VirtualLayout((3,), "f4")
     layout[:] = h5py.VirtualSource("elsewhere.h5", "data", (3,))
     file.create_virtual_dataset("bad", layout)
 
 
-def external_storage(file):
-    file.create_dataset("bad", (3,), "f4", external=[("values.bin", 0, 12)])
+# Values, a type that has none in this file, or a function that writes them.
+NO_FIELDS = {
+    "text": (["cat", "dog", "cow"], ["text", "store class numbers", "Field(classes=["]),
+    "fixed text": (np.array([b"cat", b"dog", b"cow"]), ["text", "store class numbers"]),
+    "compound": (np.zeros(3, [("x", "f4"), ("y", "f4")]), ["compound", "store each part as a dataset of its own"]),
+    "variable length": (h5py.vlen_dtype("i4"), ["variable length", "store them padded", "values", "offsets"]),
+    "opaque": (np.array([np.void(b"ab")] * 3), ["|V2", "store it as another type"]),
+    "encoded images": (
+        np.array([np.void(b"\xff\xd8\xff\xe0 and so on")] * 3),
+        ["encoded images", "values and offsets", "DatasetSource"],
+    ),
+    "references": (h5py.ref_dtype, ["references", "store what they refer to"]),
+    "arrays": (np.dtype(("i4", (2,))), ["i4", "store it as another type"]),
+    "long doubles": (np.zeros(3, np.longdouble), ["float128", "store it as another type"]),
+    "scalar": (3.0, ["single value", "one value per sample"]),
+    "nothing": (h5py.Empty("f4"), []),
+    "no samples": (np.zeros((0, 8, 8)), ["(0, 8, 8)", "no samples"]),
+    "no labels": (np.zeros(0, "i4"), ["(0,)", "no samples"]),
+    "empty samples": (np.zeros((3, 0)), ["(3, 0)", "no samples"]),
+    "virtual": (virtual, ["virtual", "give the files it is made of"]),
+    "external storage": (
+        lambda file: file.create_dataset("bad", (3,), "f4", external=[("values.bin", 0, 12)]),
+        ["in another file", "write them to a dataset"],
+    ),
+    "named type": (lambda file: file.update({"bad": np.dtype("f4")}), ["Datatype, not a dataset"]),
+    "endless link": (h5py.SoftLink("/bad"), ["cannot be opened"]),
+}
 
 
-def named_type(file):
-    file["bad"] = np.dtype("f4")
-
-
-def endless_link(file):
-    file["bad"] = h5py.SoftLink("/bad")
-
-
-@pytest.mark.parametrize(
-    ("write", "said"),
-    [
-        (text, ["text", "store class numbers", "Field(classes=["]),
-        (fixed_text, ["text", "store class numbers"]),
-        (compound, ["compound", "store each part as a dataset of its own"]),
-        (variable_length, ["variable length", "store them padded", "values", "offsets"]),
-        (opaque, ["|V2", "store it as another type"]),
-        (encoded_images, ["encoded images", "values and offsets", "DatasetSource"]),
-        (references, ["references", "store what they refer to"]),
-        (arrays, ["i4", "store it as another type"]),
-        (long_doubles, ["float128", "store it as another type"]),
-        (scalar, ["single value", "one value per sample"]),
-        (no_samples, ["(0, 8, 8)", "no samples"]),
-        (empty_samples, ["(3, 0)", "no samples"]),
-        (virtual, ["virtual", "give the files it is made of"]),
-        (external_storage, ["in another file", "write them to a dataset"]),
-        (named_type, ["Datatype, not a dataset"]),
-        (endless_link, ["cannot be opened"]),
-    ],
-)
-def test_what_no_batch_can_hold_is_named_with_what_to_do(h5, write, said):
+@pytest.mark.parametrize("kind", NO_FIELDS)
+def test_what_no_batch_can_hold_is_named_with_what_to_do(h5, kind):
     path = h5(data=np.zeros((3, 4)))
+    values, said = NO_FIELDS[kind]
     with h5py.File(path, "r+") as file:
-        write(file)
+        if isinstance(values, np.dtype):
+            file.create_dataset("bad", (3,), dtype=values)
+        elif callable(values):
+            values(file)
+        else:
+            file["bad"] = values
     error = refused(FormatError, [f"{path}:/bad: ", *said], lambda: HDF5Source(path, ["data", "bad"]))
     assert (error.file, error.dataset) == (path, "bad")
 
 
-def test_a_link_into_another_file_names_that_file(h5, file):
+@pytest.mark.parametrize("name", ["far", "file/labels", "file/patient/age", "soft", "soft file/labels"])
+def test_a_link_into_another_file_names_that_file(h5, file, name):
     path = h5("links.h5", data=np.zeros((10, 3)))
     with h5py.File(path, "r+") as links:
         links["far"] = h5py.ExternalLink("scan.h5", "/labels")
-    said = [f"{path}:/far", "link into another file", file, "give that file as path"]
-    refused(FormatError, said, lambda: HDF5Source(path, ["data", "far"]))
+        links["file"] = h5py.ExternalLink("scan.h5", "/")
+        links["soft"], links["soft file"] = h5py.SoftLink("/far"), h5py.SoftLink("/file")
+    said = [f"{path}:/{name}", "link into another file", file, "give that file as path"]
+    refused(FormatError, said, lambda: HDF5Source(path, ["data", name]))
 
 
 # -- fields and files that do not fit together -------------------------------------------------------------------------
@@ -356,8 +314,10 @@ def test_wildcards_before_the_last_component_are_pointed_to_the_names(h5, group,
         (np.zeros((4, 8, 8), "u1"), ["(8, 8)", "(8, 8, 3)"]),
         (np.zeros((4, 8, 8, 3), "u2"), ["uint16", "uint8"]),
         (np.zeros((4, 8, 8, 3), "f4"), ["float32", "uint8"]),
+        (np.zeros((4, 8, 3, 8), "u1"), ["(8, 3, 8)", "(8, 8, 3)"]),
+        (np.zeros((4, 8, 8, 3), "i1"), ["int8", "uint8"]),
     ],
-    ids=["channels", "rank", "width", "kind"],
+    ids=["channels", "rank", "width", "kind", "axes", "sign"],
 )
 def test_files_of_one_source_that_differ_in_shape_or_type_are_both_named(h5, file, other, said):
     path = h5("scan2.h5", data=other, labels=np.arange(4))

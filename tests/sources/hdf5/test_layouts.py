@@ -377,81 +377,6 @@ def test_links_inside_the_file_lead_to_the_dataset(new, path):
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def other(tmp_path):
-    path = tmp_path / "other.h5"
-    with h5py.File(path, "w") as file:
-        file["data"] = numbered((9, 3))
-        file["group/data"] = numbered((9, 3))
-    return path
-
-
-EXTERNAL = {
-    "a link": ("data", lambda file: {"data": h5py.ExternalLink("other.h5", "/data")}),
-    "a linked group": ("there/data", lambda file: {"there": h5py.ExternalLink("other.h5", "/group")}),
-    "a linked file": ("there/group/data", lambda file: {"there": h5py.ExternalLink("other.h5", "/")}),
-    "a soft link to a link": (
-        "soft",
-        lambda file: {"data": h5py.ExternalLink("other.h5", "/data"), "soft": h5py.SoftLink("/data")},
-    ),
-    "a soft link through a link": (
-        "a/soft",
-        lambda file: {"there": h5py.ExternalLink("other.h5", "/"), "a/soft": h5py.SoftLink("/there/data")},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", EXTERNAL)
-def test_links_to_other_files_are_refused(new, path, other, kind):
-    name, links = EXTERNAL[kind]
-    with new() as file:
-        for key, link in links(file).items():
-            file[key] = link
-    refused(FormatError, [path, "other.h5"], path, {"x": name})
-
-
-def test_external_storage_is_refused(new, path, tmp_path):
-    with new() as file:
-        file.create_dataset("data", data=numbered((9, 3)), external=[(str(tmp_path / "raw.bin"), 0, 200)])
-    refused(FormatError, [path, "raw.bin"], path, {"x": "data"})
-
-
-@pytest.mark.parametrize("where", ["other.h5", "."])
-def test_virtual_datasets_are_refused(new, path, other, where):
-    layout = h5py.VirtualLayout((9, 3), "i4")
-    layout[:] = h5py.VirtualSource(where, "data" if where == "other.h5" else "real", (9, 3))
-    with new() as file:
-        file["real"] = numbered((9, 3))
-        file.create_virtual_dataset("virtual", layout)
-        file["soft"] = h5py.SoftLink("/virtual")
-    for name in ("virtual", "soft"):
-        refused(FormatError, [path, "virtual"], path, {"x": name})
-
-
-NOT_FIELDS = {
-    "no samples": lambda file: create(file, "x", (0, 3), "i4"),
-    "no samples in chunks": lambda file: create(file, "x", (0, 3), "i4", chunks=(4, 3), maxshape=(None, 3)),
-    "no samples among labels": lambda file: create(file, "x", (0,), "i4"),
-    "a scalar": lambda file: file.create_dataset("x", data=3.0),
-    "nothing": lambda file: file.create_dataset("x", data=h5py.Empty("f4")),
-    "a group": lambda file: file.create_group("x"),
-    "a type": lambda file: file.__setitem__("x", np.dtype("f4")),
-    "text": lambda file: file.create_dataset("x", data=["a", "b"]),
-    "bytes": lambda file: file.create_dataset("x", data=np.array([b"a", b"b"])),
-    "a table": lambda file: file.create_dataset("x", data=np.zeros(3, [("a", "i4"), ("b", "f4")])),
-    "ragged rows": lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype("i4")),
-    "references": lambda file: file.create_dataset("x", (3,), h5py.ref_dtype),
-    "opaque": lambda file: file.create_dataset("x", data=np.zeros(3, "V5")),
-}
-
-
-@pytest.mark.parametrize("kind", NOT_FIELDS)
-def test_what_cannot_be_a_field_is_refused_by_name(new, path, kind):
-    with new() as file:
-        NOT_FIELDS[kind](file)
-    refused(FormatError, [path, "x"], path, {"x": "x"})
-
-
 @pytest.mark.parametrize("layout", ["HNW", "HWN"])
 def test_no_samples_on_another_axis_is_refused_too(new, path, layout):
     with new() as file:
@@ -536,49 +461,6 @@ def test_there_may_be_more_files_than_descriptors(several):
             assert read(source, samples)["labels"].tolist() == list(samples)
     finally:
         source.close()
-
-
-DIFFERENT = {
-    "another shape": {"data": numbered((4, 3, 3))},
-    "another rank": {"data": numbered((4, 6))},
-    "axes the other way round": {"data": numbered((4, 2, 3))},
-    "another width": {"data": numbered((4, 3, 2), "i8")},
-    "another sign": {"data": numbered((4, 3, 2), "u4")},
-    "floats": {"data": numbered((4, 3, 2), "f4")},
-    "labels as floats": {"labels": np.arange(4.0)},
-    "labels with an axis": {"labels": numbered((4, 1))},
-}
-
-
-@pytest.mark.parametrize("kind", DIFFERENT)
-def test_files_that_differ_are_refused_by_name(several, tmp_path, kind):
-    paths = several([4, 4, 4])
-    odd = tmp_path / "part1.h5"
-    with h5py.File(odd, "w") as file:
-        for name, values in {"data": numbered((4, 3, 2)), "labels": np.arange(4), **DIFFERENT[kind]}.items():
-            file[name] = values
-    with pytest.raises(FormatError) as caught:
-        HDF5Source(paths)
-    assert str(odd) in str(caught.value)
-    assert str(paths[2]) not in str(caught.value)
-    assert next(iter(DIFFERENT[kind])) in str(caught.value)
-
-
-def test_a_dataset_that_one_file_lacks_is_named_with_the_file(several):
-    paths = several([4, 4, 4])
-    with h5py.File(paths[2], "r+") as file:
-        del file["labels"]
-    with pytest.raises(MissingError, match=r"part2\.h5.*labels"):
-        HDF5Source(paths)
-
-
-def test_fields_of_different_lengths_are_refused_by_file(several):
-    paths = several([4, 4])
-    with h5py.File(paths[1], "r+") as file:
-        del file["labels"]
-        file["labels"] = np.arange(5)
-    with pytest.raises(FormatError, match=r"part1\.h5"):
-        HDF5Source(paths)
 
 
 def test_reading_no_samples_of_several_files_does_nothing(several):

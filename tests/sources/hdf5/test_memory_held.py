@@ -67,7 +67,7 @@ def test_converted_values_are_read_in_small_blocks(h5, monkeypatch):
     source.close()
 
 
-# In a new process: its anonymous memory before a loader is built, and the most while it reads.
+# In a new process: its anonymous memory before a loader is built, and the most while its threads read.
 PROGRAM = """
 import sys, threading
 from lit_async_data import AsyncLoader, HDF5Source
@@ -78,7 +78,7 @@ def anonymous():
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 
 source = HDF5Source(sys.argv[2:])
-options = {"batch_size": 64, "workers": 2} | eval(sys.argv[1])
+options = {"batch_size": 64, "workers": 2, "worker_kind": "thread"} | eval(sys.argv[1])
 before = most = anonymous()
 done = threading.Event()
 
