@@ -299,15 +299,6 @@ def test_balance_draws_both_classes_as_often_and_leaves_evaluation_alone():
     assert [len(batch["index"]) for batch in model.seen["test"][:2]] == [50, 50]
 
 
-def test_every_rare_sample_is_drawn_and_about_as_often_as_any_other_of_its_class():
-    dm = balanced({"epoch_size": 20_000})
-    with dm.train_dataloader() as loader:
-        drawn = torch.cat([batch["index"] for batch in loader]).numpy()
-    counts = np.bincount(drawn, minlength=2000)[RARE]
-    assert abs(counts.mean() - 100) < 5
-    assert counts.min() > 50
-
-
 @pytest.mark.parametrize(
     "how",
     [{"weights": Balanced("y")}, {"weights": np.where(RARE, 19.0, 1.0)}, {"weights": "w"}, {"weights": [1.0] * 2000}],
@@ -324,24 +315,6 @@ def test_an_epoch_may_be_longer_or_shorter_than_the_data(how):
         assert abs(model.all("train", "y").mean() - share) < 5 * 0.5 / np.sqrt(2 * size)
         drawn_by = "balance of y" if isinstance(how["weights"], Balanced) else "weights"
         assert f"{size:,} samples drawn by {drawn_by}, " in str(dm)
-
-
-def test_training_that_goes_on_from_a_checkpoint_draws_what_it_would_have_drawn(tmp_path):
-    through = fitted(balanced(), 1, 2, max_epochs=2).all("train")
-    fit = trainer()
-    fit.fit(Learner(1, 2), datamodule=balanced())
-    fit.save_checkpoint(tmp_path / "first.ckpt")
-    model = Learner(1, 2)
-    trainer(max_epochs=2).fit(model, datamodule=balanced(), ckpt_path=str(tmp_path / "first.ckpt"))
-    assert model.all("train").tolist() == through[2000:].tolist()
-
-
-def test_samples_of_weight_0_are_never_drawn_and_the_rest_in_proportion():
-    weights = np.arange(2000) % 4
-    model = fitted(balanced({"weights": weights, "epoch_size": 12_000}), 1, 2)
-    shares = np.bincount(model.all("train") % 4, minlength=4) / 12_000
-    np.testing.assert_allclose(shares, [0, 1 / 6, 2 / 6, 3 / 6], atol=0.03)
-    assert shares[0] == 0
 
 
 @pytest.mark.parametrize("how", [{"weights": Balanced("y")}, {"weights": np.where(RARE, 19.0, 1.0)}])
@@ -415,39 +388,6 @@ def test_weights_of_the_whole_source_point_to_those_of_the_side():
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------
-
-
-def classes_of(h5, kind):
-    """Writes labels 0, 1, 2, 0, … in one of the forms of HDF5; returns the name of the field."""
-    labels = np.arange(30) % 3
-    path = h5(data=np.zeros((30, 2), np.float32), plain=labels.astype(np.uint8), none=labels - 1)
-    with h5py.File(path, "r+") as file:
-        enum = h5py.enum_dtype({"cat": 0, "dog": 1, "eel": 2}, basetype="u1")
-        file.create_dataset("enum", data=labels.astype("u1"), dtype=enum)
-        group = file.create_group("categorical")
-        group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
-        group["codes"], group["categories"] = labels.astype("i1"), np.array(["cat", "dog", "eel"], object)
-    fields = {"field": Field("plain", classes=["cat", "dog", "eel"])}
-    return HDF5Source(path, {"x": "data", "y": fields.get(kind, kind)})
-
-
-@pytest.mark.parametrize("kind", ["enum", "categorical", "field"])
-def test_classes_have_the_names_that_the_file_or_the_user_gives(h5, kind):
-    source = classes_of(h5, kind)
-    dm = AsyncDataModule(train=source, loader={"batch_size": 10})
-    assert dm.classes == {"y": ("cat", "dog", "eel")}
-    assert dm.num_classes == {"y": 3}
-    model = fitted(dm, 2, dm.num_classes["y"])
-    assert sorted(model.all("train", "y").tolist()) == sorted([0, 1, 2] * 10)
-
-
-def test_classes_without_names_are_counted_and_numbers_below_zero_are_none(h5):
-    plain = AsyncDataModule(train=classes_of(h5, "plain"), loader={"batch_size": 10})
-    assert (plain.classes, plain.num_classes) == ({}, {"y": 3})
-    below = AsyncDataModule(train=classes_of(h5, "none"), loader={"batch_size": 10})
-    assert (below.classes, below.num_classes) == ({}, {})
-    plain.close()
-    below.close()
 
 
 @pytest.mark.parametrize("stage", ["val", "test", "predict"])
@@ -639,13 +579,6 @@ def test_cells_of_a_file_of_anndata(tmp_path):
 
 
 # -- fields that are stored in fewer bytes -----------------------------------------------------------------------------
-
-
-def test_bytes_that_are_wanted_as_float32_are_float32_batches(images):
-    source = HDF5Source(images, {"x": Field("data", dtype="float32"), "y": "labels"})
-    model = fitted(AsyncDataModule(train=source, loader={"batch_size": 16, "return_indices": True}), 64, 10)
-    assert model.all("train", "x").dtype == np.float32
-    np.testing.assert_array_equal(model.all("train", "x"), stored(source, model.all("train"), "data")[0])
 
 
 @pytest.mark.parametrize("as_mapping", [True, False])
