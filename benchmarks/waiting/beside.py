@@ -322,7 +322,7 @@ def sent(source: Source, kind: str, *, alone: bool) -> Contender:
             if alone:
                 stack.enter_context(mock.patch.object(resource_plan, "coalesced_batches", return_value=1))
             loader = stack.enter_context(AsyncLoader(source, options_of(kind)))
-            loader.externally_driven = True
+            loader.machinery.wiring.externally_driven = True
             yield driven(loader)
 
     alike = ours(source, kind)

@@ -172,7 +172,7 @@ class AsyncDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` if there is none."""
         loaders, before = self._take_loaders("train"), None if self._training is None else self._training()
-        if before is not None and before.resuming.saved is None:
+        if before is not None and before.machinery.wiring.resuming.saved is None:
             self._saved = None  # training has begun there
         for loader in loaders:
             self._training = weakref.ref(loader)
@@ -297,7 +297,7 @@ class AsyncDataModule(pl.LightningDataModule):
                 self._resume(loader)
 
     def _resume(self, loader: AsyncLoader) -> None:
-        loader.resuming.force = self.force_resume
+        loader.machinery.wiring.resuming.force = self.force_resume
         if self._saved is not None:
             loader.load_state_dict(self._saved)
 
@@ -356,8 +356,8 @@ class AsyncDataModule(pl.LightningDataModule):
                 raise ConfigError(f"limit_train_batches: {limit} leaves no batch of the {len(loader)} of an epoch")
             epoch, number = divmod(step, -(-batches // accumulate_grad_batches))
             first = number * accumulate_grad_batches
-            plan = loader.schedule.plan(epoch)
-            loader.resuming.print_line = log.debug
+            wiring = loader.machinery.wiring
+            plan, wiring.resuming.print_line = wiring.schedule.plan(epoch), log.debug
             loader.load_state_dict(loader.state_dict() | {"epoch": epoch, "position": plan.position(first)})
             loader.set_epoch(epoch)
             found = []
@@ -430,7 +430,8 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
         loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
-        loader.resuming.print_line, loader.logged = print_line, self._logged
-        loader.reader_process = self._reader_process
+        wiring = loader.machinery.wiring
+        wiring.resuming.print_line, wiring.logged = print_line, self._logged
+        wiring.reader_process = self._reader_process
         self._loaders.add(loader)
         return loader

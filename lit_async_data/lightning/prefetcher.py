@@ -220,7 +220,7 @@ class DevicePrefetcher(pl.Callback):
     def _release(self, *, failed: bool = False) -> None:
         self._gauge.detach()
         for loader in self._driven:
-            loader.externally_driven = False
+            loader.machinery.wiring.externally_driven = False
         self._active = []
         self._verdicts.release()
         self._takeover.detach(failed=failed)
@@ -255,7 +255,7 @@ class DevicePrefetcher(pl.Callback):
         steps = training_steps if is_only(trainer.train_dataloader) else steps_of_one_among_several
         for loader in self._active:
             if isinstance(loader, AsyncLoader):
-                loader.steps_wanted = functools.partial(steps, reference, weakref.ref(loader))
+                loader.machinery.wiring.steps_wanted = functools.partial(steps, reference, weakref.ref(loader))
             else:
                 loader.counted = functools.partial(trained, reference)
 
@@ -288,7 +288,7 @@ class DevicePrefetcher(pl.Callback):
             self._hook_announced = True
             loader.device = "cpu"
         drive(loader, weakref.ref(trainer))
-        loader.externally_driven = True
+        loader.machinery.wiring.externally_driven = True
         self._driven.add(loader)
 
     def _read_ahead(self, trainer: pl.Trainer, loaders: list[DrivenLoader]) -> None:

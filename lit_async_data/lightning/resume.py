@@ -19,7 +19,7 @@ from lit_async_data.errors import ResumeError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
 from lit_async_data.lightning.loops import DrivenLoader, loaders_in
 from lit_async_data.loader.async_loader import AsyncLoader
-from lit_async_data.loader.resuming import Done
+from lit_async_data.loader.resuming import Done, Resuming
 from lit_async_data.order.order_state import Place
 from lit_async_data.order.plan import Limits
 from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
@@ -47,18 +47,18 @@ def training_steps(
     if trainer is None or loader is None:
         return None, None
     if trainer.state.status != "running":
-        loader.resuming.done = None  # the user iterates
+        _resuming(loader).done = None  # the user iterates
         return None, None
     done, total = int(_counters(trainer).ready), trainer.num_training_batches
     if total == math.inf or total <= 0:
         return None, None
     if trainer.fit_loop.restarting:
         _check_counters(trainer, loader, done, int(total))
-    if trainer.ckpt_path and trainer.fit_loop.is_resuming and loader.resuming.saved is None:
-        loader.resuming.report(
+    if trainer.ckpt_path and trainer.fit_loop.is_resuming and _resuming(loader).saved is None:
+        _resuming(loader).report(
             f"{trainer.ckpt_path} holds no place in the data: epoch {_epoch(trainer)} begins at its first sample"
         )
-    loader.resuming.done = functools.partial(_done, reference, done)
+    _resuming(loader).done = functools.partial(_done, reference, done)
     return (int(total) - done if done < total else None), int(total)
 
 
@@ -76,17 +76,17 @@ def steps_of_one_among_several(
     if trainer is None or loader is None:
         return None, None
     if trainer.state.status != "running":
-        loader.resuming.done = None  # the user iterates
+        _resuming(loader).done = None  # the user iterates
         return None, None
-    done, saved = int(_counters(trainer).ready), loader.resuming.saved
+    done, saved = int(_counters(trainer).ready), _resuming(loader).saved
     if saved is not None and trainer.fit_loop.restarting:
         if not done:  # all loaders begin the epoch
-            loader.resuming.forget()
-        elif saved.position and not saved.over and (changed := loader.resuming.changed_steps(saved, alone=False)):
+            _resuming(loader).forget()
+        elif saved.position and not saved.over and (changed := _resuming(loader).changed_steps(saved, alone=False)):
             raise ResumeError(changed, file=_file(trainer))
         else:
             loader.set_epoch(saved.epoch)
-    loader.resuming.done = functools.partial(_done, reference, done)
+    _resuming(loader).done = functools.partial(_done, reference, done)
     return None, None
 
 
@@ -113,7 +113,7 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     Raises:
         ResumeError: ``limit_train_batches`` ends the epoch before the place.
     """
-    saved, total = loader.resuming.saved, trainer.num_training_batches
+    saved, total = _resuming(loader).saved, trainer.num_training_batches
     if not trainer.fit_loop.epoch_loop.restarting:
         return  # see `begin_whole_epoch`
     if saved is None or not saved.position or not trainer.fit_loop.restarting or total == math.inf:
@@ -149,7 +149,7 @@ def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> Non
     alike = [(each.position, each.step) for each in saved.history] == [(0, size)]
     handed_out = saved.position // size if plan.drop_last else math.ceil(saved.position / size)
     if alike and not _is_over(trainer) and handed_out == trained_on + 1:
-        loader.resuming.report(
+        _resuming(loader).report(
             f"samples {trained_on * size} to {saved.position - 1} of epoch {saved.epoch} are left out: the checkpoint "
             "was written in the middle of their step and without DevicePrefetcher, so they count as done"
         )
@@ -166,7 +166,7 @@ def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
         ResumeError: The Trainer has resumed in the middle of the epoch.
     """
     done = int(_counters(trainer).ready) - 1
-    if trainer.fit_loop.restarting and done and not loader.resuming.origin.position:
+    if trainer.fit_loop.restarting and done and not _resuming(loader).origin.position:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
 
 
@@ -254,8 +254,12 @@ def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
     end = plan.position(min(total, len(plan)))
     if place.over or place.position >= end:
         return 0
-    rest = len(loader.schedule.limited(Limits(0, start=place.position)).plan(0))
+    rest = len(loader.machinery.wiring.schedule.limited(Limits(0, start=place.position)).plan(0))
     return min(rest, math.ceil((end - place.position) / (plan.world_size * plan.batch_size)))
+
+
+def _resuming(loader: AsyncLoader) -> Resuming:
+    return loader.machinery.wiring.resuming
 
 
 def _counters(trainer: pl.Trainer) -> Any:
@@ -290,7 +294,7 @@ def _done(reference: weakref.ref[pl.Trainer], before: int) -> Done | None:
 
 def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
     """The saved place that the first pass of a resumed run begins at; None if it begins at the start of an epoch."""
-    saved = loader.resuming.saved
+    saved = _resuming(loader).saved
     if saved is None or not saved.position or not trainer.fit_loop.restarting:
         return None
     if saved.epoch == _epoch(trainer):
@@ -301,7 +305,7 @@ def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
 
 
 def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: int) -> None:
-    place, saved = _resumed_place(trainer, loader), loader.resuming.saved
+    place, saved = _resumed_place(trainer, loader), _resuming(loader).saved
     if place is None and not done:
         return
     if saved is None:
@@ -312,14 +316,14 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
         ended = place.over and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # see `count_again`
         if ended or steps_left(loader, place, total) == total - done:
             return
-    if why := loader.resuming.why_over:
+    if why := _resuming(loader).why_over:
         raise ResumeError(
             f"epoch {saved.epoch} is over: {why}; but Lightning counts batches, and would not end it: add "
             "DevicePrefetcher() to the Trainer's callbacks, which ends it, or resume from another checkpoint",
             file=_file(trainer),
         )
     raise ResumeError(
-        loader.resuming.changed_steps(saved)
+        _resuming(loader).changed_steps(saved)
         or f"the Trainer counts {done} of {total} batches of epoch {_epoch(trainer)} as done, which does not fit the "
         f"saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
         "limit_train_batches or drop_last has changed, restore it, or add DevicePrefetcher() to the Trainer's "

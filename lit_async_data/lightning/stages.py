@@ -198,9 +198,10 @@ class LoaderArguments:
         loader.evaluation = stage != "train"
         if self.trainer is not None:
             drive(loader, self.trainer)
-        loader.label = f"{stage}[{number}]" if number else stage
+        wiring = loader.machinery.wiring
+        wiring.label = f"{stage}[{number}]" if number else stage
         if self.trainer is not None and stage == "train":
-            loader.steps_wanted = functools.partial(training_steps, self.trainer, weakref.ref(loader))
+            wiring.steps_wanted = functools.partial(training_steps, self.trainer, weakref.ref(loader))
         elif self.trainer is not None:
-            loader.steps_wanted = functools.partial(steps_wanted, self.trainer, stage, number)
+            wiring.steps_wanted = functools.partial(steps_wanted, self.trainer, stage, number)
         return loader

@@ -28,16 +28,16 @@ from lit_async_data.hooks.transformation import Outcome, Transformation
 from lit_async_data.host.ahead import Ahead
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.processes.pipelines import pipeline_of
-from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resources.plan import AHEAD, ResourcePlan, slow
 from lit_async_data.host.sample_reader import SampleReader, batch_seed, indexed_spec
 from lit_async_data.host.schedule import schedule_of
+from lit_async_data.loader.base_loader import Machinery
 from lit_async_data.loader.engine import Engine
 from lit_async_data.loader.passes import Taken
-from lit_async_data.loader.resuming import ResumableLoader, Resuming
+from lit_async_data.loader.resuming import AsyncWiring, ResumableLoader, Resuming
 from lit_async_data.options import MAX_SEED, LoaderOptions
-from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
+from lit_async_data.order.epoch_cursor import CursorState, EpochCursor
 from lit_async_data.order.order_state import Place
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import EpochPlan, Schedule
@@ -137,22 +137,18 @@ class AsyncLoader(ResumableLoader):
         return schedule_of(self.source, self.options, *ranks, transform_draws=draws, alike=self._evaluation)
 
     def _take_order(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+        self._wiring.schedule = schedule
         # By this Lightning finds loaders that shuffle, of which it warns in evaluation.
         vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).shuffle != "none"}
 
     def _begin(self, schedule: Schedule, device: torch.device | str, device_depth: int) -> None:
         """Begin as a loader from which nothing has been read."""
-        self._take_order(schedule)
-        #: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
-        self.steps_wanted: StepsWanted = lambda: (None, None)
-        # Loaders can share one; it starts with the first batch.
-        self.reader_process = ReaderProcess()
         self._reset(device, device_depth)
         self._cursor = EpochCursor(schedule)
-        self.resuming = Resuming(self.source, self.options, self._cursor)
+        self._wiring = AsyncWiring(schedule=schedule, resuming=Resuming(self.source, self.options, self._cursor))
+        self._take_order(schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
-        self.batch_sampler = types.SimpleNamespace(sampler=self.resuming)
+        self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
         self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
         # Why no reader process can be used; and whether what is read can go there, once that is known.
         self._refusal, self._can_go = "", False
@@ -171,7 +167,7 @@ class AsyncLoader(ResumableLoader):
     @evaluation.setter
     def evaluation(self, evaluation: bool) -> None:
         options = self._given.evaluated() if evaluation else self._given
-        same = evaluation == self._evaluation or (options == self.options and not self.schedule.shuffled)
+        same = evaluation == self._evaluation or (options == self.options and not self._wiring.schedule.shuffled)
         self._evaluation, self.options = evaluation, options
         if same:
             return
@@ -182,12 +178,12 @@ class AsyncLoader(ResumableLoader):
         self._plans.clear()
         self._cursor.restart()
         self._take_order(self._scheduled())
-        self._cursor.schedule = self.schedule
-        self.resuming.order_changed()
+        self._cursor.schedule = self._wiring.schedule
+        self._wiring.resuming.order_changed()
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same on every rank."""
-        return self.schedule.steps
+        return self._wiring.schedule.steps
 
     def __repr__(self) -> str:
         options, closed = self.options, "closed " if self._run.closed else ""
@@ -200,7 +196,7 @@ class AsyncLoader(ResumableLoader):
         fill = engine.ready
         if cursor.state.fresh:
             self._follow(engine)
-            self.resuming.announce()
+            self._wiring.resuming.announce()
         key = cursor.upcoming
         if key is None:
             cursor.state = cursor.ended
@@ -210,7 +206,7 @@ class AsyncLoader(ResumableLoader):
         try:
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
-            if not self.externally_driven:
+            if not self._wiring.externally_driven:
                 try:
                     engine.queue.top_up(cursor.schedule.following(key))
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
@@ -251,7 +247,7 @@ class AsyncLoader(ResumableLoader):
             "another iterator of this loader is read in the loop, without reading ahead; a loader of its own reads "
             "ahead: AsyncLoader(loader.source, loader.options)",
         )
-        seed, schedule = self.options.seed, self.schedule
+        seed, schedule = self.options.seed, self._wiring.schedule
         if left is None:
             epoch, number = self._side_passes
             epoch, number = self._cursor.state.epoch, number + 1 if epoch == self._cursor.state.epoch else 0
@@ -266,7 +262,8 @@ class AsyncLoader(ResumableLoader):
             self.options, seed=seed, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0
         )
         beside._begin(schedule, self.device, 0)
-        beside.label, beside.logged, beside._is_beside = self.label or "another iterator", self.logged, True
+        beside._wiring.label, beside._wiring.logged = self._wiring.label or "another iterator", self._wiring.logged
+        beside._is_beside = True
         beside._cursor.resume(left)
         return iter(beside)
 
@@ -333,7 +330,7 @@ class AsyncLoader(ResumableLoader):
     def _transformation(self, batches: int = 1) -> Transformation | None:
         if not self._hooks:
             return None
-        samples = batches * self.schedule.capacity
+        samples = batches * self._wiring.schedule.capacity
         seed, indexed = self._hook_seed, self.options.return_indices
         return self._hooks.transformation(self.source, seed, self._outcome, samples, indexed=indexed)
 
@@ -360,7 +357,7 @@ class AsyncLoader(ResumableLoader):
                 self.source,
                 self.spec.narrowed() if on_device else self.spec,
                 self.options,
-                self.schedule,
+                self._wiring.schedule,
                 ahead=ahead,
                 pinned=on_device,
                 transformation=self._transformation(),
@@ -370,13 +367,18 @@ class AsyncLoader(ResumableLoader):
         return self._plans[ahead, on_device]
 
     @property
+    def machinery(self) -> Machinery[AsyncWiring]:
+        """For callbacks, tests and benchmarks; nothing for users."""
+        return Machinery(self._run.engine, self._started, self._prefetch, self._read_ahead, self._wiring)
+
+    @property
     def order(self) -> EpochPlan:
         """The plan of the first epoch."""
-        return self.schedule.plan(0)
+        return self._wiring.schedule.plan(0)
 
     def _follow(self, engine: Engine) -> None:
         """Tell the feed how many steps will be wanted of a pass that begins."""
-        self._cursor.begin(self.steps_wanted)
+        self._cursor.begin(self._wiring.steps_wanted)
         assert isinstance(engine.feed, SlotFeed)
         engine.feed.follow(self._cursor.schedule)
 
@@ -425,10 +427,12 @@ class AsyncLoader(ResumableLoader):
         """A pipeline in a reader process or here, and its plan."""
         plan, options = self.footprint, self.options
         plan.budget.check()
-        if not self.label:  # else `AsyncDataModule.describe` has said it
+        if not self._wiring.label:  # else `AsyncDataModule.describe` has said it
             self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
         try:
-            return pipeline_of(self._setup(plan), self.reader_process, pin=pin, timeout_s=options.timeout_s), plan
+            return pipeline_of(
+                self._setup(plan), self._wiring.reader_process, pin=pin, timeout_s=options.timeout_s
+            ), plan
         except MemoryBudgetError as error:
             if plan.workers.kind != "process" or options.worker_kind == "process":
                 raise

@@ -9,7 +9,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 
@@ -25,7 +25,28 @@ from lit_async_data.options import non_negative_int
 log = logging.getLogger(__name__)
 
 
-class Machinery(NamedTuple):
+@dataclasses.dataclass
+class Wiring:
+    """What a DataModule, a callback or a test has connected to a loader. Refers to no loader.
+
+    Attributes:
+        externally_driven: Whether a callback starts the next copy; else the end of each ``next`` does.
+        priority: Of a pass under a Trainer: the more the Trainer needs it to have the engine, the higher. 0 for a pass
+            of the user's; None if the Trainer does not iterate over this loader itself.
+        label: What log lines call the loader, such as its stage; empty for none.
+        logged: Lines that were logged; loaders that share it log each once.
+    """
+
+    externally_driven: bool = False
+    priority: Callable[[Pass], int | None] | None = None
+    label: str = ""
+    logged: set[str] = dataclasses.field(default_factory=set)
+
+
+W = TypeVar("W", bound=Wiring)
+
+
+class Machinery(NamedTuple, Generic[W]):
     """What callbacks, tests and benchmarks use of a loader.
 
     Attributes:
@@ -35,33 +56,27 @@ class Machinery(NamedTuple):
             begins with its first batch only. May raise `WorkerError` and `ClosedError`.
         read_ahead: Starts reading the next batches into host memory only: for a loader whose turn is yet to come. May
             raise the same.
+        wiring: What is connected to the loader.
     """
 
     engine: Engine | None
     started: bool
     prefetch: Callable[[], None]
     read_ahead: Callable[[], None]
+    wiring: W
 
 
 class BaseLoader(abc.ABC):
     """A loader whose engine starts with the first batch, is replaced after an interrupt, and ends with the loader.
 
-    ``help`` shows what a class has. So what is not for users begins with _, is set on instances, or is in `machinery`.
+    What is not for users begins with _, or is in `machinery`.
 
     Attributes:
-        externally_driven: Whether a callback starts the next copy; else the end of each ``next`` does.
-        priority: Of a pass under a Trainer: the more the Trainer needs it to have the engine, the higher. 0 for a pass
-            of the user's; None if the Trainer does not iterate over this loader itself.
-        label: What log lines call the loader, such as its stage; empty for none.
-        logged: Lines that were logged; loaders that share it log each once.
         local_world_size: Processes of this job on this machine; None for the number that torchrun sets, or 1.
     """
 
-    externally_driven: bool
-    priority: Callable[[Pass], int | None] | None
-    label: str
-    logged: set[str]
     local_world_size: int | None
+    _wiring: Wiring
     _cursor: Any  # a `Cursor`
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
@@ -71,8 +86,7 @@ class BaseLoader(abc.ABC):
         self._verify_copies = verify_copies
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
-        self.priority = None
-        self.externally_driven, self.label, self.logged, self.local_world_size = False, "", set(), None
+        self.local_world_size = None
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
     @abc.abstractmethod
@@ -155,12 +169,13 @@ class BaseLoader(abc.ABC):
             return True
         if one.left is not None:
             return False
-        priority = None if self.priority is None else self.priority(one)
+        needs = self._wiring.priority
+        priority = None if needs is None else needs(one)
         if priority is None:
             takes = owner is None or self._epoch_is_named
         else:
-            assert self.priority is not None
-            takes = priority > (0 if owner is None else self.priority(owner) or 0)
+            assert needs is not None
+            takes = priority > (0 if owner is None else needs(owner) or 0)
         if takes:
             self._release()
             self._restart()
@@ -221,9 +236,9 @@ class BaseLoader(abc.ABC):
             self._reconfigure()
 
     @property
-    def machinery(self) -> Machinery:
+    def machinery(self) -> Machinery[Any]:
         """For callbacks, tests and benchmarks; nothing for users."""
-        return Machinery(self._run.engine, self._started, self._prefetch, self._read_ahead)
+        return Machinery(self._run.engine, self._started, self._prefetch, self._read_ahead, self._wiring)
 
     @property
     def fill(self) -> QueueFill:
@@ -261,9 +276,10 @@ class BaseLoader(abc.ABC):
 
     def _say(self, level: int, line: str) -> None:
         """Log a line, unless a loader that shares `logged` has logged the same."""
-        if line not in self.logged:
-            self.logged.add(line)
-            log.log(level, "%s%s", self.label and f"{self.label}: ", line)
+        wiring = self._wiring
+        if line not in wiring.logged:
+            wiring.logged.add(line)
+            log.log(level, "%s%s", wiring.label and f"{wiring.label}: ", line)
 
     def _enter(self) -> None:
         """Note which thread is inside ``next``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import sys
@@ -11,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_async_data.errors import ResumeError
-from lit_async_data.loader.base_loader import BaseLoader
+from lit_async_data.host.processes.reader_process import ReaderProcess
+from lit_async_data.loader.base_loader import BaseLoader, Wiring
 from lit_async_data.options import LoaderOptions
-from lit_async_data.order.epoch_cursor import EpochCursor
+from lit_async_data.order.epoch_cursor import EpochCursor, StepsWanted
 from lit_async_data.order.order_state import OrderState, Place
 from lit_async_data.order.plan import Schedule
 from lit_async_data.sources.contract.fingerprints import digest
@@ -216,15 +218,33 @@ class Resuming:
         return place
 
 
-class ResumableLoader(BaseLoader):
-    """A loader with a place in the order, which can be saved and taken up again.
+def _all_steps() -> tuple[None, None]:
+    return None, None
+
+
+@dataclasses.dataclass(kw_only=True)
+class AsyncWiring(Wiring):
+    """What is connected to an `AsyncLoader`.
 
     Attributes:
+        schedule: Its order in all epochs.
         resuming: Saves and checks places.
+        steps_wanted: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None
+            for all.
+        reader_process: Starts with the first batch; loaders can share one.
     """
 
+    schedule: Schedule
     resuming: Resuming
+    steps_wanted: StepsWanted = _all_steps
+    reader_process: ReaderProcess = dataclasses.field(default_factory=ReaderProcess)
+
+
+class ResumableLoader(BaseLoader):
+    """A loader with a place in the order, which can be saved and taken up again."""
+
     _cursor: EpochCursor
+    _wiring: AsyncWiring
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that begins the one of this epoch, counted from 0."""
@@ -235,7 +255,7 @@ class ResumableLoader(BaseLoader):
 
         A batch that failed has had its turn. Any thread may call it while no batch is being taken.
         """
-        return self.resuming.state()
+        return self._wiring.resuming.state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Have the next pass begin at a saved place, if it is of that epoch. Reads nothing over.
@@ -264,7 +284,7 @@ class ResumableLoader(BaseLoader):
             ...     [batch["y"].tolist() for batch in other]
             [[4, 5, 6], [7, 8, 9]]
         """
-        place = self.resuming.checked(state, force=force)
+        place = self._wiring.resuming.checked(state, force=force)
         self._stop()
         self._release()
         self._cursor.resume(place)

@@ -22,7 +22,7 @@ from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import ClosedError, TransferError
 from lit_async_data.hooks.callables import Function
 from lit_async_data.host.resources import memory
-from lit_async_data.loader.base_loader import BaseLoader
+from lit_async_data.loader.base_loader import BaseLoader, Wiring
 from lit_async_data.loader.engine import Engine
 from lit_async_data.loader.passes import Pass, Taken
 from lit_async_data.order.permutation import derived_key
@@ -36,8 +36,6 @@ from lit_async_data.prefetch.sharding import check_sharded
 
 log = logging.getLogger(__name__)
 
-# Attributes of instances that are never those of the loader inside.
-OWN = frozenset({"loader", "externally_driven", "priority", "label", "logged"})
 SIDE_PASSES = 1  # separates the keys of passes beside the engine from those of passes with it
 
 
@@ -81,7 +79,7 @@ class PrefetchedLoader(BaseLoader):
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
         super()._reset(device, device_depth, verify_copies)
-        self._cursor = PassCursor()
+        self._cursor, self._wiring = PassCursor(), Wiring()
         self._side_passes, self._warned = 0, False
         # The order that the current pass deals, and the one that the next pass deals from the middle on.
         self._dealt: DealtOrder | None = None
@@ -145,7 +143,7 @@ class PrefetchedLoader(BaseLoader):
         return getattr(self.loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name.startswith("_") or name in OWN or hasattr(type(self), name)
+        own = name.startswith("_") or name == "loader" or hasattr(type(self), name)
         if own or not hasattr(self.loader, name):
             object.__setattr__(self, name, value)
         else:
@@ -246,7 +244,7 @@ class PrefetchedLoader(BaseLoader):
         try:
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
-            if not self.externally_driven:
+            if not self._wiring.externally_driven:
                 # This batch is here; an error of a later one is raised when that is asked for.
                 with self._copy_errors:
                     engine.queue.top_up(feed.following(key))

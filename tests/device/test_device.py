@@ -378,7 +378,7 @@ def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, ex
     source = Copied({"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers})
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:
         assert loader.footprint.layout.batches == 5
-        loader.externally_driven = externally_driven
+        loader.machinery.wiring.externally_driven = externally_driven
         for _ in range(4):
             for step, batch in enumerate(loader):
                 streams.synchronize()

@@ -74,7 +74,7 @@ def test_a_slot_is_not_filled_again_while_it_is_copied():
     handed out, and a third is asked for: it comes when side has gone on, and not before."""
     options = {"batch_size": 4, "shuffle": False, "queue_depth": 1, "workers": 1}
     with lad.AsyncLoader(ArraySource({"x": np.zeros((40, MIB), "u1")}), options, device="cuda") as loader:
-        loader.externally_driven = True
+        loader.machinery.wiring.externally_driven = True
         loader.next()
         torch.cuda.synchronize()
         queue = measures.engine_of(loader).queue

@@ -78,7 +78,7 @@ def test_after_an_error_a_loader_is_on_its_own_again():
     with lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "return_indices": True}) as loader:
         with pytest.raises(RuntimeError, match="mine"):
             trainer(lad.DevicePrefetcher()).fit(Recorder(fails), loader)
-        assert not loader.externally_driven
+        assert not loader.machinery.wiring.externally_driven
 
 
 @pytest.mark.parametrize("loader", [{"drop_last": True, "batch_size": 100}, {"memory_budget": 10}])

@@ -136,7 +136,7 @@ def used_on(loader, interrupts, seed):
             left -= 1
             continue
         loader.settle()
-        wanted = loader.schedule.plan(at // STEPS).batch(at % STEPS).samples
+        wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS).samples
         assert batch["y"].tolist() == wanted.tolist()
         kept = [*kept[-3:], (batch, wanted)]
         for held, numbers in kept:
@@ -166,7 +166,7 @@ def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
 
 def check_batch(loader, batch, at):
     loader.settle()
-    wanted = loader.schedule.plan(at // STEPS).batch(at % STEPS).samples
+    wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS).samples
     assert batch["y"].tolist() == wanted.tolist()
     assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
 
@@ -213,7 +213,7 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
         assert len(steps) == 3
         assert dropped == [KeyboardInterrupt]
         steps += [next(loader)["y"].tolist() for _ in range(STEPS - 3)]
-        plan = loader.schedule.plan(0)
+        plan = loader.machinery.wiring.schedule.plan(0)
         assert steps == [plan.batch(step).samples.tolist() for step in range(STEPS)]
 
 

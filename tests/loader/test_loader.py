@@ -438,7 +438,7 @@ def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
     source = ArraySource({"x": np.zeros(8)})
     loaders = [AsyncLoader(source, {"batch_size": 4}) for _ in range(3)]
     for loader, label in zip(loaders, ("train", "val", "test")):
-        loader.label, loader.logged = label, loaders[0].logged
+        loader.machinery.wiring.label, loader.machinery.wiring.logged = label, loaders[0].machinery.wiring.logged
         loader._say(logging.WARNING, "this is slow")
     loaders[2]._say(logging.WARNING, "this, too")
     assert [each.getMessage() for each in caplog.records] == ["train: this is slow", "test: this, too"]

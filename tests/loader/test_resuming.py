@@ -116,7 +116,7 @@ def test_stopped_anywhere_and_continued_on_other_ranks_no_sample_is_lost_or_repe
     """The same global order: each step, over all ranks, has the next samples of the uninterrupted epoch."""
     options, epoch, state, done = ORDERS[kind] | {"drop_last": drop_last}, 3, None, 0
     with loader_of(numbers(kind=Chunked), **ORDERS[kind]) as loader:
-        order = loader.schedule.plan(epoch).samples(np.arange(loader.order.length)).tolist()
+        order = loader.machinery.wiring.schedule.plan(epoch).samples(np.arange(loader.order.length)).tolist()
     for world_size, batch_size, steps in [*legs, (1, 2, LENGTH)]:
         rest, step = len(order) - done, world_size * batch_size
         if drop_last and step > len(order):

@@ -948,7 +948,7 @@ def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, ext
     streams = streamed(FakeStreams(slow))
     step = Step(streams)
     with prefetched(Detection(), depth) as batches:
-        batches.externally_driven = externally_driven
+        batches.machinery.wiring.externally_driven = externally_driven
         for _ in range(3):
             for number, batch in enumerate(batches):
                 if externally_driven:
@@ -1018,7 +1018,7 @@ def test_what_the_canary_finds_about_a_batch_costs_none_of_those_behind_it(strea
 def test_nothing_is_reserved_for_batches_after_the_last(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
-        batches.externally_driven = True
+        batches.machinery.wiring.externally_driven = True
         for _ in range(6):
             next(batches)
         read_ahead(batches, 1)

@@ -200,7 +200,7 @@ class Hazard:
             transform = rig.transform if self.transforms else None
             device = "cpu" if rig.simulated else "cuda"
             loader = AsyncLoader(source, options, device=device, device_depth=self.depth, device_transform=transform)
-            loader.externally_driven = True
+            loader.machinery.wiring.externally_driven = True
             stack.callback(rig.finish)
             with loader:
                 scene = Scene(rig, loader, first)

@@ -192,7 +192,7 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
     """Seconds that ``prefetch`` takes to start the copy of a batch while both streams are busy."""
     durations, cycles = [], round(hold_s * cycles_per_second())
     with source(16, SETTLE + turns + 1, 0.0, device_depth=1) as loader:
-        loader.externally_driven = True
+        loader.machinery.wiring.externally_driven = True
         for number in range(SETTLE + turns):
             batch = loader.next()
             wait_until(lambda: engine_of(loader).feed.pipeline.ready)

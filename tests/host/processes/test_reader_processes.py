@@ -131,7 +131,7 @@ def test_passes_that_end_early_and_other_epochs_go_on_where_they_should(file):
             begun = iter(_epoch(loader, 7))
             assert [next(begun)["y"].tolist() for _ in range(5)] == wanted[7][:5]
             assert [batch["y"].tolist() for batch in _epoch(loader, 1)] == wanted[1]
-            loader.steps_wanted = lambda: (3, 4)
+            loader.machinery.wiring.steps_wanted = lambda: (3, 4)
             begun = iter(_epoch(loader, 7))
             assert [next(begun)["y"].tolist() for _ in range(3)] == wanted[7][:3]
             assert [batch["y"].tolist() for batch in _epoch(loader, 1)] == wanted[1]
@@ -313,7 +313,8 @@ def test_the_slots_of_a_reader_process_are_locked_for_a_gpu(monkeypatch):
     )
     loader = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"})
     setup = loader._setup(loader.footprint)
-    with contextlib.closing(pipeline_of(setup, loader.reader_process, pin=gpu, timeout_s=60)) as pipeline:
+    process = loader.machinery.wiring.reader_process
+    with contextlib.closing(pipeline_of(setup, process, pin=gpu, timeout_s=60)) as pipeline:
         assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memory(slot).ctypes.data for slot in range(5)]
         locked.clear()
 
@@ -458,7 +459,7 @@ def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader(file):
 
 def sharing(first, *others):
     for other in others:
-        other.reader_process = first.reader_process
+        other.machinery.wiring.reader_process = first.machinery.wiring.reader_process
 
 
 def test_loaders_that_share_a_process_have_their_own_batches(file):
@@ -543,7 +544,8 @@ def test_a_copy_of_a_loader_and_a_pickled_process_begin_with_none():
         next(other)
         assert pid_of(loader) != pid_of(other)
         other.close()
-        assert pickle.loads(pickle.dumps(loader.reader_process)) is not loader.reader_process
+        process = loader.machinery.wiring.reader_process
+        assert pickle.loads(pickle.dumps(process)) is not process
 
 
 # -- a loader of a shared process that nobody reads --------------------------------------------------------------------

@@ -304,9 +304,9 @@ def test_a_slow_worker_costs_no_decoding(file, decodings):
         ahead = Ahead(source, 8)
         decodings.clear()
         # Five steps make a group. Of group 1 a batch has been read, while one of group 0 still is: nothing of group 2.
-        ahead(loader.schedule, [BatchIndex(0, 5)], BatchIndex(0, 4))
+        ahead(loader.machinery.wiring.schedule, [BatchIndex(0, 5)], BatchIndex(0, 4))
         assert decodings == []
-        ahead(loader.schedule, [BatchIndex(0, 4)], BatchIndex(0, 7))
+        ahead(loader.machinery.wiring.schedule, [BatchIndex(0, 4)], BatchIndex(0, 7))
         assert len(decodings) == len(set(decodings)) >= 2
     give_back()
     source.close()
@@ -340,7 +340,7 @@ def test_batches_that_are_read_together_cost_no_decoding(file, decodings, monkey
     decodings.clear()
     for _ in range(10):
         with contextlib.closing(HDF5Source(file)) as source, AsyncLoader(source, options) as loader:
-            loader.steps_wanted = lambda: (None, 0)  # nothing is read of a second epoch
+            loader.machinery.wiring.steps_wanted = lambda: (None, 0)  # nothing is read of a second epoch
             assert loader.footprint.layout.batches > 1
             assert sorted(itertools.chain.from_iterable(labels.tolist() for _, labels in loader)) == list(range(600))
     assert len(decodings) <= 10 * 75
