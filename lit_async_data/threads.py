@@ -41,13 +41,7 @@ class ProcessGuard:
         return self._pid != os.getpid()
 
     def error(self, event: str, advice: str, *, file: str | None = None) -> WorkerError:
-        """Returns the error to raise in a fork.
-
-        Args:
-            event: What happened in the parent, such as ``"this loader was built"``.
-            advice: Why it cannot be used in the fork, and what to do.
-            file: Path of the file concerned.
-        """
+        """Returns the error to raise in a fork."""
         pids = f"in process {self._pid} and cannot be used in its fork {os.getpid()}"
         return WorkerError(f"{event} {pids}: {advice}", file=file)
 

@@ -41,9 +41,6 @@ class DeviceClock:
 
     The host waits for neither. Events that have happened are read when the next batch or the figures are asked for; so
     figures come a step or two late.
-
-    Args:
-        streams: The device.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -77,11 +74,7 @@ class DeviceClock:
         self._asked = self._streams.timed(self._streams.compute())
 
     def came(self, *, first: bool) -> None:
-        """Compute has been told to wait for the batch.
-
-        Args:
-            first: Whether the batch is the first of an epoch.
-        """
+        """Compute has been told to wait for the batch."""
         self._open.append(_Wait(self._asked, self._streams.timed(self._streams.compute()), first))
 
     @property

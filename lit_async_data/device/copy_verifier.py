@@ -52,9 +52,6 @@ class CopyVerifier:
     Args:
         batches: How many.
         streams: The device; None where it has no streams, and batches are handed out in host memory.
-
-    Attributes:
-        left: Batches that are still to be verified.
     """
 
     def __init__(self, batches: int, streams: Streams | None = None) -> None:

@@ -68,13 +68,7 @@ class WrappedQueue:
 
 
 class InlineQueue:
-    """Hands out the batches in host memory themselves. Keeps `DeviceQueue`.
-
-    Args:
-        feed: Where batches come from.
-        depth: 0 to read nothing ahead.
-        transform: Applied to each batch as it is handed out.
-    """
+    """Hands out the batches in host memory themselves. Keeps `DeviceQueue`."""
 
     waited = None
     ready = 0

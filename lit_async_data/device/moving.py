@@ -36,13 +36,7 @@ def _takes_device(kind: type) -> bool:
 
 
 def moved(device: torch.device, then: Callable[[Any], Any] | None, batch: Any) -> Any:
-    """Copies a batch to a device on the current stream, and waits for it.
-
-    Args:
-        device: Where to.
-        then: Called with the batch there.
-        batch: Of any form; see `moves`.
-    """
+    """Copies a batch to a device on the current stream, and waits for it."""
     leaves, skeleton = flatten(batch, moves)
     batch = rebuilt(skeleton, {place: leaf.to(device) for place, leaf in leaves.items()})
     return batch if then is None else then(batch)

@@ -33,13 +33,7 @@ def _nothing() -> None:
 
 
 class SlotFeed:
-    """Batches in slots, lent to the user on the host or copied to a device. Keeps `Feed`.
-
-    Args:
-        pipeline: Fills the slots. Closed with the feed.
-        depth: Slots that can wait.
-        give_back: Called when the feed is closed.
-    """
+    """Batches in slots, lent to the user on the host or copied to a device. Keeps `Feed`."""
 
     def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
@@ -244,9 +238,6 @@ class _Travel:
 
     Large fields travel by themselves, and small ones in one block. Where a slot has several batches, all travel by
     themselves: the small fields of one batch do not lie side by side there.
-
-    Args:
-        layout: Of the slots.
     """
 
     def __init__(self, layout: BatchLayout) -> None:

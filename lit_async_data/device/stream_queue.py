@@ -78,12 +78,6 @@ class Copying:
 class StreamQueue:
     """Copies batches to a device while it computes. Keeps `DeviceQueue`.
 
-    Args:
-        feed: Where batches come from; their memory should be pinned.
-        streams: The device.
-        depth: Batches on the device ahead of the one in use; 0 copies each batch when it is asked for.
-        transform: Run on the side stream after the copy.
-
     Attributes:
         tickets: Batches on their way to the device, in order.
         copying: Host memory that side may still read, in the order of the copies.

@@ -119,11 +119,7 @@ class DeviceTransform:
 
 
 def widened(spec: BatchSpec) -> Callable[[Any], Any] | None:
-    """Casts fields that travel to the device in a narrower type than they are delivered in; None if there are none.
-
-    Args:
-        spec: The fields of batches as they are handed out.
-    """
+    """Casts fields that travel to the device in a narrower type than they are delivered in; None if there are none."""
     types = {
         key: torch.from_numpy(np.empty(0, field.dtype)).dtype
         for key, field in spec.fields.items()

@@ -40,12 +40,6 @@ class Transformation:
     time calls hooks, since few of the objects in them (augmentations with a state) are thread-safe, and Python code
     would not run faster.
 
-    Args:
-        calls: Calls the hooks.
-        outcome: What comes out of them.
-        capacity: The most samples that are read together.
-        lock: Held while hooks are called; shared with all that call the same ones. A new one by default.
-
     Attributes:
         scratch_bytes: Bytes of scratch memory of each thread.
         takes_batches: Whether one of the hooks takes a whole batch, so that several batches cannot be read as one.

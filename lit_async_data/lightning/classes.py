@@ -23,10 +23,6 @@ def class_names(source: Source) -> dict[str, tuple[str, ...]]:
 def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
     """A copy of a source whose class numbers follow other names, if the source found its own classes in a table.
 
-    Args:
-        source: Any source.
-        classes: Names by batch key.
-
     Raises:
         ManifestError: A row has a class that is not among the names; the message names the row.
     """
@@ -38,11 +34,7 @@ def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source
 
 
 def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
-    """The sources of each stage, with the class numbers of the first source: that of training, if there is one.
-
-    Args:
-        stages: The sources of each stage; at least one stage has one.
-    """
+    """The sources of each stage, with the class numbers of the first source: that of training, if there is one."""
     first = next(source for sources in stages.values() for source in sources)
     names = class_names(first)
     renumbered = {stage: [with_classes(source, names) for source in sources] for stage, sources in stages.items()}
@@ -56,10 +48,6 @@ def with_saved_classes(
     stages: Mapping[Any, Sequence[Source]], saved: Mapping[str, list[str]]
 ) -> dict[Any, list[Source]]:
     """The sources of each stage, with the class numbers of a checkpoint.
-
-    Args:
-        stages: The sources of each stage.
-        saved: Names by batch key.
 
     Raises:
         ResumeError: The classes differ: the message names both lists, or the row with an unknown class.
@@ -97,9 +85,6 @@ def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
 
     One list of names may be longer than another, if it begins with the same names.
 
-    Args:
-        stages: The sources of each stage.
-
     Raises:
         ConfigError: Two stages name a class number differently; the message has both lists.
     """
@@ -119,9 +104,6 @@ def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
 
 def count_classes(source: Source) -> dict[str, int]:
     """The number of classes of each field with one whole number per sample.
-
-    Args:
-        source: If a field has no class names, all its labels are read.
 
     Returns:
         By batch key: the number of class names, or one more than the largest label. Fields with negative values are

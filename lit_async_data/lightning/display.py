@@ -24,9 +24,6 @@ def print_line(line: str) -> None:
 
     On a terminal, a bar that is shown is drawn again below the line: bars of tqdm and of rich would otherwise have the
     line behind them, and rich would overwrite its end.
-
-    Args:
-        line: The line.
     """
     level = logging.getLogger("lit_async_data").level
     if level <= logging.INFO:  # NOTSET, which most programs leave it at, is below
@@ -56,11 +53,7 @@ def _above_bars(handler: logging.StreamHandler[Any]) -> Iterator[None]:
 
 
 class _Above(io.TextIOBase):
-    """Writes to a terminal above the bars that are on it.
-
-    Args:
-        stream: The terminal.
-    """
+    """Writes to a terminal above the bars that are on it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -36,10 +36,6 @@ def training_steps(
 
     The loader counts the batches of this pass from here on as Lightning does: a batch is done when it was trained on.
 
-    Args:
-        reference: The Trainer.
-        loader_reference: Its only training loader, which asks for this.
-
     Raises:
         ResumeError: Lightning's counters and the place of the loader do not agree.
     """
@@ -95,9 +91,6 @@ def begin_whole_epoch(trainer: pl.Trainer) -> None:
 
     The checkpoint has the counters of the epoch before, and Lightning would take this epoch for done. It sets them to 0
     where its inner loop begins anew.
-
-    Args:
-        trainer: Has restored its loops, and has not yet asked for a batch.
     """
     if getattr(trainer.fit_loop, "restarted_on_epoch_start", False):  # a later version may lack it
         trainer.fit_loop.epoch_loop.restarting = False
@@ -105,10 +98,6 @@ def begin_whole_epoch(trainer: pl.Trainer) -> None:
 
 def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     """Move Lightning's counters of batches so that as many remain of the epoch as the loader has.
-
-    Args:
-        trainer: Has restored its loops and its loaders, and has not yet asked for a batch.
-        loader: Its only training loader.
 
     Raises:
         ResumeError: ``limit_train_batches`` ends the epoch before the place.
@@ -158,10 +147,6 @@ def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> Non
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     """Refuse a loader that Lightning has built again after it restored its place, and that began an epoch anew.
 
-    Args:
-        trainer: Has its first batch, and has not trained on it.
-        loader: Where the batch is from.
-
     Raises:
         ResumeError: The Trainer has resumed in the middle of the epoch.
     """
@@ -199,11 +184,6 @@ def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint
 
 def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any]) -> None:
     """Have each DataLoader of training go on in the middle of the epoch, or say what will happen instead.
-
-    Args:
-        trainer: Has restored its loops, and has not yet asked for a batch.
-        loaders: Of training.
-        orders: What `save_orders` saved for them; empty if the checkpoint has none.
 
     Raises:
         ResumeError: Batches have another size now.
@@ -243,13 +223,7 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
 
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
-    """The steps from a place to where the Trainer ends an epoch.
-
-    Args:
-        loader: The training loader.
-        place: Where the epoch is continued.
-        total: Steps that the Trainer takes of a whole epoch.
-    """
+    """The steps from a place to where the Trainer ends an epoch."""
     plan = loader.order
     end = plan.position(min(total, len(plan)))
     if place.over or place.position >= end:

@@ -33,16 +33,7 @@ def split_sources(
     groups: Any,
     by_stage: Mapping[str, Any],
 ) -> tuple[dict[str, Any], str]:
-    """Cut one source into stages.
-
-    Args:
-        source: The source to cut; without ``fractions`` all of it is for training.
-        fractions: The share of each stage, or its groups.
-        groups: What the split keeps together.
-        by_stage: The arguments ``train``, ``val``, ``test`` and ``predict``, which must all be None.
-
-    Returns:
-        The source of each stage, and a line that describes the split; the line is empty without ``fractions``.
+    """Cut one source into stages: the source of each, and a line that describes the split, empty without fractions.
 
     Raises:
         ConfigError: The arguments do not fit together.
@@ -126,10 +117,6 @@ ByStage = StageFunctions | Function | Mapping[str, Function | None] | None
 def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]:
     """The transform of each stage.
 
-    Args:
-        name: The argument: ``"sample_transform"``, ``"batch_transform"`` or ``"device_transform"``.
-        argument: Its value.
-
     Raises:
         ConfigError: A key is no stage, or a value cannot be called.
     """
@@ -179,13 +166,6 @@ class LoaderArguments:
         return cls(weakref.ref(trainer), source, options, *ranks, trainer.strategy.root_device)
 
     def loader(self, stage: Stage, number: int, transforms: Mapping[str, Any]) -> AsyncLoader:
-        """Build the loader.
-
-        Args:
-            stage: The loader's stage.
-            number: Its place among those of the stage.
-            transforms: The transforms of the stage, by argument of `AsyncLoader`.
-        """
         loader = AsyncLoader(
             self.source,
             self.options,

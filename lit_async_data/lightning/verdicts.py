@@ -25,9 +25,6 @@ LEAST_S, LEAST_STEPS = 1.0, 20
 class Verdicts:
     """Watches the loops of one Trainer.
 
-    Args:
-        headspace: Has training repeat batches; None for a training.
-
     Attributes:
         wall_s: Seconds of the steps of this epoch of training.
         evaluated: How long each evaluation loop waited, over all its runs, by stage.
@@ -79,14 +76,7 @@ class Verdicts:
                 self._headspace.attach(loader)
 
     def step(self, number: int, now_s: float, waited_s: float, busy_s: float) -> None:
-        """A batch of training has ended.
-
-        Args:
-            number: Of the batch in the epoch.
-            now_s: When.
-            waited_s: Seconds that the loop waited for it.
-            busy_s: Seconds that it took beside that, at least; more may have passed between the Trainer's hooks.
-        """
+        """A batch of training has ended."""
         self.wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
         self._ended_s = now_s
         if self._headspace is not None:
@@ -108,11 +98,6 @@ class Verdicts:
         """The line of an epoch of training; empty if there is nothing new to say.
 
         With several ranks, all call this, and the line names the slowest.
-
-        Args:
-            trainer: Whose epoch has ended.
-            device: Where ranks exchange numbers.
-            who: Waited: the training, or its device.
         """
         if self._headspace is not None:
             return f"epoch {trainer.current_epoch}: headspace: {self._headspace}"
@@ -141,15 +126,7 @@ class Verdicts:
         self._evaluation = Watch(loaders)
 
     def end(self, trainer: Any, stage: str) -> str:
-        """A loop of evaluation has ended.
-
-        Args:
-            trainer: Whose.
-            stage: ``"val"``, ``"test"`` or ``"predict"``.
-
-        Returns:
-            A line; empty if there is nothing new to say.
-        """
+        """A loop of evaluation has ended: its line, empty if there is nothing new to say."""
         watch, self._evaluation = self._evaluation, None
         if watch is None:
             return ""

@@ -70,14 +70,7 @@ class WaitSummary:
 
 
 class EpochWaits:
-    """Adds up the steps of one epoch of training.
-
-    Args:
-        stats: Statistics of the training loaders before its first batch.
-
-    Attributes:
-        summary: How long training waited.
-    """
+    """Adds up the steps of one epoch of training."""
 
     def __init__(self, stats: Sequence[LoaderStats] = ()) -> None:
         self.summary = WaitSummary()
@@ -85,13 +78,7 @@ class EpochWaits:
         self._fill_sum = 0
 
     def step(self, waited_s: float, stats: Sequence[LoaderStats], *, first: bool) -> None:
-        """Add a step.
-
-        Args:
-            waited_s: Seconds inside ``next`` for its batch.
-            stats: Statistics of the loaders after it.
-            first: Whether it is the first of the epoch.
-        """
+        """Add a step."""
         self.summary += WaitSummary(1, 0.0 if first else waited_s, waited_s if first else 0.0)
         self._fill_sum += sum(each.queue_fill for each in stats)
 
@@ -101,9 +88,6 @@ class EpochWaits:
         Args:
             stats: Statistics of the loaders after the last step.
             total_s: Seconds of the steps, waits included.
-
-        Returns:
-            The means of the epoch by the names of their metrics; empty if no loader or no step was measured.
         """
         device = _device_wait(self._before, stats)
         busy_s, device_s = total_s - self.summary.waited_s, None if device is None else device.wait_s + device.gap_s

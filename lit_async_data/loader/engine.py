@@ -77,11 +77,7 @@ class Engine:
             self.feed.rest(wait=wait)
 
     def close(self, *, wait: bool = False) -> None:
-        """End everything and give all memory back. Idempotent, also after an interrupt.
-
-        Args:
-            wait: See `rest`.
-        """
+        """End everything and give all memory back. Idempotent, also after an interrupt."""
         if self.feed.forked:
             return  # threads and device belong to another process, and so may the thread that held a lock at the fork
         try:

@@ -27,10 +27,6 @@ Values = npt.NDArray[Any]
 def label_evenness(source: Source, order: EpochPlan) -> Iterator[tuple[str, float]]:
     """How well labels, and groups or parts, are mixed in batches, compared with a global shuffle.
 
-    Args:
-        source: Where samples come from; some of them are read, unless Python code reads them.
-        order: Of one epoch.
-
     Returns:
         Names of label fields, or ``groups`` or ``parts``, each with its `evenness`.
 

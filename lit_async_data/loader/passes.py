@@ -21,12 +21,7 @@ from lit_async_data.loader.engine import Run
 
 
 class Taken(NamedTuple):
-    """A batch of the engine that is about to be handed out.
-
-    Attributes:
-        batch: The batch.
-        after: The place of the loader behind it.
-    """
+    """A batch of the engine that is about to be handed out."""
 
     batch: Batch
     after: Any
@@ -40,13 +35,6 @@ class Cursor(Protocol):
 
 class Pass:
     """One iteration over a loader. One thread may advance it at a time.
-
-    Args:
-        taken: Returns the next batch of the engine.
-        cursor: Where the loader is.
-        run: The running part of the loader.
-        claim: Returns whether a pass has the engine, which it gets if it begins and no other needs it more.
-        beside: Begins to read without the engine, at a place or, without one, at the start.
 
     Attributes:
         left: Where the pass was when another one took the engine from it; else None.

@@ -39,11 +39,6 @@ class Done(NamedTuple):
 class Resuming:
     """Saves and restores the place of a loader. Refers to no loader. May be called from any thread.
 
-    Args:
-        source: Where samples come from.
-        options: Of the loader.
-        cursor: Where the consumer is.
-
     Attributes:
         print_line: Prints a line for the user: where training goes on, or what is dropped.
         force: Whether to go on at the same position in another order, whoever takes up a place.
@@ -171,12 +166,7 @@ class Resuming:
             )
 
     def changed_steps(self, place: Place, *, alone: bool = True) -> str:
-        """What to do if steps have another size than before a place, for a message; empty if they have not.
-
-        Args:
-            place: The place.
-            alone: Whether this is the only loader whose batches are counted.
-        """
+        """What to do if steps have another size than before a place, for a message; empty if they have not."""
         plan = self._cursor.schedule.plan(0)
         before = place.history[-1] if place.history else None
         if before is None or before.step == plan.batch_size * plan.world_size:

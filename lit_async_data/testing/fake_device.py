@@ -31,12 +31,7 @@ class FakeEvent:
 
 
 class FakeStream:
-    """A queue of work. An eager stream runs work when it is enqueued, a lazy one only when somebody waits for it.
-
-    Args:
-        name: Name in `FakeStreams.calls`.
-        eager: Whether the stream is eager.
-    """
+    """A queue of work. An eager stream runs work when it is enqueued, a lazy one only when somebody waits for it."""
 
     def __init__(self, name: str, *, eager: bool) -> None:
         self.name = name

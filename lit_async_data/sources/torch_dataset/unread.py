@@ -14,13 +14,7 @@ MOST_BYTES = 2**28
 
 
 class Unread:
-    """A pickle of a dataset.
-
-    Most datasets open their files when they are first read, and then cannot be pickled any more.
-
-    Args:
-        dataset: Not read yet.
-    """
+    """A pickle of a dataset: most open their files when they are first read, and then cannot be pickled any more."""
 
     def __init__(self, dataset: Any) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
@@ -29,15 +23,12 @@ class Unread:
 
     def if_needed(self, dataset: Any) -> Self | None:
         """This, if the dataset could be pickled before it was read, and cannot now."""
-        if not self._data or _pickled(dataset, []) is not None:
-            return None
         self._after = dict(getattr(dataset, "__dict__", {}))
-        return self
+        return self if self._data and _pickled(dataset, []) is None else None
 
     def with_changes(self, dataset: Any) -> Any:
         """A copy of the dataset as it was, with what the user has set since."""
-        assert self._data
-        unread = pickle.loads(self._data, buffers=self._buffers)  # noqa: S301  # of this process
+        unread = pickle.loads(self._data or b"", buffers=self._buffers)  # noqa: S301  # of this process
         for name, value in getattr(dataset, "__dict__", {}).items():
             if self._after.get(name, self) is not value and _pickled(value, []) is not None:
                 setattr(unread, name, value)
@@ -45,8 +36,6 @@ class Unread:
 
 
 class _Limited(io.BytesIO):
-    """Memory that takes no more than `MOST_BYTES`."""
-
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > MOST_BYTES:
             raise OverflowError
@@ -62,11 +51,8 @@ def _shared(tensor: torch.Tensor) -> Any:
         return reduced.__reduce_ex__(5)
 
 
-_table: Any = cloudpickle.Pickler.dispatch_table
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    dispatch_table: ClassVar[Any] = _table.new_child({torch.Tensor: _shared})
+    dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child({torch.Tensor: _shared})
 
 
 def _pickled(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes | None:
