@@ -1,14 +1,21 @@
-"""`DeviceClock`: how long a device waits for data, and how long copies take, measured on the device."""
+"""`DeviceClock`: how long a device waits for data, and copies take; `ranged`: our work in torch's profiler."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 from lit_async_data.device.streams import Streams
 from lit_async_data.host.metrics.stages import Stage
 from lit_async_data.host.metrics.stats import DeviceWait
+
+T = TypeVar("T")
+# Ranges that a trace shows.
+NEXT, COPY = "lit_async_data.next", "lit_async_data.copy"
 
 
 class _Wait(NamedTuple):
@@ -95,3 +102,25 @@ class DeviceClock:
             copy = self._copying.popleft()
             seconds = self._timed.seconds + self._streams.elapsed_s(copy.began, copy.done)
             self._timed = Stage(seconds, self._timed.bytes + copy.nbytes)
+
+
+def _never() -> bool:
+    return False
+
+
+#: Whether torch's profiler is active; a function in C, since every batch asks. A private name, which torch may drop.
+profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", _never)
+
+
+def ranged(name: str, call: Callable[..., T], *arguments: Any) -> T:
+    """Make a call inside a range of the profiler.
+
+    Example:
+        >>> with torch.profiler.profile() as profile:
+        ...     ranged(NEXT, sum, [1, 2])
+        3
+        >>> [event.name for event in profile.events() if event.name == NEXT]
+        ['lit_async_data.next']
+    """
+    with torch.profiler.record_function(name):
+        return call(*arguments)

@@ -27,10 +27,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from lit_async_data.device.checksum import checksum
 from lit_async_data.device.feed import Arrived, Batch, Clone, Feed, HostBatch
 from lit_async_data.device.inline_queue import DeviceQueue, WrappedQueue
-from lit_async_data.device.streams import Streams
+from lit_async_data.device.streams import Streams, checksum
 from lit_async_data.device.transform import Transform
 from lit_async_data.errors import TransferError
 from lit_async_data.order.plan import BatchIndex

@@ -7,17 +7,25 @@ whatever somebody else's loader yields.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from lit_async_data.batch.tree import flatten, rebuilt
 from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex
 
 Batch = Any
 # Copies a tensor, on the current stream.
 Clone = Callable[[torch.Tensor], torch.Tensor]
+
+
+# Names of the first parameter of methods ``to`` that convert to something other than a device: units (pint, astropy,
+# unyt), time zones, currencies.
+OTHER_TARGETS = ("unit", "other", "tz", "timezone", "currency")
 
 
 class DeviceBuffers(NamedTuple):
@@ -152,3 +160,29 @@ class Feed(Protocol):
     def close(self, *, wait: bool = False) -> None:
         """End the threads and give all memory back. Idempotent, also after an interrupt. See `rest`."""
         ...
+
+
+def moves(value: Any) -> bool:
+    """Whether a value goes to the device: a tensor, or an object whose method ``to`` takes a device."""
+    kind: Any = type(value)
+    return isinstance(value, torch.Tensor) or _takes_device(kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_device(kind: type) -> bool:
+    to = getattr(kind, "to", None)
+    if not callable(to):
+        return False
+    try:
+        names = list(inspect.signature(to).parameters)
+    except (TypeError, ValueError):  # some methods written in C have no signature
+        return True
+    first = names[1] if len(names) > 1 else ""
+    return "device" in names or not first.startswith(OTHER_TARGETS)
+
+
+def moved(device: torch.device, then: Callable[[Any], Any] | None, batch: Any) -> Any:
+    """Copies a batch to a device on the current stream, and waits for it."""
+    leaves, skeleton = flatten(batch, moves)
+    batch = rebuilt(skeleton, {place: leaf.to(device) for place, leaf in leaves.items()})
+    return batch if then is None else then(batch)

@@ -31,9 +31,8 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.tree import leaves_in
-from lit_async_data.device.clock import DeviceClock
+from lit_async_data.device.clock import COPY, DeviceClock, profiled, ranged
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
-from lit_async_data.device.profiling import COPY, profiled, ranged
 from lit_async_data.device.streams import Streams, no_inference
 from lit_async_data.device.transform import Transform
 from lit_async_data.host.metrics.stats import DeviceWait

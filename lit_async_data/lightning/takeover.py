@@ -26,7 +26,7 @@ HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 
 
 def overridden_host_hook(trainer: pl.Trainer) -> str | None:
-    """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; None if there is none."""
+    """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; else None."""
     is_overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
     owners: list[Any] = [getattr(trainer, "datamodule", None), trainer.lightning_module]
     overridden = (

@@ -16,9 +16,8 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.device import streams
-from lit_async_data.device.feed import Batch
-from lit_async_data.device.moving import moved
-from lit_async_data.device.profiling import NEXT, profiled, ranged
+from lit_async_data.device.clock import NEXT, profiled, ranged
+from lit_async_data.device.feed import Batch, moved
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.device.transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError

@@ -15,9 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_async_data.device import streams
-from lit_async_data.device.feed import Batch
-from lit_async_data.device.moving import moved
-from lit_async_data.device.profiling import NEXT, profiled, ranged
+from lit_async_data.device.clock import NEXT, profiled, ranged
+from lit_async_data.device.feed import Batch, moved
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.errors import ClosedError, TransferError
 from lit_async_data.hooks.callables import Function

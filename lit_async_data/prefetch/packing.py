@@ -20,8 +20,7 @@ import torch
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
 from lit_async_data.batch.tensor_layout import TensorLayout, dense, flat, raw_bytes
 from lit_async_data.batch.tree import flatten, rebuilt
-from lit_async_data.device.feed import Arrived, Batch, Clone, HostBatch
-from lit_async_data.device.moving import moves
+from lit_async_data.device.feed import Arrived, Batch, Clone, HostBatch, moves
 from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
 
 T = TypeVar("T")

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.device.checksum import checksum
-from lit_async_data.device.streams import moved
+from lit_async_data.device.streams import checksum, moved
 from lit_async_data.host.pipeline.slots import Lease
 
 

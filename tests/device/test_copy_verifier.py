@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.device import training_loop as test_device
 from support.device.training_loop import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
 
-from lit_async_data.device.checksum import checksum
 from lit_async_data.device.copy_verifier import CopyVerifier
+from lit_async_data.device.streams import checksum
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.loader.async_loader import AsyncLoader
@@ -82,7 +82,7 @@ def test_zeros_at_the_end_count():
 def test_content_of_many_blocks_is_summed_as_that_of_one(monkeypatch):
     content = torch.arange(1000, dtype=torch.int16)
     whole = int(checksum(content))
-    monkeypatch.setattr("lit_async_data.device.checksum._BLOCK", 7)
+    monkeypatch.setattr("lit_async_data.device.streams._BLOCK", 7)
     assert int(checksum(content)) == whole
 
 
