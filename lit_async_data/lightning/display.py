@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import logging
 import sys
 from collections.abc import Iterator
@@ -19,18 +18,23 @@ from lit_async_data.lightning.loops import driven_loaders
 NAME = "data"
 
 
+def quiet() -> bool:
+    """Whether the logger ``lit_async_data`` has a level above INFO. NOTSET, where most programs leave it, is below."""
+    return logging.getLogger("lit_async_data").level > logging.INFO
+
+
 def print_line(line: str) -> None:
-    """Log a line on rank 0, as Lightning does, unless the logger ``lit_async_data`` has a level above INFO.
+    """Log a line on rank 0, as Lightning does, unless it is empty or `quiet` holds.
 
     On a terminal, a bar that is shown is drawn again below the line: bars of tqdm and of rich would otherwise have the
     line behind them, and rich would overwrite its end.
     """
-    level = logging.getLogger("lit_async_data").level
-    if level <= logging.INFO:  # NOTSET, which most programs leave it at, is below
+    if line and not quiet():
         with contextlib.ExitStack() as stack:
             for handler in _handlers():
                 if getattr(handler.stream, "isatty", bool)():
-                    stack.enter_context(_above_bars(handler))
+                    stack.enter_context(tqdm.external_write_mode(file=handler.stream))
+                    stack.enter_context(_by_rich(handler))
             rank_zero_info(line)
 
 
@@ -43,32 +47,16 @@ def _handlers() -> Iterator[logging.StreamHandler[Any]]:
 
 
 @contextlib.contextmanager
-def _above_bars(handler: logging.StreamHandler[Any]) -> Iterator[None]:
+def _by_rich(handler: logging.StreamHandler[Any]) -> Iterator[None]:
+    """Write to what rich has put in the place of a terminal while it shows a bar, which prints above it."""
     stream = handler.stream
-    handler.setStream(_Above(stream))
+    for current in (sys.stderr, sys.stdout):
+        if getattr(current, "rich_proxied_file", None) is stream:
+            handler.setStream(current)
     try:
         yield
     finally:
         handler.setStream(stream)
-
-
-class _Above(io.TextIOBase):
-    """Writes to a terminal above the bars that are on it."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        for current in (sys.stderr, sys.stdout):
-            # While it shows a bar, rich has objects of its own there, which print above it.
-            if getattr(current, "rich_proxied_file", None) is stream:
-                self._stream = current
-
-    def write(self, text: str) -> int:
-        with tqdm.external_write_mode(file=self._stream):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
 
 
 class QueueGauge:

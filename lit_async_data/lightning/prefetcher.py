@@ -13,7 +13,7 @@ import torch
 from lit_async_data.device import streams
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
-from lit_async_data.lightning.display import QueueGauge, print_line
+from lit_async_data.lightning.display import QueueGauge, print_line, quiet
 from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, evaluate, is_only
 from lit_async_data.lightning.resume import (
     ORDERS,
@@ -70,7 +70,7 @@ class DevicePrefetcher(pl.Callback):
     After an epoch it logs on rank 0 one sentence: how long training waited, for what, and which option can help; none
     for a short epoch, and none that was said before. See "Why is my GPU waiting?" in the documentation. Validation,
     test and prediction have their own. In fit the progress bar shows ``host 4/4 device 2/2``: ready batches, of the
-    most that can be ready.
+    most that can be ready. A level above INFO of the logger ``lit_async_data`` leaves out both.
 
     Args:
         device_depth: Batches copied ahead of the one in use, for every loader. None: as many as an `AsyncLoader` or a
@@ -81,8 +81,6 @@ class DevicePrefetcher(pl.Callback):
             the first batches of that epoch come again and again, and after it a line says how many steps per second
             there are with and without the loader. Such a run is no training: the metric ``data/headspace`` (percent of
             the time) marks it.
-        quiet: Whether to log no lines and show nothing in the progress bar. Warnings and errors are logged all the
-            same. A level above INFO of the logger ``lit_async_data`` does this to all lines of the package.
 
     Attributes:
         waited: How long training waited, over all training with this callback: a `WaitSummary`.
@@ -102,13 +100,12 @@ class DevicePrefetcher(pl.Callback):
         verify_copies: int = 0,
         *,
         headspace: bool = False,
-        quiet: bool = False,
     ) -> None:
         self.device_depth = None if device_depth is None else non_negative_int("device_depth", device_depth)
         self.verify_copies = non_negative_int("verify_copies", verify_copies)
         if headspace and self.verify_copies:
             raise ConfigError("headspace: repeated batches are not copied, so verify_copies has nothing to do; set one")
-        self.headspace, self.quiet = headspace, quiet
+        self.headspace = headspace
         self.waited = WaitSummary()
         self._epoch = EpochWaits()
         # The loaders of the current stage, and all whose copies this callback starts.
@@ -143,7 +140,7 @@ class DevicePrefetcher(pl.Callback):
             self._verdicts.warn()
         evaluate(trainer)
         self._takeover.attach(trainer, self.device_depth, self.verify_copies)
-        if stage == "fit" and not self.quiet:
+        if stage == "fit" and not quiet():
             self._gauge.attach(trainer)
 
     def on_load_checkpoint(
@@ -187,7 +184,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how long validation waited, and return to the training loaders if it ran inside training."""
-        self._print_line(self._verdicts.end(trainer, "val"))
+        print_line(self._verdicts.end(trainer, "val"))
         self._activate(trainer, trainer.train_dataloader)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -196,7 +193,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how long the test waited."""
-        self._print_line(self._verdicts.end(trainer, "test"))
+        print_line(self._verdicts.end(trainer, "test"))
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the prediction loaders."""
@@ -204,7 +201,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how long prediction waited."""
-        self._print_line(self._verdicts.end(trainer, "predict"))
+        print_line(self._verdicts.end(trainer, "predict"))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let the loaders start their own copies again, and stop the wrappers."""
@@ -235,10 +232,6 @@ class DevicePrefetcher(pl.Callback):
         self._count(trainer)
         self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
         self._verdicts.begin_epoch(trainer, self._active)
-
-    def _print_line(self, line: str) -> None:
-        if line and not self.quiet:
-            print_line(line)
 
     @property
     def evaluated(self) -> dict[str, WaitSummary]:
@@ -281,7 +274,7 @@ class DevicePrefetcher(pl.Callback):
         on_device = streams.has_streams(loader.device) or streams.has_streams(trainer.strategy.root_device)
         if on_device and (hook := overridden_host_hook(trainer)) is not None:
             if not self._hook_announced:
-                self._print_line(
+                print_line(
                     f"{hook} is your own hook: DevicePrefetcher prefetches into host memory only, device_transform "
                     "runs there too, and your hook moves batches to the device"
                 )
@@ -363,29 +356,16 @@ class DevicePrefetcher(pl.Callback):
             metrics | {name: torch.tensor(value) for name, value in self._verdicts.marks.items()}
         )
         who = "training" if self._epoch.summary.device_s is None else "the device"
-        self._print_line(self._verdicts.epoch(trainer, pl_module.device, who))
+        print_line(self._verdicts.epoch(trainer, pl_module.device, who))
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Start the next copy. With the first batch, start to read the next loader ahead."""
-        self._top_up_evaluation(trainer, batch_idx, dataloader_idx)
-
-    def on_test_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """As `on_validation_batch_start`."""
-        self._top_up_evaluation(trainer, batch_idx, dataloader_idx)
-
-    def on_predict_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """As `on_validation_batch_start`."""
-        self._top_up_evaluation(trainer, batch_idx, dataloader_idx)
-
-    def _top_up_evaluation(self, trainer: pl.Trainer, batch_idx: int, number: int) -> None:
         for loader in self._active:
             if loader.machinery.started:  # usually one; all of them in a CombinedLoader that takes from each
                 loader.machinery.prefetch()
         if batch_idx == 0:
-            self._read_ahead(trainer, self._active[number + 1 :])
+            self._read_ahead(trainer, self._active[dataloader_idx + 1 :])
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start

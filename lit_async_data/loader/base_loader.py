@@ -76,7 +76,7 @@ class BaseLoader(abc.ABC):
     """
 
     local_world_size: int | None
-    _wiring: Wiring
+    _wiring: Any  # a `Wiring`
     _cursor: Any  # a `Cursor`
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:

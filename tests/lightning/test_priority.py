@@ -219,9 +219,9 @@ def test_of_iterables_that_the_callback_does_not_know_lightning_warns_as_ever(tm
             return len(dataloader())
 
     path, batches = tmp_path / "mid.ckpt", Own()
-    trainer(lad.DevicePrefetcher(quiet=True), Save(path, 1), max_epochs=2).fit(Batches(), batches)
+    trainer(lad.DevicePrefetcher(), Save(path, 1), max_epochs=2).fit(Batches(), batches)
     with pytest.warns(UserWarning, match="your dataloader is not resumable"):
-        trainer(lad.DevicePrefetcher(quiet=True), max_epochs=2).fit(Batches(), batches, ckpt_path=path)
+        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), batches, ckpt_path=path)
 
 
 def test_a_dataloader_goes_on_with_the_same_batch_size_only(tmp_path):

@@ -89,33 +89,26 @@ def test_a_short_epoch_is_not_spoken_of(lines, monkeypatch, seconds, steps, said
 
 
 @NO_STAGES
-def test_quiet_says_nothing_and_leaves_the_progress_bar_alone(caplog, short):
+def test_the_level_of_the_packages_logger_silences_lines_and_gauge(caplog, short):
     caplog.set_level("INFO")
-    callback = lad.DevicePrefetcher(quiet=True)
+    callback = lad.DevicePrefetcher()
     fit = trainer(callback, enable_progress_bar=True)
     metrics = []
 
     def look(stage, batch):
         metrics.append(fit.progress_bar_callback.get_metrics(fit, fit.lightning_module))
 
-    fit.fit(Recorder(look), datamodule=all_stages())
-    assert "waited" not in caplog.text
-    assert metrics
-    assert not any("data" in each for each in metrics)
-    assert callback.waited.steps == STEPS  # it measures all the same
-
-
-@NO_STAGES
-def test_the_level_of_the_packages_logger_silences_all_its_lines(caplog, short):
-    caplog.set_level("INFO")
     logger = logging.getLogger("lit_async_data")
     logger.setLevel(logging.WARNING)
     try:
-        trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=all_stages())
+        fit.fit(Recorder(look), datamodule=all_stages())
     finally:
         logger.setLevel(logging.NOTSET)
     assert "waited" not in caplog.text
     assert "memory" not in caplog.text
+    assert metrics
+    assert not any("data" in each for each in metrics)
+    assert callback.waited.steps == STEPS  # it measures all the same
 
 
 @NO_STAGES
@@ -193,5 +186,5 @@ def test_headspace_leaves_out_first_steps_and_what_comes_between():
 
 
 def test_a_copy_of_the_callback_keeps_its_options():
-    copied = pickle.loads(pickle.dumps(lad.DevicePrefetcher(headspace=True, quiet=True)))
-    assert (copied.headspace, copied.quiet, copied.evaluated) == (True, True, {})
+    copied = pickle.loads(pickle.dumps(lad.DevicePrefetcher(headspace=True)))
+    assert (copied.headspace, copied.evaluated) == (True, {})
