@@ -51,8 +51,11 @@ def _shared(tensor: torch.Tensor) -> Any:
         return reduced.__reduce_ex__(5)
 
 
+_table: Any = cloudpickle.Pickler.dispatch_table
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child({torch.Tensor: _shared})
+    dispatch_table: ClassVar[Any] = _table.new_child({torch.Tensor: _shared})
 
 
 def _pickled(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes | None:
