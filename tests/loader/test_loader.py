@@ -17,7 +17,7 @@ import torch
 from support.threads.waits import until
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
-from lit_async_data.device import profiling
+from lit_async_data.device import clock
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
 from lit_async_data.host.pipeline.slots import READY
 from lit_async_data.order.plan import EpochPlan
@@ -445,9 +445,9 @@ def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
 
 
 def test_torchs_profiler_shows_our_ranges():
-    assert not profiling.profiled()
+    assert not clock.profiled()
     source = ArraySource({"x": np.zeros(8)})
     with AsyncLoader(source, {"batch_size": 4, "workers": 0}) as loader, torch.profiler.profile() as profile:
-        assert profiling.profiled()
+        assert clock.profiled()
         assert len(list(loader)) == 2
-    assert [event.name for event in profile.events()].count(profiling.NEXT) == 2
+    assert [event.name for event in profile.events()].count(clock.NEXT) == 2
