@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
-import gc
 import math
 import os
 import pickle
@@ -307,26 +305,6 @@ def test_one_lock_is_held_while_the_dataset_is_called_and_until_its_values_are_c
     assert read(source, [1, 2])["0"].tolist() == [[0, 1, 2]] * 2
     assert sorted(held) == [("called", True)] * 2 + [("copied", True)] * 2
     assert not source._lock.locked()
-
-
-def test_the_lock_is_the_same_in_all_threads():
-    inside, out = threading.Event(), threading.Event()
-
-    def of(number):
-        if number == 1:
-            inside.set()
-            assert out.wait(30)
-        return number
-
-    source = DatasetSource(Given(of))
-    thread = threading.Thread(target=read, args=(source, [1]))
-    thread.start()
-    assert inside.wait(30)
-    try:
-        assert not source._lock.acquire(blocking=False)
-    finally:
-        out.set()
-        thread.join()
 
 
 def test_a_source_is_as_picklable_as_its_dataset():
@@ -775,26 +753,6 @@ def test_an_error_comes_at_its_place_and_the_next_batch_after_it(workers):
         assert next(loader)[0].tolist() == [8, 9, 10, 11]
 
 
-def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_collection():
-    def of(number):
-        if number == 1:
-            raise OwnError
-        return number
-
-    gc.collect()
-    gc.disable()
-    try:
-        loader = AsyncLoader(DatasetSource(Given(of)), LoaderOptions(batch_size=4, shuffle=False, workers=1))
-        with contextlib.suppress(ReadError):
-            next(loader)
-        gone = threading.Event()
-        weakref.finalize(loader, gone.set)
-        del loader
-        assert gone.wait(30)  # 1. The worker wakes the caller. 2. The caller is here. 3. The worker lets the error go.
-    finally:
-        gc.enable()
-
-
 # -- who reads ---------------------------------------------------------------------------------------------------------
 
 
@@ -837,13 +795,6 @@ def test_in_one_process_of_several_ranks_all_samples_are_read(workers):
         with AsyncLoader(DatasetSource(Given(int)), options, rank=rank, world_size=2) as loader:
             seen += [number for (batch,) in loader for number in batch.tolist()]
     assert sorted(seen) == list(range(LENGTH))
-
-
-def test_what_is_kept_never_changes():
-    wide = TensorDataset(torch.arange(LENGTH).float()[:, None].expand(-1, 20_000), torch.arange(LENGTH))
-    with AsyncLoader(DatasetSource(wide), LoaderOptions(batch_size=4, workers=1)) as loader:
-        kept = [batch for _ in range(3) for batch in loader]
-    assert all((values == numbers[:, None]).all() for values, numbers in kept)
 
 
 def test_a_dataset_in_place_of_a_source_is_pointed_to_this_one():
