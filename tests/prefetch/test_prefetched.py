@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from lit_async_data import Normalize, ToFloat, prefetched
 from lit_async_data.device.feed import HostBatch
-from lit_async_data.errors import ClosedError, ConfigError, TransferError, TransformError, WorkerError
+from lit_async_data.errors import ClosedError, ConfigError, TransferError, WorkerError
 from lit_async_data.host import supervisor
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch import reader_thread as puller
@@ -309,7 +309,7 @@ def equal(one, other):  # noqa: PLR0911
         return (
             (one.dtype, one.shape, one.requires_grad) == (other.dtype, other.shape, other.requires_grad)
             and one.stride() in (other.stride(), torch.empty_like(other).stride())  # as Tensor.to gives it
-            and torch.equal(one.nan_to_num(), other.nan_to_num())
+            and one.tolist() == other.tolist()  # torch.equal does not know every dtype
         )
     if isinstance(one, PackedSequence):
         return all(equal(a, b) for a, b in zip(tuple(one), tuple(other)))
@@ -379,16 +379,6 @@ FORMS = {
         )
     },
 }
-NOT_COMPARED = {"torch.float8_e4m3fn": torch.uint8, "torch.uint16": torch.int16}
-
-
-def comparable(kind, batch):
-    if kind in NOT_COMPARED:
-        return {"x": batch["x"].view(NOT_COMPARED[kind]), "y": batch["y"]} if batch["x"].dtype in DTYPES else batch
-    return batch
-
-
-DTYPES = torch.float8_e4m3fn, torch.uint16
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
@@ -401,10 +391,8 @@ def test_a_batch_of_any_form_arrives_as_it_is(kind, anywhere):
             for number, (made, expected) in enumerate(zip(batches, given, strict=True)):
                 if number == 1:
                     continue
-                assert equal(comparable(kind, made), comparable(kind, FORMS[kind]())), made
-                assert equal(comparable(kind, expected), comparable(kind, FORMS[kind]())), (
-                    "the loader's own was changed"
-                )
+                assert equal(made, FORMS[kind]()), made
+                assert equal(expected, FORMS[kind]()), "the loader's own was changed"
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
@@ -1099,31 +1087,6 @@ def test_a_transform_may_change_a_batch_in_place_or_its_form(transformed):
 
     with prefetched(given, device="cpu", device_transform=changed) as batches:
         assert [(x.tolist(), y.tolist(), z) for x, y, z in batches] == [([1, 2, 3], [0, 1], "more")] * 4
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_transform_that_fails_is_an_error_at_its_place(depth, transformed):
-    def fails(batch):
-        if batch[0] == 2:
-            raise MineError(1, 2)
-        return batch
-
-    with prefetched(numbers(), depth, device="cpu", device_transform=fails) as batches:
-        pass_ = iter(batches)
-        assert [next(pass_)[0].item(), next(pass_)[0].item()] == [0, 1]
-        with pytest.raises(TransformError) as caught:
-            next(pass_)
-        assert isinstance(caught.value.__cause__, MineError)
-        assert listed(pass_) == [3, 4, 5]
-
-
-def test_a_module_is_a_transform_too_and_computes_no_gradient(transformed):
-    module = torch.nn.Linear(3, 2)
-    with prefetched(numbers(), device="cpu", device_transform=module) as batches:
-        for number, batch in enumerate(batches):
-            assert not batch.requires_grad
-            assert not batch.is_inference()
-            assert torch.equal(batch, module(numbers()[number]).detach())
 
 
 def test_built_in_transforms_take_what_loaders_give(transformed):
