@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 import weakref
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -46,7 +45,7 @@ from support.lightning.runs import (
 )
 from support.lightning.trainer import pl
 from support.ranks.processes import as_ranks, run_together
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lit_async_data import DevicePrefetcher, prefetched
 from lit_async_data.device import streams as device_streams
@@ -211,20 +210,6 @@ def test_without_prefetching_nothing_is_read_before_it_is_asked_for():
     assert events == ["read", "step"] * 8
 
 
-def test_a_loader_without_workers_is_read_in_the_loop_which_is_said_once_for_each(caplog):
-    threads = set()
-
-    def collate(samples):
-        threads.add(threading.current_thread())
-        return torch.utils.data.default_collate(samples)
-
-    with caplog.at_level(logging.INFO):
-        run = Run(0, "", [DevicePrefetcher()])
-        run.fit(run.load(collate_fn=collate), max_epochs=3)
-    assert threads == {threading.main_thread()}
-    assert sum("num_workers" in r.getMessage() for r in caplog.records if r.name.startswith("lit_async_data")) == 1
-
-
 def test_the_trainer_is_as_it_was_afterwards():
     run, fit = fitted()
     assert "process_dataloader" not in vars(fit.strategy)
@@ -300,38 +285,6 @@ def test_copy_verification_of_a_clean_run_is_silent(workers, pretended):
     assert outcome(program, workers, DevicePrefetcher(verify_copies=100)) == without_callback(program, workers)
     sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
     assert all(sums), "nobody looked"
-
-
-class Box(NamedTuple):
-    corners: torch.Tensor
-    label: str
-
-
-def test_a_batch_of_any_form_reaches_the_step(pretended):
-    sizes = [(3, 4), (2, 2), (5, 1), (1, 1)]
-
-    class Detection(Dataset):
-        def __len__(self):
-            return len(sizes)
-
-        def __getitem__(self, number):
-            box = Box(torch.tensor([number]), f"class {number}")
-            return torch.full(sizes[number], float(number)), {"boxes": [box], "none": None, "n": number}
-
-    seen = []
-
-    class Detector(Learner):
-        def training_step(self, batch, batch_idx):
-            images, targets = batch
-            seen.extend((tuple(image.shape), image.unique().tolist(), target) for image, target in zip(images, targets))
-            return self.layer.weight.sum()
-
-    run = Run(1, "", [DevicePrefetcher()])
-    run.model = Detector()
-    run.fit(DataLoader(Detection(), 2, num_workers=1, collate_fn=lambda b: tuple(zip(*b))), max_epochs=2)
-    expected = [(shape, [float(n)], Detection()[n][1]) for n, shape in enumerate(sizes)] * 2
-    assert repr(seen) == repr(expected)
-    assert isinstance(seen[0][2]["boxes"][0], Box)
 
 
 # -- two processes -----------------------------------------------------------------------------------------------------
