@@ -178,18 +178,6 @@ def test_on_the_cpu_waiting_is_measured_at_every_depth(depth):
         assert fit.callback_metrics["data/queue_fill"] == 0
 
 
-@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_progress_bar_shows_how_full_the_queues_are(bar, workers, pretended, capsys):
-    if bar == "RichProgressBar":
-        pytest.importorskip("rich")
-    made = getattr(pl.callbacks, bar)(refresh_rate=1)
-    fitted(made, enable_progress_bar=True, workers=workers, max_epochs=2)
-    text = "".join(capsys.readouterr())
-    assert ("host" in text) == (workers > 0)  # a loader that reads in the loop has no queue
-    assert "device" in text
-
-
 def test_without_prefetching_nothing_is_read_before_it_is_asked_for():
     events = []
 
