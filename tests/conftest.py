@@ -107,7 +107,7 @@ def one_batch_per_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Test modules in which several threads share objects.
 CONCURRENT = {
-    "test_decoded",
+    "test_chunk_cache",
     "test_hdf5_source",
     "test_interrupts",
     "test_loader",
