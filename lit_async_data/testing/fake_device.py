@@ -39,11 +39,9 @@ class FakeStream:
 
     @property
     def pending(self) -> int:
-        """Pieces of work that have not run yet."""
         return len(self._work)
 
     def enqueue(self, work: Callable[[], None]) -> None:
-        """Adds work at the end of the queue."""
         self._work.append(work)
         if self.eager:
             self.run()
@@ -91,12 +89,10 @@ class FakeStreams:
         self.calls: list[tuple[str, str]] = []
 
     def compute(self) -> FakeStream:
-        """The stream of the training step."""
         return self._compute
 
     @contextlib.contextmanager
     def on_side(self) -> Iterator[None]:
-        """Enqueues work of the ``with`` block on the side stream."""
         self._current = self.side
         try:
             yield
@@ -147,7 +143,6 @@ class FakeStreams:
         return moved(value, torch.device("cpu"))
 
     def launch(self, name: str, kernel: Callable[[], None]) -> None:
-        """Enqueues a kernel on the current stream."""
         self.calls.append((name, self._current.name))
 
         def run() -> None:
@@ -157,7 +152,6 @@ class FakeStreams:
         self._current.enqueue(run)
 
     def record(self, stream: FakeStream) -> FakeEvent:
-        """Enqueues an event and returns it."""
         self.calls.append(("record", stream.name))
         event = FakeEvent(stream)
         stream.enqueue(functools.partial(setattr, event, "done", True))
@@ -175,7 +169,6 @@ class FakeStreams:
         return event.done
 
     def timed(self, stream: FakeStream) -> FakeEvent:
-        """Enqueues an event that stores the time at which it happens, and returns it."""
         self.calls.append(("timed", stream.name))
         event = FakeEvent(stream, timed=True)
 
@@ -199,7 +192,6 @@ class FakeStreams:
         return total
 
     def synchronize(self) -> None:
-        """Runs both streams to the end."""
         self._compute.run()
         self.side.run()
 
