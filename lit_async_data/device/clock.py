@@ -113,14 +113,6 @@ profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", _nev
 
 
 def ranged(name: str, call: Callable[..., T], *arguments: Any) -> T:
-    """Make a call inside a range of the profiler.
-
-    Example:
-        >>> with torch.profiler.profile() as profile:
-        ...     ranged(NEXT, sum, [1, 2])
-        3
-        >>> [event.name for event in profile.events() if event.name == NEXT]
-        ['lit_async_data.next']
-    """
+    """Make a call inside a range of the profiler."""
     with torch.profiler.record_function(name):
         return call(*arguments)

@@ -40,14 +40,6 @@ class DeviceTransform:
         device: Where batches lie.
         number: The seed of a batch's generator. None: a function that takes a generator gets None.
         cast: Called with the batch before the function.
-
-    Example:
-        >>> def noisy(batch, rng):
-        ...     return batch if rng is None else batch + torch.rand(len(batch), generator=rng)
-        >>> transform = DeviceTransform(noisy, torch.device("cpu"), number=lambda key: key.step)
-        >>> one, again, other = (transform(torch.zeros(2), BatchIndex(0, step)) for step in (3, 3, 4))
-        >>> torch.equal(one, again), torch.equal(one, other)
-        (True, False)
     """
 
     def __init__(

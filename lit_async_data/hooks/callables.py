@@ -53,12 +53,6 @@ class Hook:
     Attributes:
         function: The user's function itself.
         alike: The `EvaluatedAlike` around it, if there is one.
-
-    Example:
-        >>> Hook(lambda sample, rng: (sample, rng), "sample_transform")("sample", 5)
-        ('sample', 5)
-        >>> Hook(lambda sample: sample, "sample_transform")("sample", 5)
-        'sample'
     """
 
     def __init__(self, function: Function, where: str) -> None:

@@ -29,12 +29,6 @@ class KeyedGenerator:
     Philox computes its numbers from a counter and a key. Setting both in an existing generator costs 2 µs; building a
     generator costs 10 to 20. It has no seed sequence, so ``rng.spawn``, whose results would depend on how often it was
     called, is an error of numpy.
-
-    Example:
-        >>> generator = KeyedGenerator()
-        >>> first, other = (generator.at(key).random() for key in (7, 8))
-        >>> first == generator.at(7).random(), first == other
-        (True, False)
     """
 
     def __init__(self) -> None:

@@ -33,14 +33,7 @@ def drawn(before: dict[str, object], after: dict[str, object]) -> list[str]:
 
 @contextlib.contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Put the global generators back when the ``with`` block ends; yields the names of those that it drew from.
-
-    Example:
-        >>> with put_back() as found:
-        ...     first = random.random()
-        >>> found, random.random() == first
-        (['random'], True)
-    """
+    """Put the global generators back when the ``with`` block ends; yields the names of those that it drew from."""
     found: list[str] = []
     before = states()
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # as above
