@@ -54,7 +54,6 @@ def check_paths(how: Check, fields: Mapping[str, FileField], hdf5: Sequence[HDF5
 
 
 def _check_shapes(key: str, field: FileField, rows: Rows, *, all_: bool) -> None:
-    """Check that a few files across the table have one shape."""
     shapes = {}
     for sample in probes(len(rows), most=SHAPE_FILES).tolist():
         # With "all", unreadable files are reported together later.
@@ -96,7 +95,6 @@ def _file_errors(fields: Mapping[str, FileField], count: int) -> list[SourceErro
 
 
 def _decode_errors(fields: Mapping[str, FileField], block: range) -> list[SourceError]:
-    """Errors of decoding the files of a block of samples; the samples are discarded."""
     errors = []
     for field in fields.values():
         out = np.empty((1, *field.spec.stored_shape), field.spec.dtype)

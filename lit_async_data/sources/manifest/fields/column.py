@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy.typing as npt
@@ -33,6 +34,15 @@ SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys(HDF5, "hdf5"),
     **dict.fromkeys(NPY, "npy"),
 }
+
+
+@contextlib.contextmanager
+def within(prefix: str) -> Iterator[None]:
+    """An error of an option names what it belongs to, such as ``fields.x.``."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.within(prefix) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +116,7 @@ class Column:
             )
 
     @classmethod
-    def of(cls, given: Given, where: str = "", image: ImageShape | None = None) -> Column:
+    def of(cls, given: Any, where: str = "", image: ImageShape | None = None) -> Column:
         """A column from its name, a list of names, or a mapping of options.
 
         Args:
@@ -114,36 +124,30 @@ class Column:
             where: Prefix of names in messages: ``"fields.x."``.
             image: Image options that hold unless the mapping gives others.
         """
-        try:
-            return cls._of(given, ImageShape() if image is None else image)
-        except ConfigError as error:
-            raise error.within(where) from None
-
-    @classmethod
-    def _of(cls, given: Any, image: ImageShape) -> Column:
-        if isinstance(given, Column):
-            return given
-        if isinstance(given, Field):
-            raise ConfigError(f"{given.name!r} is a Field, which is for HDF5 files; give a Column")
-        if not isinstance(given, Mapping):
-            return cls(given, image=image)
-        given = {"null" if name is None else name: value for name, value in given.items()}  # YAML reads null as None
-        options = [field.name for field in dataclasses.fields(cls) if field.name not in ("image", "given")]
-        check_names(given, [*options, *_IMAGE])
-        if "name" not in given:
-            raise ConfigError("name: missing; name a column", option="name")
-        image_options = {name: value for name, value in given.items() if name in _IMAGE}
-        rest = {name: value for name, value in given.items() if name in options}
-        return cls(**rest, image=dataclasses.replace(image, **image_options), given=tuple(given))
+        image = ImageShape() if image is None else image
+        with within(where):
+            if isinstance(given, Column):
+                return given
+            if isinstance(given, Field):
+                raise ConfigError(f"{given.name!r} is a Field, which is for HDF5 files; give a Column")
+            if not isinstance(given, Mapping):
+                return cls(given, image=image)
+            # YAML reads null as None.
+            given = {"null" if name is None else name: value for name, value in given.items()}
+            options = [field.name for field in dataclasses.fields(cls) if field.name not in ("image", "given")]
+            check_names(given, [*options, *_IMAGE])
+            if "name" not in given:
+                raise ConfigError("name: missing; name a column", option="name")
+            image_options = {name: value for name, value in given.items() if name in _IMAGE}
+            rest = {name: value for name, value in given.items() if name in options}
+            return cls(**rest, image=dataclasses.replace(image, **image_options), given=tuple(given))
 
     @property
     def several(self) -> bool:
-        """Whether the field is a vector of several columns."""
         return not isinstance(self.name, str)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of the field."""
         return (self.name,) if isinstance(self.name, str) else self.name
 
 

@@ -9,17 +9,17 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, FieldSpec
-from lit_async_data.errors import ConfigError, ManifestError, SourceError
+from lit_async_data.errors import ManifestError, SourceError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of
+from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of, within
 from lit_async_data.sources.manifest.fields.hdf5 import (
     HDF5Fields,
     dataset_column,
@@ -36,8 +36,6 @@ from lit_async_data.sources.manifest.table.labels import Labels
 from lit_async_data.sources.manifest.table.row_origin import listed, quoted
 from lit_async_data.sources.manifest.table.table import Table, TableReader
 
-# Larger files are refused unread: by mistake, a table can name a film.
-MOST_BYTES = 2**32
 # From this number of rows on, a distinct class in every row is suspicious.
 _SUSPICIOUS_ROWS = 10
 
@@ -52,7 +50,6 @@ class FileField:
 
     @property
     def spec(self) -> FieldSpec:
-        """Shape and dtype of the samples."""
         return self.decoder.spec
 
     def read(self, samples: Indices, out: Array, keys: Words | None) -> None:
@@ -68,7 +65,7 @@ class FileField:
             try:
                 if known is not None and self._prefetcher.fill(path, (head, out[place, ...]), nbytes) and head == known:
                     continue  # takes half the time: the file holds the sample as the batch does
-                data = self._prefetcher.read(path, MOST_BYTES)
+                data = self._prefetcher.read(path)
                 began = time.perf_counter()
                 self.decoder.decode(data, out[place, ...], key, path)
                 decode_s += time.perf_counter() - began
@@ -81,7 +78,7 @@ class FileField:
     def fetch(self, samples: Indices) -> bool:
         """Read the files of samples ahead if that helps; returns whether it does."""
         if self._prefetcher.wanted:
-            self._prefetcher.fetch(self.paths.of(samples), MOST_BYTES)
+            self._prefetcher.fetch(self.paths.of(samples))
             return True
         return False
 
@@ -94,10 +91,9 @@ class FileField:
         return sum(sizes) / max(len(sizes), 1)
 
     def shape_of(self, sample: int) -> tuple[int, ...]:
-        """The stored shape of one file."""
         (path,) = self.paths.of(np.array([sample]))
         try:
-            return self.decoder.shape_of(self._prefetcher.read(path, MOST_BYTES), path)
+            return self.decoder.shape_of(self._prefetcher.read(path), path)
         except SourceError as error:
             raise self.paths.failed(error, sample, path) from error.__cause__
 
@@ -151,8 +147,8 @@ class Fields:
             return FileField(paths, ImageDecoder.of(column.image, b"", ""), self.prefetcher)
         (path,) = paths.of(np.zeros(1, np.int64))
         try:
-            with _named(key):
-                data = self.prefetcher.read(path, MOST_BYTES)
+            with within(f"fields.{key}."):
+                data = self.prefetcher.read(path)
                 decoder: Decoder = (
                     ImageDecoder.of(column.image, data, path) if kind == "image" else NpyDecoder.of(data, path)
                 )
@@ -165,7 +161,7 @@ class Fields:
         paths = Paths(self.rows, first.names[0], root)
         named = dataset_column(first, table)
         datasets = None if named is None else table.encoded(named)
-        with _named(key):
+        with within(f"fields.{key}."):
             return HDF5Fields(columns, paths, row_numbers(first, table), datasets)
 
     @property
@@ -221,15 +217,6 @@ class Fields:
         return _cast(column, labels, table)
 
 
-@contextlib.contextmanager
-def _named(key: str) -> Iterator[None]:
-    """An error of an option names the field, too."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error.within(f"fields.{key}.") from None
-
-
 def _check_paths(key: str, column: Column, table: Table) -> None:
     missing = table.missing(column.names[0])
     if missing.size:
@@ -259,7 +246,7 @@ def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) ->
     while True:
         labels = {}
         for key, column in columns.items():
-            with _named(key):
+            with within(f"fields.{key}."):
                 labels[key] = _labels_of(column, table)
         dropped = [each.dropped for each in labels.values()]
         if not any(rows.size for rows in dropped):
@@ -273,7 +260,6 @@ def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) ->
 
 
 def _labels_of(column: Column, table: Table) -> Labels:
-    """The labels of a column; see `Table.labels`."""
     kind = column.kind
     if kind is None and column.classes is None and table.origin.untyped:
         kind = "number" if all(is_number(table.first(name, column.separator)) for name in column.names) else None

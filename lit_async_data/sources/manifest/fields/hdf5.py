@@ -131,7 +131,6 @@ def _by_real_path(codes: Indices, paths: Sequence[str]) -> tuple[Indices, list[s
 
 
 def with_hdf5_columns(columns: Mapping[str, Column], table: Table, reader: TableReader) -> Table:
-    """The table with the columns of rows and datasets of HDF5 files."""
     wanted = {column.row for column in columns.values()} - set(table.names)
     if wanted:
         table = table.with_columns_of(reader.columns(sorted(wanted)))

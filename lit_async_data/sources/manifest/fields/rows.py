@@ -70,12 +70,10 @@ class Rows:
         return list(self.table.text(self.id, samples))
 
     def place(self, sample: int) -> tuple[str, int]:
-        """File of the table and row in it."""
         file, row = self.table.origin.place(sample)
         return self.table.origin.folder or GIVEN if file is None else file, row
 
     def locations(self, samples: Indices, paths: Sequence[str | None]) -> list[Location]:
-        """Locations of samples, given the paths of their first files."""
         places = map(self.place, samples.tolist())
         return [
             TableRow(file, row, name, path)
@@ -203,7 +201,6 @@ class Paths:
         return codes, list(numbers)
 
     def folders(self) -> Indices:
-        """A number for the folder of each sample's file."""
         codes, texts = split_folders(self.rows.table.array(self.column))
         # Several texts can name the same folder.
         numbers: dict[str, int] = {}

@@ -55,7 +55,6 @@ class ImageDecoder:
 
     @property
     def is_random(self) -> bool:
-        """Whether the key selects a part of the image."""
         return self.shape.resize == "random_crop"
 
     @property
@@ -68,7 +67,6 @@ class ImageDecoder:
         decode_image(data, self.shape, out, key, where)
 
     def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
-        """The stored shape of one file, without decoding it."""
         size = size_of(data, self.shape, where)
         return (*(self.size if self.fits_all else size), self.shape.channels)
 
@@ -85,7 +83,6 @@ class NpyDecoder:
 
     @staticmethod
     def of(data: bytes, where: str) -> NpyDecoder:
-        """The decoder of a field, from its first file."""
         header = npy_header(data, where)
         dtype = header.dtype.newbyteorder("=")
         if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:

@@ -15,6 +15,8 @@ from lit_async_data.sources.contract.reservations import Owner, Reservations
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
 from lit_async_data.threads import OURS, ProcessGuard
 
+# Larger files are refused unread: by mistake, a table can name a film.
+MOST_BYTES = 2**32
 # Files read at a time: a network that takes 5 ms per file then delivers 3200 files per second.
 THREADS = 16
 # Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
@@ -26,8 +28,8 @@ _STALE = 64
 class File:
     """A file to read ahead. Its future runs while a thread reads it."""
 
-    def __init__(self, path: str, most_bytes: int, turn: int) -> None:
-        self.path, self.most_bytes, self.turn = path, most_bytes, turn
+    def __init__(self, path: str, turn: int) -> None:
+        self.path, self.turn = path, turn
         self.size: int | None = None  # known once a thread has looked it up
         self.held_bytes = 0
         self.data: Future[bytes] = Future()
@@ -63,7 +65,7 @@ class FilePrefetcher:
     def __reduce__(self) -> tuple[type[FilePrefetcher], tuple[RootDirectory]]:
         return FilePrefetcher, (self._root,)
 
-    def read(self, path: str, most_bytes: int) -> bytes:
+    def read(self, path: str) -> bytes:
         """All bytes of a file. Waits if a thread is reading it; a file that none has begun is read here, at once."""
         file = self.files.get(path) if self.files and self._mine else None
         if file is not None:
@@ -72,9 +74,9 @@ class FilePrefetcher:
             with self._lock:
                 self._drop(file)
                 self._read_next()
-            if data is not None and len(data) <= most_bytes:
+            if data is not None:
                 return data
-        return self._read(path, most_bytes)
+        return self._read(path, MOST_BYTES)
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
         """Read a file into its destination if it is in the page cache and has the right size; see `filled`."""
@@ -88,8 +90,7 @@ class FilePrefetcher:
         """Whether reading ahead helps: there is room, and some recent files were not in the page cache."""
         return self.room > 0 and self._cold > _COLD_SHARE and self._mine
 
-    def fetch(self, paths: Iterable[str], most_bytes: int) -> None:
-        """Start reading files; returns at once."""
+    def fetch(self, paths: Iterable[str]) -> None:
         with self._lock:
             self._turn += 1
             for file in [file for file in self.files.values() if file.turn < self._turn - _STALE]:
@@ -98,7 +99,7 @@ class FilePrefetcher:
                 if not self.room:
                     return
                 if path not in self.files:
-                    file = File(path, most_bytes, self._turn)
+                    file = File(path, self._turn)
                     self._pool = self._pool or ThreadPoolExecutor(THREADS, f"{OURS} fetcher")
                     try:
                         self._pool.submit(self._measure, file)
@@ -118,7 +119,6 @@ class FilePrefetcher:
 
     @property
     def room(self) -> int:
-        """Bytes that all reservations allow together."""
         return self._reservations.nbytes
 
     @property
@@ -171,7 +171,7 @@ class FilePrefetcher:
     def _load(self, file: File) -> None:
         if file.data.set_running_or_notify_cancel():
             try:
-                file.data.set_result(self._read(file.path, min(file.most_bytes, file.held_bytes)))
+                file.data.set_result(self._read(file.path, min(file.held_bytes, MOST_BYTES)))
             except Exception as error:  # noqa: BLE001  # `read` reads the file again, which raises
                 file.data.set_exception(error)
 

@@ -32,7 +32,6 @@ class Head(NamedTuple):
         mode: Pillow's mode.
         turned: The orientation of the decoded pixels, 1 to 8.
         bits: Bits per stored value.
-        white_is_zero: Whether 0 is stored for white.
         image: The image in Pillow; None if another library decodes it.
     """
 
@@ -67,12 +66,7 @@ class Format(NamedTuple):
 
 
 def format_of(data: bytes, where: str) -> Format:
-    """The format of an image by its first bytes, whatever its name is.
-
-    Example:
-        >>> format_of(b"GIF89a...", "x.png").name
-        'GIF'
-    """
+    """The format of an image by its first bytes, whatever its name is."""
     if not data:
         raise CorruptError(f"{where}: empty; fetch the file again")
     for each in FORMATS:
@@ -90,7 +84,6 @@ def _opened(data: bytes, plugin: str) -> Any:
 
 
 def _head(data: bytes, where: str, plugin: str) -> Head:
-    """The header by a plugin of Pillow."""
     image = _opened(data, plugin)
     if getattr(image, "is_animated", False):
         raise FormatError(
@@ -102,7 +95,6 @@ def _head(data: bytes, where: str, plugin: str) -> Head:
 
 
 def _decoded(_data: bytes, head: Head, _factor: int, _out: Bytes | None) -> Any:
-    """The image, decoded by Pillow."""
     head.image.load()
     return head.image
 

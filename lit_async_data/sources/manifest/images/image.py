@@ -83,7 +83,6 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _damage_named(kind: Format, where: str) -> Iterator[None]:
-    """Raise any error of a decoder as one that names the image."""
     try:
         yield
     except (MemoryError, ConfigError, FormatError):
@@ -114,7 +113,6 @@ def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> H
 
 
 def _factor(kind: Format, crop: Crop, shape: ImageShape) -> int:
-    """The factor by which both sides are divided in decoding."""
     if shape.resampling == "nearest":
         return 1
     left, upper, right, lower = crop.box

@@ -98,17 +98,14 @@ class ImageShape:
 
     @property
     def channels(self) -> int:
-        """Values per pixel."""
         return CHANNELS[self.mode]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values."""
         return np.dtype(np.uint16 if self.mode == DEEP else np.uint8)
 
     @property
     def resampling(self) -> str:
-        """The interpolation that is used."""
         return self.interpolation or ("nearest" if self.mode == INDICES else "bilinear")
 
     @property
@@ -190,7 +187,6 @@ def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int],
 
 
 def _middle_box(height: int, width: int, target: tuple[int, int]) -> Box:
-    """The largest box in the middle with the aspect ratio of the target."""
     tall, wide = target
     box_width = min(height * wide / tall, width)
     box_height = min(width * tall / wide, height)

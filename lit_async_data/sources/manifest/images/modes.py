@@ -103,7 +103,6 @@ def _image(pixels: Bytes, mode: str) -> Any:
 
 
 def _numbers(image: Any) -> Any:
-    """An image of one channel with the stored values."""
     if image.mode == "1":
         return image.convert("L").point([0] * 255 + [1])
     return image.getchannel(0) if image.mode == "PA" else image

@@ -28,7 +28,6 @@ def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
 
 
 def _exif_orientation(exif: bytes) -> int | None:
-    """The value of the tag; None if there is no such tag."""
     block = exif.removeprefix(_PREFIX)
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(bytes(block[:4]))
     if order is None:

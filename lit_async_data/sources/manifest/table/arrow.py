@@ -42,7 +42,6 @@ def is_list(kind: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, or text that can be read as a number."""
     if isinstance(value, str):
         try:
             float(value)
@@ -116,12 +115,10 @@ def is_ordered(kind: Any) -> bool:
 
 
 def is_text_list(kind: Any) -> bool:
-    """Whether a type is a list of text, as `as_single_array` returns it."""
     return is_list(kind) and (is_text(kind.value_type) or is_categorical(kind.value_type))
 
 
 def list_lengths(array: Any) -> Indices:
-    """The length of each list, nulls as 0; int64."""
     return values_of(arrow("compute").list_value_length(array)).astype(np.int64)
 
 
@@ -157,7 +154,6 @@ def booleans_of(array: Any) -> npt.NDArray[np.bool_]:
 
 
 def first_true_row(array: Any) -> int:
-    """The first row that is true; -1 if there is none."""
     values = booleans_of(array)
     row = int(values.argmax()) if values.size else 0
     return row if values.size and values[row] else -1

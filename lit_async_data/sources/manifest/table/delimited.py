@@ -37,7 +37,6 @@ class TextFormat(NamedTuple):
 
     @classmethod
     def of(cls, delimiter: Any, encoding: Any) -> TextFormat:
-        """Check the options of a user."""
         delimiter = "\t" if delimiter == "\\t" else delimiter  # as written on a command line
         is_one = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii()
         if delimiter is not None and (not is_one or delimiter in '"\r\n\0'):
@@ -98,11 +97,6 @@ def _row_error(path: str, row: int, message: str) -> ManifestError:
 def _header_error(delimiter: str, header: list[str], error: NoColumnError, origin: RowOrigin) -> ManifestError:
     """The error of a first line without a column: it may use another delimiter, or be no header."""
     line = delimiter.join(header)
-    if line[:4].lower() == "sep=" and len(line) <= len("sep=,") + 1:
-        return origin.error(
-            f"begins with a line {quoted(line[:5])}, which only Excel reads; remove it, and set "
-            f"delimiter={quoted(line[4:5])}"
-        )
     for other in _DELIMITERS:
         names = [name.strip(' "') for name in line.split(other)]
         if other != delimiter and len(names) > 1 and (error.dataset in names or len(header) == 1):
@@ -145,8 +139,6 @@ def _parsed(
 
 
 class _Joined(io.RawIOBase):
-    """Streams read one after the other."""
-
     def __init__(self, *streams: Any) -> None:
         super().__init__()
         self._streams = list(streams)
@@ -165,7 +157,6 @@ class _Joined(io.RawIOBase):
 
 
 def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
-    """The names in the first line of a CSV or TSV file that is not empty."""
     origin = RowOrigin.of_file(path)
     check_content(path, codec=codec)
     encoding, opener = "utf-8-sig" if codec == _UTF8 else codec, gzip.open if path.endswith(".gz") else open

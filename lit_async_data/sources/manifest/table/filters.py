@@ -34,7 +34,6 @@ class Filter(NamedTuple):
 
     @property
     def values(self) -> list[Any]:
-        """The values to compare with."""
         return [self.value] if self.operator in _COMPARE else list(self.value)
 
 
@@ -66,7 +65,6 @@ def _is_list(value: object) -> bool:
 
 
 def rows_meeting(filters: Sequence[Filter], table: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
-    """Which rows of an Arrow table meet all filters; shape (len(table),)."""
     mask = np.ones(table.num_rows, np.bool_)
     for each in filters:
         mask &= _met(each, as_single_array(table.column(each.column)), origin)

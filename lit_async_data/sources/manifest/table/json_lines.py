@@ -105,7 +105,6 @@ def _line_by_line(path: str, wanted: Sequence[str], origin: RowOrigin) -> Any:
 
 
 def _objects(path: str) -> Iterator[dict[str, Any]]:
-    """The object in each line that is not empty."""
     with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
         try:
             for row, line in enumerate(filter(bytes.strip, file)):

@@ -51,7 +51,6 @@ class Labels(NamedTuple):
 
     @property
     def spec(self) -> FieldSpec:
-        """The field that these labels are."""
         return FieldSpec(self.values.shape[1:], self.values.dtype, classes=self.classes)
 
     def of_classes(self, classes: Sequence[str], fail: Fail) -> Labels:
@@ -90,8 +89,6 @@ class Labels(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """Values, which of them are missing, and the names of classes."""
-
     values: Array
     missing: npt.NDArray[np.bool_]
     classes: tuple[str, ...] = ()
@@ -245,7 +242,6 @@ def _key(classes: set[str]) -> Callable[[str], Any]:
 
 
 def _lengths(array: Any) -> tuple[Indices, Indices, Any]:
-    """Rows that have a list, the lengths of these lists, and their concatenated values."""
     rows = np.flatnonzero(booleans_of(array.is_valid()))
     lists = array.drop_null()
     return rows, list_lengths(lists), lists.flatten()

@@ -42,7 +42,6 @@ _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.g
 
 
 def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[str]:
-    """The names of the columns of a file, without reading its rows."""
     suffix = _suffix_of(path)
     with opening_errors(path):
         if suffix == ".parquet":
@@ -61,8 +60,6 @@ def is_table(path: str) -> bool:
 
 
 class FolderTable(NamedTuple):
-    """A folder listed as a ``pyarrow.Table``."""
-
     folder: str
     table: Any
 
@@ -158,7 +155,6 @@ def _suffix_of(path: str) -> str:
 
 @contextlib.contextmanager
 def opening_errors(path: str) -> Iterator[None]:
-    """Turns errors of the system into those of this package."""
     try:
         yield
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
@@ -192,7 +188,6 @@ def _concatenated(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
 
 
 def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None:
-    """Check that each column has one type in all files, or no values."""
     for name in read[0].table.column_names:
         firsts: dict[Any, str] = {}  # the first file with each type
         for file, each in zip(files, read, strict=True):
@@ -210,11 +205,6 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
     if isinstance(given, library.Table):
         check_columns(given.column_names, names, origin)
         return given.select(list(names))
-    if isinstance(given, list | tuple) and any(isinstance(each, str | os.PathLike) for each in given):
-        raise ConfigError(
-            f"table: {type(given).__name__} is neither a path nor a table; give a pattern for several files, such as "
-            "'part-*.csv', or concatenate a source for each: ConcatSource([...])"
-        )
     module = type(given).__module__.partition(".")[0]
     if module == "polars" and hasattr(given, "collect"):
         raise ConfigError("table: a LazyFrame has no rows yet; give frame.collect()")
@@ -232,7 +222,8 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
         ) from error
     raise ConfigError(
         f"table: {type(given).__name__} is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor "
-        "anything with __arrow_c_stream__"
+        "anything with __arrow_c_stream__; give a pattern for several files, such as 'part-*.csv', or concatenate a "
+        "source for each: ConcatSource([...])"
     )
 
 

@@ -51,7 +51,6 @@ class RowOrigin(NamedTuple):
 
     @classmethod
     def of_file(cls, path: str, rows: int = 0) -> RowOrigin:
-        """The origin of the first rows of a file."""
         return cls([path], np.array([0, rows]))
 
     def taken(self, rows: Indices) -> RowOrigin:
@@ -65,7 +64,6 @@ class RowOrigin(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The table in messages."""
         if not self.files:
             return GIVEN if self.folder is None else printable_path(self.folder)
         first, *others = self.files
@@ -73,7 +71,6 @@ class RowOrigin(NamedTuple):
 
     @property
     def row(self) -> str:
-        """The word for a row in messages."""
         return "row" if self.folder is None else "file"
 
     def place(self, row: int) -> tuple[str | None, int]:
@@ -85,13 +82,11 @@ class RowOrigin(NamedTuple):
         return self.files[file], number - int(self.starts[file])
 
     def where(self, row: int) -> str:
-        """A row, for the middle of a message."""
         file, number = self.place(row)
         text = f"{self.row} {number}"
         return text if file is None or len(self.files) == 1 else f"{text} of {printable_path(file)}"
 
     def error(self, message: str, *, row: int | None = None, column: str | None = None) -> ManifestError:
-        """An error that names file, row, id and column."""
         file, number = (None, None) if row is None else self.place(row)
         if row is None:
             file = self.files[0] if len(self.files) == 1 else None
@@ -144,6 +139,5 @@ def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowO
 
 
 def listed(names: Sequence[object]) -> str:
-    """Names for a message."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (", ".join(map(quoted, names[:_LISTED])) or "none") + more

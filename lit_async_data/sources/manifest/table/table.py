@@ -68,7 +68,6 @@ class Table:
         return cls(arrays, origin)
 
     def __len__(self) -> int:
-        """Number of rows, ≥ 1."""
         return len(next(iter(self._columns.values())))
 
     def text(self, name: str, rows: Sequence[int] | Indices) -> list[str]:
@@ -95,18 +94,12 @@ class Table:
         kind: Literal["class", "number"] | None = None,
         separator: str | None = None,
     ) -> Labels:
-        """One value per row.
+        """One value per row; the other arguments are those of `Column`.
 
         Whole numbers become int64; floats and bools keep their type; text becomes the number of its class; lists of
         numbers become vectors, and all must have one length; lists of text become 1 for each class in the list, else 0.
-
-        Args:
-            name: A column; or several columns of numbers, which become the columns of one array.
-            classes: As for `Column`.
-            null: As for `Column`.
-            kind: ``"number"``: text is read as numbers: int64, or float64 if some are fractions. ``"class"``: text, and
-                whole numbers in lists, are classes. None: text is classes, unless it looks like numbers.
-            separator: Separates several values in one text cell, which then counts as a list.
+        Several columns of numbers become the columns of one array. Kind ``"number"`` reads text as numbers: int64, or
+        float64 if some are fractions; ``"class"`` takes whole numbers in lists as classes, too.
         """
         names = [name] if isinstance(name, str) else name
         columns = [(each, parsed_text(self.array(each), each, self.origin, separator, kind=kind)) for each in names]
@@ -145,7 +138,6 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns."""
         return list(self._columns)
 
     def with_columns_of(self, other: Table) -> Table:
@@ -157,7 +149,6 @@ class Table:
         return Table(self._columns | other._columns, self.origin)
 
     def taken(self, rows: Indices) -> Table:
-        """Selected rows of the table, in ascending order."""
         numbers = arrow_integers(rows)
         return Table({name: array.take(numbers) for name, array in self._columns.items()}, self.origin.taken(rows))
 
@@ -171,12 +162,10 @@ class Table:
         return np.flatnonzero(booleans_of(array.is_null())) if array.null_count else _NONE
 
     def is_text(self, name: str) -> bool:
-        """Whether a column holds text."""
         kind = self.array(name).type
         return is_text(kind) or is_categorical(kind)
 
     def check_ids(self, name: str) -> None:
-        """Check that no two rows have the same id."""
         array = self._text_column(name)
         if array.null_count:
             row = first_true_row(array.is_null())
@@ -256,5 +245,4 @@ class TableReader:
         return states
 
     def select(self, rows: Indices) -> None:
-        """Select rows from those selected so far; ascending."""
         self._selected = rows if self._selected is None else self._selected[rows]

@@ -170,7 +170,6 @@ def _trimmed(array: Any) -> Any:
 
 
 def _cast(array: Any, kind: Any) -> Any:
-    """The array as another type; None if a value does not fit."""
     try:
         return array.cast(kind)
     except arrow().ArrowInvalid:

@@ -12,7 +12,6 @@ import pytest
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 from lit_async_data.sources.manifest.files.prefetcher import THREADS, FilePrefetcher
 
-MOST = 2**30
 ROOM = 2**25
 
 
@@ -49,7 +48,7 @@ def fetchers():
 
 def made_cold(reader, files):
     for path in files[:4]:
-        reader.read(path, MOST)
+        reader.read(path)
 
 
 def there(reader, path):
@@ -70,7 +69,7 @@ def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
     disk, reader = Disk(monkeypatch), FilePrefetcher()
     made_cold(reader, files)
     assert not reader.wanted
-    reader.fetch(files, MOST)
+    reader.fetch(files)
     assert len(disk.asked) == 4
     assert not fetchers()
 
@@ -81,10 +80,10 @@ def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, mon
     made_cold(reader, files)
     assert reader.wanted
     del disk.asked[:]
-    reader.fetch(files[10:30], MOST)
+    reader.fetch(files[10:30])
     for path in files[10:30]:
         there(reader, path)
-    found = [reader.read(path, MOST) for path in files[10:30]]
+    found = [reader.read(path) for path in files[10:30]]
     assert found == [bytes([number]) * 100 for number in range(10, 30)]
     assert sorted(path for path, _ in disk.asked) == sorted(files[10:30])
     assert all("fetcher" in name for _, name in disk.asked)
@@ -95,7 +94,7 @@ def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, mon
 def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
     disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
     give_back = reader.reserve(ROOM)
-    reader.fetch(files, MOST)
+    reader.fetch(files)
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
     # All of them wait at the gate, and no further one is asked for.
@@ -108,9 +107,9 @@ def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
 def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
     disk, reader, found = Disk(monkeypatch, gated=True), FilePrefetcher(), []
     give_back = reader.reserve(ROOM)
-    reader.fetch(files[:1], MOST)
+    reader.fetch(files[:1])
     assert disk.arrived.acquire(timeout=30)
-    waiting = threading.Thread(target=lambda: found.append(reader.read(files[0], MOST)))
+    waiting = threading.Thread(target=lambda: found.append(reader.read(files[0])))
     waiting.start()
     assert not found
     disk.gate.set()
@@ -125,12 +124,12 @@ def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypa
     # wait for the threads, it would get it after all others; and never, if the loader is closed meanwhile.
     disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
     give_back = reader.reserve(ROOM)
-    reader.fetch(files, MOST)
+    reader.fetch(files)
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
     monkeypatch.setattr(fetching, "fetched", lambda path, most, root: (b"read here", True))
     found = []
-    needing = threading.Thread(target=lambda: found.append(reader.read(files[39], MOST)))
+    needing = threading.Thread(target=lambda: found.append(reader.read(files[39])))
     needing.start()
     needing.join(30)
     at_once = found == [b"read here"]
@@ -144,12 +143,12 @@ def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypa
 def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(files, monkeypatch):
     disk, reader = Disk(monkeypatch), FilePrefetcher()
     give_back = reader.reserve(250)
-    reader.fetch(files[:10], MOST)
+    reader.fetch(files[:10])
     there(reader, files[0])
     there(reader, files[1])
     assert reader.held_bytes == 200  # with a third one it would be 300 bytes
     for number in range(8):
-        assert reader.read(files[number], MOST) == bytes([number]) * 100
+        assert reader.read(files[number]) == bytes([number]) * 100
         there(reader, files[number + 2])
         # Room for one: it goes to the file that is wanted next.
         assert sorted(path for path, _ in disk.asked) == sorted(files[: number + 3])
@@ -164,10 +163,10 @@ def test_a_file_that_is_larger_than_the_room_is_read_alone(files, tmp_path, monk
     (tmp_path / "large").write_bytes(bytes(1000))
     reader = FilePrefetcher()
     give_back = reader.reserve(450)
-    reader.fetch([str(tmp_path / "large"), str(tmp_path / "gone"), *files[:2]], MOST)
+    reader.fetch([str(tmp_path / "large"), str(tmp_path / "gone"), *files[:2]])
     there(reader, str(tmp_path / "large"))
     assert reader.held_bytes == 1000
-    assert reader.read(str(tmp_path / "large"), MOST) == bytes(1000)
+    assert reader.read(str(tmp_path / "large")) == bytes(1000)
     there(reader, files[1])
     give_back()
     assert reader.held_bytes == 0
@@ -179,10 +178,10 @@ def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
     Disk(monkeypatch)
     reader = FilePrefetcher()
     first, second = reader.reserve(200), reader.reserve(50)
-    reader.fetch(files[:4], MOST)
+    reader.fetch(files[:4])
     there(reader, files[1])
     first()
-    assert [reader.read(path, MOST) for path in files[:4]] == [bytes([number]) * 100 for number in range(4)]
+    assert [reader.read(path) for path in files[:4]] == [bytes([number]) * 100 for number in range(4)]
     second()
     assert reader.held_bytes == 0
 
@@ -198,10 +197,10 @@ def test_a_read_ahead_that_fails_is_done_again_by_who_needs_the_file(files, monk
 
     monkeypatch.setattr(fetching, "fetched", fails)
     give_back = reader.reserve(ROOM)
-    reader.fetch(files, MOST)
+    reader.fetch(files)
     for path in files:
         there(reader, path)
-    assert [reader.read(path, MOST) for path in files] == [bytes([number]) * 100 for number in range(40)]
+    assert [reader.read(path) for path in files] == [bytes([number]) * 100 for number in range(40)]
     give_back()
     assert not caplog.records
 
@@ -215,8 +214,8 @@ def test_where_no_thread_can_be_started_nothing_waits_for_one(files, monkeypatch
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuses)
-    reader.fetch(files, MOST)
-    assert reader.read(files[0], MOST) == bytes(100)
+    reader.fetch(files)
+    assert reader.read(files[0]) == bytes(100)
     give_back()
 
 
@@ -225,13 +224,13 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
     monkeypatch.setattr(fetching, "_STALE", 3)
     reader = FilePrefetcher()
     give_back = reader.reserve(ROOM)
-    reader.fetch(files[:1], MOST)
+    reader.fetch(files[:1])
     there(reader, files[0])
     for number in range(1, 5):
-        reader.fetch(files[number : number + 1], MOST)
+        reader.fetch(files[number : number + 1])
     assert files[0] not in reader.files
     for number in range(1, 5):
-        reader.read(files[number], MOST)
+        reader.read(files[number])
     assert reader.held_bytes == 0
     give_back()
 
@@ -241,15 +240,15 @@ def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
     reader = FilePrefetcher()
     first, second = reader.reserve(ROOM), reader.reserve(ROOM)
     made_cold(reader, files)
-    reader.fetch(files[5:7], MOST)
+    reader.fetch(files[5:7])
     first()
     first()  # twice is once
     assert reader.wanted
-    assert reader.read(files[5], MOST) == bytes([5]) * 100
+    assert reader.read(files[5]) == bytes([5]) * 100
     second()
     assert not reader.wanted
     assert not fetchers()
-    assert reader.read(files[6], MOST) == bytes([6]) * 100
+    assert reader.read(files[6]) == bytes([6]) * 100
 
 
 def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
@@ -261,6 +260,6 @@ def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
     assert (again.wanted, reader.wanted) == (False, True)
     monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork: threads do not exist there
     assert not reader.wanted
-    assert reader.read(files[9], MOST) == bytes([9]) * 100
+    assert reader.read(files[9]) == bytes([9]) * 100
     monkeypatch.undo()
     give_back()

@@ -73,17 +73,6 @@ def test_another_delimiter_is_named(delimiter, name, folder):
     assert caught.value.file == str(folder / name)
 
 
-def test_the_line_of_excel_is_named(folder):
-    for delimiter in ";,":
-        (folder / "t.csv").write_text(f"sep={delimiter}\n" + written(delimiter))
-        for options in ({}, {"delimiter": delimiter}):
-            with pytest.raises(
-                ManifestError, match=r"begins with a line 'sep=.', which only Excel reads; remove it"
-            ) as caught:
-                checked(folder / "t.csv", **options)
-            assert f"set delimiter={delimiter!r}" in str(caught.value)
-
-
 def test_a_column_that_is_not_there_is_no_question_of_the_delimiter(folder):
     (folder / "t.csv").write_text("a;b,label\n1,2\n")
     with pytest.raises(
