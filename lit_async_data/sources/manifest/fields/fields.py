@@ -76,7 +76,6 @@ class FileField:
             CLOCK.decoded(decode_s, stored, out.nbytes)
 
     def fetch(self, samples: Indices) -> bool:
-        """Read the files of samples ahead if that helps; returns whether it does."""
         if self._prefetcher.wanted:
             self._prefetcher.fetch(self.paths.of(samples))
             return True
@@ -166,7 +165,6 @@ class Fields:
 
     @property
     def specs(self) -> dict[str, FieldSpec]:
-        """The fields by batch key, in the order of the user."""
         specs = {key: each.spec for key, each in (self.labels | self.files).items()}
         for fields in self.hdf5:
             specs.update(fields.specs)

@@ -135,6 +135,7 @@ class FilePrefetcher:
                 return
             for file in list(self.files.values()):
                 self._drop(file)
+            self.held_bytes = 0  # an interrupt can have lost count
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
