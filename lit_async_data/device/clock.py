@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from lit_async_data.device.streams import Streams
-from lit_async_data.host.metrics.stages import Stage
-from lit_async_data.host.metrics.stats import DeviceWait
+from lit_async_data.host.stats import DeviceWait, Stage
 
 T = TypeVar("T")
 # Ranges that a trace shows.
@@ -97,11 +96,12 @@ class DeviceClock:
             return  # a query of an event would break the capture
         while self._open and self._streams.happened(self._open[0].came, block=False):
             wait = self._open.popleft()
-            self._seen = self._seen.plus(self._streams.elapsed_s(wait.asked, wait.came), first=wait.first)
+            seconds = self._streams.elapsed_s(wait.asked, wait.came)
+            waited = DeviceWait(0, 0.0, seconds, seconds) if wait.first else DeviceWait(1, seconds, 0.0, seconds)
+            self._seen = waited + self._seen
         while self._copying and self._streams.happened(self._copying[0].done, block=False):
             copy = self._copying.popleft()
-            seconds = self._timed.seconds + self._streams.elapsed_s(copy.began, copy.done)
-            self._timed = Stage(seconds, self._timed.bytes + copy.nbytes)
+            self._timed += Stage(self._streams.elapsed_s(copy.began, copy.done), copy.nbytes)
 
 
 def _never() -> bool:

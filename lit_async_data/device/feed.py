@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lit_async_data.batch.tree import flatten, rebuilt
-from lit_async_data.host.metrics.stats import ReadStats
+from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex
 
 Batch = Any

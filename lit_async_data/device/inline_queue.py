@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from lit_async_data.device.feed import Batch, Feed
 from lit_async_data.device.transform import Transform
-from lit_async_data.host.metrics.stats import DeviceWait
+from lit_async_data.host.stats import DeviceWait
 from lit_async_data.order.plan import BatchIndex
 
 

@@ -14,11 +14,11 @@ import torch
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Array, BatchLayout, Bytes
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
 from lit_async_data.device.streams import no_inference
-from lit_async_data.host.metrics.stats import ReadStats
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import COPYING, SlotPool
 from lit_async_data.host.resources.memory import allocated
+from lit_async_data.host.stats import ReadStats
 from lit_async_data.order.plan import BatchIndex, Schedule
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from lit_async_data.device.clock import COPY, DeviceClock, profiled, ranged
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
 from lit_async_data.device.streams import Streams, no_inference
 from lit_async_data.device.transform import Transform
-from lit_async_data.host.metrics.stats import DeviceWait
+from lit_async_data.host.stats import DeviceWait
 from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats
+from lit_async_data.host.stats import DeviceWait, LoaderStats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ class EpochWaits:
             return {}
         wait_ms = 1e3 * self.summary.wait_s / max(self.summary.steps - 1, 1)
         return {
-            "data/read_mb_s": stats[0].read.since(self._before[0].read).mb_per_s,
+            "data/read_mb_s": (stats[0].read - self._before[0].read).mb_per_s,
             "data/wait_ms": wait_ms,
             "data/device_wait_ms": wait_ms if device is None else 1e3 * device.wait_s / max(device.batches, 1),
             "data/epoch_gap_ms": 1e3 * self.summary.gap_s,
@@ -107,7 +107,7 @@ class EpochWaits:
 def _device_wait(before: Sequence[LoaderStats], now: Sequence[LoaderStats]) -> DeviceWait | None:
     """What the device waited between two readings of the loaders' statistics; None if no loader measured it."""
     waits = [
-        after.device.since(DeviceWait() if earlier.device is None else earlier.device)
+        after.device - (earlier.device or DeviceWait())
         for earlier, after in zip(before, now, strict=False)
         if after.device is not None
     ]

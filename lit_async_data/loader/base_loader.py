@@ -16,7 +16,7 @@ import torch
 from lit_async_data.device import streams
 from lit_async_data.device.feed import Batch
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
-from lit_async_data.host.metrics.stats import LoaderStats, QueueFill
+from lit_async_data.host.stats import LoaderStats, QueueFill
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.loader.engine import Engine, Run
 from lit_async_data.loader.passes import Pass, Taken
@@ -248,12 +248,12 @@ class BaseLoader(abc.ABC):
 
     def stats(self) -> LoaderStats:
         """What the loader has handed out, waited for and read so far."""
-        run, seen = self._run, self._run.meter.stats()
+        run = self._run
         engine = run.engine
         if engine is None or engine.feed.forked:
-            return seen.of(run.read, copied=run.copied, device=run.waited)
-        read = engine.feed.stats().after(run.read)
-        return seen.of(read, copied=run.copied + engine.feed.copied, device=engine.queue.waited)
+            return run.meter.stats(run.read, copied=run.copied, device=run.waited)
+        read, copied = engine.feed.stats() + run.read, run.copied + engine.feed.copied
+        return run.meter.stats(read, copied=copied, device=engine.queue.waited)
 
     def close(self) -> None:
         """End the threads and give memory back; waits a few seconds at most. Calling it twice is fine.

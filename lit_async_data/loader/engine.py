@@ -14,7 +14,7 @@ from lit_async_data.device.feed import Feed
 from lit_async_data.device.inline_queue import DeviceQueue, InlineQueue
 from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.transform import Transform
-from lit_async_data.host.metrics.stats import DeviceWait, QueueFill, ReadStats, WaitMeter
+from lit_async_data.host.stats import DeviceWait, QueueFill, ReadStats, WaitMeter
 
 
 class Engine:

@@ -7,7 +7,6 @@ already named the epoch.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +16,12 @@ import torch
 
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
-from lit_async_data.host.metrics.stats import ReadStats
+from lit_async_data.host.stats import ReadMeter, ReadStats
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.packing import Ask
 from lit_async_data.prefetch.pass_state import Snapshot
 from lit_async_data.prefetch.reader_thread import Pulled, ReaderThread
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.threads import ProcessGuard
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class IteratorFeed:
         self._states: dict[BatchIndex, Snapshot | None] = {}
         # The device memory of the last two batches.
         self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
-        self._read, self._starved = ReadStats(), 0
+        self._meter, self._starved = ReadMeter(), 0
         self._warned = False
         # The id of an error that is yet to be raised, and so is alive. The error itself would keep what it refers to.
         self._error: int | None = None
@@ -91,7 +91,7 @@ class IteratorFeed:
         return 0 if reader is None else reader.ready
 
     def stats(self) -> ReadStats:
-        return dataclasses.replace(self._read, ready=self.ready, starved=self._starved)
+        return self._meter.stats(ready=self.ready, starved=self._starved)
 
     @property
     def forked(self) -> bool:
@@ -209,7 +209,7 @@ class IteratorFeed:
             return host
         if host.error is None:
             self._buffers = host.buffers, self._buffers[0]
-            self._read = self._read.plus(1, host.nbytes, pulled.seconds)
+            self._meter.read(1, host.nbytes, Work(pulled.seconds))
             self._states[self._expected] = pulled.note
         self._expected = self.following(self._expected)
         return host

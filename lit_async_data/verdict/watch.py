@@ -10,9 +10,8 @@ from typing import Literal
 from torch.utils.data import IterableDataset
 
 from lit_async_data.device.slot_feed import SlotFeed
-from lit_async_data.host.metrics.stages import NO_TIMES, StageTimes
-from lit_async_data.host.metrics.stats import DeviceWait, LoaderStats
 from lit_async_data.host.resources.cores import cores
+from lit_async_data.host.stats import DeviceWait, LoaderStats, StageTimes
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.sources.contract.storage_layout import Reading
@@ -69,7 +68,7 @@ class Facts:
     cores: int = 1
     free: float = 1.0  # cores that did nothing, on average
     starved: int = 0  # how often the loop had to wait, at least
-    stages: StageTimes = NO_TIMES
+    stages: StageTimes = dataclasses.field(default_factory=StageTimes)
     readers: Readers = Readers()
 
     @property
@@ -110,7 +109,7 @@ class Watch:
             own,
             (idle_s - self._idle_s) / max(wall_s, 1e-9) * own / usable_cores() if known_s else own,
             now.read.starved - before.read.starved,
-            now.stages.since(before.stages),
+            now.stages - before.stages,
             Readers.of(loader, now),
         )
 
@@ -118,6 +117,6 @@ class Watch:
 def _waited(before: LoaderStats, now: LoaderStats) -> tuple[float, float]:
     """Seconds that were waited for batches but the first, and for the first; by the device's clock if it has one."""
     if now.device is not None:
-        device = now.device.since(before.device or DeviceWait())
+        device = now.device - (before.device or DeviceWait())
         return device.wait_s, device.gap_s
     return now.wait_s - before.wait_s, now.gap_s - before.gap_s

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
 from lit_async_data.errors import TransferError
-from lit_async_data.host.metrics.stats import QueueFill
+from lit_async_data.host.stats import QueueFill
 from lit_async_data.lightning.takeover import Takeover
 from lit_async_data.prefetch.loader import PrefetchedLoader
 

@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
-from lit_async_data.host.metrics.stages import Stage, StageTimes
+from lit_async_data.host.stats import Stage, StageTimes
 from lit_async_data.testing import ArraySource
 from lit_async_data.verdict.diagnosis import Bound, Cure, Verdict, verdict
 from lit_async_data.verdict.watch import Facts, Readers, Watch

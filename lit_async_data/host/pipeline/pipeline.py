@@ -29,11 +29,10 @@ from typing import NoReturn
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
-from lit_async_data.host.metrics.stages import StageMeter
-from lit_async_data.host.metrics.stats import ReadMeter, ReadStats
 from lit_async_data.host.pipeline.read_task import FilledSlot
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
+from lit_async_data.host.stats import ReadMeter, ReadStats
 from lit_async_data.host.supervisor import awaited
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.threads import ProcessGuard, leave_at_exit
@@ -78,7 +77,7 @@ class Pipeline(abc.ABC):
         # any allocation.
         self._lock = threading.RLock()
         self._closed = False
-        self._meter, self._stages = ReadMeter(), StageMeter()
+        self.meter = ReadMeter()  # what the workers did
         self.worker_count = 0  # at present; 0 where the consumer reads
         self._starved = 0  # counts the batches that the consumer had to wait for
         self.ready = 0
@@ -128,16 +127,11 @@ class Pipeline(abc.ABC):
         """Whether the number of workers is final."""
         return self._tuner is None or self._tuner.settled
 
-    @property
-    def stages(self) -> StageMeter:
-        """What the workers did, stage by stage."""
-        return self._stages
-
     def stats(self) -> ReadStats:
         """What has been read so far."""
         with self._lock:
             now = {"ready": self.ready, "slots": len(self.pool), "workers": self.worker_count}
-            return self._meter.stats(self.stages, **now, slot_bytes=self.layout.nbytes, starved=self._starved)
+            return self.meter.stats(**now, slot_bytes=self.layout.nbytes, starved=self._starved)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -202,7 +196,7 @@ class Pipeline(abc.ABC):
     def _tune(self, tuner: WorkerTuner, seconds: float) -> None:
         """Have the tuner judge a wait, and follow it."""
         before = tuner.count
-        if (count := tuner.waited(seconds, self._meter.batches)) == before:
+        if (count := tuner.waited(seconds, self.meter.batches)) == before:
             return
         try:
             with self._lock:

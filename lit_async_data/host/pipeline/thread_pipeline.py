@@ -205,7 +205,7 @@ class ThreadPipeline(Pipeline):
         with self._lock:
             if self._closed:
                 return False
-            self._stages.waited(idle_s, starved=self._starved != starved)
+            self.meter.waited(idle_s, starved=self._starved != starved)
             task = self._claim(slot, worker.number)
         worker.begin(task)
         self._fill(task)
@@ -278,8 +278,7 @@ class ThreadPipeline(Pipeline):
             if filled.good:
                 self._coalesced = self._next_coalesced(len(filled.batches), work.seconds)
                 self.pool.filled(task.slot)
-                self._meter.add(filled.good, filled.samples * self.layout.spec.nbytes)
-                self._stages.worked(work)
+                self.meter.read(filled.good, filled.samples * self.layout.spec.nbytes, work)
             self._claimed[task.keys[0]] = filled
             self.ready += filled.good
         self.arrived.ring()

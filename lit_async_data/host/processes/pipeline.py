@@ -12,13 +12,12 @@ from collections.abc import Callable
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import WorkerError
-from lit_async_data.host.metrics.stages import StageMeter
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
 from lit_async_data.host.processes.channel import Channel
 from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
-from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report, ReportKind
+from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report
 from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.reader_process import ReaderProcess
@@ -72,9 +71,8 @@ class ProcessPipeline(Pipeline):
         # Slots that have been reported, in order; and the batch after them, or the first one asked for.
         self._ready: dict[BatchIndex, FilledSlot] = {}
         self._next: BatchIndex | None = None
-        # The last report; how often the loop had waited by then; and what workers waited for slots meanwhile.
-        self._report = Report(ReportKind.FILLED)
-        self._was_starved, self._slot_s = 0, 0.0
+        # What workers had waited for slots by the last report, and how often the loop had waited by then.
+        self._idle_s, self._was_starved = 0.0, 0
 
     def follow(self, schedule: Schedule) -> None:
         with self._lock:
@@ -221,24 +219,16 @@ class ProcessPipeline(Pipeline):
         for report, payload in reports:
             if report.good:
                 self.pool.filled(report.slot)
-            if self._starved != self._was_starved:
-                self._slot_s += report.idle_s - self._report.idle_s
-                self._was_starved = self._starved
-            self._report = report
+            self.meter.work = report.work
+            self.meter.waited(report.idle_s - self._idle_s, starved=self._starved != self._was_starved)
+            self._idle_s, self._was_starved = report.idle_s, self._starved
             if report.generation == self._generation:
                 filled = self._slot_of(report, unpacked_errors(payload, channel.pid) if payload else {})
-                self._meter.add(report.good, report.samples * self.layout.spec.nbytes)
+                self.meter.read(report.good, report.samples * self.layout.spec.nbytes)
                 self._ready[filled.batches[0].key] = filled
                 self.ready += filled.good
             elif report.good:
                 self.pool.drop(report.slot)
-
-    @property
-    def stages(self) -> StageMeter:
-        stages, report = self._stages, self._report
-        stages.set(report.work)
-        stages.slot_s, stages.loop_s = self._slot_s, report.idle_s - self._slot_s
-        return stages
 
     def _slot_of(self, report: Report, errors: dict[int, Exception]) -> FilledSlot:
         if report.batches == report.good == 1:

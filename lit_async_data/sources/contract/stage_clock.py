@@ -6,6 +6,7 @@ slot. Nothing is shared between threads, so nothing is locked.
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from typing import NamedTuple
@@ -30,6 +31,9 @@ class Work(NamedTuple):
     cpu_s: float = 0.0
     stored: int = 0
     decoded: int = 0
+
+    def plus(self, other: Work) -> Work:
+        return Work(*map(operator.add, self, other))
 
 
 class _Sums:

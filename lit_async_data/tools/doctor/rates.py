@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data import system
-from lit_async_data.host.metrics.stats import ReadStats
+from lit_async_data.host.stats import ReadStats
 from lit_async_data.loader.async_loader import AsyncLoader
 
 # A slow loader is measured for at most this many times the seconds that it should take.
@@ -55,7 +55,7 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
             elif number == first:
                 before, since = loader.stats().read, time.perf_counter()
         stats, sample_bytes = loader.stats().read, max(loader.source.spec.nbytes, 1)
-    stages, decoded, samples = stats.stages.since(before.stages), stats.stages.decode.bytes, stats.bytes // sample_bytes
+    stages, decoded, samples = stats.stages - before.stages, stats.stages.decode.bytes, stats.bytes // sample_bytes
     if once:
         count = min(taken, (stats.bytes - before.bytes) // sample_bytes)
         count = min(count, samples * stages.decode.bytes // decoded) if decoded else count

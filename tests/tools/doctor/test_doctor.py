@@ -21,8 +21,7 @@ from support.files import examples
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.__main__ import main
-from lit_async_data.host.metrics.stages import Stage, StageTimes
-from lit_async_data.host.metrics.stats import ReadStats
+from lit_async_data.host.stats import ReadStats, Stage, StageTimes
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.doctor import command, examination, rates
 from lit_async_data.tools.doctor.examination import Trial, best, why_pack

@@ -93,7 +93,7 @@ class ReaderServer:
                 errors = [(n, batch.error) for n, batch in enumerate(filled.batches) if batch.error is not None]
                 if filled.good:
                     self._pipeline.pool.copy(filled.slot)
-                stages = self._pipeline.stages
+                meter = self._pipeline.meter
                 report = Report(
                     ReportKind.FILLED,
                     generation=self._generation,
@@ -103,8 +103,8 @@ class ReaderServer:
                     batches=len(filled.batches),
                     good=filled.good,
                     samples=filled.samples,
-                    idle_s=stages.idle_s,
-                    **stages.work._asdict(),
+                    idle_s=meter.slot_s + meter.loop_s,
+                    **meter.work._asdict(),
                 )
                 self._reports.send(report, packed_errors(errors) if errors else b"")
 

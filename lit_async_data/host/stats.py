@@ -1,15 +1,89 @@
-"""Frozen snapshots of what a loader did; under each field stands what it means, with its unit."""
+"""What a loader did, as snapshots that add and subtract; and the two counters that they are made of."""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
-from lit_async_data.host.metrics.stages import NO_TIMES, NOT_RUN, Stage, StageMeter, StageTimes
+from lit_async_data.sources.contract.stage_clock import Work
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadStats:
-    """What the readers did since the loader was built.
+class Sums:
+    """Sums since a loader was built: `-` is what came after an earlier snapshot, `+` adds those of another engine."""
+
+    # Fields that are no sums: those on the left of an operator stay.
+    _now: ClassVar[tuple[str, ...]] = ()
+
+    def __add__(self, other: Self) -> Self:
+        return self._combined(other, operator.add)
+
+    def __sub__(self, other: Self) -> Self:
+        return self._combined(other, operator.sub)
+
+    def _combined(self, other: Self, combine: Callable[[Any, Any], Any]) -> Self:
+        sums = [field.name for field in dataclasses.fields(self) if field.name not in self._now]
+        return dataclasses.replace(self, **{name: combine(getattr(self, name), getattr(other, name)) for name in sums})
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage(Sums):
+    """One stage on the way of batches.
+
+    Attributes:
+        seconds: Time spent in it, summed over the workers.
+        bytes: Bytes that came out of it.
+
+    Example:
+        >>> (Stage(1.0, 10_000_000) - Stage(0.5, 4_000_000)).mb_per_s
+        12.0
+    """
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+    @property
+    def mb_per_s(self) -> float:
+        """10⁶ bytes per second of this stage; 0 if it took no time."""
+        return self.bytes / 1e6 / self.seconds if self.seconds else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StageTimes(Sums):
+    """Where the time of batches went. Seconds are sums over the workers.
+
+    Attributes:
+        read: Bringing stored bytes into memory, and copying values to their places. Bytes as they are stored, where
+            chunks or files are decoded; else those of the samples.
+        decode: Decoding chunks and images; bytes of the results, also of samples that are not used. If the file is
+            mapped, the wait for its pages is here.
+        transform: ``sample_transform`` and ``batch_transform``; bytes of the samples.
+        copy: Copies to a device with streams, by its own clock.
+        cpu_s: Seconds of reading, decoding and transforming in which a core worked. The others waited for storage, for
+            the GIL or for a core.
+        slot_s: Seconds that workers waited for a slot while the loop waited for data, too.
+        loop_s: Seconds that workers waited because all slots were full: the loop had data enough.
+    """
+
+    read: Stage = Stage()
+    decode: Stage = Stage()
+    transform: Stage = Stage()
+    copy: Stage = Stage()
+    cpu_s: float = 0.0
+    slot_s: float = 0.0
+    loop_s: float = 0.0
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds that workers spent reading, decoding and transforming."""
+        return self.read.seconds + self.decode.seconds + self.transform.seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadStats(Sums):
+    """What the readers did.
 
     Attributes:
         batches: Batches read.
@@ -27,6 +101,8 @@ class ReadStats:
         12.0
     """
 
+    _now = "ready", "slots", "slot_bytes", "workers"
+
     batches: int = 0
     bytes: int = 0
     seconds: float = 0.0
@@ -35,45 +111,16 @@ class ReadStats:
     slot_bytes: int = 0
     workers: int = 0
     starved: int = 0
-    stages: StageTimes = NO_TIMES
+    stages: StageTimes = StageTimes()
 
     @property
     def mb_per_s(self) -> float:
         """Megabytes (10⁶ bytes) read per second of reading; 0 before the first."""
-        return self.bytes / 1e6 / self.seconds if self.seconds else 0.0
-
-    def since(self, before: ReadStats) -> ReadStats:
-        """What came after an earlier snapshot."""
-        return dataclasses.replace(
-            self,
-            batches=self.batches - before.batches,
-            bytes=self.bytes - before.bytes,
-            seconds=self.seconds - before.seconds,
-            starved=self.starved - before.starved,
-            stages=self.stages.since(before.stages),
-        )
-
-    def after(self, before: ReadStats) -> ReadStats:
-        """This with the sums of an earlier engine added."""
-        return dataclasses.replace(
-            self,
-            batches=self.batches + before.batches,
-            bytes=self.bytes + before.bytes,
-            seconds=self.seconds + before.seconds,
-            starved=self.starved + before.starved,
-            stages=self.stages.after(before.stages),
-        )
-
-    def plus(self, batches: int, read_bytes: int, seconds: float) -> ReadStats:
-        """The sums with some more batches."""
-        read = Stage(self.stages.read.seconds + seconds, self.stages.read.bytes + read_bytes)
-        return ReadStats(
-            self.batches + batches, self.bytes + read_bytes, self.seconds + seconds, stages=StageTimes(read)
-        )
+        return Stage(self.seconds, self.bytes).mb_per_s
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceWait:
+class DeviceWait(Sums):
     """How long a device with streams had nothing to do but wait for data, as far as is known by now.
 
     Attributes:
@@ -82,33 +129,15 @@ class DeviceWait:
         gap_s: Seconds that it waited for the first batches of epochs.
         last_s: Seconds that it waited for the last batch of which that is known: one or two before the last.
         copy: Copies to the device, by its clock.
-
-    Example:
-        >>> DeviceWait().plus(0.5, first=True).plus(0.25, first=False)
-        DeviceWait(batches=1, wait_s=0.25, gap_s=0.5, last_s=0.25, copy=Stage(seconds=0.0, bytes=0))
     """
+
+    _now = ("last_s",)
 
     batches: int = 0
     wait_s: float = 0.0
     gap_s: float = 0.0
     last_s: float = 0.0
-    copy: Stage = NOT_RUN
-
-    def plus(self, waited_s: float, *, first: bool) -> DeviceWait:
-        """This with one more batch."""
-        if first:
-            return DeviceWait(self.batches, self.wait_s, self.gap_s + waited_s, waited_s, self.copy)
-        return DeviceWait(self.batches + 1, self.wait_s + waited_s, self.gap_s, waited_s, self.copy)
-
-    def since(self, before: DeviceWait) -> DeviceWait:
-        """What came after an earlier snapshot."""
-        return dataclasses.replace(
-            self,
-            batches=self.batches - before.batches,
-            wait_s=self.wait_s - before.wait_s,
-            gap_s=self.gap_s - before.gap_s,
-            copy=Stage(self.copy.seconds - before.copy.seconds, self.copy.bytes - before.copy.bytes),
-        )
+    copy: Stage = Stage()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,15 +199,10 @@ class LoaderStats:
     gap_s: float = 0.0
     transform_s: float = 0.0
 
-    def of(self, read: ReadStats, *, copied: int, device: DeviceWait | None) -> LoaderStats:
-        """This, with what the readers did, and what the device waited."""
-        return dataclasses.replace(self, read=read, copied=copied, device=device)
-
     @property
     def stages(self) -> StageTimes:
         """Where the time of all batches went so far, stage by stage."""
-        copy = NOT_RUN if self.device is None else self.device.copy
-        return dataclasses.replace(self.read.stages, copy=copy)
+        return dataclasses.replace(self.read.stages, copy=Stage() if self.device is None else self.device.copy)
 
     def metrics(self) -> dict[str, float]:
         """The last step as metrics: milliseconds, batches, and 10⁶ bytes per second."""
@@ -192,22 +216,44 @@ class LoaderStats:
 
 
 class ReadMeter:
-    """Counts what workers read; a snapshot of it is made only when somebody asks. See `ReadStats`."""
+    """Counts what the workers of one pipeline do; its owner guards it.
+
+    Attributes:
+        work: What they did.
+        slot_s: See `StageTimes`.
+        loop_s: See `StageTimes`.
+    """
 
     def __init__(self) -> None:
         self.batches = self.bytes = 0
+        self.work = Work()
+        self.slot_s = self.loop_s = 0.0
 
-    def add(self, batches: int, read_bytes: int) -> None:
+    def read(self, batches: int, nbytes: int, work: Work | None = None) -> None:
         """Some more batches were read."""
         self.batches += batches
-        self.bytes += read_bytes
+        self.bytes += nbytes
+        if work is not None:
+            self.work = self.work.plus(work)
 
-    def stats(
-        self, stages: StageMeter, *, ready: int, slots: int, slot_bytes: int, workers: int, starved: int
-    ) -> ReadStats:
-        """What was counted so far."""
-        read = self.batches, self.bytes, stages.seconds
-        return ReadStats(*read, ready, slots, slot_bytes, workers, starved, stages.times(self.bytes))
+    def waited(self, seconds: float, *, starved: bool) -> None:
+        """A worker waited for a slot; while the loop waited for data, or had enough."""
+        if starved:
+            self.slot_s += seconds
+        else:
+            self.loop_s += seconds
+
+    def stats(self, **now: int) -> ReadStats:
+        work, nbytes = self.work, self.bytes
+        stages = StageTimes(
+            Stage(max(work.seconds - work.decode_s - work.transform_s, 0.0), work.stored or nbytes),
+            Stage(work.decode_s, work.decoded),
+            Stage(work.transform_s, nbytes if work.transform_s else 0),
+            cpu_s=work.cpu_s,
+            slot_s=self.slot_s,
+            loop_s=self.loop_s,
+        )
+        return ReadStats(self.batches, nbytes, work.seconds, stages=stages, **now)
 
 
 class WaitMeter:
@@ -218,14 +264,7 @@ class WaitMeter:
         self._wait_s = self._last_wait_s = self._epoch_gap_s = self._gap_s = self._transform_s = 0.0
 
     def add(self, took_s: float, transform_s: float = 0.0, *, first: bool, queue_fill: int) -> None:
-        """One more batch was handed out.
-
-        Args:
-            took_s: Seconds inside ``next``.
-            transform_s: Of these, in ``device_transform``.
-            first: Whether it is the first of an epoch.
-            queue_fill: Batches that were ready when it was asked for.
-        """
+        """One more batch was handed out: how long ``next`` took, and ``device_transform`` in it."""
         waited_s = max(took_s - transform_s, 0.0)  # less where a headspace run repeats transformed batches
         self._batches += 1
         self._transform_s += transform_s
@@ -236,7 +275,7 @@ class WaitMeter:
         else:
             self._wait_s += waited_s
 
-    def stats(self) -> LoaderStats:
-        """What was counted so far."""
+    def stats(self, read: ReadStats, *, copied: int, device: DeviceWait | None) -> LoaderStats:
         waits = self._wait_s, self._last_wait_s, self._epoch_gap_s
-        return LoaderStats(self._batches, *waits, self._queue_fill, gap_s=self._gap_s, transform_s=self._transform_s)
+        sums = self._gap_s, self._transform_s
+        return LoaderStats(self._batches, *waits, self._queue_fill, copied, read, device, *sums)

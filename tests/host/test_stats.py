@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.host.metrics.stages import Stage, StageMeter, StageTimes
+from lit_async_data.host.stats import ReadMeter, ReadStats, Stage, StageTimes
 from lit_async_data.sources.contract.stage_clock import StageClock, Work
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.testing import ArraySource
@@ -141,10 +141,10 @@ def test_a_slow_transform(clock):
 
 
 def test_a_wait_for_a_slot_is_told_from_a_wait_for_the_loop():
-    meter = StageMeter()
+    meter = ReadMeter()
     meter.waited(1.0, starved=False)
     meter.waited(0.5, starved=True)
-    assert (meter.loop_s, meter.slot_s, meter.idle_s) == (1.0, 0.5, 1.5)
+    assert (meter.loop_s, meter.slot_s) == (1.0, 0.5)
 
 
 def test_what_another_worker_did_meanwhile_is_no_wait_for_storage(clock):
@@ -168,8 +168,11 @@ def test_each_thread_has_its_own_sums():
 
 def test_the_sums_of_two_engines_are_added():
     one = StageTimes(Stage(1, 10), Stage(2, 20), Stage(3, 30), Stage(4, 40), 5, 6, 7)
-    assert one.after(one).since(one) == one
-    assert one.after(one).read == Stage(2, 20)
+    assert one + one - one == one
+    assert (one + one).read == Stage(2, 20)
+    assert ReadStats(batches=3, ready=1, stages=one) - ReadStats(batches=2, ready=4) == ReadStats(
+        1, ready=1, stages=one
+    )
 
 
 @pytest.mark.processes
