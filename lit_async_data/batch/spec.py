@@ -51,7 +51,7 @@ class FieldSpec:
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
 
-    @property
+    @functools.cached_property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of one sample in the slot: axes in the order of the file, so that reading moves no bytes."""
         if self.channel is None:
@@ -60,7 +60,7 @@ class FieldSpec:
         rest.insert(self.channel, self.shape[0])
         return tuple(rest)
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of one sample."""
         return math.prod(self.shape) * self.dtype.itemsize

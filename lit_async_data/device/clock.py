@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,7 +52,8 @@ class DeviceClock:
         self._streams = streams
         self._asked: Any = None
         self._open: collections.deque[_Wait] = collections.deque()
-        self._seen = DeviceWait()
+        # Of the hand-overs that are known: see `DeviceWait`.
+        self._batches, self._wait_s, self._gap_s, self._last_s = 0, 0.0, 0.0, 0.0
         self._copies = 0
         self._copying: collections.deque[_Copy] = collections.deque()
         # Of the copies that were timed; and the bytes of all.
@@ -89,16 +89,19 @@ class DeviceClock:
         self._read()
         timed = self._timed
         seconds = timed.seconds * self._copied_bytes / timed.bytes if timed.bytes else 0.0
-        return dataclasses.replace(self._seen, copy=Stage(seconds, self._copied_bytes))
+        copy = Stage(seconds, self._copied_bytes)
+        return DeviceWait(self._batches, self._wait_s, self._gap_s, self._last_s, copy)
 
     def _read(self) -> None:
         if self._streams.capturing:
             return  # a query of an event would break the capture
         while self._open and self._streams.happened(self._open[0].came, block=False):
             wait = self._open.popleft()
-            seconds = self._streams.elapsed_s(wait.asked, wait.came)
-            waited = DeviceWait(0, 0.0, seconds, seconds) if wait.first else DeviceWait(1, seconds, 0.0, seconds)
-            self._seen = waited + self._seen
+            self._last_s = self._streams.elapsed_s(wait.asked, wait.came)
+            if wait.first:
+                self._gap_s += self._last_s
+            else:
+                self._batches, self._wait_s = self._batches + 1, self._wait_s + self._last_s
         while self._copying and self._streams.happened(self._copying[0].done, block=False):
             copy = self._copying.popleft()
             self._timed += Stage(self._streams.elapsed_s(copy.began, copy.done), copy.nbytes)

@@ -74,6 +74,7 @@ class HostBatch:
         release: Called once, when the copies have completed: nobody reads the host memory any more.
         error: Raised in place of the batch.
         nbytes: Bytes of its tensors.
+        known: The device memory that it takes, where that is known already.
     """
 
     large: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -83,10 +84,13 @@ class HostBatch:
     release: Callable[[], None] = _nothing
     error: BaseException | None = None
     nbytes: int = 0
+    known: DeviceBuffers | None = None
 
     @property
     def buffers(self) -> DeviceBuffers:
         """The device memory that it takes."""
+        if self.known is not None:
+            return self.known
         large = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.large.items()}
         return DeviceBuffers(large, None if self.block is None else self.block.numel())
 

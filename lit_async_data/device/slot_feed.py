@@ -181,11 +181,12 @@ class SlotFeed:
 
     def _take(self, filled: FilledSlot) -> None:
         """Have the batches of a slot copied; it is free when all of them have been."""
-        self._drop_rest()
+        if self._to_copy:
+            self._drop_rest()
         pool, last = self.pipeline.pool, filled.batches[-1]
         memory = pool.memory(filled.slot)
         if filled.good:
-            pool.copy(filled.slot)
+            pool.move(filled.slot, "copy")
         self._coalesced = len(filled.batches)
         self._release = _Release(filled.good, functools.partial(pool.copied, filled.slot), memory)
         self._parts = self._travel.parts(memory, last.first + last.rows)
@@ -241,13 +242,16 @@ class _Travel:
     """
 
     def __init__(self, layout: BatchLayout) -> None:
-        self._layout = layout
+        self._layout, self._nbytes = layout, layout.spec.nbytes
         self._alone = layout.large if layout.batches == 1 else tuple(layout.spec.fields)
         self._in_block = layout.small if layout.batches == 1 else ()
         self._dtypes = {
             name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
         }
         self._of_count: dict[int, DeviceBuffers] = {}  # batches have one size, and the last of an epoch another
+        # How each field is delivered whose axes move.
+        fields = layout.spec.fields.items()
+        self._delivered = {name: None if field.channel in (None, 0) else field.delivered for name, field in fields}
 
     def buffers(self, count: int) -> DeviceBuffers:
         """The device memory that a batch of ``count`` samples takes."""
@@ -261,32 +265,38 @@ class _Travel:
         """The parts of a slot with ``count`` samples."""
         layout = self._layout
         views = layout.views(memory, count)
-        block = memory[layout.small_start : layout.nbytes] if self._in_block else None
-        return _Parts({name: views[name] for name in self._alone}, block)
+        for name in self._in_block:
+            del views[name]
+        return _Parts(views, memory[layout.small_start : layout.nbytes] if self._in_block else None)
 
     def host_batch(self, parts: _Parts, first: int, count: int, release: Callable[[], None]) -> HostBatch:
         """The batch whose samples begin at row ``first`` of a slot."""
+        large = {}
+        for name, view in parts.views.items():
+            large[name] = torch.from_numpy(view[first : first + count])
         return HostBatch(
-            {name: torch.from_numpy(view[first : first + count]) for name, view in parts.views.items()},
+            large,
             None if parts.block is None else torch.from_numpy(parts.block),
             unpack=functools.partial(self._unpacked, count),
             release=release,
-            nbytes=count * self._layout.spec.nbytes,
+            nbytes=count * self._nbytes,
+            known=self._of_count.get(count),
         )
 
     def _unpacked(self, count: int, arrived: Arrived, clone: Clone) -> Batch:
         """The fields as the user gets them; those of the block are cloned out of it."""
-        spec, tensors = self._layout.spec, {}
-        for name, field in spec.fields.items():
-            stored = self._of_block(name, count, arrived, clone) if name in self._in_block else arrived.large[name]
-            tensors[name] = field.delivered(stored)
-        return spec.packed(tensors)
-
-    def _of_block(self, name: str, count: int, arrived: Arrived, clone: Clone) -> torch.Tensor:
-        assert arrived.block is not None
-        field, offset = self._layout.spec[name], self._layout.offsets[name] - self._layout.small_start
-        raw = arrived.block[offset : offset + count * field.nbytes]
-        return clone(raw.view(self._dtypes[name]).reshape((count, *field.stored_shape)))
+        layout, tensors = self._layout, {}
+        for name, field in layout.spec.fields.items():
+            if name in self._in_block:
+                assert arrived.block is not None
+                offset = layout.offsets[name] - layout.small_start
+                raw = arrived.block[offset : offset + count * field.nbytes]
+                stored = clone(raw.view(self._dtypes[name]).reshape((count, *field.stored_shape)))
+            else:
+                stored = arrived.large[name]
+            delivered = self._delivered[name]
+            tensors[name] = stored if delivered is None else delivered(stored)
+        return layout.spec.packed(tensors)
 
 
 class SmallCopies:

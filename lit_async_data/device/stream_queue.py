@@ -51,6 +51,7 @@ class Ticket:
     """One batch on its way: reserved (destinations may exist), then submitted (``ready`` is recorded)."""
 
     key: BatchIndex
+    following: BatchIndex
     buffers: DeviceBuffers | None = None
     raw: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     block: torch.Tensor | None = None
@@ -60,10 +61,6 @@ class Ticket:
     ready: Any = None
     batch: Batch = None
     error: BaseException | None = None
-
-    @property
-    def submitted(self) -> bool:
-        return self.ready is not None or self.error is not None
 
 
 @dataclasses.dataclass
@@ -95,7 +92,10 @@ class StreamQueue:
 
     @property
     def ready(self) -> int:
-        return sum(ticket.ready is not None and ticket.error is None for ticket in self.tickets)
+        count = 0  # a loop: a generator would be a call for each ticket
+        for ticket in self.tickets:
+            count += ticket.ready is not None and ticket.error is None
+        return count
 
     @property
     def waited(self) -> DeviceWait:
@@ -108,7 +108,7 @@ class StreamQueue:
         if not self.tickets:
             self.tickets.append(self._reserved(key))
         ticket = self.tickets[0]  # it stays there while side may write to its memory
-        if not ticket.submitted:
+        if ticket.ready is None and ticket.error is None:
             self.reclaim(block=True)
             try:
                 self._submit(ticket, self.feed.get(key))
@@ -135,22 +135,21 @@ class StreamQueue:
         if self.tickets and self.tickets[0].key != key:
             self._forget()
         while len(self.tickets) < self.depth:
-            last = self.tickets[-1].key if self.tickets else None
-            self.tickets.append(self._reserved(self.feed.following(last) if last else key))
+            self.tickets.append(self._reserved(self.tickets[-1].following if self.tickets else key))
         for ticket in self.tickets:
-            if ticket.submitted:
+            if ticket.ready is not None or ticket.error is not None:
                 continue
-            self.feed.prefetch(ticket.key)
             host = self.feed.poll(ticket.key)
             if host is None:
+                self.feed.prefetch(ticket.key)
                 return
             self._submit(ticket, host)
-            if isinstance(ticket.error, StopIteration):
+            if isinstance(host.error, StopIteration):
                 while self.tickets[-1] is not ticket:
                     self.tickets.pop()  # no batch after the end needs the memory
                 return
         if self.tickets:
-            self.feed.prefetch(self.feed.following(self.tickets[-1].key))
+            self.feed.prefetch(self.tickets[-1].following)
 
     def read_ahead(self, key: BatchIndex) -> None:
         if self.tickets and self.tickets[0].key == key:
@@ -171,7 +170,7 @@ class StreamQueue:
 
     def _reserved(self, key: BatchIndex) -> Ticket:
         """A ticket; with destinations, if the feed knows their sizes before the batch has been read."""
-        ticket, buffers = Ticket(key), self.feed.buffers(key)
+        ticket, buffers = Ticket(key, self.feed.following(key)), self.feed.buffers(key)
         if buffers is not None:
             self._reserve(ticket, buffers)
         return ticket
@@ -207,8 +206,8 @@ class StreamQueue:
         copying, began = Copying(host), None
         self.copying.append(copying)
         try:
-            if ticket.buffers != host.buffers:
-                self._reserve(ticket, host.buffers)
+            if ticket.buffers != (buffers := host.known or host.buffers):
+                self._reserve(ticket, buffers)
             streams.wait(streams.side, ticket.allocated)
             began = self._clock.copy_begins()
             with no_inference(), streams.on_side():
@@ -239,6 +238,8 @@ class StreamQueue:
         if self._transform is None:
             with no_inference():
                 batch, of_side = self._unpacked(ticket), ticket.moved
+            if not ticket.moved:
+                return batch
         for value in leaves_in(of_side, _may_hold_memory):
             self.streams.record_stream(value, compute)
         return batch

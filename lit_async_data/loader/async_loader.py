@@ -39,7 +39,7 @@ from lit_async_data.options import MAX_SEED, LoaderOptions
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor
 from lit_async_data.order.order_state import Place
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.order.plan import EpochPlan, Schedule
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.threads import leave_at_exit
@@ -273,15 +273,18 @@ class AsyncLoader(ResumableLoader):
     def _prefetch(self) -> None:
         engine = self._running()
         with self._request():
-            self._follow(engine)
-            engine.queue.top_up(self._cursor.wanted)
+            engine.queue.top_up(self._wanted(engine))
 
     def _read_ahead(self) -> None:
         if self._depth:
             engine = self._running()
             with self._request():
-                self._follow(engine)
-                engine.queue.read_ahead(self._cursor.wanted)
+                engine.queue.read_ahead(self._wanted(engine))
+
+    def _wanted(self, engine: Engine) -> BatchIndex:
+        if self._cursor.state.fresh:
+            self._follow(engine)
+        return self._cursor.wanted
 
     @property
     def _started(self) -> bool:

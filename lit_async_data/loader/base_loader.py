@@ -154,8 +154,20 @@ class BaseLoader(abc.ABC):
         return taken.batch
 
     def _taken(self) -> Taken:
-        """`_take`, for one thread at a time. What is set in `Run` is cleared with the place."""
-        self._enter()
+        """`_take`, for one thread at a time. What is set in `Run` is cleared with the place.
+
+        Raises:
+            WorkerError: Another thread is inside ``next``.
+        """
+        # In one step of C: 1. Two threads see that no thread is inside. 2. Both note themselves, and go on. See
+        # test_of_two_threads_that_call_next_at_once_one_gets_the_error. The end of ``next``, where nothing is called,
+        # assigns another dictionary.
+        thread = threading.get_ident()
+        if self._run.inside.setdefault("thread", thread) != thread:
+            raise WorkerError(
+                "two threads called next of this loader at once, but one thread may iterate at a time; give each "
+                "thread its own loader, or take batches in one thread and hand them to the others"
+            )
         try:
             return self._take()
         except BaseException:
@@ -280,22 +292,6 @@ class BaseLoader(abc.ABC):
         if line not in wiring.logged:
             wiring.logged.add(line)
             log.log(level, "%s%s", wiring.label and f"{wiring.label}: ", line)
-
-    def _enter(self) -> None:
-        """Note which thread is inside ``next``.
-
-        Raises:
-            WorkerError: Another thread is.
-        """
-        # In one step of C: 1. Two threads see that no thread is inside. 2. Both note themselves, and go on. See
-        # test_of_two_threads_that_call_next_at_once_one_gets_the_error. The end of ``next``, where nothing is called,
-        # assigns another dictionary.
-        thread = threading.get_ident()
-        if self._run.inside.setdefault("thread", thread) != thread:
-            raise WorkerError(
-                "two threads called next of this loader at once, but one thread may iterate at a time; give each "
-                "thread its own loader, or take batches in one thread and hand them to the others"
-            )
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[None]:

@@ -163,8 +163,15 @@ class EpochPlan:
             end = self._rank_positions
         return first, end
 
+    @functools.cached_property
+    def _whole_steps(self) -> int:
+        """Steps at the beginning that have ``batch_size`` samples on every rank, and do not join the last one."""
+        return self.remaining // (self.batch_size * self.world_size) - 1
+
     def count(self, step: int) -> int:
         """Samples in the batch of a step on this rank, ≥ 1."""
+        if 0 <= step < self._whole_steps:
+            return self.batch_size
         first, end = self.bounds(step)
         return end - first
 
@@ -358,7 +365,10 @@ class Schedule:
     def following(self, key: BatchIndex) -> BatchIndex:
         """Returns the key after this one."""
         epoch, step = key
-        last, limit = self.steps_of(epoch), self.limits.of(epoch)
+        current, steps, later, start = self.limits
+        last, limit = self.steps, steps if epoch <= current else later  # without calls: this is asked for each batch
+        if start and epoch == current:
+            last = self.steps_of(epoch)
         if limit is not None and step < limit:  # a step beyond the limit proves the limit wrong
             last = min(limit, last)
         return BatchIndex(epoch, step + 1) if step + 1 < last else BatchIndex(epoch + 1, 0)

@@ -10,9 +10,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.device.training_loop import pretend
+from support.threads.waits import until
 
 import lit_async_data
 from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.testing import ArraySource, FakeStreams
 
 PACKAGE = Path(lit_async_data.__file__).parent
 ROWS, BATCH, WARM_UP, BATCHES = 20_000, 256, 8, 32
@@ -29,8 +32,8 @@ def file(tmp_path_factory):
     return path
 
 
-def calls_of_batches(file, field):
-    """Calls of functions of this package during `BATCHES` of ``next``, by module and function."""
+def calls_of_batches(loader, settle=lambda: None):
+    """Calls of functions of this package, in this thread, during `BATCHES` of ``next``, by module and function."""
     calls = collections.Counter()
 
     def profile(frame, event, _):
@@ -38,18 +41,19 @@ def calls_of_batches(file, field):
         if event == "call" and PACKAGE in path.parents:
             calls[f"{path.relative_to(PACKAGE)} {frame.f_code.co_name}"] += 1
 
-    with contextlib.closing(HDF5Source(file, {"x": field, "y": "label"})) as source:
-        options = {"batch_size": BATCH, "workers": 0, "shuffle_chunks": 64, "shuffle": "chunk"}
-        with AsyncLoader(source, options) as loader:
-            for _ in range(WARM_UP):
-                next(loader)
-            sys.setprofile(profile)
-            try:
-                for _ in range(BATCHES):
-                    next(loader)
-            finally:
-                sys.setprofile(None)
+    for number in range(WARM_UP + BATCHES):
+        sys.setprofile(profile if number >= WARM_UP else None)
+        try:
+            next(loader)
+        finally:
+            sys.setprofile(None)
+        settle()
     return calls
+
+
+def check(calls, most):
+    where = "\n".join(f"{count / BATCHES:7.1f} {name}" for name, count in calls.most_common(70))
+    assert calls.total() / BATCHES <= most, f"{calls.total() / BATCHES:.0f} calls per batch:\n{where}"
 
 
 # A batch of 256 gzip samples from 64 chunks takes 256 calls, with the decoding of chunks. It took 717 when each slab
@@ -58,6 +62,24 @@ def calls_of_batches(file, field):
 def test_a_batch_takes_few_calls(file, field, most, monkeypatch):
     # However slow the machine is, batches that are copied share their slots.
     monkeypatch.setattr("lit_async_data.host.pipeline.thread_pipeline.COALESCED_S", 1e9)
-    calls = calls_of_batches(file, field)
-    where = "\n".join(f"{count / BATCHES:7.1f} {name}" for name, count in calls.most_common(25))
-    assert calls.total() / BATCHES <= most, f"{calls.total() / BATCHES:.0f} calls per batch:\n{where}"
+    options = {"batch_size": BATCH, "workers": 0, "shuffle_chunks": 64, "shuffle": "chunk"}
+    source = HDF5Source(file, {"x": field, "y": "label"})
+    with contextlib.closing(source), AsyncLoader(source, options) as loader:
+        check(calls_of_batches(loader), most)
+
+
+def test_a_batch_takes_few_calls_of_the_loops_thread_on_its_way_to_a_device(monkeypatch, one_batch_per_slot):
+    streams = FakeStreams("side")
+    pretend(monkeypatch, lambda device: streams)
+    source = ArraySource({"x": np.zeros((20_000, 80), np.float32), "y": np.arange(20_000)})
+    with AsyncLoader(source, {"batch_size": BATCH, "workers": 1}) as loader:
+
+        def settle():
+            streams.synchronize()
+            pipeline = loader.machinery.engine.feed.pipeline
+            until(pipeline, lambda: pipeline.ready)
+
+        calls = calls_of_batches(loader, settle)
+    for name in [name for name in calls if name.startswith("testing/") or name == "host/pipeline/slots.py __init__"]:
+        del calls[name]  # of the fake device
+    check(calls, 60)

@@ -143,7 +143,8 @@ class ThreadPipeline(Pipeline):
     def check(self) -> None:
         super().check()
         for worker in self.workers if self._started else ():
-            worker.check()
+            if not worker.alive:
+                worker.check()
 
     # -- slots and claims ------------------------------------------------------------------------------------------
 
