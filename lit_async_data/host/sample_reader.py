@@ -29,7 +29,6 @@ class SampleReader:
     """Reads samples of an epoch into arrays. Safe to call from any thread.
 
     Attributes:
-        source: Where samples come from.
         return_indices: Whether to add the samples' indices as field ``index``.
         seed: Seed of random numbers for samples; None if the source draws none.
         transformation: The host hooks; None without any.
@@ -80,14 +79,7 @@ class SampleReader:
 
 
 def indexed_spec(spec: BatchSpec) -> BatchSpec:
-    """The fields of batches with the indices of their samples.
-
-    Args:
-        spec: The fields without them.
-
-    Raises:
-        ConfigError: There is a field of that name.
-    """
+    """The fields of batches with the indices of their samples; a `ConfigError` if there is a field of that name."""
     if INDEX in spec.fields:
         raise ConfigError(f"return_indices: the source has a field {INDEX!r} of its own; give that field another key")
     return spec.with_field(INDEX, FieldSpec((), np.dtype(np.int64)))

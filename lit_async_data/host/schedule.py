@@ -26,13 +26,13 @@ def schedule_of(
     transform_draws: bool = False,
     alike: bool = False,
 ) -> Schedule:
-    """The endless order of batches.
+    """The endless order of batches. The source's labels, or weights, are read now if samples are drawn by them.
 
     Args:
-        source: Where samples come from. Its labels, or weights, are read now if samples are drawn by them.
+        source: Where samples come from.
         options: Of the loader.
-        rank: This process, of ``world_size``.
-        world_size: Processes that share each step.
+        rank: This process, of ``world_size`` that share each step.
+        world_size: See there.
         transform_draws: Whether a transform draws at random for each batch.
         alike: Whether all epochs are alike, as in evaluation.
 

@@ -14,16 +14,6 @@ class Unexpected:
     """Suppresses errors of the ``with`` block, and logs the first unexpected one with its traceback.
 
     For optional work, such as reading ahead: if the data are bad, the required read raises the error later.
-
-    Args:
-        log: The logger.
-        what: What failed and what follows from it, for the message.
-        expected: Errors that are not logged, since the required work raises them again.
-
-    Example:
-        >>> ahead = Unexpected(logging.getLogger("example"), "reading ahead failed")
-        >>> with ahead:
-        ...     raise SourceError("the disk is gone")
     """
 
     def __init__(self, log: logging.Logger, what: str, expected: type[Exception] = SourceError) -> None:
@@ -44,17 +34,13 @@ class Unexpected:
         return True
 
     def log_error(self, error: Exception) -> None:
-        """Logs an error that was caught, if it is the first unexpected one. Costs less than a ``with`` block."""
+        """Logs an error that was caught. Costs less than a ``with`` block."""
         # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
         if not isinstance(error, self._expected) and threading.main_thread().is_alive():
             self.log("".join(traceback.format_exception(error)))
 
     def log(self, trace: str) -> None:
-        """Logs an error, the first time only.
-
-        Args:
-            trace: Its traceback as text, which keeps no frames alive.
-        """
+        """Logs an error the first time only, by the text of its traceback, which keeps no frames alive."""
         try:
             # In one step: 1. Two threads see that nothing was logged. 2. Both log. See
             # test_of_two_threads_with_an_unexpected_error_one_logs_it.

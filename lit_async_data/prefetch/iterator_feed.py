@@ -31,8 +31,6 @@ class IteratorFeed:
     """Batches of a loader, pass after pass. Keeps `Feed`.
 
     Args:
-        loader: Any iterable.
-        prepare: Makes a batch ready to be copied.
         depth: Batches that are read ahead, in a thread; 0 reads each when it is asked for.
         state: The loader's ``state_dict``, called for each batch that is read ahead.
 
@@ -71,7 +69,6 @@ class IteratorFeed:
 
     @property
     def depth(self) -> int:
-        """Batches that are read ahead. It can be set at any time."""
         return self._depth
 
     @depth.setter
@@ -86,7 +83,6 @@ class IteratorFeed:
 
     @property
     def ready(self) -> int:
-        """Batches that wait on the host."""
         reader = self.reader  # read once: the pass may end in another thread
         return 0 if reader is None else reader.ready
 
@@ -134,11 +130,7 @@ class IteratorFeed:
         return None if pulled is None else self._host_batch(pulled)
 
     def get(self, key: BatchIndex) -> HostBatch:
-        """A batch to be copied, waiting for it; at the end of the pass a `StopIteration` as its error.
-
-        Raises:
-            WorkerError: The system refuses another thread.
-        """
+        """A batch to be copied, waiting for it; at the end of the pass a `StopIteration` as its error."""
         if key.epoch != self._expected.epoch:
             self._begin(key.epoch)
         if self.reader is None:
@@ -151,11 +143,7 @@ class IteratorFeed:
         return key.epoch == self._expected.epoch and key.step < self._expected.step
 
     def handed_over(self, key: BatchIndex) -> Snapshot | None:
-        """Called when the consumer has a batch.
-
-        Returns:
-            The loader's state after it; None where nothing has been read ahead, so that the loader's own is right.
-        """
+        """The loader's state after a batch that the consumer has now; None where its own is right."""
         return self._states.pop(key, None)
 
     def raised_by_loader(self, error: BaseException) -> bool:
@@ -164,11 +152,7 @@ class IteratorFeed:
         return raised_by_loader
 
     def rest(self, *, wait: bool) -> None:
-        """End the pass and drop the batches that were read ahead.
-
-        Args:
-            wait: Whether to wait for a `next` of the loader that does not return, however long; else a few seconds.
-        """
+        """End the pass; ``wait`` for a `next` of the loader that does not return, or a few seconds at most."""
         self._end_reading(wait=wait)
 
     def close(self, *, wait: bool = False) -> None:

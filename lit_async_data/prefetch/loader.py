@@ -304,7 +304,6 @@ class PrefetchedLoader(BaseLoader):
         return self._cursor.state.state
 
     def _rest(self) -> None:
-        """End the current pass, if any; the engine serves on."""
         self._discard()
         if self._run.engine is not None:
             with self._request():

@@ -29,12 +29,7 @@ Ask = Callable[[Callable[[], T | None]], T]
 
 
 class Packer:
-    """Packs the batches of one loader. It never calls the device; it asks the consumer's thread to do so.
-
-    Args:
-        staging: The blocks.
-        is_pinned: Whether a tensor is pinned; called for the tensors of the first batch, on the consumer's thread.
-    """
+    """Packs the batches of one loader. It never calls the device; it has the consumer's thread do so."""
 
     def __init__(
         self, staging: PinnedBufferPool, is_pinned: Callable[[torch.Tensor], bool] = torch.Tensor.is_pinned
@@ -47,19 +42,10 @@ class Packer:
 
     @property
     def has_room(self) -> bool:
-        """Whether a batch can be packed at present."""
         return self._staging.has_room
 
     def __call__(self, batch: Batch, ask: Ask[Any]) -> HostBatch:
-        """Make a batch ready.
-
-        Args:
-            batch: Anything.
-            ask: Has the consumer's thread make a call.
-
-        Returns:
-            The batch to be copied; to be released after that.
-        """
+        """Make a batch ready to be copied; it is released after that."""
         leaves, skeleton = flatten(batch, moves)
         with torch.inference_mode(False):  # else blocks that are written in inference mode could not be reused
             tensors = {place: dense(leaf) for place, leaf in leaves.items() if is_plain(leaf)}
@@ -82,7 +68,6 @@ class Packer:
         return host
 
     def _pack(self, host: HostBatch, tensors: Mapping[str, torch.Tensor], content: _Content, ask: Ask[Bytes]) -> None:
-        """Copy the pageable tensors into a block."""
         layout, staging = content.layout, self._staging
         block = staging.claim(layout.end)
         if block is None:
@@ -110,14 +95,7 @@ class Packer:
 
 
 class PackedLayout(NamedTuple):
-    """Where tensors lie in a block, each aligned: large ones first, then small ones.
-
-    Attributes:
-        offsets: Offsets in bytes, by place in the batch.
-        small: The places of the small tensors.
-        small_start: Offset of the first small tensor.
-        end: Bytes of the block; 0 if there are no tensors.
-    """
+    """Where tensors lie in a block, in bytes by place, each aligned: large ones first, then small ones."""
 
     offsets: dict[str, int]
     small: frozenset[str]
@@ -149,13 +127,7 @@ def _laid(places: Iterable[str], sizes: Mapping[str, int], offsets: dict[str, in
 
 @dataclasses.dataclass(frozen=True)
 class _Content:
-    """How a batch is assembled on the device; holds no tensor of it.
-
-    Attributes:
-        skeleton: The batch without its leaves.
-        forms: The layouts of its tensors, by place.
-        layout: Where the packed tensors lie.
-    """
+    """How a batch is assembled on the device; holds no tensor of it."""
 
     skeleton: Any
     forms: dict[str, TensorLayout]

@@ -17,14 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class PinnedBufferPool:
-    """A pool of blocks. Safe to use from several threads.
-
-    Args:
-        allocate: Returns memory of a number of bytes; only `provide` calls it.
-        most: The most blocks.
-
-    Attributes:
-        most: The most blocks. It can be set at any time; blocks beyond it are freed when they are given back.
+    """Blocks of pinned memory, ``most`` at most, which can be set at any time. Safe to use from several threads.
 
     Example:
         >>> staging = PinnedBufferPool(bytearray, most=2)
@@ -46,12 +39,10 @@ class PinnedBufferPool:
         self._count = 0
 
     def __len__(self) -> int:
-        """Blocks, free or in use."""
         return self._count
 
     @property
     def has_room(self) -> bool:
-        """Whether `provide` returns a block at present."""
         with self._lock:
             return bool(self._free) or self._count < self.most
 
@@ -63,13 +54,9 @@ class PinnedBufferPool:
             return self._free.pop(fitting[-1]) if fitting else None
 
     def provide(self, nbytes: int) -> Bytes | None:
-        """A block of at least this size, allocated if need be. On the consumer's thread only.
+        """A block of at least this size, allocated if need be; None if all are in use. On the consumer's thread only.
 
-        The first call allocates all blocks; if the free ones are too small, it replaces them all. So later batches find
-        theirs.
-
-        Returns:
-            None if all blocks are in use.
+        The first call allocates all blocks; if the free ones are too small, it replaces them all.
         """
         with self._lock:
             block = self.claim(nbytes)
@@ -87,7 +74,6 @@ class PinnedBufferPool:
             return block
 
     def give_back(self, block: Bytes) -> None:
-        """Return a block that nobody reads or writes any more."""
         with self._lock:
             if self._count > self.most:
                 self._count -= 1

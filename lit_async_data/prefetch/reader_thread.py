@@ -37,13 +37,7 @@ def _no_note() -> None:
 
 
 class Pulled(NamedTuple):
-    """The result of one `next`.
-
-    Attributes:
-        host: The batch to be copied, or the error that came instead; at the end a `StopIteration`.
-        note: The result of ``note`` after it.
-        seconds: Seconds spent in `next`.
-    """
+    """The result of one `next`, or the error that came instead; of ``note`` after it; and the seconds of `next`."""
 
     host: HostBatch
     note: Any
@@ -51,12 +45,7 @@ class Pulled(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A call that the thread asks the consumer to make.
-
-    Attributes:
-        work: The call; returns None while it is not possible.
-        answer: Takes its result, or the error that it raised.
-    """
+    """A call that the thread asks the consumer to make, which returns None while it is not possible."""
 
     work: Callable[[], Any]
     answer: queue.SimpleQueue[tuple[Any, Exception | None]]
@@ -70,12 +59,6 @@ class ReaderThread:
         prepare: Makes a batch ready to be copied, in the thread that has read it.
         depth: Batches that are read ahead; 0 reads each in the consumer's thread when it asks.
         note: Called after each `next`, in the same thread; its result comes with the batch.
-
-    Attributes:
-        arrived: Wakes the consumer: a batch has been read, the thread asks for a call, or it has ended.
-        asked: The call that the thread asks for; None if it asks for none.
-        worker: The thread; None if there has been none.
-        reading: Whether the thread will read more.
     """
 
     def __init__(
@@ -102,7 +85,7 @@ class ReaderThread:
 
     @property
     def depth(self) -> int:
-        """Batches that are read ahead. It can be set at any time; no batch that has been read is lost."""
+        """It can be set at any time; no batch that has been read is lost."""
         return self._depth
 
     @depth.setter
@@ -113,23 +96,17 @@ class ReaderThread:
 
     @property
     def ready(self) -> int:
-        """Batches that have been read."""
         return len(self._pulled)
 
     # -- the consumer ----------------------------------------------------------------------------------------------
 
     def poll(self) -> Pulled | None:
-        """The next batch, if it has been read."""
         self.serve()
         with self._lock:
             return self._next()
 
     def get(self) -> Pulled:
-        """The next batch, waiting for it; read in this thread if nothing is read ahead.
-
-        Raises:
-            WorkerError: The system refuses another thread.
-        """
+        """The next batch, waiting for it; read in this thread if nothing is read ahead."""
         return awaited(self._come, LONG_S, lambda: log.warning("no batch for %.0f s: %s", LONG_S, self.worker))
 
     def _come(self, seconds: float) -> Pulled | None:
@@ -145,11 +122,7 @@ class ReaderThread:
         return None
 
     def close(self) -> bool:
-        """End the thread; waits a few seconds at most. Idempotent, from any thread.
-
-        Returns:
-            Whether the thread has ended; False if its `next` has not returned.
-        """
+        """Whether the thread has ended, within a few seconds; not if its `next` does not return. From any thread."""
         with self._lock:
             self._closed = True
             left, asked = list(self._pulled), self.asked

@@ -70,12 +70,7 @@ class SampledOrder:
         return state
 
     def continued(self, state: torch.Tensor | None, skip: int) -> Callable[[], Iterator[Any]]:
-        """Returns what begins a pass that deals the same order behind its first batches, without reading them.
-
-        Args:
-            state: What `now` returned before the pass that is continued.
-            skip: Batches to skip, ≥ 1.
-        """
+        """What begins a pass in the order of a state of `now`, without reading its first ``skip`` batches."""
         loader = copy.copy(self._loader)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         # Past `__setattr__`, which forbids it: the copy has not begun.
@@ -84,8 +79,6 @@ class SampledOrder:
 
 
 class _Behind:
-    """The batches, or samples, of a sampler behind its first ones."""
-
     def __init__(self, sampler: Any, skip: int, generator: torch.Generator | None, state: torch.Tensor | None) -> None:
         self._sampler, self._skip, self._generator, self._state = sampler, skip, generator, state
 

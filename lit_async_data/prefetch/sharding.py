@@ -14,13 +14,9 @@ SIGNS = ("rank", "num_replicas", "world_size", "_rank", "_num_replicas", "_world
 
 
 def check_sharded(loader: Any) -> None:
-    """Refuse a DataLoader that would give every rank the same samples.
+    """Refuse a DataLoader over a map-style dataset that would give every rank the same samples.
 
-    It checks DataLoaders over map-style datasets if there are several ranks, and trusts a sampler that has a rank under
-    one of the usual names.
-
-    Raises:
-        ConfigError: Names the line to write.
+    It trusts a sampler that has a rank under one of the usual names.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return

@@ -128,7 +128,6 @@ class Pipeline(abc.ABC):
         return self._tuner is None or self._tuner.settled
 
     def stats(self) -> ReadStats:
-        """What has been read so far."""
         with self._lock:
             now = {"ready": self.ready, "slots": len(self.pool), "workers": self.worker_count}
             return self.meter.stats(**now, slot_bytes=self.layout.nbytes, starved=self._starved)
@@ -139,7 +138,6 @@ class Pipeline(abc.ABC):
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child of the process that built the pipeline."""
         return self._guard.forked
 
     def check(self) -> None:
@@ -159,11 +157,7 @@ class Pipeline(abc.ABC):
 
     @abc.abstractmethod
     def _add_slots(self, count: int) -> None:
-        """Add slots to the pool.
-
-        Raises:
-            MemoryBudgetError: The system refuses the memory.
-        """
+        """Add slots to the pool, or raise a `MemoryBudgetError`."""
 
     @abc.abstractmethod
     def set_workers(self, count: int) -> None:
@@ -171,11 +165,7 @@ class Pipeline(abc.ABC):
 
     @abc.abstractmethod
     def _wait(self, key: BatchIndex, seconds: float) -> None:
-        """Wait until a batch may have come, at most some seconds; add slots if the user keeps all there are.
-
-        Raises:
-            ClosedError, WorkerError: See `check`.
-        """
+        """Wait until a batch may have come, at most some seconds; add slots if the user keeps all there are. Checks."""
 
     @abc.abstractmethod
     def _reading(self) -> str:

@@ -83,12 +83,7 @@ class Vacant(Protocol):
 
 
 class SlotPool:
-    """The slots of one loader. Safe to use from several threads.
-
-    Args:
-        memories: One uint8 array per slot.
-        vacant: Where vacant slots wait; a queue of this process, unless it is given.
-    """
+    """The slots of one loader: a uint8 array each. Safe to use from several threads."""
 
     def __init__(self, memories: list[Bytes], vacant: Vacant | None = None) -> None:
         # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
@@ -108,7 +103,6 @@ class SlotPool:
         return len(self._states)
 
     def add(self, memory: Bytes) -> None:
-        """Add a free slot."""
         with self._lock:
             self._memories.append(memory)
             self._states.append(FREE)
@@ -116,7 +110,6 @@ class SlotPool:
         self.vacant.put(slot)
 
     def memory(self, slot: int) -> Bytes:
-        """The bytes of a slot, for its owner."""
         return self._memories[slot]
 
     def state(self, slot: int) -> SlotState:
@@ -124,7 +117,6 @@ class SlotPool:
         return self._states[slot]
 
     def count(self, state: SlotState) -> int:
-        """How many slots are in this state."""
         return self._states.count(state)
 
     @property
@@ -135,13 +127,9 @@ class SlotPool:
             return sum(state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states))
 
     def take(self, timeout: float | None = None) -> int | None:
-        """Take a slot to fill, waiting for one: the one freed last, which the processor's cache may still hold.
+        """Take a slot to fill: the one freed last, which the processor's cache may still hold; None if none came.
 
-        Args:
-            timeout: The most seconds to wait; 0 does not wait, None waits until `wake`.
-
-        Returns:
-            The slot, now FILLING; None if there was none in time, or `wake` was called.
+        A ``timeout`` of 0 does not wait, and None waits until a slot comes, or `wake`.
         """
         try:
             vacant = [self.vacant.get(timeout=timeout) if timeout != 0 else self.vacant.get_nowait()]
@@ -180,7 +168,6 @@ class SlotPool:
             self.vacant.put(None)
 
     def filled(self, slot: int) -> None:
-        """The worker has written its batches."""
         self.move(slot, "filled")
 
     def abandon(self, slot: int) -> None:
@@ -194,7 +181,6 @@ class SlotPool:
         self.vacant.put(slot)
 
     def copy(self, slot: int) -> None:
-        """The device begins to read the slot."""
         self.move(slot, "copy")
 
     def copied(self, slot: int) -> None:
@@ -203,11 +189,7 @@ class SlotPool:
         self.vacant.put(slot)
 
     def lend(self, slot: int) -> Bytes:
-        """Hand a slot to the user.
-
-        Returns:
-            A uint8 array over the slot. When any thread drops the last array made from it, the slot is vacant.
-        """
+        """A slot for the user, as uint8. When any thread drops the last array made from it, the slot is vacant."""
         self.move(slot, "lend")
         lease = Lease(self._memories[slot])
         # The callback can run inside any allocation of any thread, so it takes no lock and logs nothing.
@@ -221,11 +203,7 @@ class SlotPool:
         self._memories.clear()
 
     def move(self, slot: int, *events: str) -> None:
-        """Change the state of a slot as `TRANSITIONS` says.
-
-        Raises:
-            IllegalTransitionError: The slot is in a state in which an event cannot come; it stays where it was.
-        """
+        """Change the state of a slot as `TRANSITIONS` says, or raise an error and leave it where it was."""
         with self._lock:
             state = self._states[slot]
             for event in events:

@@ -40,17 +40,11 @@ class ThreadPipeline(Pipeline):
 
     Args:
         read: Reads samples of an epoch into arrays.
-        schedule: The endless order of batches.
-        layout: Where fields lie in a slot, and how many batches a slot holds.
         allocate: Returns memory for one slot.
         workers: Reader threads; 0 reads in the consumer's thread when it asks.
-        slots: Slots to begin with: those being filled or ready, and one for the batch that is handed out.
-        most_slots: Slots that the memory budget allows.
-        timeout_s: Seconds to wait for a batch.
         after_read: Called by a worker after each read, to fetch or decode what comes later.
         ids: The numbers by which errors name samples.
         on_filled: Called by a worker that has filled a slot.
-        tuner: See `Pipeline`.
         run: Runs the tasks of the workers elsewhere; None runs them here, with ``read``.
         pool: The slots, where others add them.
 
@@ -180,7 +174,6 @@ class ThreadPipeline(Pipeline):
         self.ready = 0
 
     def _claim(self, slot: int, worker: int | None) -> ReadTask:
-        """The next batches for a slot."""
         assert self._cursor is not None
         keys = [self._cursor]
         following = self.schedule.following(self._cursor)
@@ -289,14 +282,10 @@ class ThreadPipeline(Pipeline):
             self._coalescing_errors.log(filled.unexplained)
 
     def _next_coalesced(self, batches: int, seconds: float) -> int:
-        """Batches to be claimed at once from now on: as many as can be read in `COALESCED_S`.
+        """Batches to be claimed at once from now on: as many as can be read in `COALESCED_S`, if they take as long.
 
         At most twice as many as were read together before. Several workers can claim before the first of them is done,
         and with slow storage a slot of many batches would take minutes.
-
-        Args:
-            batches: That were read into a slot.
-            seconds: That reading them took.
         """
         most = int(COALESCED_S / seconds * batches) if seconds else self.layout.batches
         return max(min(most, max(2 * batches, self._coalesced), self.layout.batches), 1)

@@ -26,14 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Channel:
-    """A channel to a process. One thread at a time.
-
-    Args:
-        process: Started if need be.
-
-    Attributes:
-        opened: Whether `open` has come to its end.
-    """
+    """A channel to a process, which it starts if need be. One thread at a time."""
 
     def __init__(self, process: ReaderProcess) -> None:
         self._process = process
@@ -49,16 +42,7 @@ class Channel:
         self.opened = False
 
     def open(self, setup: int, slots: SharedSlots, memory: int | None = None) -> None:
-        """Have the process read.
-
-        Args:
-            setup: Descriptor of a `ReaderSetup`.
-            slots: The slots that it will fill.
-            memory: Descriptor of further memory that a worker process needs; None for none.
-
-        Raises:
-            WorkerError: The system refuses to start a process.
-        """
+        """Have the process read, by descriptors: of a `ReaderSetup`, and of further memory for a worker process."""
         try:
             self._commands, self._reports = _pipe(), _pipe()
             self._vacant = _pipe() if self._process.kind == "reader" else ()
@@ -80,27 +64,18 @@ class Channel:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         assert self._running is not None
         return self._running.pid
 
     def send(self, command: Command) -> None:
-        """Send a command.
-
-        Raises:
-            WorkerError: The process has ended.
-        """
+        """Send a command; a `WorkerError` if the process has ended."""
         try:
             os.write(self._commands[1].fileno(), command.packed())
         except BrokenPipeError:
             raise self._ended() from None
 
     def give(self, slots: list[int]) -> None:
-        """Let a reader process fill slots that it knows.
-
-        Raises:
-            WorkerError: The process has ended.
-        """
+        """Let a reader process fill slots that it knows."""
         try:
             self._vacant[1].write(packed_slots(slots))
         except BrokenPipeError:
@@ -150,7 +125,6 @@ class Channel:
         self._process.leave(self)
 
     def _ended(self) -> WorkerError:
-        """The error that says why the process reads no more."""
         name = f"{self._process.kind} process {self.pid}"
         if self._failure is not None:
             failure, self._failure = self._failure, None

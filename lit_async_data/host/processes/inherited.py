@@ -29,12 +29,7 @@ def environment() -> dict[str, str]:
 
 
 class Inherited:
-    """The settings of this process. Where it is unpickled, they are set.
-
-    Args:
-        filters: Whether to register the same filters of HDF5: for Python code of the user. Sources do it when they need
-            them.
-    """
+    """The settings of this process, which are set where it is unpickled; for code of the user also filters of HDF5."""
 
     def __init__(self, *, filters: bool) -> None:
         self._filters = filters

@@ -37,7 +37,6 @@ class ProcessPipeline(Pipeline):
         stored: The same, in a file; closed when the process has it.
         process: Reads; other pipelines may share it.
         pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
-        timeout_s: Seconds to wait for a batch.
     """
 
     _not_forked = "its reader process does not serve it; build it in the child"
@@ -82,11 +81,7 @@ class ProcessPipeline(Pipeline):
                 self._command(Command(CommandKind.LIMIT, limits=schedule.limits))
 
     def reserve(self) -> None:
-        """Take the memory of the first slots, unless that is done.
-
-        Raises:
-            MemoryBudgetError: The system refuses it.
-        """
+        """Take the memory of the first slots, unless that is done."""
         with self._lock:
             if self._shared is None:
                 self._shared = SharedSlots(self.layout.nbytes)
@@ -169,11 +164,7 @@ class ProcessPipeline(Pipeline):
             self.pool.add(memory)
 
     def _give_slots(self, *, later: bool) -> None:
-        """Let the reader fill the slots that are vacant.
-
-        Args:
-            later: Only when it has obeyed the commands before.
-        """
+        """Let the reader fill the slots that are vacant; ``later`` only when it has obeyed the commands before."""
         vacant = self.pool.take_all()
         if not vacant:
             return

@@ -21,13 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device | None, timeout_s: float) -> Pipeline:
-    """The pipeline of a plan. Threads and processes start with the first request.
-
-    Args:
-        setup: What to read.
-        process: The reader process, for a plan with one.
-        pin: The device that copies from its slots; None if none does.
-        timeout_s: Seconds to wait for a batch.
+    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request.
 
     Raises:
         ConfigError: The setup cannot be pickled for a reader process.

@@ -21,13 +21,10 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 
 
 class ReaderProcess:
-    """A reader process, which loaders share, or one of its worker processes.
+    """A reader process, which loaders share, or one of its worker processes, by number.
 
     It starts with the first `Channel` that is opened, and ends with the last that is closed. If it died, it starts anew
     with the next one. Safe to use from several threads. A copy, and a forked child, begin with no process.
-
-    Args:
-        worker: Number of the worker; None for a reader process.
     """
 
     def __init__(self, worker: int | None = None) -> None:
@@ -45,19 +42,10 @@ class ReaderProcess:
 
     @property
     def kind(self) -> str:
-        """``"reader"`` or ``"worker"``."""
         return "reader" if self._worker is None else "worker"
 
     def open(self, user: object, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-        """Pass descriptors to the process, started if need be.
-
-        Args:
-            user: Who needs the process; see `leave`.
-            descriptors: As the program of the process expects them.
-
-        Raises:
-            WorkerError: The system refuses to start a process.
-        """
+        """Pass descriptors to the process, started if need be, for a user who calls `leave` in the end."""
         if self._guard.forked:
             ReaderProcess.__init__(self, self._worker)  # the lock may have been held when the fork was made
         with self._lock:

@@ -29,13 +29,9 @@ ALIGNMENT = 64
 
 @dataclasses.dataclass(frozen=True)
 class ReaderSetup:
-    """What a reader process needs.
+    """What a reader process needs: what reads and reads ahead, the order, threads and memory.
 
     Attributes:
-        read: Reads samples.
-        schedule: The order of batches.
-        plan: Threads and memory.
-        ahead: Reads ahead after each read; None if the source cannot.
         level: Log records below this level are not sent.
     """
 
@@ -47,14 +43,10 @@ class ReaderSetup:
 
     @property
     def layout(self) -> BatchLayout:
-        """Where fields lie in a slot."""
         return self.plan.layout
 
     def check(self, *, on_demand: bool) -> None:
-        """Check that it can go to a reader process.
-
-        Args:
-            on_demand: Whether the user has asked for that, so that a source of any size is copied.
+        """Check that it can go to a reader process; of any size if the user has asked for that, ``on_demand``.
 
         Raises:
             ConfigError: Something cannot be pickled, or takes too many bytes; says what.
@@ -82,12 +74,7 @@ class ReaderSetup:
             raise ConfigError(f"it {why}") from error
 
     def stored(self) -> io.FileIO:
-        """Write the setup to an anonymous file in memory. Reader processes map its arrays and share them.
-
-        Raises:
-            ConfigError: Something cannot be pickled; says what.
-            MemoryBudgetError: The system refuses the memory.
-        """
+        """Write the setup to an anonymous file in memory. Reader processes map its arrays and share them."""
         pieces = self._pickled()
         shared = SharedFile("lit_async_data setup")
         try:

@@ -47,7 +47,6 @@ def _folders(controller: str) -> Iterator[str]:
 
 
 def _text(name: str) -> str:
-    """The content of a file; empty if it cannot be read."""
     try:
         with open(name) as file:
             return file.read().strip()

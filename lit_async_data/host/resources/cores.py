@@ -10,11 +10,7 @@ from lit_async_data.system import usable_cores
 
 
 def cores(ranks: int | None = None) -> int:
-    """Cores that this process may use, of which each rank of the machine has its share; at least 1.
-
-    Args:
-        ranks: See `ranks_here`.
-    """
+    """Cores that this process may use, of which each rank of the machine has its share; at least 1."""
     limit = control_groups.core_limit()
     here = usable_cores() if limit is None else min(usable_cores(), int(limit))
     return max(here // _sharing(ranks), 1)

@@ -29,15 +29,12 @@ DEFAULT_SHARE = 0.25
 
 
 def allocated(nbytes: int, *, pinned: bool) -> Bytes:
-    """Memory for one slot, page-aligned, not touched yet.
+    """Memory for one slot: uint8, page-aligned, not touched yet, freed with the last array made from it.
 
     Args:
         nbytes: Its size.
         pinned: Whether to lock it in place, so that a GPU can copy from it by itself. If that fails, a warning is
             logged and the memory is pageable.
-
-    Returns:
-        A uint8 array; the memory is freed with the last array made from it.
 
     Raises:
         MemoryBudgetError: The system has no more memory, or a limit (``ulimit -v``) refuses it.
@@ -155,11 +152,7 @@ class Budget:
         return " + ".join(parts)
 
     def check(self) -> None:
-        """Check that the total is within the limit.
-
-        Raises:
-            MemoryBudgetError: It is not; names the bytes that are needed.
-        """
+        """Raise a `MemoryBudgetError` that names the bytes which are needed, if they are over the limit."""
         if self.total > self.limit:
             smaller = ["batch_size or queue_depth"] + ["shuffle_chunks"] * (self.decoded > 0)
             smaller += ["cache_bytes"] * (self.cache > 0)
@@ -173,20 +166,12 @@ class Budget:
 
 
 def default_budget(ranks: int | None = None) -> int:
-    """Bytes that one loader may hold: a quarter of the memory of this machine or container, shared by its ranks.
-
-    Args:
-        ranks: See `ranks_here`.
-    """
+    """Bytes that one loader may hold: a quarter of the memory of this machine or container, shared by its ranks."""
     return int(DEFAULT_SHARE * machine_memory() / ranks_here(ranks))
 
 
 def ranks_here(known: int | None = None) -> int:
-    """Processes of this job on this machine.
-
-    Args:
-        known: Their number; None for the one that torchrun sets, or 1.
-    """
+    """Processes of this job on this machine: as many as are known, or as torchrun sets, or 1."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if known is None else known, 1)
 
 

@@ -74,7 +74,7 @@ class ResourcePlan:
             pinned: Whether a device copies from its slots.
             transformation: The host hooks, for one batch at a time; None without any.
             refusal: Why no reader process can be used; empty if one can.
-            ranks: Processes of this job on this machine; None for the number that torchrun sets, or 1.
+            ranks: See `ranks_here`.
         """
         hooks, first = transformation is not None, schedule.plan(0)
         scratch = None if transformation is None else transformation.scratch_bytes
@@ -179,11 +179,7 @@ def _chunks(plan: EpochPlan, in_hand: int) -> int:
 
 
 def coalesced_batches(batch_bytes: int, most: int) -> int:
-    """How many batches to read at once, at most.
-
-    Args:
-        batch_bytes: Bytes of one batch.
-        most: The most that there may be.
+    """How many batches of some bytes to read at once, at most.
 
     Example:
         >>> coalesced_batches(3 * 2**20, 100), coalesced_batches(2**30, 100), coalesced_batches(1000, 100)
@@ -209,13 +205,7 @@ def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
 
 
 def amplified(shuffle: Order, times: float, rows: int) -> str:
-    """In words for people: how much is decoded in vain, and what would help.
-
-    Args:
-        shuffle: Of the order.
-        times: As `ResourcePlan.amplification`.
-        rows: Samples that share a compressed chunk.
-    """
+    """In words for people: how much is decoded in vain, and what would help."""
     if shuffle == "global":
         return (
             f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
@@ -230,15 +220,7 @@ def amplified(shuffle: Order, times: float, rows: int) -> str:
 def slow(
     source: Source, options: LoaderOptions, footprint: ResourcePlan, order: EpochPlan, *, ahead: bool
 ) -> Iterator[str]:
-    """What will take longer than it must, in words for people.
-
-    Args:
-        source: Where samples come from.
-        options: Of the loader.
-        footprint: Of the loader.
-        order: One of its epochs.
-        ahead: Whether anything is read ahead.
-    """
+    """What will take longer than it must, in words for people."""
     if footprint.workers.kind == "caller" and options.workers == "auto" and ahead:
         yield (
             f"workers=auto reads each batch of {source.name} when it is asked for, since Python code per sample "

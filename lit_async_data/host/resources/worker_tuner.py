@@ -46,7 +46,6 @@ class WorkerTuner:
 
     @property
     def settled(self) -> bool:
-        """Whether the number is final."""
         return self.count >= self.most and self._before is None
 
     def stay(self, count: int) -> None:
@@ -55,15 +54,7 @@ class WorkerTuner:
         self._before = None
 
     def waited(self, seconds: float, batches: int) -> int:
-        """Note that the loop waited for a batch.
-
-        Args:
-            seconds: How long.
-            batches: Batches that it has had so far.
-
-        Returns:
-            How many workers there should be from now on.
-        """
+        """The number of workers from now on: the loop has waited for a batch, after so many."""
         if self.settled:
             return self.count
         now = self.clock()

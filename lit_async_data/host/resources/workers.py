@@ -57,15 +57,7 @@ class Workers(NamedTuple):
         refusal: str = "",
         ranks: int | None = None,
     ) -> Workers:
-        """The workers of a loader.
-
-        Args:
-            source: Where samples come from.
-            options: Of the loader.
-            ahead: Whether anything is read ahead.
-            hooks: Whether Python code transforms what was read.
-            refusal: Why no reader process can be used; empty if one can.
-            ranks: See `ranks_here`.
+        """The workers of a loader, of which ``ranks`` share this machine; see `ResourcePlan.of`.
 
         Raises:
             ConfigError: ``worker_kind=process`` is not possible here.

@@ -46,11 +46,7 @@ PR_SET_NAME = 15
 
 
 class LogToParent(logging.Handler):
-    """Sends log records to the parent.
-
-    Attributes:
-        reports: Where to: the channel whose commands came last, since its reports are read.
-    """
+    """Sends log records to the parent, by the channel whose commands came last, since its reports are read."""
 
     reports: Reports
 
@@ -67,17 +63,7 @@ class LogToParent(logging.Handler):
 
 
 class Endpoint:
-    """The end of a channel in this process. Used by the main thread.
-
-    Args:
-        descriptors: Of a channel, as above.
-        worker: Number of this worker; -1 in a reader process.
-        log: Sends log records.
-
-    Attributes:
-        commands: The descriptor of the commands.
-        reports: Where to report.
-    """
+    """The end of a channel in this process, by its descriptors. Used by the main thread."""
 
     def __init__(self, descriptors: list[int], worker: int, log: LogToParent) -> None:
         setup_fd, slots_fd, self.commands, reports_fd, *others = descriptors
@@ -122,7 +108,6 @@ class Endpoint:
             self._fail(error)
 
     def close(self) -> None:
-        """Read no more for this channel."""
         # In a thread: a read may not return, and other channels go on.
         threading.Thread(target=self._close, daemon=True).start()
 
@@ -138,13 +123,11 @@ class Endpoint:
             os.close(descriptor)
 
     def _fail(self, error: BaseException) -> None:
-        """Report why nothing more can be done here."""
         self.reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
         self.reports.close()  # the parent raises the error when it finds the end of the reports
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run until the parent closes the control, or ends."""
     control_fd, lifeline, parent, worker = map(int, arguments)
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)

@@ -12,13 +12,7 @@ from lit_async_data.order.permutation import Indices
 
 
 class NotedRead:
-    """Reads samples, and notes for each thread what it reads.
-
-    Args:
-        read: Reads the samples.
-        slots: Has the notes.
-        first: Number of the first note to be used.
-    """
+    """Reads samples, and notes for each thread what it reads, from a first note on."""
 
     def __init__(self, read: Callable[[int, Indices, Any], None], slots: SharedSlots, first: int = 0) -> None:
         self._read = read

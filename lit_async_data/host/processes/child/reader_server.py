@@ -19,15 +19,7 @@ FOREVER_S = 1e9
 
 
 class ReaderServer:
-    """Obeys commands, and reports filled slots.
-
-    Args:
-        setup: What to read.
-        stored: Descriptor of the setup, for worker processes.
-        slots: Where to.
-        vacant: Where slots come that may be filled.
-        reports: Where to report.
-    """
+    """Obeys commands, and reports filled slots. Worker processes get the setup by its descriptor, ``stored``."""
 
     def __init__(
         self, setup: ReaderSetup, stored: int, slots: SharedSlots, vacant: GivenSlots, reports: Reports
@@ -58,7 +50,6 @@ class ReaderServer:
         self._release = setup.plan.reserve(setup.read.source) if processes is None else processes.close
 
     def obey(self, command: Command) -> None:
-        """Carry out a command."""
         pool = self._pipeline.pool
         if command.kind is CommandKind.FILL:
             if command.slot < len(pool):
@@ -78,11 +69,7 @@ class ReaderServer:
                 self._pipeline.prefetch(command.key)
 
     def check(self) -> None:
-        """Check that the reader threads are alive.
-
-        Raises:
-            WorkerError: One is not.
-        """
+        """Raise a `WorkerError` if a reader thread has ended."""
         self._pipeline.check()
 
     def _report(self) -> None:

@@ -17,12 +17,7 @@ from lit_async_data.sources.contract.stage_clock import CLOCK
 class TaskServer:
     """Reads whole batches, or transforms what the reader process has read; see `WorkerProcesses`.
 
-    Args:
-        setup: What to read, and the order of batches.
-        slots: Where to.
-        memory: Descriptor of the scratch memory of all workers, if samples come there; else empty.
-        reports: Where to report.
-        worker: Number of this worker.
+    Then ``memory`` has the descriptor of the scratch memory of all workers.
     """
 
     def __init__(
@@ -38,7 +33,6 @@ class TaskServer:
         reports.send(Report(ReportKind.READY))
 
     def obey(self, command: Command) -> None:
-        """Carry out a command, and report."""
         error = b""
         CLOCK.start()
         try:
@@ -55,5 +49,4 @@ class TaskServer:
         self._read(epoch, samples, out)
 
     def close(self) -> None:
-        """Give memory back."""
         self._slots.close()

@@ -73,7 +73,6 @@ class WorkerProcess:
         self._channel.close()
 
     def _receive(self, seconds: float) -> None:
-        """Wait for reports."""
         if seconds:
             self._channel.wait(seconds)
         try:

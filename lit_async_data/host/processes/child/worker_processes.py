@@ -42,12 +42,6 @@ class WorkerProcesses:
 
     With one worker there are none, and this process reads by itself; also while they start, so that the first batches
     do not wait for them.
-
-    Args:
-        setup: What they read, and how many there may be.
-        stored: Descriptor of the same.
-        slots: The slots that they fill.
-        read: Reads samples here.
     """
 
     def __init__(self, setup: ReaderSetup, stored: int, slots: SharedSlots, read: Read) -> None:
@@ -75,7 +69,6 @@ class WorkerProcesses:
             self._end_unused()
 
     def run(self, task: ReadTask, layout: BatchLayout, memory: Bytes) -> FilledSlot:
-        """Read the batches of a task into its slot."""
         return task.run(functools.partial(self._read_for, task), layout, memory)
 
     def after_read(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex) -> None:
@@ -85,7 +78,6 @@ class WorkerProcesses:
             ahead(schedule, keys, unread)
 
     def close(self) -> None:
-        """End the processes, and give memory back."""
         self._count = 0
         for number in range(len(self._seats)):
             self._end(number)
@@ -96,12 +88,7 @@ class WorkerProcesses:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read_for(self, task: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read batches of a task, or have them read.
-
-        Raises:
-            WorkerError: A process has ended; another one is started for the next batches.
-            Exception: As raised there.
-        """
+        """Read batches of a task, or have them read."""
         for _ in range(ATTEMPTS - 1):
             with contextlib.suppress(NotBegunError):
                 return self._read_once(task, epoch, samples, out)
@@ -122,7 +109,6 @@ class WorkerProcesses:
                 self._end_unused()
 
     def _have_read(self, process: WorkerProcess, task: ReadTask, epoch: int, samples: Indices) -> None:
-        """Have a process read the batches that a task is at, and wait for it."""
         if self._scratch is not None:
             assert task.worker is not None
             self._read_raw(epoch, samples, self._scratch.slot(task.worker))
@@ -182,7 +168,6 @@ class WorkerProcesses:
             self._end(process.number)
 
     def _note_failure(self, error: WorkerError) -> None:
-        """Note that a process could not start."""
         self._failed += 1
         then = "itself until another one has started"
         if self._failed >= MOST_FAILED:

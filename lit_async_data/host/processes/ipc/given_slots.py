@@ -17,7 +17,6 @@ MOST_SLOTS = 512
 
 
 def packed_slots(slots: list[int]) -> bytes:
-    """The numbers of slots, as they go through the pipe."""
     return b"".join(map(_NUMBER.pack, slots))
 
 
@@ -26,11 +25,7 @@ class GivenSlots:
 
     The training process puts a slot there when the user has dropped its batch, and wakes only workers that wait for
     one. Workers that decode, and the main thread of the reader process, sleep on: on a busy machine each of them could
-    run only in place of the training loop.
-
-    Args:
-        read_fd: The end of the pipe that workers read from; it does not block.
-        write_fd: The other end, for slots that become vacant in this process.
+    run only in place of the training loop. Reading from the pipe does not block.
     """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
@@ -43,11 +38,7 @@ class GivenSlots:
         self._write.write(_NUMBER.pack(_NONE if item is None else item))
 
     def get(self, *, timeout: float | None = None) -> int | None:
-        """Take a slot, waiting for it. None if the pipe is closed, or a worker shall wake.
-
-        Raises:
-            queue.Empty: None came in time.
-        """
+        """Take a slot, waiting for it. None if the pipe is closed, or a worker shall wake."""
         if self._read.closed:
             return None
         poll = select.poll()
@@ -60,11 +51,7 @@ class GivenSlots:
         raise queue.Empty
 
     def get_nowait(self) -> int | None:
-        """Take a slot.
-
-        Raises:
-            queue.Empty: There is none, or the pipe is closed.
-        """
+        """Take a slot, or raise `queue.Empty`, also where the pipe is closed."""
         data = None if self._read.closed else self._read.read(_NUMBER.size)
         if not data:
             raise queue.Empty

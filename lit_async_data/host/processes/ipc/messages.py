@@ -23,8 +23,6 @@ MOST_LOGGED = 2**20
 
 
 class CommandKind(enum.IntEnum):
-    """What is asked for."""
-
     FILL = 1  # a slot may be filled
     SEEK = 2  # read on from a batch, and forget what was read ahead
     LIMIT = 3  # the pass, and later ones, will take this part of each epoch
@@ -77,8 +75,6 @@ class Command(NamedTuple):
 
 
 class ReportKind(enum.IntEnum):
-    """What a reader or worker process sends."""
-
     FILLED = 1  # a slot holds batches; the payload holds errors, if any
     LOG = 2  # the payload is a log record
     FAILED = 3  # the process cannot go on; the payload is the error
@@ -128,7 +124,6 @@ class Report(NamedTuple):
 
     @property
     def work(self) -> Work:
-        """What was done."""
         return Work(self.seconds, self.decode_s, self.transform_s, self.cpu_s, self.stored, self.decoded)
 
     def packed(self) -> bytes:
@@ -136,7 +131,6 @@ class Report(NamedTuple):
 
     @classmethod
     def unpacked(cls, data: bytes) -> Report:
-        """The report with which some bytes begin."""
         return cls(*_REPORT.unpack_from(data))
 
 
@@ -145,14 +139,11 @@ COMMAND_BYTES, REPORT_BYTES = _COMMAND.size, _REPORT.size
 
 
 class Reports:
-    """Writes reports in order. Thread-safe.
+    """Writes reports in order, and closes the pipe at the end. Thread-safe.
 
     `send` never waits: the main thread of a reader process serves several loaders, of which one may not be read for a
     long time. What the pipe does not take is written by a thread. Workers call `wait` before they send, since a batch
     that fails takes no slot, and there is no end to them.
-
-    Args:
-        fd: The pipe; closed by `close`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -165,13 +156,7 @@ class Reports:
         self._empty.set()
 
     def send(self, report: Report, payload: bytes = b"", *, droppable: bool = False) -> None:
-        """Write a report, or have it written.
-
-        Args:
-            report: The report.
-            payload: What follows it.
-            droppable: Whether it may be dropped if too much waits to be read.
-        """
+        """Write a report, or have it written. One that is ``droppable`` is dropped if too much waits to be read."""
         with self._lock:
             if self._closing or (droppable and sum(map(len, self._left)) > MOST_LOGGED):
                 return

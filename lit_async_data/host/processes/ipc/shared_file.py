@@ -19,9 +19,6 @@ _STEP = 2**20
 class SharedFile:
     """A new file in memory; its descriptor is closed with the object.
 
-    Args:
-        name: For people who look at the process's descriptors.
-
     Attributes:
         folder: The folder whose space it takes; None if it takes only memory.
     """
@@ -38,11 +35,7 @@ class SharedFile:
             self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115
 
     def reach(self, size: int) -> None:
-        """Let the file have this many bytes; new ones are 0.
-
-        Raises:
-            OSError: The system refuses them.
-        """
+        """Let the file have this many bytes, of which new ones are 0; an `OSError` if the system refuses them."""
         begin = os.fstat(self.file.fileno()).st_size
         if self.folder is None:
             os.ftruncate(self.file.fileno(), size)

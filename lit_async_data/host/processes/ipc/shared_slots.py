@@ -31,14 +31,9 @@ def worker_note(worker: int) -> int:
 
 
 class SharedSlots:
-    """The slots of one loader, in shared memory.
+    """The slots of one loader, in shared memory, and notes of what each worker reads.
 
-    Args:
-        slot_bytes: Bytes of one slot.
-        fd: Descriptor of the file, in the process that did not create it; it stays open.
-
-    Attributes:
-        notes: What each worker reads.
+    A process that did not create them gets the descriptor ``fd``, which stays open.
     """
 
     def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
@@ -61,15 +56,10 @@ class SharedSlots:
 
     @property
     def fd(self) -> int:
-        """Descriptor of the file."""
         return self._file.fileno()
 
     def add(self, count: int) -> list[Bytes]:
-        """More slots, for the creator of the file. Their memory is not touched yet.
-
-        Raises:
-            MemoryBudgetError: The system refuses the memory.
-        """
+        """More slots, for the creator of the file. Their memory is not touched yet."""
         known = len(self._slots)
         if not count:
             return []
@@ -102,7 +92,6 @@ class SharedSlots:
             ) from error
 
     def slot(self, number: int) -> Bytes:
-        """The memory of a slot."""
         if number >= len(self._slots):
             self._map()
         return self._slots[number]
