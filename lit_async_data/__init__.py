@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lit_async_data.loader.async_loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import Balanced as Balanced
     from lit_async_data.options import LoaderOptions as LoaderOptions
-    from lit_async_data.prefetch.wrap import prefetched as prefetched
+    from lit_async_data.prefetch.loader import prefetched as prefetched
     from lit_async_data.sources.composed.concat import ConcatSource as ConcatSource
     from lit_async_data.sources.composed.split import split as split
     from lit_async_data.sources.composed.subset import SubsetSource as SubsetSource
@@ -85,7 +85,7 @@ _HOMES = {
     "TransferError": "errors",
     "TransformError": "errors",
     "WorkerError": "errors",
-    "prefetched": "prefetch.wrap",
+    "prefetched": "prefetch.loader",
     "split": "sources.composed.split",
 }
 

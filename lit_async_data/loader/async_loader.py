@@ -26,7 +26,7 @@ from lit_async_data.hooks.host_hooks import HostHooks
 from lit_async_data.hooks.transformation import Outcome, Transformation
 from lit_async_data.host.ahead import Ahead
 from lit_async_data.host.pipeline.pipeline import Pipeline
-from lit_async_data.host.processes.pipelines import pipeline_of
+from lit_async_data.host.processes.pipeline import pipeline_of
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.resources.plan import AHEAD, ResourcePlan, slow
 from lit_async_data.host.sample_reader import SampleReader, batch_seed, indexed_spec

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +23,7 @@ from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
 from lit_async_data.batch.tensor_layout import TensorLayout, dense, flat, raw_bytes
 from lit_async_data.batch.tree import flatten, rebuilt
 from lit_async_data.device.feed import Arrived, Batch, Clone, HostBatch, moves
-from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
+from lit_async_data.host.resources.memory import pinned_bytes, readable
 
 T = TypeVar("T")
 # Has the consumer's thread make a call, again until it returns something other than None, and returns that.
@@ -154,3 +156,71 @@ def is_plain(value: Any) -> bool:
         and value.layout is torch.strided
         and not (value.requires_grad or value.is_quantized or value.is_nested)
     )
+
+
+log = logging.getLogger(__name__)
+
+
+class PinnedBufferPool:
+    """Blocks of pinned memory, ``most`` at most, which can be set at any time. Safe to use from several threads.
+
+    Example:
+        >>> staging = PinnedBufferPool(bytearray, most=2)
+        >>> staging.claim(1000)  # there is none yet
+        >>> block = staging.provide(1000)
+        >>> len(block), len(staging)
+        (1024, 2)
+        >>> staging.give_back(block)
+        >>> staging.claim(1024) is block
+        True
+    """
+
+    def __init__(self, allocate: Callable[[int], Bytes], most: int) -> None:
+        self._allocate = allocate
+        self.most = most
+        # Reentrant: garbage collection can end a loader inside any allocation, also of a thread that holds it.
+        self._lock = threading.RLock()
+        self._free: list[Bytes] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def has_room(self) -> bool:
+        with self._lock:
+            return bool(self._free) or self._count < self.most
+
+    def claim(self, nbytes: int) -> Bytes | None:
+        """A free block of at least this size, or None. Allocates nothing."""
+        with self._lock:
+            fitting = [number for number, block in enumerate(self._free) if len(block) >= nbytes]
+            # The one that was given back last: the processor's cache may still hold it.
+            return self._free.pop(fitting[-1]) if fitting else None
+
+    def provide(self, nbytes: int) -> Bytes | None:
+        """A block of at least this size, allocated if need be; None if all are in use. On the consumer's thread only.
+
+        The first call allocates all blocks; if the free ones are too small, it replaces them all.
+        """
+        with self._lock:
+            block = self.claim(nbytes)
+            if block is None and (self._free or self._count < self.most):
+                self._count -= len(self._free)
+                self._free.clear()
+                size = max(pinned_bytes(nbytes), ALIGNMENT)
+                log.info(
+                    "%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size)
+                )
+                while self._count < self.most:
+                    self._free.append(self._allocate(size))
+                    self._count += 1
+                block = self.claim(nbytes)
+            return block
+
+    def give_back(self, block: Bytes) -> None:
+        with self._lock:
+            if self._count > self.most:
+                self._count -= 1
+            else:
+                self._free.append(block)

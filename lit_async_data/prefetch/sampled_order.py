@@ -1,4 +1,4 @@
-"""The order in which a DataLoader's sampler deals samples: whether it can be dealt again, and from the middle on."""
+"""Whether the order of a DataLoader can be dealt again, from the middle on; and whether ranks share its samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+
+from lit_async_data.errors import ConfigError
 
 # Packages whose samplers draw from their generator, and from nothing else.
 KNOWN = ("torch", "torchdata")
@@ -94,3 +97,32 @@ class _Behind:
 
     def __len__(self) -> int:
         return len(self._sampler) - self._skip
+
+
+# Names that samplers give their rank and their world size.
+SIGNS = ("rank", "num_replicas", "world_size", "_rank", "_num_replicas", "_world_size")
+
+
+def check_sharded(loader: Any) -> None:
+    """Refuse a DataLoader over a map-style dataset that would give every rank the same samples.
+
+    It trusts a sampler that has a rank under one of the usual names.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks < 2 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return
+    batches = loader.batch_sampler
+    samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
+    if not any(isinstance(sampler, DistributedSampler) or _knows_its_rank(sampler) for sampler in samplers):
+        raise ConfigError(
+            f"prefetched(loader): {ranks} ranks would all read the same samples; build the loader with "
+            "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) and call loader.sampler.set_epoch(epoch) "
+            "before each epoch. If each rank has its own dataset, write "
+            "sampler=DistributedSampler(dataset, num_replicas=1, rank=0)"
+        )
+
+
+def _knows_its_rank(sampler: Any) -> bool:
+    return any(isinstance(getattr(sampler, name, None), int) for name in SIGNS)

@@ -10,7 +10,7 @@ from typing import Literal
 from torch.utils.data import IterableDataset
 
 from lit_async_data.device.slot_feed import SlotFeed
-from lit_async_data.host.resources.cores import cores
+from lit_async_data.host.resources.workers import cores
 from lit_async_data.host.stats import DeviceWait, LoaderStats, StageTimes
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.prefetch.loader import PrefetchedLoader

@@ -27,8 +27,7 @@ from lit_async_data.device.stream_queue import StreamQueue
 from lit_async_data.device.transform import DeviceTransform
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.iterator_feed import IteratorFeed
-from lit_async_data.prefetch.packing import Packer
-from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
+from lit_async_data.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.testing import FakeStreams, raw
 
 

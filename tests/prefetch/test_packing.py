@@ -24,8 +24,7 @@ from lit_async_data.host.pipeline.slots import Lease
 from lit_async_data.host.resources.memory import pinned
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.iterator_feed import IteratorFeed
-from lit_async_data.prefetch.packing import Packer, moves
-from lit_async_data.prefetch.pinned_buffers import PinnedBufferPool
+from lit_async_data.prefetch.packing import Packer, PinnedBufferPool, moves
 from lit_async_data.testing import FakeStreams
 
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])

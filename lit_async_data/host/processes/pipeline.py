@@ -7,14 +7,18 @@ which takes nothing of this process's GIL.
 
 from __future__ import annotations
 
+import functools
 import io
+import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.errors import WorkerError
+from lit_async_data.errors import MemoryBudgetError, WorkerError
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
+from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.channel import Channel
 from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
 from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report
@@ -22,8 +26,14 @@ from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
 from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
 from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
+from lit_async_data.host.resources import memory
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
 
 # Seconds between two checks whether a slot was freed by another thread.
 FREED_S = 0.02
@@ -158,10 +168,10 @@ class ProcessPipeline(Pipeline):
 
     def _add_slots(self, count: int) -> None:
         assert self._shared is not None
-        for memory in self._shared.add(count):
+        for slot in self._shared.add(count):
             if self._pin is not None:
-                self._pin(memory)
-            self.pool.add(memory)
+                self._pin(slot)
+            self.pool.add(slot)
 
     def _give_slots(self, *, later: bool) -> None:
         """Let the reader fill the slots that are vacant; ``later`` only when it has obeyed the commands before."""
@@ -263,3 +273,54 @@ class ProcessPipeline(Pipeline):
                 explained.add_note(f"samples of epoch {epoch} that were being read: {first}{samples.tolist()}")
         explained.__cause__ = error.__cause__
         return explained
+
+
+def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device | None, timeout_s: float) -> Pipeline:
+    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request.
+
+    Raises:
+        ConfigError: The setup cannot be pickled for a reader process.
+        MemoryBudgetError: The system has no room for it there, or for the slots.
+    """
+    if setup.plan.workers.kind == "process":
+        return _process_pipeline(setup, process, pin=pin, timeout_s=timeout_s)
+    plan = setup.plan
+    return ThreadPipeline(
+        setup.read,
+        setup.schedule,
+        plan.layout,
+        functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin is not None),
+        workers=plan.workers.threads,
+        slots=plan.budget.slots,
+        most_slots=plan.budget.most_slots,
+        timeout_s=timeout_s,
+        after_read=setup.ahead,
+        ids=setup.read.source.ids,
+        tuner=plan.workers.tuner(),
+    )
+
+
+def _process_pipeline(
+    setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device | None, timeout_s: float
+) -> ProcessPipeline:
+    register = None
+    if pin is not None and pin.type == "cuda":
+        register = functools.partial(memory.register, device=pin)
+    elif pin is not None:
+        _say_pageable(pin.type)
+    pipeline = ProcessPipeline(setup, setup.stored(), process, pin=register, timeout_s=timeout_s)
+    try:
+        pipeline.reserve()
+    except MemoryBudgetError:
+        pipeline.close()
+        raise
+    return pipeline
+
+
+@functools.cache  # once
+def _say_pageable(kind: str) -> None:
+    log.warning(
+        "the memory that a reader process fills can be pinned for CUDA only: copies to %s come from pageable memory "
+        "and may hold the program up; worker_kind=thread reads into pinned memory",
+        kind,
+    )

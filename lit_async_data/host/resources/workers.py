@@ -7,12 +7,13 @@ import sys
 from typing import Literal, NamedTuple
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.host.resources.cores import cores
-from lit_async_data.host.resources.gil import has_gil
+from lit_async_data.host.resources import control_groups
+from lit_async_data.host.resources.memory import ranks_here
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import Reading
+from lit_async_data.system import usable_cores
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_THREADS = 4
@@ -120,3 +121,22 @@ def _kind(
 def system_refusal() -> str:
     # Nor is there select.poll, which waits for pipes.
     return "" if os.name == "posix" else f"{sys.platform} passes no descriptors to a new process"
+
+
+def cores(ranks: int | None = None) -> int:
+    """Cores that this process may use, of which each rank of the machine has its share; at least 1."""
+    limit = control_groups.core_limit()
+    here = usable_cores() if limit is None else min(usable_cores(), int(limit))
+    return max(here // _sharing(ranks), 1)
+
+
+def _sharing(ranks: int | None) -> int:
+    """Ranks that share the cores which this process may use. One, if SLURM has given each task cores of its own."""
+    tasks, own = (os.environ.get(f"SLURM_{name}", "") for name in ("NTASKS", "CPUS_PER_TASK"))
+    by_slurm = "LOCAL_WORLD_SIZE" not in os.environ and tasks.isdigit() and int(tasks) > 1
+    return 1 if by_slurm and own.isdigit() and usable_cores() <= int(own) else ranks_here(ranks)
+
+
+def has_gil() -> bool:
+    """Whether one thread at a time runs Python code in this process at present."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import MemoryBudgetError
-from lit_async_data.host.resources.cores import cores
+from lit_async_data.host.resources.workers import cores
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.loader.label_mixing import label_evenness
 from lit_async_data.options import LoaderOptions, Shuffle

@@ -30,8 +30,7 @@ from lit_async_data.host.processes.child.__main__ import Endpoint, LogToParent
 from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
 from lit_async_data.host.processes.ipc.messages import REPORT_BYTES
 from lit_async_data.host.processes.ipc.shared_slots import NOTED, SharedSlots
-from lit_async_data.host.processes.pipeline import ProcessPipeline
-from lit_async_data.host.processes.pipelines import _say_pageable, pipeline_of
+from lit_async_data.host.processes.pipeline import ProcessPipeline, _say_pageable, pipeline_of
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import FakeStreams
 

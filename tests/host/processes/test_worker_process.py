@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from lit_async_data.errors import WorkerError
-from lit_async_data.host.processes.child import worker_process, worker_processes
-from lit_async_data.host.processes.child.worker_process import NotBegunError, WorkerProcess
-from lit_async_data.host.processes.child.worker_processes import WorkerProcesses
+from lit_async_data.host.processes.child import worker_processes
+from lit_async_data.host.processes.child.worker_processes import NotBegunError, WorkerProcess, WorkerProcesses
 from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report, ReportKind
 
 READ = Command(CommandKind.READ)
@@ -44,7 +43,7 @@ class FakeChannel:
 
 @pytest.fixture
 def process(monkeypatch):
-    monkeypatch.setattr(worker_process, "Channel", FakeChannel)
+    monkeypatch.setattr(worker_processes, "Channel", FakeChannel)
     return WorkerProcess(0, 0, None, None)
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from lit_async_data import AsyncLoader, system
 from lit_async_data.host.resources import control_groups
-from lit_async_data.host.resources import cores as cores_module
-from lit_async_data.host.resources.cores import cores
+from lit_async_data.host.resources import workers as cores_module
 from lit_async_data.host.resources.memory import machine_memory
+from lit_async_data.host.resources.workers import cores
 from lit_async_data.testing import ArraySource
 
 NESTED = "0::/slurm/job_7/step_0\n"

@@ -7,12 +7,11 @@ import threading
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.host.processes.child.noted_read import NotedRead
 from lit_async_data.host.processes.child.worker_processes import WorkerProcesses
 from lit_async_data.host.processes.ipc.given_slots import GivenSlots
 from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report, ReportKind, Reports
 from lit_async_data.host.processes.ipc.remote_errors import packed_errors
-from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
+from lit_async_data.host.processes.ipc.shared_slots import NotedRead, SharedSlots
 from lit_async_data.host.processes.setup import ReaderSetup
 
 FOREVER_S = 1e9

@@ -6,10 +6,9 @@ import functools
 from collections.abc import Sequence
 
 from lit_async_data.host.pipeline.read_task import Read
-from lit_async_data.host.processes.child.noted_read import NotedRead
 from lit_async_data.host.processes.ipc.messages import Command, Report, ReportKind, Reports
 from lit_async_data.host.processes.ipc.remote_errors import packed_errors
-from lit_async_data.host.processes.ipc.shared_slots import SharedSlots, worker_note
+from lit_async_data.host.processes.ipc.shared_slots import NotedRead, SharedSlots, worker_note
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.sources.contract.stage_clock import CLOCK
 

@@ -20,14 +20,16 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import WorkerError
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
-from lit_async_data.host.processes.child.noted_read import NotedRead
-from lit_async_data.host.processes.child.worker_process import NotBegunError, WorkerProcess
-from lit_async_data.host.processes.ipc.messages import Command, CommandKind
-from lit_async_data.host.processes.ipc.shared_slots import SharedSlots, worker_note
+from lit_async_data.host.processes.channel import Channel
+from lit_async_data.host.processes.ipc.messages import Command, CommandKind, ReportKind
+from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
+from lit_async_data.host.processes.ipc.shared_slots import NotedRead, SharedSlots, worker_note
+from lit_async_data.host.processes.reader_process import ReaderProcess
 from lit_async_data.host.processes.setup import ReaderSetup
+from lit_async_data.host.supervisor import POLL_S
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
-from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,81 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 # Processes that may end while they start; after that this process reads by itself.
 MOST_FAILED = 3
+
+
+class NotBegunError(WorkerError):
+    """A process ended before it got a command, which another one may carry out."""
+
+
+class WorkerProcess:
+    """Carries out one command at a time, for one thread at a time.
+
+    Args:
+        number: Number of the worker.
+        stored: Descriptor of the setup.
+        slots: The slots that it fills.
+        memory: Descriptor of further memory that it needs; None for none.
+
+    Attributes:
+        was_ready: Whether it has ever taken commands.
+        ended: Why it takes no more commands; None as long as it does.
+    """
+
+    def __init__(self, number: int, stored: int, slots: SharedSlots, memory: int | None) -> None:
+        self.number, self.was_ready = number, False
+        self.ended: WorkerError | None = None
+        self._channel = Channel(ReaderProcess(number))
+        self._done: list[tuple[Work, bytes]] = []
+        try:
+            self._channel.open(stored, slots, memory)
+        except WorkerError:
+            self._channel.close()
+            raise
+
+    def ready(self, *, wait: bool) -> bool:
+        """Whether it takes commands; a `WorkerError` if it has ended."""
+        if not self.was_ready:
+            self._receive(0.0)
+        while wait and not self.was_ready:
+            self._receive(POLL_S)
+        return self.was_ready
+
+    def carry_out(self, command: Command) -> Work:
+        """Have a command carried out; returns what was done for it.
+
+        Raises:
+            NotBegunError: The process had ended before.
+            WorkerError: The process has ended meanwhile.
+            Exception: As raised there.
+        """
+        try:
+            self._channel.send(command)
+        except WorkerError as error:
+            self.ended = error
+            raise NotBegunError(str(error)) from error.__cause__
+        while not self._done:
+            self._receive(POLL_S)
+        work, raised = self._done.pop()
+        if raised:
+            raise unpacked_errors(raised, self._channel.pid)[0]
+        return work
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _receive(self, seconds: float) -> None:
+        if seconds:
+            self._channel.wait(seconds)
+        try:
+            reports = self._channel.receive()
+        except WorkerError as error:
+            self.ended = error
+            raise
+        for report, payload in reports:
+            if report.kind == ReportKind.READY:
+                self.was_ready = True
+            else:
+                self._done.append((report.work, payload))
 
 
 class WorkerProcesses:

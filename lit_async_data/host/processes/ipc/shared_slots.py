@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import mmap
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -107,3 +110,25 @@ class SharedSlots:
         self._slots.clear()
         self.notes = self.notes[:0].copy()
         self._file.close()
+
+
+class NotedRead:
+    """Reads samples, and notes for each thread what it reads, from a first note on."""
+
+    def __init__(self, read: Callable[[int, Indices, Any], None], slots: SharedSlots, first: int = 0) -> None:
+        self._read = read
+        self._notes = slots.notes
+        self._numbers = itertools.count(first)
+        self._thread = threading.local()
+
+    def __call__(self, epoch: int, samples: Indices, out: Any) -> None:
+        if not hasattr(self._thread, "number"):
+            self._thread.number = next(self._numbers) % len(self._notes)
+        note = self._notes[self._thread.number]
+        first = samples[:NOTED]
+        note[0], note[2 : 2 + len(first)] = epoch, first
+        note[1] = len(samples)
+        try:
+            self._read(epoch, samples, out)
+        finally:
+            note[1] = 0

@@ -134,7 +134,7 @@ def test_no_room_in_the_midst_of_zeros_gives_the_rest_back(monkeypatch):
 
 
 def test_a_system_that_is_not_posix_has_threads_and_says_why(monkeypatch):
-    monkeypatch.setattr("lit_async_data.host.resources.workers.os", types.SimpleNamespace(name="nt"))
+    monkeypatch.setattr("lit_async_data.host.resources.workers.os", types.SimpleNamespace(name="nt", environ={}))
     monkeypatch.setattr("lit_async_data.host.resources.workers.sys", types.SimpleNamespace(platform="win32"))
     why = "win32 passes no descriptors to a new process"
     assert AsyncLoader(Numbers(), {**OPTIONS, "workers": 1}).footprint.workers[:3] == ("thread", 1, why)
