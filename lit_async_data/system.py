@@ -27,7 +27,7 @@ def _module(name: str) -> Any:
         return None
 
 
-fcntl, resource = _module("fcntl"), _module("resource")
+resource = _module("resource")
 
 # Flags of os.open; 0 where the system has none. Windows alone has O_BINARY: without it, it changes line ends.
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
@@ -121,7 +121,7 @@ def resident(mapped: npt.NDArray[np.uint8], begin: int, nbytes: int) -> npt.NDAr
 @functools.cache
 def _mincore() -> Any:
     """The function of the C library, or None on Windows."""
-    return None if fcntl is None else ctypes.CDLL(None, use_errno=True).mincore
+    return None if resource is None else ctypes.CDLL(None, use_errno=True).mincore
 
 
 def after_fork_in_child(call: Callable[[], Any]) -> None:

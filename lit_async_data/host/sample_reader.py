@@ -26,18 +26,12 @@ SAMPLE_KEYS, BATCH_KEYS = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class SampleReader:
-    """Reads samples of an epoch into arrays. Safe to call from any thread.
-
-    Attributes:
-        return_indices: Whether to add the samples' indices as field ``index``.
-        seed: Seed of random numbers for samples; None if the source draws none.
-        transformation: The host hooks; None without any.
-    """
+    """Reads samples of an epoch into arrays. Safe to call from any thread."""
 
     source: Source
-    return_indices: bool
-    seed: int | None
-    transformation: Transformation | None = None
+    return_indices: bool  # whether to add the samples' indices as field ``index``
+    seed: int | None  # seed of random numbers for samples; None if the source draws none
+    transformation: Transformation | None = None  # the host hooks; None without any
 
     @property
     def shares_chunks(self) -> bool:

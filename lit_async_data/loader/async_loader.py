@@ -212,12 +212,9 @@ class AsyncLoader(ResumableLoader):
                     self._copy_errors.log_error(error)
             took_s = time.perf_counter() - started
             run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
-        except (ReadError, SourceError, TransformError):
-            cursor.state, run.interrupted = after, False  # the batch has had its turn
-            leave_at_exit()
-            raise
-        except Exception:
-            run.interrupted = False  # the batch never came, and is asked for again
+        except Exception as error:
+            if isinstance(error, ReadError | SourceError | TransformError):
+                cursor.state = after  # the batch has had its turn; else it never came, and is asked for again
             leave_at_exit()
             raise
         return Taken(batch, after)

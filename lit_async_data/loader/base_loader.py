@@ -170,6 +170,9 @@ class BaseLoader(abc.ABC):
             )
         try:
             return self._take()
+        except Exception:
+            self._run.inside, self._run.interrupted = {}, False  # the request has come to an end
+            raise
         except BaseException:
             self._run.inside = {}
             raise

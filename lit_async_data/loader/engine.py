@@ -88,28 +88,17 @@ class Engine:
 
 @dataclasses.dataclass
 class Run:
-    """The running part of a loader.
+    """The running part of a loader."""
 
-    A plain object: no interrupt (Ctrl-C) comes between assignments to its attributes, since CPython delivers one when a
-    call begins or ends.
-
-    Attributes:
-        engine: None before the first request, and after the loader was stopped.
-        closer: Closes the engine when the loader is dropped.
-        interrupted: Whether a request did not come to its end. The engine may be in any state, and must be replaced.
-        closed: Whether the loader is closed for good.
-        read: What earlier engines read.
-        copied: Batches that earlier engines handed out as copies.
-        waited: How long the device of the engine before waited.
-        inside: The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
-    """
-
-    engine: Engine | None = None
-    closer: weakref.finalize[Any, Any] | None = None
+    engine: Engine | None = None  # None before the first request, and after the loader was stopped
+    closer: weakref.finalize[Any, Any] | None = None  # closes the engine when the loader is dropped
+    # Whether a request did not come to its end. The engine may be in any state, and must be replaced.
     interrupted: bool = False
-    closed: bool = False
+    closed: bool = False  # whether the loader is closed for good
+    # What earlier engines read; likewise ``copied`` and ``waited``.
     read: ReadStats = dataclasses.field(default_factory=ReadStats)
     copied: int = 0
     waited: DeviceWait | None = None
     meter: WaitMeter = dataclasses.field(default_factory=WaitMeter)
+    # The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
     inside: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -47,27 +47,17 @@ class Snapshot(NamedTuple):
 
 
 class PassState(NamedTuple):
-    """Where a loader is in its pass.
+    """Where a loader is in its pass."""
 
-    Attributes:
-        started: Passes that have begun.
-        fresh: Whether the next batch begins a pass.
-        step: The next batch of the pass.
-        over: Whether the pass has come to its end.
-        lost: Whether an interrupt has ended the pass.
-        state: The loader's state after the batch that was handed out last; None where the loader's own is right.
-        before: The state before that batch; None where it is not known.
-        counted: What the consumer counted as done when the pass began; None if it counts nothing.
-    """
-
-    started: int = 0
-    fresh: bool = True
-    step: int = 0
-    over: bool = False
-    lost: bool = False
+    started: int = 0  # passes that have begun
+    fresh: bool = True  # whether the next batch begins a pass
+    step: int = 0  # the next batch of the pass
+    over: bool = False  # whether the pass has come to its end
+    lost: bool = False  # whether an interrupt has ended the pass
+    # The loader's state after the batch that was handed out last; None where the loader's own is right.
     state: Snapshot | None = None
-    before: Snapshot | None = None
-    counted: int | None = None
+    before: Snapshot | None = None  # the state before that batch; None where it is not known
+    counted: int | None = None  # what the consumer counted as done when the pass began; None if it counts nothing
 
 
 class PassCursor:

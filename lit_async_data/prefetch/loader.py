@@ -252,7 +252,6 @@ class PrefetchedLoader(BaseLoader):
         except StopIteration:
             self._cursor.state = at._replace(over=True, state=None)
             engine.rest()
-            run.interrupted = False
             raise
         except BaseException as error:
             if feed.raised_by_loader(error) or isinstance(error, Exception):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,13 +41,6 @@ class Pulled(NamedTuple):
     host: HostBatch
     note: Any
     seconds: float
-
-
-class Asked(NamedTuple):
-    """A call that the thread asks the consumer to make, which returns None while it is not possible."""
-
-    work: Callable[[], Any]
-    answer: queue.SimpleQueue[tuple[Any, Exception | None]]
 
 
 class ReaderThread:
@@ -78,7 +70,10 @@ class ReaderThread:
         self._changed = threading.Condition(self._lock)
         self._depth = depth
         self._pulled: collections.deque[Pulled] = collections.deque()
-        self.asked: Asked | None = None
+        # The call that the thread asks the consumer to make, which returns None while it is not possible; and its
+        # result, or the error that it raised.
+        self.asked: Callable[[], Any] | None = None
+        self._answer: tuple[Any, Exception | None] = None, None
         self.worker: ThreadWorker | None = None
         self.reading = False
         self._closed = False
@@ -125,13 +120,11 @@ class ReaderThread:
         """Whether the thread has ended, within a few seconds; not if its `next` does not return. From any thread."""
         with self._lock:
             self._closed = True
-            left, asked = list(self._pulled), self.asked
+            left = list(self._pulled)
             self._pulled.clear()
             self.asked = None
             self._changed.notify_all()
         self.arrived.ring()
-        if asked is not None:
-            asked.answer.put((None, ClosedError("the pass has been ended")))
         for pulled in left:
             pulled.host.release()
         worker = self.worker  # read once: another thread may close it, too
@@ -159,24 +152,21 @@ class ReaderThread:
         worker = self.worker  # read once: `close`, in another thread, forgets it
         return worker if self.reading and worker is not None and worker.alive else None
 
-    def serve(self) -> Asked | None:
+    def serve(self) -> Callable[[], Any] | None:
         """Make the call that the thread asks for; returns it if it is not possible yet. Never waits for the thread."""
-        asked = self.asked
-        if asked is None:
+        if (asked := self.asked) is None:
             return None
+        result, error = None, None
         try:
-            result = asked.work()
-        except Exception as error:  # noqa: BLE001  # raised in the thread, which returns it in its batch's place
-            asked.answer.put((None, error))
-        else:
-            if result is None:
-                return asked
-            asked.answer.put((result, None))
+            result = asked()
+        except Exception as caught:  # noqa: BLE001  # raised in the thread, which returns it in its batch's place
+            error = caught
+        if result is None and error is None:
+            return asked
         with self._lock:
-            # 1. The answer is there. 2. The thread goes on, and asks again. 3. This must not remove the new question:
-            # see test_the_thread_may_ask_again_at_once.
-            if self.asked is asked:
-                self.asked = None
+            self._answer, self.asked = (result, error), None
+            self._changed.notify_all()
+        del error  # see `SlotFeed.lend`
         return None
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -220,27 +210,20 @@ class ReaderThread:
             return self.reading
 
     def _ask(self, work: Callable[[], Any]) -> Any:
-        asked = Asked(work, queue.SimpleQueue())
         with self._lock:
-            closed = self._closed
-            if closed:
-                raise ClosedError("the pass has been ended")
-            self.asked = asked
-            self._changed.notify_all()
+            self.asked = work
             self.arrived.ring()
-        while True:
-            try:
-                result, error = asked.answer.get(timeout=POLL_S)
-            except queue.Empty:
-                if self._closed:
-                    raise ClosedError("the pass has been ended") from None
-                continue
-            if error is None:
-                return result
-            try:
-                raise error
-            finally:
-                del error  # see `SlotFeed.lend`
+            while not self._changed.wait_for(lambda: self.asked is None or self._closed, POLL_S):
+                pass
+            if self._closed:
+                raise ClosedError("the pass has been ended")
+            (result, error), self._answer = self._answer, (None, None)
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # see `SlotFeed.lend`
 
 
 def _at_once(work: Callable[[], T | None]) -> T:

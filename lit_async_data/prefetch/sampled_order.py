@@ -18,15 +18,11 @@ KNOWN = ("torch", "torchdata")
 
 
 class DealtOrder(NamedTuple):
-    """What the order of a pass follows from.
+    """What the order of a pass follows from."""
 
-    Attributes:
-        generator: The state of the sampler's generator before the pass, uint8; None if it draws nothing.
-        begun: What the consumer counted as done when the pass began.
-    """
-
+    # The state of the sampler's generator before the pass, uint8; None if it draws nothing.
     generator: torch.Tensor | None
-    begun: int
+    begun: int  # what the consumer counted as done when the pass began
 
 
 class SampledOrder:

@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import pickle
-import queue
 import subprocess
 import sys
 import threading
@@ -29,7 +28,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from lit_async_data import Normalize, ToFloat, prefetched
-from lit_async_data.device.feed import HostBatch
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, WorkerError
 from lit_async_data.host import supervisor
 from lit_async_data.loader.async_loader import AsyncLoader
@@ -539,35 +537,6 @@ def test_the_depth_can_be_changed_in_the_middle_of_a_pass():
             seen += [next(batches)["step"], next(batches)["step"]]
         assert seen + steps([next(batches)]) == list(range(12))
         assert batches.device_depth == 4
-
-
-class ForgetsWhatCameMeanwhile(puller.ReaderThread):
-    def serve(self):
-        left = super().serve()
-        self.asked = left
-        return left
-
-
-@pytest.mark.parametrize(("made", "right"), [(puller.ReaderThread, True), (ForgetsWhatCameMeanwhile, False)])
-def test_the_thread_may_ask_again_at_once(monkeypatch, made, right):
-    """1. The consumer answers what the thread has asked. 2. The thread asks again. 3. The consumer goes on."""
-
-    class Answer(queue.SimpleQueue):
-        def put(self, answer):
-            super().put(answer)
-            if answer[0] == 1:
-                until(pulling, lambda: pulling.asked.answer is not self)
-
-    monkeypatch.setattr(queue, "SimpleQueue", Answer)
-    pulling = made(iter("x"), lambda batch, ask: HostBatch(nbytes=ask(lambda: 1) + ask(lambda: 2)), 1)
-    with pulling._lock:
-        pulling._reader()
-    until(pulling, lambda: pulling.asked is not None)
-    pulling.serve()
-    assert (pulling.asked is not None) is right
-    if right:
-        assert pulling.get().host.nbytes == 3
-    pulling.close()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

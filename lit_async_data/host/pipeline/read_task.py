@@ -27,35 +27,21 @@ NO_SAMPLES: Indices = np.empty(0, np.int64)
 
 
 class BatchResult(NamedTuple):
-    """A batch that has been read into a slot, or the error that came instead.
-
-    Attributes:
-        key: Its index.
-        first: Its first row in the slot's arrays.
-        rows: Number of its samples.
-        error: Raised in its place.
-    """
+    """A batch that has been read into a slot, or the error that came instead."""
 
     key: BatchIndex
-    first: int
+    first: int  # its first row in the slot's arrays
     rows: int
-    error: Exception | None = None
+    error: Exception | None = None  # raised in its place
 
 
 class FilledSlot(NamedTuple):
-    """A slot and the batches that have been read into it.
+    """A slot and the batches that have been read into it."""
 
-    Attributes:
-        slot: Its number. Where no batch could be read, the slot is free again.
-        batches: In their order, at least one.
-        good: How many of them could be read.
-        unexplained: The traceback of an error in reading them together that was none of the source.
-    """
-
-    slot: int
-    batches: Sequence[BatchResult]
-    good: int
-    unexplained: str = ""
+    slot: int  # free again where no batch could be read
+    batches: Sequence[BatchResult]  # in their order, at least one
+    good: int  # how many of them could be read
+    unexplained: str = ""  # the traceback of an error in reading them together that was none of the source
 
     @property
     def samples(self) -> int:
@@ -65,25 +51,15 @@ class FilledSlot(NamedTuple):
 
 @dataclasses.dataclass
 class ReadTask:
-    """Consecutive batches of one epoch that a worker reads into one slot.
+    """Consecutive batches of one epoch that a worker reads into one slot."""
 
-    Attributes:
-        slot: Where they go.
-        keys: Their indexes.
-        schedule: The order at the time of the claim.
-        generation: The pipeline's generation at the time of the claim.
-        worker: Number of the worker; None for the consumer's thread.
-        ids: The numbers by which errors name samples.
-        reading: The batches that are read at present: all of them, or one by itself.
-    """
-
-    slot: int
+    slot: int  # where they go
     keys: Sequence[BatchIndex]
-    schedule: Schedule
-    generation: int
-    worker: int | None
-    ids: Callable[[Indices], Indices]
-    reading: Sequence[BatchResult] = ()
+    schedule: Schedule  # the order at the time of the claim
+    generation: int  # of the pipeline, at that time
+    worker: int | None  # None for the consumer's thread
+    ids: Callable[[Indices], Indices]  # the numbers by which errors name samples
+    reading: Sequence[BatchResult] = ()  # the batches that are read at present: all of them, or one by itself
     _samples: Indices | None = None
 
     def run(self, read: Read, layout: BatchLayout, memory: Bytes) -> FilledSlot:
@@ -91,9 +67,7 @@ class ReadTask:
         epoch, step = self.keys[0]
         try:
             samples, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
-        except BaseException as caught:
-            if self._is_interrupt(caught):
-                raise
+        except self._caught as caught:
             # No name holds the results: see `ThreadPipeline._fill`.
             return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
         self._samples = samples
@@ -105,9 +79,7 @@ class ReadTask:
         if len(batches) > 1:
             try:
                 read(epoch, samples, layout.views(memory, len(samples)))
-            except BaseException as error:  # raised below by its batch, while the others are read
-                if self._is_interrupt(error):
-                    raise
+            except self._caught as error:  # raised below by its batch, while the others are read
                 unexplained = "" if isinstance(error, SourceError | WorkerError) else traceback.format_exc()
             else:
                 return FilledSlot(self.slot, batches, len(batches))
@@ -116,9 +88,10 @@ class ReadTask:
     def _filled(self, batches: list[BatchResult], unexplained: str = "") -> FilledSlot:
         return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches), unexplained)
 
-    def _is_interrupt(self, caught: BaseException) -> bool:
-        """Whether this is Ctrl-C, or the like, in the consumer's thread. In a worker it is an error of the batch."""
-        return self.worker is None and not isinstance(caught, Exception)
+    @property
+    def _caught(self) -> type[BaseException]:
+        """What is an error of the batch: in a worker everything, in the consumer's thread not Ctrl-C."""
+        return Exception if self.worker is None else BaseException
 
     def _alone(
         self, read: Read, layout: BatchLayout, memory: Bytes, samples: Indices, batch: BatchResult
@@ -127,9 +100,7 @@ class ReadTask:
         self.reading = (batch,)
         try:
             read(batch.key.epoch, samples, layout.views(memory, batch.rows, batch.first))
-        except BaseException as caught:
-            if self._is_interrupt(caught):
-                raise
+        except self._caught as caught:
             return self._failed(batch, samples, caught)
         return batch
 

@@ -29,16 +29,13 @@ ALIGNMENT = 64
 
 @dataclasses.dataclass(frozen=True)
 class ReaderSetup:
-    """What a reader process needs: what reads and reads ahead, the order, threads and memory.
-
-    Attributes:
-        level: Log records below this level are not sent.
-    """
+    """What a reader process needs: what reads and reads ahead, the order, threads and memory."""
 
     read: SampleReader
     schedule: Schedule
     plan: ResourcePlan
     ahead: Ahead | None
+    # Log records below this level are not sent.
     level: int = dataclasses.field(default_factory=lambda: logging.getLogger("lit_async_data").getEffectiveLevel())
 
     @property

@@ -104,15 +104,6 @@ def pinned(value: Any) -> Any:
 class Budget:
     """The memory that a loader will hold, and the most that it may hold.
 
-    Attributes:
-        slots: Slots that are allocated before the first batch.
-        slot_bytes: Bytes of one slot.
-        decoded: Bytes of decoded chunks that are held between batches.
-        cache: Bytes of decoded chunks that are kept for good.
-        fetched: The most bytes of files that are read ahead.
-        scratch: Bytes in which samples lie until they are transformed or copied to a slot, of all workers.
-        limit: The most bytes that the loader may hold.
-
     Example:
         >>> str(Budget(slots=5, slot_bytes=2**20, limit=2**30))
         '5 slots of 1.0 MiB = 5.0 MiB, of at most 1.0 GiB'
@@ -120,13 +111,13 @@ class Budget:
         '5 slots of 1.0 MiB + 16.0 MiB decoded + 256.0 MiB cache = 277.0 MiB, of at most 1.0 GiB'
     """
 
-    slots: int
-    slot_bytes: int
-    limit: int
-    decoded: int = 0
-    cache: int = 0
-    fetched: int = 0
-    scratch: int = 0
+    slots: int  # allocated before the first batch
+    slot_bytes: int  # of one slot
+    limit: int  # the most bytes that the loader may hold
+    decoded: int = 0  # bytes of decoded chunks that are held between batches
+    cache: int = 0  # bytes of decoded chunks that are kept for good
+    fetched: int = 0  # the most bytes of files that are read ahead
+    scratch: int = 0  # bytes in which samples lie until they are transformed or copied to a slot, of all workers
 
     @property
     def total(self) -> int:

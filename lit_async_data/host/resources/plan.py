@@ -32,22 +32,15 @@ WORTH_A_WARNING = 1.5
 
 @dataclasses.dataclass(frozen=True)
 class ResourcePlan:
-    """What a loader takes.
-
-    Attributes:
-        workers: Who reads.
-        layout: Where the batches of a slot lie in it, and how many there are.
-        budget: Memory, against what there may be.
-        chunks: Decoded chunks that are in use at a time: those that samples are dealt from, and those of the group
-            that is decoded meanwhile. 0 where the order does not go by chunks.
-        amplification: Samples that are decoded for each one used; see `plan.amplification`.
-    """
+    """What a loader takes."""
 
     workers: Workers
-    layout: BatchLayout
-    budget: Budget
+    layout: BatchLayout  # where the batches of a slot lie in it, and how many there are
+    budget: Budget  # memory, against what there may be
+    # Decoded chunks that are in use at a time: those that samples are dealt from, and those of the group that is
+    # decoded meanwhile. 0 where the order does not go by chunks.
     chunks: int
-    amplification: float = 1.0
+    amplification: float = 1.0  # samples that are decoded for each one used; see `plan.amplification`
 
     @classmethod
     def of(

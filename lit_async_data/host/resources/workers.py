@@ -29,22 +29,16 @@ _COSTS = {
 
 
 class Workers(NamedTuple):
-    """Who reads.
+    """Who reads."""
 
-    Attributes:
-        kind: ``"caller"``: the loop itself, when it asks for a batch. ``"thread"``: threads of this process.
-            ``"process"``: threads of a reader process, which take nothing of this process's GIL.
-        threads: Number of threads to begin with; 0 for the caller.
-        why: The reason for the kind, for people.
-        most: Number of threads that there may be later, if the loop waits for batches.
-        apart: Whether several threads of a reader process have a worker process each, since one GIL would let only one
-            of them work.
-    """
-
+    # ``"caller"``: the loop itself, when it asks for a batch. ``"thread"``: threads of this process. ``"process"``:
+    # threads of a reader process, which take nothing of this process's GIL.
     kind: Literal["caller", "thread", "process"]
-    threads: int
-    why: str
-    most: int = 0
+    threads: int  # number of threads to begin with; 0 for the caller
+    why: str  # the reason for the kind, for people
+    most: int = 0  # number of threads that there may be later, if the loop waits for batches
+    # Whether several threads of a reader process have a worker process each, since one GIL would let only one of them
+    # work.
     apart: bool = False
 
     @classmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import weakref
 from collections.abc import Callable, Iterable
 
@@ -50,8 +49,7 @@ class Reservations:
 
     def __bool__(self) -> bool:
         """Whether there is any owner."""
-        # A list: `any` would close a generator early, in which Python 3.14 drops an interrupt.
-        return any([owner() is not None for owner in self._by_owner.copy()])  # noqa: C419
+        return any(owner() is not None for owner in self._by_owner.copy())
 
 
 def reserved(reserve: Iterable[Callable[[], Callable[[], None]]]) -> Callable[[], None]:
@@ -61,12 +59,12 @@ def reserved(reserve: Iterable[Callable[[], Callable[[], None]]]) -> Callable[[]
         reserve: Functions that each reserve in one source and return a function that releases it.
 
     Returns:
-        A function that releases all. If an interrupt ends it early, call it again.
+        A function that releases all.
     """
     releases: list[Callable[[], None]] = []
     release = functools.partial(_release_all, releases)
     try:
-        releases.extend(map(operator.call, reserve))  # in C: no interrupt between the call and the append
+        releases.extend(each() for each in reserve)
     except BaseException:
         release()
         raise

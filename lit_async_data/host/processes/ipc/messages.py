@@ -32,26 +32,14 @@ class CommandKind(enum.IntEnum):
 
 
 class Command(NamedTuple):
-    """A command.
-
-    Attributes:
-        kind: What to do.
-        slot: Number of a slot, for FILL and READ; number of workers, for WORKERS.
-        generation: Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen. For READ
-            it counts these, and DONE carries it.
-        key: Where to go on, for SEEK; the first batch, for READ.
-        limits: What the consumer will take of each epoch; for SEEK, LIMIT and READ.
-        batches: Number of batches, for READ.
-        row: The first row in the slot, for READ.
-    """
-
     kind: CommandKind
-    slot: int = 0
+    slot: int = 0  # number of a slot, for FILL and READ; number of workers, for WORKERS
+    # Counts the SEEKs; reports carry the number of the last SEEK that the reader has seen.
     generation: int = 0
-    key: BatchIndex = BatchIndex(0, 0)
-    limits: Limits = Limits()
-    batches: int = 1
-    row: int = 0
+    key: BatchIndex = BatchIndex(0, 0)  # where to go on, for SEEK; the first batch, for READ
+    limits: Limits = Limits()  # what the consumer will take of each epoch; for SEEK, LIMIT and READ
+    batches: int = 1  # for READ
+    row: int = 0  # the first row in the slot, for READ
 
     def packed(self) -> bytes:
         limits = (NO_LIMIT if each is None else each for each in self.limits)
@@ -83,44 +71,23 @@ class ReportKind(enum.IntEnum):
 
 
 class Report(NamedTuple):
-    """A report.
-
-    Attributes:
-        kind: What happened: a `ReportKind`.
-        payload: Bytes that follow.
-        generation: See `Command`.
-        slot: The slot that was filled.
-        epoch: Of the first batch in it.
-        step: Of the first batch in it.
-        batches: Number of batches.
-        good: How many of them could be read; if none, the slot stays with the reader.
-        samples: Samples in these.
-        stored: See `Work`; this and the next ones count all that the reader has done so far, or what a worker process
-            did for this batch.
-        decoded: See `Work`.
-        seconds: See `Work`; reading ahead counts, too.
-        decode_s: See `Work`.
-        transform_s: See `Work`.
-        cpu_s: See `Work`.
-        idle_s: Seconds that the workers have waited for slots so far.
-    """
-
-    kind: int
-    payload: int = 0
-    generation: int = 0
+    kind: int  # a `ReportKind`
+    payload: int = 0  # bytes that follow
+    generation: int = 0  # see `Command`
     slot: int = 0
-    epoch: int = 0
-    step: int = 0
+    epoch: int = 0  # of the first batch in it
+    step: int = 0  # of the first batch in it
     batches: int = 0
-    good: int = 0
-    samples: int = 0
+    good: int = 0  # how many of them could be read; if none, the slot stays with the reader
+    samples: int = 0  # samples in these
+    # See `Work`: all that a reader process has done so far, reading ahead included; or what a worker process did now.
     stored: int = 0
     decoded: int = 0
     seconds: float = 0.0
     decode_s: float = 0.0
     transform_s: float = 0.0
     cpu_s: float = 0.0
-    idle_s: float = 0.0
+    idle_s: float = 0.0  # seconds that the workers have waited for slots so far
 
     @property
     def work(self) -> Work:
