@@ -43,7 +43,10 @@ def awaited(found: Callable[[float], T | None], limit_s: float, late: Callable[[
             late()
             limit = math.inf
         result = found(POLL_S)
-    return result
+    try:
+        return result
+    finally:
+        del result  # the traceback of an error in it may refer to this frame, and the cycle would keep a pass alive
 
 
 class Bell:
