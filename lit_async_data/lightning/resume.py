@@ -12,7 +12,7 @@ import functools
 import math
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lit_async_data.errors import ResumeError
@@ -171,8 +171,7 @@ def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint
         {
             "generator": loader.dealt_order.generator,
             "begun": loader.dealt_order.begun,
-            "batch_size": getattr(loader, "batch_size", None),
-            "ranks": trainer.world_size,
+            **_dealing(trainer, loader),
         }
         if isinstance(loader, PrefetchedLoader) and loader.dealt_order is not None
         else None
@@ -182,14 +181,28 @@ def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint
         checkpoint[ORDERS] = orders
 
 
-def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any]) -> None:
-    """Have each DataLoader of training go on in the middle of the epoch, or say what will happen instead.
+def _dealing(trainer: pl.Trainer, loader: PrefetchedLoader) -> dict[str, Any]:
+    """What must stay for a DataLoader to go on in the middle of an epoch, by name; None where it is not known."""
+    dataset: Any = getattr(loader, "dataset", None)
+    samples = len(dataset) if hasattr(dataset, "__len__") else None
+    return {"batch_size": getattr(loader, "batch_size", None), "ranks": trainer.world_size, "samples": samples}
+
+
+def restore_orders(
+    trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any], say: Callable[[str], object]
+) -> None:
+    """Have each DataLoader of training go on where the checkpoint was written, or say what will happen instead.
 
     Raises:
-        ResumeError: Batches have another size now.
+        ResumeError: Batches have another size now, or the dataset has.
     """
-    done, total = int(_counters(trainer).processed), trainer.num_training_batches
+    done, total, epoch = int(_counters(trainer).processed), trainer.num_training_batches, _epoch(trainer)
+    others = [each for each in loaders if isinstance(each, PrefetchedLoader) or each.resuming.saved is None]
     if not (trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting) or not done or _is_over(trainer):
+        if others and trainer.ckpt_path:
+            # A checkpoint of validation has the epoch that it ended among those that are ready, not yet as processed.
+            coming = trainer.fit_loop.epoch_progress.current.ready if _is_over(trainer) else epoch
+            say(f"resumed at epoch {coming}, batch 0 of {total}")
         return
     # Lightning warns that loaders without a state are not resumable. The warnings below are exact, for each loader.
     if len(loaders) == len(loaders_in(trainer.train_dataloader)):
@@ -206,20 +219,24 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
             why = "each rank draws its order for itself"
         if why or saved is None:
             rank_zero_warn(
-                f"training goes on at batch {done} of {total} of epoch {_epoch(trainer)}, but its "
+                f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
                 f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this epoch "
                 "and others never. Give it one of torch's samplers, use a loader with a state_dict, or AsyncDataModule"
             )
+            others.remove(loader)
             continue
-        now = getattr(loader, "batch_size", None), trainer.world_size
-        if (before := (saved["batch_size"], saved["ranks"])) != now:
+        now = _dealing(trainer, loader)
+        if changed := [
+            f"{name}: {saved[name]} in the checkpoint, {now[name]} now" for name in now if saved[name] != now[name]
+        ]:
             raise ResumeError(
-                f"batch_size × ranks was {before[0]} × {before[1]}, is {now[0]} × {now[1]}, and a DataLoader goes on "
-                f"in the middle of an epoch only with the same; go back to {before[0]} × {before[1]}, or use "
-                "AsyncDataModule, which goes on with any",
+                f"{'; '.join(changed)}. A DataLoader goes on in the middle of an epoch only with the same; go back to "
+                "that. AsyncDataModule goes on with any batch_size and ranks",
                 file=_file(trainer),
             )
         loader.dealt_order = DealtOrder(saved["generator"], saved["begun"])
+    if others:
+        say(f"resumed at epoch {epoch}, batch {done} of {total}")
 
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:

@@ -146,6 +146,8 @@ class Resuming:
             )
             return
         if not saved.position or saved.over:
+            self._unreported = False
+            self.print_line(f"resumed at epoch {coming.epoch}, sample 0 of {self._now.samples}")
             return
         if (
             coming is saved

@@ -17,7 +17,7 @@ from support.lightning.trainer import (
     trainer,
     with_and_without,
 )
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
 import lit_async_data as lad
 from lit_async_data.lightning.compat import pl
@@ -224,9 +224,29 @@ def test_of_iterables_that_the_callback_does_not_know_lightning_warns_as_ever(tm
         trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), batches, ckpt_path=path)
 
 
-def test_a_dataloader_goes_on_with_the_same_batch_size_only(tmp_path):
+@pytest.mark.parametrize(("batch_size", "more", "said"), [(2, 0, "batch_size: 4 in"), (BATCH, 1, "samples: 22 in")])
+def test_a_dataloader_goes_on_with_the_same_batches_only(tmp_path, batch_size, more, said):
     path = tmp_path / "mid.ckpt"
     trainer(lad.DevicePrefetcher(), Save(path, 1), max_epochs=2).fit(Batches(), dataloader())
-    other = DataLoader(dataloader().dataset, batch_size=2)
-    with pytest.raises(lad.ResumeError, match="was 4 × 1, is 2 × 1"):
+    dataset = dataloader().dataset
+    other = DataLoader(ConcatDataset([dataset, Subset(dataset, range(more))]), batch_size=batch_size)
+    with pytest.raises(lad.ResumeError, match=said):
         trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), other, ckpt_path=path)
+
+
+@pytest.mark.parametrize("make", [dict, dataloader], ids=["ours", "a DataLoader"])
+@pytest.mark.parametrize("whole", [True, False], ids=["after an epoch", "in an epoch"])
+def test_one_line_says_where_a_run_goes_on(tmp_path, caplog, make, whole):
+    def data():
+        return {"datamodule": datamodule(train=CountingSource())} if make is dict else {"train_dataloaders": make()}
+
+    first = trainer(lad.DevicePrefetcher(), Save(tmp_path / "mid.ckpt", 1), max_epochs=2)
+    first.fit(Batches(), **data())
+    first.save_checkpoint(tmp_path / "end.ckpt")
+    caplog.clear()
+    path = tmp_path / ("end.ckpt" if whole else "mid.ckpt")
+    trainer(lad.DevicePrefetcher(), max_epochs=3).fit(Batches(), **data(), ckpt_path=path)
+    place = {True: ("sample 0 of 22", "batch 0 of 6"), False: ("sample 8 of 22", "batch 2 of 6")}[whole][
+        make is not dict
+    ]
+    assert [each for each in caplog.messages if "resumed" in each] == [f"resumed at epoch {1 + whole}, {place}"]
