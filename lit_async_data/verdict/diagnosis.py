@@ -24,7 +24,7 @@ class Bound(enum.Enum):
     """What a loop waits for, as a sentence goes on."""
 
     LOOP = ": data keep up"
-    STORAGE = ", mostly for storage"
+    READING = ", mostly for reading"
     DECODING = ", mostly for decoding"
     TRANSFORM = ", mostly for sample_transform and batch_transform"
     PYTHON = ", mostly for the Python code that reads samples"
@@ -103,7 +103,7 @@ def _bound(facts: Facts) -> Bound:
         Bound.DECODING: stages.decode.seconds == most_s,
         Bound.PYTHON: readers.reading == "python",
     }
-    return next((bound for bound, holds in first.items() if holds), Bound.STORAGE)
+    return next((bound for bound, holds in first.items() if holds), Bound.READING)
 
 
 def _cure(bound: Bound, facts: Facts) -> tuple[Cure, int]:
@@ -116,7 +116,7 @@ def _cure(bound: Bound, facts: Facts) -> tuple[Cure, int]:
         if 0 <= readers.count < facts.cores and not (full and readers.count):
             return Cure.NUM_WORKERS, _workers(facts, max(readers.count, 1), facts.cores)
         return Cure.SOURCE if readers.replaceable else Cure.NONE, 0
-    if bound in (Bound.TRANSFORM, Bound.PYTHON, Bound.LOCK, Bound.DECODING, Bound.STORAGE):
+    if bound in (Bound.TRANSFORM, Bound.PYTHON, Bound.LOCK, Bound.DECODING, Bound.READING):
         return _quicker(bound, facts, full=full)
     return {Bound.COPY: Cure.BYTES, Bound.HANDOVER: Cure.BATCH_SIZE}.get(bound, Cure.NONE), 0
 
@@ -130,8 +130,9 @@ def _quicker(bound: Bound, facts: Facts, *, full: bool) -> tuple[Cure, int]:
         return Cure.SHUFFLE, 0
     # Threads of one process do not run Python side by side; two that open files are slower than one.
     helps = (readers.apart or not (python or readers.reading == "opened")) and not readers.tried
-    # Readers that wait for storage need no core each.
-    full, most = (False, max(facts.cores, 2)) if bound is Bound.STORAGE else (full, facts.cores)
+    # Readers that wait for storage need no core each; those that copy from the page cache do.
+    waits = bound is Bound.READING and facts.stages.cpu_s < facts.stages.worked_s / 2
+    full, most = (False, max(facts.cores, 2)) if waits else (full, facts.cores)
     if helps and not full and readers.count < most:
         return Cure.WORKERS, _workers(facts, 1, most)
     if readers.replaceable and (bound in (Bound.DECODING, Bound.LOCK) or readers.reading == "opened"):

@@ -22,14 +22,14 @@ PROCESS = {"kind": "process"}
 CHOSEN = {"chosen": True}
 
 
-def facts(step_s=0.01, *, read=0.0, decode=0.0, transform=0.0, copy=0.0, cores=4, free=4.0, **readers):
+def facts(step_s=0.01, *, cpu=0.0, read=0.0, decode=0.0, transform=0.0, copy=0.0, cores=4, free=4.0, **readers):
     """A loop beside readers, with the seconds that each stage takes per batch; the slowest of all decides."""
     known = Readers(**readers)
     beside = max(step_s, (read + decode + transform) / max(known.count, 1), copy)
     seconds = (Stage(BATCHES * each) for each in (read, decode, transform, copy))
     waited_s = BATCHES * (beside - step_s)
     starved = BATCHES if waited_s else 0
-    times = StageTimes(*seconds)
+    times = StageTimes(*seconds, cpu_s=BATCHES * cpu)
     return Facts(BATCHES, BATCHES * beside, waited_s, 0.0, 0.0, cores, free, starved, times, known)
 
 
@@ -38,10 +38,12 @@ def facts(step_s=0.01, *, read=0.0, decode=0.0, transform=0.0, copy=0.0, cores=4
     [
         (facts(), Bound.LOOP, Cure.NONE, 0),
         (facts(0.02, decode=0.01), Bound.LOOP, Cure.NONE, 0),
-        (facts(read=0.03), Bound.STORAGE, Cure.WORKERS, 3),
-        (facts(read=0.03, cores=1, free=0.0), Bound.STORAGE, Cure.WORKERS, 2),
-        (facts(read=0.09, count=4), Bound.STORAGE, Cure.NONE, 0),
-        (facts(read=0.02, reading="opened"), Bound.STORAGE, Cure.PACK, 0),
+        (facts(read=0.03), Bound.READING, Cure.WORKERS, 3),
+        (facts(read=0.03, cores=1, free=0.0), Bound.READING, Cure.WORKERS, 2),
+        (facts(read=0.03, cpu=0.03), Bound.READING, Cure.WORKERS, 3),
+        (facts(read=0.03, cpu=0.03, free=0.2), Bound.READING, Cure.CORES, 0),
+        (facts(read=0.09, count=4), Bound.READING, Cure.NONE, 0),
+        (facts(read=0.02, reading="opened"), Bound.READING, Cure.PACK, 0),
         (facts(decode=0.018, reading="decoded"), Bound.DECODING, Cure.WORKERS, 2),
         (facts(decode=0.09, reading="decoded"), Bound.DECODING, Cure.WORKERS, 4),
         (facts(decode=0.02, reading="decoded", in_vain=True), Bound.DECODING, Cure.SHUFFLE, 0),

@@ -41,7 +41,7 @@ def short(monkeypatch):
 def found(monkeypatch, short):
     """What is found out, loop by loop: a list to fill."""
     left = []
-    monkeypatch.setattr(verdicts, "verdict", lambda facts: left.pop(0) if left else Verdict(0.5, Bound.STORAGE))
+    monkeypatch.setattr(verdicts, "verdict", lambda facts: left.pop(0) if left else Verdict(0.5, Bound.READING))
     return left
 
 
