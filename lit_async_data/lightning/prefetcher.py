@@ -164,7 +164,7 @@ class DevicePrefetcher(pl.Callback):
         self._begin_epoch(trainer)
         restore_loaders(trainer)
         begin_whole_epoch(trainer)
-        restore_orders(trainer, self._active, self._orders, self._print_line)
+        restore_orders(trainer, self._active, self._orders)
         self._orders = []
         for loader in self._counted(trainer):
             count_again(trainer, loader)
@@ -248,7 +248,7 @@ class DevicePrefetcher(pl.Callback):
         steps = training_steps if is_only(trainer.train_dataloader) else steps_of_one_among_several
         for loader in self._active:
             if isinstance(loader, AsyncLoader):
-                loader.resuming.print_line = self._print_line
+                loader.machinery.wiring.resuming.print_line = print_line
                 loader.machinery.wiring.steps_wanted = functools.partial(steps, reference, weakref.ref(loader))
             else:
                 loader.counted = functools.partial(trained, reference)

@@ -12,11 +12,12 @@ import functools
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lit_async_data.errors import ResumeError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import DrivenLoader, loaders_in
 from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.loader.resuming import Done, Resuming
@@ -188,21 +189,19 @@ def _dealing(trainer: pl.Trainer, loader: PrefetchedLoader) -> dict[str, Any]:
     return {"batch_size": getattr(loader, "batch_size", None), "ranks": trainer.world_size, "samples": samples}
 
 
-def restore_orders(
-    trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any], say: Callable[[str], object]
-) -> None:
+def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any]) -> None:
     """Have each DataLoader of training go on where the checkpoint was written, or say what will happen instead.
 
     Raises:
         ResumeError: Batches have another size now, or the dataset has.
     """
     done, total, epoch = int(_counters(trainer).processed), trainer.num_training_batches, _epoch(trainer)
-    others = [each for each in loaders if isinstance(each, PrefetchedLoader) or each.resuming.saved is None]
+    others = [each for each in loaders if isinstance(each, PrefetchedLoader) or _resuming(each).saved is None]
     if not (trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting) or not done or _is_over(trainer):
         if others and trainer.ckpt_path:
             # A checkpoint of validation has the epoch that it ended among those that are ready, not yet as processed.
             coming = trainer.fit_loop.epoch_progress.current.ready if _is_over(trainer) else epoch
-            say(f"resumed at epoch {coming}, batch 0 of {total}")
+            print_line(f"resumed at epoch {coming}, batch 0 of {total}")
         return
     # Lightning warns that loaders without a state are not resumable. The warnings below are exact, for each loader.
     if len(loaders) == len(loaders_in(trainer.train_dataloader)):
@@ -236,7 +235,7 @@ def restore_orders(
             )
         loader.dealt_order = DealtOrder(saved["generator"], saved["begun"])
     if others:
-        say(f"resumed at epoch {epoch}, batch {done} of {total}")
+        print_line(f"resumed at epoch {epoch}, batch {done} of {total}")
 
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
