@@ -95,8 +95,8 @@ class _Behind:
         return len(self._sampler) - self._skip
 
 
-# Names that samplers give their rank and their world size.
-SIGNS = ("rank", "num_replicas", "world_size", "_rank", "_num_replicas", "_world_size")
+# Names that samplers give their rank and their world size; Accelerate says process_index.
+SIGNS = ("rank", "process_index", "num_replicas", "world_size", "_rank", "_num_replicas", "_world_size")
 
 
 def check_sharded(loader: Any) -> None:

@@ -1078,6 +1078,10 @@ class KnowsItsRank(RandomSampler):
     rank = 1
 
 
+class KnowsItsProcess(RandomSampler):
+    process_index = 1  # as the batch samplers that Accelerate prepares
+
+
 def distributed(**options):
     return DistributedSampler(range(4), num_replicas=2, rank=1, **options)
 
@@ -1095,6 +1099,7 @@ def distributed(**options):
         ),
         (lambda: DataLoader(range(4), sampler=DistributedSampler(range(4), num_replicas=1, rank=0)), False),
         (lambda: DataLoader(range(4), sampler=KnowsItsRank(range(4))), False),
+        (lambda: DataLoader(range(4), sampler=KnowsItsProcess(range(4))), False),
         (lambda: DataLoader(Stream()), False),
         (lambda: [1, 2], False),
     ],
