@@ -31,7 +31,7 @@ class Ahead:
         self._batches = batches
         self._rows = source.chunks.rows
         # Whether the source reads whole files ahead.
-        self._holds = source.file_bytes > 0
+        self._holds = source.memory().files > 0
         self._walked: BatchIndex | None = None  # the first batch whose chunks have not fallen due yet
         self._idle = 0
         self._fetching = False

@@ -151,7 +151,7 @@ def test_a_small_part_of_a_large_chunk_holds_no_more_than_its_rows(h5, monkeypat
     with contextlib.closing(HDF5Source(path, {"x": "data"})) as source:
         source.read_into(np.arange(10), {"x": np.empty((10, 100), source.spec["x"].dtype)})
         (slab,) = slabs
-        assert (slab.shape, source.decodable_bytes) == ((10, 100), 1000)
+        assert (slab.shape, source.memory().cacheable) == ((10, 100), 1000)
         assert slab.base is None or slab.base.nbytes == 1000
 
 

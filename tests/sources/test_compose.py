@@ -14,6 +14,7 @@ from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.sources.contract.places import Location, Part
+from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
 from lit_async_data.testing import ArraySource, PartedArrays, check_contract
@@ -61,14 +62,8 @@ class Ahead(ArraySource):
     def decode_ahead(self, samples, turn):
         self.calls.append(("decode", samples.tolist(), turn))
 
-    def decoded_bytes(self, chunks):
-        return 100 * chunks
-
-    decode_bytes, file_bytes = 7, 20
-
-    @property
-    def decodable_bytes(self):
-        return self._decodable
+    def memory(self, chunks=0):
+        return MemoryNeeds(100 * chunks, 7, self._decodable, 20)
 
     def reserve(self, chunks, cache_bytes, fetched_bytes):
         self.calls.append(("reserve", chunks, cache_bytes, fetched_bytes))
@@ -442,8 +437,7 @@ def test_a_subset_has_the_whole_source_read_ahead():
     assert subset.reads_ahead
     assert subset.fetch(np.array([2, 0]))
     subset.decode_ahead(np.array([1]), (0, 3))
-    assert (subset.decoded_bytes(3), subset.decode_bytes, subset.decodable_bytes) == (300, 7, 1000)
-    assert subset.file_bytes == 20
+    assert subset.memory(3) == MemoryNeeds(300, 7, 1000, 20)
     subset.reserve(4, 50, 60)()
     subset.close()
     assert whole.calls == [
@@ -460,7 +454,7 @@ def test_a_source_that_does_not_read_ahead_has_nothing_to_do(source):
     assert not source.reads_ahead
     assert not source.fetch(np.array([0]))
     source.decode_ahead(np.array([0]), None)
-    assert (source.decoded_bytes(3), source.decode_bytes, source.decodable_bytes, source.file_bytes) == (0, 0, 0, 0)
+    assert source.memory(3) == MemoryNeeds()
     source.reserve(4, 50, 60)()
 
 
@@ -469,7 +463,7 @@ def test_several_sources_share_the_cache_by_what_must_be_decoded():
     both = ConcatSource([small, numbered(5), large])
     assert both.fetch(np.array([14, 0, 6, 11]))
     both.decode_ahead(np.array([1, 7]), None)
-    assert (both.decoded_bytes(3), both.decode_bytes, both.decodable_bytes) == (600, 7, 4000)
+    assert both.memory(3) == MemoryNeeds(600, 7, 4000, 20)
     release = both.reserve(4, 400, 1000)
     assert ("released",) not in small.calls + large.calls
     release()

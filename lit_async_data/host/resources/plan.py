@@ -126,13 +126,12 @@ class ResourcePlan:
         plan, most = schedule.plan(0), max(workers.most, 1)
         layout = BatchLayout(spec, schedule.capacity, batches)
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
-        cache = min(options.cache_bytes, source.decodable_bytes)
         chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
-        decoded, scratches = source.decoded_bytes(chunks), workers.processes
+        needs, scratches = source.memory(chunks), workers.processes
         if scratch is not None:
             scratch *= batches
             scratches += most  # while a worker process starts, the thread that it belongs to transforms
-        decoded += most * source.decode_bytes
+        decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, needs.cacheable)
         # The slots of a reader process are pinned as they are.
         slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes
         budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
@@ -183,13 +182,12 @@ def coalesced_batches(batch_bytes: int, most: int) -> int:
 
 def _fetched_bytes(source: Source, samples: int, left: int) -> int:
     """Bytes for files that are read ahead, for this many samples."""
-    size = source.file_bytes
+    size = source.memory().files
     return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
-    kept = 0 < source.decodable_bytes <= cache
-    if kept or not source.chunks.compressed or plan.shuffle == "none":
+    if 0 < source.memory().cacheable <= cache or not source.chunks.compressed or plan.shuffle == "none":
         return 1.0
     if plan.chunk_order is None:
         return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread

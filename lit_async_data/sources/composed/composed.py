@@ -14,8 +14,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.reservations import reserved
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import MemoryNeeds, Source
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 
 # The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
@@ -117,33 +116,18 @@ class ComposedSource(Source):
         for number, _, numbers in self._routed(samples):
             self.inside[number].decode_ahead(numbers, turn)
 
-    def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that stay in memory, for ``chunks`` chunks in each source."""
-        return sum(source.decoded_bytes(chunks) for source in self.inside)
-
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes that a thread needs to decode the largest chunk of any source."""
-        return max(source.decode_bytes for source in self.inside)
-
-    @property
-    def decodable_bytes(self) -> int:
-        """Bytes of all data in all sources that must be decoded."""
-        return sum(source.decodable_bytes for source in self.inside)
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of the files of one sample, in the source with the largest; see `Source.file_bytes`."""
-        return max(source.file_bytes for source in self.inside)
+    def memory(self, chunks: int = 0) -> MemoryNeeds:
+        return MemoryNeeds.together([source.memory(chunks) for source in self.inside])
 
     def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
         """Reserve memory, which the sources share in proportion to the bytes that they decode, and those they fetch."""
-        caches = _shares(cache_bytes, [source.decodable_bytes for source in self.inside])
-        files = _shares(fetched_bytes, [source.file_bytes * len(source) for source in self.inside])
-        return reserved(
-            functools.partial(source.reserve, chunks, cache, fetched)
-            for source, cache, fetched in zip(self.inside, caches, files, strict=True)
-        )
+        needs = [source.memory() for source in self.inside]
+        caches = _shares(cache_bytes, [each.cacheable for each in needs])
+        files = _shares(fetched_bytes, [each.files * len(at) for each, at in zip(needs, self.inside, strict=True)])
+        with contextlib.ExitStack() as stack:  # releases the others if one raises
+            for source, cache, fetched in zip(self.inside, caches, files, strict=True):
+                stack.callback(source.reserve(chunks, cache, fetched))
+            return stack.pop_all().close
 
 
 def _shares(nbytes: int, sizes: Sequence[int]) -> list[int]:

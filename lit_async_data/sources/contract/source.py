@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,33 @@ from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading, St
 
 # Samples per read when a field is read for all samples.
 BLOCK_SAMPLES = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryNeeds:
+    """Bytes that a source needs in memory.
+
+    Attributes:
+        decoded: Of decoded chunks that stay between batches.
+        per_thread: That each thread needs to decode, besides those: input, stages and result.
+        cacheable: Of all data that must be decoded. No cache can hold more.
+        files: Of the files of one sample, estimated from a few samples; 0 if `Source.fetch` holds no files in memory.
+    """
+
+    decoded: int = 0
+    per_thread: int = 0
+    cacheable: int = 0
+    files: int = 0
+
+    @classmethod
+    def together(cls, needs: Sequence[MemoryNeeds]) -> MemoryNeeds:
+        """The needs of several sources that are read in turn."""
+        return cls(
+            sum(each.decoded for each in needs),
+            max((each.per_thread for each in needs), default=0),
+            sum(each.cacheable for each in needs),
+            max((each.files for each in needs), default=0),
+        )
 
 
 class Source(abc.ABC):
@@ -301,28 +329,13 @@ class Source(abc.ABC):
             SourceError: As `read_into`, which will raise it again.
         """
 
-    def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that stay in memory between batches.
+    def memory(self, chunks: int = 0) -> MemoryNeeds:
+        """The memory that reading ahead needs.
 
         Args:
             chunks: Number of chunks in use at a time; 0 if no order needs them.
         """
-        return 0
-
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes that each thread needs to decode, besides the cached chunks: input, stages and result."""
-        return 0
-
-    @property
-    def decodable_bytes(self) -> int:
-        """Bytes of all data that must be decoded. No cache can hold more."""
-        return 0
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of the files of one sample, estimated from a few samples; 0 if `fetch` holds no files in memory."""
-        return 0
+        return MemoryNeeds()
 
     def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
         """Reserve memory for reading ahead.
@@ -333,7 +346,7 @@ class Source(abc.ABC):
             fetched_bytes: Most bytes of files that `fetch` may hold at a time.
 
         Returns:
-            A function that releases the reservation. If an interrupt (Ctrl-C) ends it early, it is called again.
+            A function that releases the reservation; calling it again does nothing.
         """
         return _do_nothing
 

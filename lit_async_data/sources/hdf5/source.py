@@ -17,7 +17,7 @@ from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part
-from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
+from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
@@ -288,19 +288,8 @@ class HDF5Source(Source):
                 places[place] = Location(part.path, part.group if part.group == "/" else f"/{part.group}", row)
         return list(places)
 
-    def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks that are cached between batches; see `Source.decoded_bytes`."""
-        return self._reader.memory.decoded_bytes(chunks)
-
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes that a thread needs to decode a chunk; see `Source.decode_bytes`."""
-        return self._reader.memory.decode_bytes
-
-    @property
-    def decodable_bytes(self) -> int:
-        """Bytes of everything that must be decoded; see `Source.decodable_bytes`."""
-        return self._reader.memory.decodable_bytes
+    def memory(self, chunks: int = 0) -> MemoryNeeds:
+        return self._reader.memory(chunks)
 
     def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int = 0) -> Callable[[], None]:  # noqa: ARG002
         """Reserve memory for decoded chunks; see `Source.reserve`. Fetched bytes lie in the kernel's page cache."""

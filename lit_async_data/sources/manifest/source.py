@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -20,8 +21,7 @@ from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
-from lit_async_data.sources.contract.reservations import reserved
-from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
+from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
 from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.local_files.patterns import folder_of, is_pattern
@@ -351,37 +351,21 @@ class ManifestSource(Source):
         for fields in self._fields.hdf5:
             fields.source.decode_ahead(samples, turn)
 
-    def decoded_bytes(self, chunks: int) -> int:
-        """Bytes of decoded chunks of HDF5 files; see `Source.decoded_bytes`."""
-        return sum(fields.source.decoded_bytes(chunks) for fields in self._fields.hdf5)
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of the files of one sample, the mean of a few; see `Source.file_bytes`."""
-        return self._file_bytes
+    def memory(self, chunks: int = 0) -> MemoryNeeds:
+        needs = MemoryNeeds.together([fields.source.memory(chunks) for fields in self._fields.hdf5])
+        return dataclasses.replace(needs, files=self._file_bytes)
 
     @functools.cached_property
     def _file_bytes(self) -> int:
         samples = probes(len(self), most=SIZE_SAMPLES)
         return int(sum(file.mean_bytes(samples) for file in self._fields.files.values()))
 
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes that a thread needs to decode a chunk; see `Source.decode_bytes`."""
-        return max((fields.source.decode_bytes for fields in self._fields.hdf5), default=0)
-
-    @property
-    def decodable_bytes(self) -> int:
-        """Bytes of all HDF5 chunks that must be decoded; see `Source.decodable_bytes`."""
-        return sum(fields.source.decodable_bytes for fields in self._fields.hdf5)
-
     def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
         """Reserve memory for decoded chunks of HDF5 files, and for files that are read ahead; see `Source.reserve`."""
-        total = max(self.decodable_bytes, 1)
-        reserve: list[Callable[[], Callable[[], None]]] = [
-            functools.partial(fields.source.reserve, chunks, cache_bytes * fields.source.decodable_bytes // total, 0)
-            for fields in self._fields.hdf5
-        ]
-        if fetched_bytes:
-            reserve.append(functools.partial(self._fields.prefetcher.reserve, fetched_bytes))
-        return reserved(reserve)
+        sizes = [fields.source.memory().cacheable for fields in self._fields.hdf5]
+        with contextlib.ExitStack() as stack:  # releases the others if one raises
+            for fields, size in zip(self._fields.hdf5, sizes, strict=True):
+                stack.callback(fields.source.reserve(chunks, cache_bytes * size // max(sum(sizes), 1), 0))
+            if fetched_bytes:
+                stack.callback(self._fields.prefetcher.reserve(fetched_bytes))
+            return stack.pop_all().close

@@ -125,7 +125,7 @@ def _mixing(loader: AsyncLoader) -> float:
 
 def _trial(loader: AsyncLoader, rate: Rate) -> Trial:
     plan, source, shuffle = loader.footprint, loader.source, loader.order.shuffle
-    whole = source.decodable_bytes / len(source)
+    whole = source.memory().cacheable / len(source)
     return Trial(
         shuffle,
         loader.options.shuffle_chunks,

@@ -10,6 +10,7 @@ from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.device import streams
 from lit_async_data.host.resources import workers
 from lit_async_data.host.resources.plan import COALESCED_BATCHES, COALESCED_BYTES
+from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import ChunkRun, StorageLayout
 from lit_async_data.testing import PartedArrays
 
@@ -149,7 +150,7 @@ def test_a_table_of_npy_files_opens_them(tmp_path):
 def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, most, monkeypatch):
     """Each needs memory to decode: there are as many as fit."""
     monkeypatch.setattr(workers, "cores", lambda ranks=None: 64)
-    monkeypatch.setattr(PartedArrays, "decode_bytes", 2**20)
+    monkeypatch.setattr(PartedArrays, "memory", lambda source, chunks=0: MemoryNeeds(per_thread=2**20))
     for megabytes in range(1, 10):
         found = plan_of(reading, rows=16, memory_budget=megabytes * 2**20 + 100_000)
         found.budget.check()
@@ -160,7 +161,7 @@ def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, most, monke
 @pytest.mark.parametrize("world_size", [1, 8, 128])
 def test_what_is_read_together_leaves_most_of_the_budget_with_any_number_of_ranks(kind, world_size, monkeypatch):
     """The chunks that a rank has in hand are those of the steps of all ranks."""
-    monkeypatch.setattr(PartedArrays, "decoded_bytes", lambda source, chunks: 1000 * chunks)
+    monkeypatch.setattr(PartedArrays, "memory", lambda source, chunks=0: MemoryNeeds(decoded=1000 * chunks))
     chunks = StorageLayout((ChunkRun(LENGTH, 4),), compressed=True, reading="decoded")
     source = PartedArrays({"x": np.zeros((LENGTH, 250), np.uint8)}, parts={"a": LENGTH}, chunks=chunks)
     options = {"batch_size": 8, "shuffle": "chunk", "shuffle_chunks": 8, "worker_kind": kind, "workers": 2}

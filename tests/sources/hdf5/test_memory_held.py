@@ -40,7 +40,7 @@ def test_decoding_takes_no_more_memory_than_is_counted(h5, dtype, shuffle, chunk
     rows, out = np.arange(100)[::-1].copy(), np.empty((100, *ROWS.shape[1:]), source.spec["data"].dtype)
     taken = peak(lambda: source.read_into(rows, {"data": out}))
     assert (out == ROWS[rows]).all()
-    assert taken < source.decode_bytes + SMALL
+    assert taken < source.memory().per_thread + SMALL
     source.close()
 
 

@@ -27,15 +27,15 @@ class Reader:
         reading: As in `StorageLayout`.
         rows: Rows that are decoded together.
         slab_bytes: Bytes of these rows, if they are cached for later batches; else 0.
-        decodable_bytes: Bytes of everything that must be decoded.
-        decode_bytes: Bytes that a thread needs while it decodes, beside what is cached.
+        cacheable_bytes: Bytes of everything that must be decoded.
+        thread_bytes: Bytes that a thread needs while it decodes, beside what is cached.
     """
 
     reading: Reading = "locked"
     rows = 1
     slab_bytes = 0
-    decodable_bytes = 0
-    decode_bytes = 0
+    cacheable_bytes = 0
+    thread_bytes = 0
 
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""

@@ -51,8 +51,8 @@ class ChunkedReader(Reader):
         slab_bytes = rows * stored.nbytes // stored.rows
         self.slab_bytes = 0 if self._single_rows else slab_bytes
         # A reader still holds the slab it copies from after the cache has evicted it.
-        self.decode_bytes = decoder.decode_bytes + self.slab_bytes
-        self.decodable_bytes = -(-stored.rows // decoder.rows) * slab_bytes
+        self.thread_bytes = decoder.thread_bytes + self.slab_bytes
+        self.cacheable_bytes = -(-stored.rows // decoder.rows) * slab_bytes
         self._name = object()  # not the reader itself, which would make a reference cycle with the cache
 
     def read(self, rows: Indices, out: Array) -> None:

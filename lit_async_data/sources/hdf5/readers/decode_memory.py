@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
@@ -49,18 +49,23 @@ class DecodeMemory:
             for name, reader in part.items():
                 self._datasets.setdefault(name, []).append(reader)
 
-    def decoded_bytes(self, chunks: int) -> int:
-        return sum(self.room(chunks).values())
+    def needs(self, chunks: int) -> MemoryNeeds:
+        readers = [reader for readers in self._datasets.values() for reader in readers]
+        return MemoryNeeds(
+            sum(self.room(chunks).values()),
+            max((reader.thread_bytes for reader in readers), default=0),
+            sum(reader.cacheable_bytes for reader in readers),
+        )
 
     def room(self, chunks: int) -> dict[str, int]:
-        """These bytes for each dataset."""
+        """Bytes of decoded chunks of each dataset that stay between batches."""
         return {name: self._room(name, chunks) for name in self._datasets}
 
     def _room(self, name: str, chunks: int) -> int:
         cached = [reader for reader in self._datasets[name] if reader.slab_bytes]
         if not cached:
             return 0
-        slab, whole = max(each.slab_bytes for each in cached), sum(each.decodable_bytes for each in cached)
+        slab, whole = max(each.slab_bytes for each in cached), sum(each.cacheable_bytes for each in cached)
         if not chunks:
             return min(max(2 * slab, RECENT_BYTES), whole)
         slabs = self._slabs(name, min(each.rows for each in cached))
@@ -77,15 +82,3 @@ class DecodeMemory:
         if not extra and rows % self._reach == 0:
             return 1  # groups of samples never cross the borders of its slabs
         return -(-(self._reach + extra) // rows) + 1
-
-    @property
-    def decode_bytes(self) -> int:
-        return max((reader.decode_bytes for reader in self._readers), default=0)
-
-    @property
-    def decodable_bytes(self) -> int:
-        return sum(reader.decodable_bytes for reader in self._readers)
-
-    @property
-    def _readers(self) -> Iterator[Reader]:
-        return itertools.chain.from_iterable(self._datasets.values())

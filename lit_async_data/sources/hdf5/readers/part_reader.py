@@ -15,6 +15,7 @@ from lit_async_data.errors import SourceError
 from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.readers.choice import choice
@@ -131,7 +132,6 @@ class PartReaders:
 
     Attributes:
         parts: The reader of each part.
-        memory: The memory of decoded chunks.
         starts: The first sample of each part, and the end of the last.
         cache: The decoded slabs.
     """
@@ -163,7 +163,7 @@ class PartReaders:
             PartReader(part, self._files[number], self.cache)
             for part, number in zip(stored, self._file_of, strict=True)
         ]
-        self.memory = DecodeMemory([part.datasets for part in self.parts], grouping, stored, grouping_key)
+        self._memory = DecodeMemory([part.datasets for part in self.parts], grouping, stored, grouping_key)
         self._layout = None if grouping.max_slabs == 1 else ChunkExtents(grouping.runs)
 
     @property
@@ -250,10 +250,13 @@ class PartReaders:
             except (OSError, MemoryError) as error:
                 raise self._unreadable(part, error) from error
 
+    def memory(self, chunks: int) -> MemoryNeeds:
+        return self._memory.needs(chunks)
+
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Make room for decoded chunks; see `Source.reserve`."""
         self._files.check_process()  # before taking a lock, which a thread may have held when this process was forked
-        return self.cache.reserve(self.memory.room(chunks), cache_bytes)
+        return self.cache.reserve(self._memory.room(chunks), cache_bytes)
 
     def close(self) -> None:
         """Close every file and drop what was decoded. Reading opens files again."""

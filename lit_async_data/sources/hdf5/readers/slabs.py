@@ -41,7 +41,7 @@ class SlabDecoder(Protocol):
     #: As in `StorageLayout`.
     reading: Reading
     #: Bytes that a thread needs to decode a slab, result included.
-    decode_bytes: int
+    thread_bytes: int
 
     @property
     def cold(self) -> bool:
@@ -86,9 +86,9 @@ class IndexedSlabDecoder:
         across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
         whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
         self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
-        self.decode_bytes = self._decode_bytes()
+        self.thread_bytes = self._thread_bytes()
 
-    def _decode_bytes(self) -> int:
+    def _thread_bytes(self) -> int:
         """Bytes for a stored chunk, for the results of its filters, and for the slab that chunks are copied to."""
         index, stored = self._index, self._stored
         chunk = math.prod(index.shape) * stored.dtype.itemsize
@@ -242,7 +242,7 @@ class H5pySlabDecoder:
         self._file = file
         self.rows = stored.chunk_rows
         # The values that libhdf5 returns, and its own buffer. Only one thread at a time decodes.
-        self.decode_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
+        self.thread_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
 
     def fetch(self, numbers: Indices) -> None: ...
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from lit_async_data.sources.contract.reservations import Owner, Reservations
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
 from lit_async_data.threads import OURS, ProcessGuard
 
@@ -55,7 +54,7 @@ class FilePrefetcher:
         self._process = ProcessGuard()
         self._lock = threading.RLock()  # reentrant: garbage collection can close a loader inside it
         # Guarded by the lock:
-        self._reservations = Reservations()
+        self._reserved: dict[object, int] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._turn = 0
         self.held_bytes = 0
@@ -112,26 +111,26 @@ class FilePrefetcher:
         """Allow reading ahead of some bytes; returns a function that ends this. The last one ends the threads."""
         if not self._mine:
             self._begin()  # a fork: the threads and the owner of the lock are in another process
-        owner = Owner()
+        reservation = object()
         with self._lock:
-            self._reservations.set(owner, nbytes)
-        return functools.partial(self._release, owner)
+            self._reserved[reservation] = nbytes
+        return functools.partial(self._release, reservation)
 
     @property
     def room(self) -> int:
-        return self._reservations.nbytes
+        return sum(self._reserved.values())
 
     @property
     def _mine(self) -> bool:
         # A fork has no threads, and a lock that one of them held would never be released.
         return not self._process.forked
 
-    def _release(self, owner: Owner) -> None:
+    def _release(self, reservation: object) -> None:
         if not self._mine:
             return
         with self._lock:
-            self._reservations.set(owner, 0)
-            if self._reservations:
+            self._reserved.pop(reservation, None)
+            if self._reserved:
                 return
             for file in list(self.files.values()):
                 self._drop(file)

@@ -158,7 +158,7 @@ def test_with_room_for_the_next_batches_all_but_the_first_are_there_in_time(tmp_
     source = large(tmp_path, 2 * 10**6)
     with AsyncLoader(source, LoaderOptions(batch_size=BATCH, memory_budget=2**31, workers=1)) as loader:
         room = loader.footprint.budget.fetched
-    assert room >= AHEAD * BATCH * source.file_bytes  # all batches that are asked for ahead, not only the next one
+    assert room >= AHEAD * BATCH * source.memory().files  # all batches that are asked for ahead, not only the next one
     order, late = read_in_steps(source, disk, room)
     assert late == order[:BATCH]
 
@@ -213,7 +213,7 @@ def test_room_is_at_most_a_gibibyte_and_none_where_nothing_is_read_ahead(tmp_pat
 def test_a_file_that_is_missing_does_not_count_for_the_size(tmp_path):
     source = large(tmp_path, 1000, count=3)
     (tmp_path / "2.npy").unlink()
-    assert source.file_bytes == 1128
+    assert source.memory().files == 1128
     for number in range(2):
         (tmp_path / f"{number}.npy").unlink()
-    assert copy.copy(source).file_bytes == 1128  # looked up once
+    assert copy.copy(source).memory().files == 1128  # looked up once
