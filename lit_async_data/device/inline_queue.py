@@ -26,12 +26,13 @@ class DeviceQueue(Protocol):
         """A batch on its device, waiting for it."""
         ...
 
-    def top_up(self, key: BatchIndex) -> None:
-        """Start the reads and copies that can be started for the batches from ``key`` on. Never blocks."""
-        ...
+    def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
+        """Start the reads and copies that can be started for the batches from ``key`` on. Never blocks.
 
-    def read_ahead(self, key: BatchIndex) -> None:
-        """Have the batches from ``key`` on read into host memory, without copies. Never blocks."""
+        Args:
+            key: The next batch.
+            copy: False to read into host memory only.
+        """
         ...
 
     @property
@@ -89,12 +90,9 @@ class InlineQueue:
         finally:
             self.transform_s = time.perf_counter() - began
 
-    def top_up(self, key: BatchIndex) -> None:
+    def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:  # noqa: ARG002
         if self.depth:
             self._feed.prefetch(key)
-
-    def read_ahead(self, key: BatchIndex) -> None:
-        self.top_up(key)
 
     def close(self) -> None:
         pass

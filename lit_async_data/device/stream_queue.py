@@ -128,9 +128,12 @@ class StreamQueue:
         self.tickets.popleft()
         return batch
 
-    def top_up(self, key: BatchIndex) -> None:
+    def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
         if self.streams.capturing:
             return  # a copy would become part of the user's CUDA graph, or break it; the next hook tries again
+        if not copy:
+            self._read(key)
+            return
         self.reclaim(block=False)
         if self.tickets and self.tickets[0].key != key:
             self._forget()
@@ -151,7 +154,7 @@ class StreamQueue:
         if self.tickets:
             self.feed.prefetch(self.tickets[-1].following)
 
-    def read_ahead(self, key: BatchIndex) -> None:
+    def _read(self, key: BatchIndex) -> None:
         if self.tickets and self.tickets[0].key == key:
             return  # the batches behind are being read
         self._forget()

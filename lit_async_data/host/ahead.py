@@ -47,7 +47,7 @@ class Ahead:
         # Without a lock: chunks that two workers take at once are decoded once all the same.
         begin, self._walked = min(self._walked or keys[0], unread), unread
         for turn, samples in due(schedule, begin, unread, self._rows):
-            self._source.decode_ahead(samples, turn)
+            self._source.decode(samples, turn)
         self._fetch(schedule, keys)
 
     def _fetch(self, schedule: Schedule, keys: Sequence[BatchIndex]) -> None:

@@ -285,12 +285,12 @@ class DevicePrefetcher(pl.Callback):
         loader.machinery.wiring.externally_driven = True
         self._driven.add(loader)
 
-    def _read_ahead(self, trainer: pl.Trainer, loaders: list[DrivenLoader]) -> None:
+    def _prefetch_next(self, trainer: pl.Trainer, loaders: list[DrivenLoader]) -> None:
         for loader in loaders[:1]:
             self._drive(trainer, loader)
-            loader.machinery.read_ahead()
+            loader.machinery.prefetch(copy=False)
 
-    def _top_up(self) -> None:
+    def _prefetch(self) -> None:
         for loader in self._active:
             loader.machinery.prefetch()
 
@@ -306,14 +306,14 @@ class DevicePrefetcher(pl.Callback):
                 check_begun(trainer, loader)
         self._verdicts.begin_step(self._active)
         self._step_began = time.perf_counter()
-        self._top_up()
+        self._prefetch()
         if self._first_batch_due:
             self._first_batch_due = False
-            self._read_ahead(trainer, driven_loaders(trainer.val_dataloaders))
+            self._prefetch_next(trainer, driven_loaders(trainer.val_dataloaders))
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any) -> None:
         """Start the next copy, if the readers had no batch ready before."""
-        self._top_up()
+        self._prefetch()
 
     def on_train_batch_end(
         self,
@@ -324,7 +324,7 @@ class DevicePrefetcher(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Try once more, and record how long this step waited."""
-        self._top_up()
+        self._prefetch()
         stats = [loader.stats() for loader in self._active]
         if not stats:
             return
@@ -367,6 +367,6 @@ class DevicePrefetcher(pl.Callback):
             if loader.machinery.started:  # usually one; all of them in a CombinedLoader that takes from each
                 loader.machinery.prefetch()
         if batch_idx == 0:
-            self._read_ahead(trainer, self._active[dataloader_idx + 1 :])
+            self._prefetch_next(trainer, self._active[dataloader_idx + 1 :])
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start

@@ -205,9 +205,9 @@ class AsyncLoader(ResumableLoader):
         try:
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
-            if not self._wiring.externally_driven:
+            if engine.asks and not self._wiring.externally_driven:
                 try:
-                    engine.queue.top_up(cursor.schedule.following(key))
+                    engine.queue.prefetch(cursor.schedule.following(key))
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
                     self._copy_errors.log_error(error)
             took_s = time.perf_counter() - started
@@ -267,16 +267,12 @@ class AsyncLoader(ResumableLoader):
     def _epoch_is_named(self) -> bool:
         return self._cursor.state.requested is not None
 
-    def _prefetch(self) -> None:
+    def _prefetch(self, *, copy: bool = True) -> None:
+        if not copy and not self._depth:
+            return
         engine = self._running()
         with self._request():
-            engine.queue.top_up(self._wanted(engine))
-
-    def _read_ahead(self) -> None:
-        if self._depth:
-            engine = self._running()
-            with self._request():
-                engine.queue.read_ahead(self._wanted(engine))
+            engine.queue.prefetch(self._wanted(engine), copy=copy)
 
     def _wanted(self, engine: Engine) -> BatchIndex:
         if self._cursor.state.fresh:
@@ -368,7 +364,7 @@ class AsyncLoader(ResumableLoader):
     @property
     def machinery(self) -> Machinery[AsyncWiring]:
         """For callbacks, tests and benchmarks; nothing for users."""
-        return Machinery(self._run.engine, self._started, self._prefetch, self._read_ahead, self._wiring)
+        return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
 
     @property
     def order(self) -> EpochPlan:
@@ -408,6 +404,7 @@ class AsyncLoader(ResumableLoader):
             inline=self._is_beside,
             transform=DeviceTransform(function, self.device, number=number, cast=cast) if function or cast else None,
             verify_copies=self._verify_copies,
+            asks=plan.workers.kind == "process",
         )
 
     def _setup(self, plan: ResourcePlan) -> ReaderSetup:

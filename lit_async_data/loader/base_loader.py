@@ -52,17 +52,15 @@ class Machinery(NamedTuple, Generic[W]):
     Attributes:
         engine: The running part at this moment; None before the first batch.
         started: Whether the pass has had its first batch.
-        prefetch: Starts reading and copying the next batches; returns at once. A pass over somebody else's loader
-            begins with its first batch only. May raise `WorkerError` and `ClosedError`.
-        read_ahead: Starts reading the next batches into host memory only: for a loader whose turn is yet to come. May
-            raise the same.
+        prefetch: Starts reading and copying the next batches; returns at once. With ``copy=False``, for a loader whose
+            turn is yet to come, only reads them into host memory. A pass over somebody else's loader begins with its
+            first batch only. May raise `WorkerError` and `ClosedError`.
         wiring: What is connected to the loader.
     """
 
     engine: Engine | None
     started: bool
-    prefetch: Callable[[], None]
-    read_ahead: Callable[[], None]
+    prefetch: Callable[..., None]
     wiring: W
 
 
@@ -122,10 +120,7 @@ class BaseLoader(abc.ABC):
     def _started(self) -> bool: ...
 
     @abc.abstractmethod
-    def _prefetch(self) -> None: ...
-
-    @abc.abstractmethod
-    def _read_ahead(self) -> None: ...
+    def _prefetch(self, *, copy: bool = True) -> None: ...
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
@@ -253,7 +248,7 @@ class BaseLoader(abc.ABC):
     @property
     def machinery(self) -> Machinery[Any]:
         """For callbacks, tests and benchmarks; nothing for users."""
-        return Machinery(self._run.engine, self._started, self._prefetch, self._read_ahead, self._wiring)
+        return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
 
     @property
     def fill(self) -> QueueFill:

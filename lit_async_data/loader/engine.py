@@ -29,6 +29,7 @@ class Engine:
         inline: Whether to copy nothing, so that ``transform`` gets each batch in host memory.
         transform: Called with each batch on its device.
         verify_copies: How many batches, from the first on, are verified.
+        asks: Whether the feed must be asked after each batch; False where its threads go on by themselves.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class Engine:
         inline: bool = False,
         transform: Transform | None = None,
         verify_copies: int = 0,
+        asks: bool = True,
     ) -> None:
         self.feed, self.device = feed, device
         side = None if inline else streams.streams_of(device)
         self.copies = side is not None
+        self.asks = asks or self.copies
         verifier = CopyVerifier(verify_copies, side) if verify_copies else None
         if verifier is not None:
             feed = verifier.feed(feed)

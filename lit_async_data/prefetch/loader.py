@@ -90,17 +90,15 @@ class PrefetchedLoader(BaseLoader):
     def __bool__(self) -> bool:
         return bool(self.loader)
 
-    def _prefetch(self) -> None:
+    def _prefetch(self, *, copy: bool = True) -> None:
         at = self._cursor.state
-        if self._run.interrupted:
-            return  # the next batch reports it
+        # The next batch reports an interrupt. A pass that began before its turn would begin before its epoch is named.
+        if self._run.interrupted or not copy:
+            return
         engine = self._running()
         if not (at.fresh or at.over or at.lost):
             with self._request():
-                engine.queue.top_up(self._wanted)
-
-    def _read_ahead(self) -> None:
-        """Do nothing: a pass that began before its turn would begin before its epoch has been named."""
+                engine.queue.prefetch(self._wanted)
 
     @property
     def device(self) -> torch.device:
@@ -245,7 +243,7 @@ class PrefetchedLoader(BaseLoader):
             if not self._wiring.externally_driven:
                 # This batch is here; an error of a later one is raised when that is asked for.
                 with self._copy_errors:
-                    engine.queue.top_up(feed.following(key))
+                    engine.queue.prefetch(feed.following(key))
             took_s = time.perf_counter() - started
             run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
             state = feed.handed_over(key)

@@ -139,8 +139,8 @@ def _check_reading_ahead(source: Source, chosen: Indices, expected: Mapping[str,
     release = source.reserve(2, source.memory().cacheable, 2**20)
     try:
         source.fetch(chosen)
-        source.decode_ahead(chosen, None)
-        source.decode_ahead(chosen[:1], (0, 1))
+        source.decode(chosen, None)
+        source.decode(chosen[:1], (0, 1))
         _compare(_read(source, chosen), expected, chosen, "after reading ahead")
     finally:
         release()

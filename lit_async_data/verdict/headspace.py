@@ -95,13 +95,13 @@ class RepeatingQueue(WrappedQueue):
             self._kept.append(batch)
         return batch
 
-    def top_up(self, key: BatchIndex) -> None:
+    def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
         if key.step < self._real or not self._kept:
-            self.queue.top_up(key)
+            self.queue.prefetch(key, copy=copy)
         elif not self._ahead:
             # As if this epoch had been read to its end: else the next one would begin with an empty queue.
             self._ahead = True
-            self.queue.read_ahead(BatchIndex(key.epoch + 1, 0))
+            self.queue.prefetch(BatchIndex(key.epoch + 1, 0), copy=False)
 
     def close(self) -> None:
         self._kept = []

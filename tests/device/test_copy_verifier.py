@@ -173,9 +173,9 @@ def test_a_copy_into_memory_that_the_step_still_reads_is_found_at_release():
         queue.feed.poll = queue.feed.get
         queue.take(BatchIndex(0, 0))
         streams.synchronize()  # what is summed at hand-over is right
-        queue.top_up(BatchIndex(0, 1))
+        queue.prefetch(BatchIndex(0, 1))
         queue.take(BatchIndex(0, 1))
-        queue.top_up(BatchIndex(0, 2))
+        queue.prefetch(BatchIndex(0, 2))
         with pytest.raises(TransferError, match=r"of batch 0 of epoch 0 changed .*\(found at release\)"):
             queue.take(BatchIndex(0, 2))
 

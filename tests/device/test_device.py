@@ -75,7 +75,7 @@ def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied(f
         plan = queue.feed.pipeline.schedule.plan(0)
         queue.feed.poll = queue.feed.get  # batches are read when the queue looks for them
         for queue.depth in (2, 4):
-            queue.top_up(BatchIndex(0, 0))
+            queue.prefetch(BatchIndex(0, 0))
             if queue.depth == 2:
                 streams.synchronize()
         for number in range(STEPS):
@@ -143,7 +143,7 @@ def test_destinations_are_allocated_before_the_host_batch_is_there():
     with queue_on(streams) as queue:
         queue.take(BatchIndex(0, 0))
         queue.feed.poll = lambda key: None  # nothing is ready yet
-        queue.top_up(BatchIndex(0, 1))
+        queue.prefetch(BatchIndex(0, 1))
         reserved = [ticket.allocated for ticket in queue.tickets]
         streams.launch("step", lambda: None)
         del queue.feed.poll
@@ -165,7 +165,7 @@ def test_a_batch_is_read_while_the_one_before_is_copied():
     with queue_on(streams, workers=0, depth=1, read=read) as queue:
         for number in range(4):
             queue.take(BatchIndex(0, number))
-            queue.top_up(BatchIndex(0, number + 1))
+            queue.prefetch(BatchIndex(0, number + 1))
     assert under_way == [[], [False], [False], [False]]
 
 
@@ -235,7 +235,7 @@ def test_an_error_comes_at_its_place_and_the_order_goes_on(depth, batches):
                         queue.take(key)
                 else:
                     step(key, queue.take(key), schedule.plan(epoch).batch(number).samples)
-                queue.top_up(schedule.following(key))
+                queue.prefetch(schedule.following(key))
         streams.synchronize()
         queue.reclaim(block=True)
     assert step.wrong == []
@@ -283,7 +283,7 @@ def test_whatever_a_transform_raises_is_raised_when_its_batch_is_asked_for():
 
     with queue_on(streams, transform=transform) as queue:
         queue.feed.poll = queue.feed.get
-        queue.top_up(BatchIndex(0, 0))
+        queue.prefetch(BatchIndex(0, 0))
         with pytest.raises(FormatError, match="mine"):
             queue.take(BatchIndex(0, 0))
 
@@ -453,7 +453,7 @@ def test_nothing_is_copied_while_a_graph_is_recorded():
         queue.take(BatchIndex(0, 0))
         streams.calls.clear()
         streams.capturing = True
-        queue.top_up(BatchIndex(0, 1))
+        queue.prefetch(BatchIndex(0, 1))
         assert not streams.calls
         assert not queue.ready
         streams.capturing = False

@@ -38,7 +38,7 @@ def streams_that_take_time(slow, step_s=STEP_S):
 def epoch(queue, streams, number=0, batches=STEPS):
     for step in range(batches):
         queue.take(BatchIndex(number, step))
-        queue.top_up(queue.feed.following(BatchIndex(number, step)))
+        queue.prefetch(queue.feed.following(BatchIndex(number, step)))
         streams.launch("step", lambda: None)
 
 

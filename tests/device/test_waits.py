@@ -231,14 +231,14 @@ def run(streams, story, queue=StreamQueue):
             for _ in range(4):
                 made.feed.poll = (lambda key: None) if late else poll
                 batch = made.take(key)
-                made.top_up(made.feed.following(key))
+                made.prefetch(made.feed.following(key))
                 overwritten(tensors(batch), 0xEE, value_of(key))
                 del batch
                 others()
                 made.feed.poll, key = poll, made.feed.following(key)
-                made.top_up(key)
+                made.prefetch(key)
             if epoch or not late:  # else the first batch of the second pass comes unexpected
-                made.close() if epoch else made.read_ahead(BatchIndex(1, 0))
+                made.close() if epoch else made.prefetch(BatchIndex(1, 0), copy=False)
             others()
         streams.touch("host", writes=memory)
     streams.synchronize()

@@ -18,6 +18,7 @@ from support.threads.waits import until
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.device import clock
+from lit_async_data.device.inline_queue import InlineQueue
 from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
 from lit_async_data.host.pipeline.slots import READY
 from lit_async_data.order.plan import EpochPlan
@@ -449,3 +450,11 @@ def test_torchs_profiler_shows_our_ranges():
         assert clock.profiled()
         assert len(list(loader)) == 2
     assert [event.name for event in profile.events()].count(clock.NEXT) == 2
+
+
+def test_threads_need_not_be_asked_after_each_batch(monkeypatch):
+    asked = []
+    monkeypatch.setattr(InlineQueue, "prefetch", lambda queue, key: asked.append(key))
+    with AsyncLoader(ArraySource({"y": np.arange(40)}), {"batch_size": 4, "workers": 1}) as loader:
+        assert sorted(torch.cat([batch["y"] for batch in loader]).tolist()) == list(range(40))
+    assert asked == []

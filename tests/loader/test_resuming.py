@@ -274,7 +274,7 @@ def test_what_is_read_before_the_first_batch_is_of_the_place():
     with loader_of(workers=1) as loader:
         loader.load_state_dict(saved(2, 3))
         loader.machinery.prefetch()
-        loader.machinery.read_ahead()
+        loader.machinery.prefetch(copy=False)
         assert seen(loader) == whole(3)[2:]
 
 

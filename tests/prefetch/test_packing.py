@@ -98,11 +98,11 @@ def trained(streams, make, *, depth=2, ahead=2, epochs=3, late=False, packer=Non
             for number in range(STEPS):
                 batch = queue.take(BatchIndex(epoch, number))
                 feed.poll = (lambda key: None) if late else poll
-                queue.top_up(BatchIndex(epoch, number + 1))  # on_train_batch_start
+                queue.prefetch(BatchIndex(epoch, number + 1))  # on_train_batch_start
                 feed.poll = feed.get if late else poll
                 step(batch, make(number))
                 del batch
-                queue.top_up(BatchIndex(epoch, number + 1))  # on_train_batch_end
+                queue.prefetch(BatchIndex(epoch, number + 1))  # on_train_batch_end
             with pytest.raises(StopIteration):
                 queue.take(BatchIndex(epoch, STEPS))
             queue.close()
@@ -160,7 +160,7 @@ def test_a_batch_is_read_while_the_one_before_is_copied():
     queue = StreamQueue(IteratorFeed(EpochCursor(make), packer, 0), streams, 1, None)
     for step in range(4):
         queue.take(BatchIndex(0, step))
-        queue.top_up(BatchIndex(0, step + 1))
+        queue.prefetch(BatchIndex(0, step + 1))
     queue.close()
     assert under_way == [[], [False], [False], [False]]
 
@@ -175,7 +175,7 @@ def test_the_side_stream_does_not_wait_for_a_step_that_came_later():
     queue = StreamQueue(feed, streams, 1, None)
     for number in range(2):
         queue.take(BatchIndex(0, number))
-        queue.top_up(BatchIndex(0, number + 1))
+        queue.prefetch(BatchIndex(0, number + 1))
     assert queue.tickets[0].allocated is not None
     streams.launch("step", lambda: None)
     reserved = queue.tickets[0].allocated
@@ -296,8 +296,8 @@ def test_pinned_tensors_live_until_they_have_been_copied(made, right):
     queue = StreamQueue(feed, streams, 1, None)
     queue.take(BatchIndex(0, 0))
     feed.poll = feed.get
-    queue.top_up(BatchIndex(0, 1))
-    queue.top_up(BatchIndex(0, 1))
+    queue.prefetch(BatchIndex(0, 1))
+    queue.prefetch(BatchIndex(0, 1))
     assert (alive() is not None) is right
     streams.synchronize()
     queue.close()

@@ -59,7 +59,7 @@ class Ahead(ArraySource):
         self.calls.append(("fetch", samples.tolist()))
         return True
 
-    def decode_ahead(self, samples, turn):
+    def decode(self, samples, turn):
         self.calls.append(("decode", samples.tolist(), turn))
 
     def memory(self, chunks=0):
@@ -436,7 +436,7 @@ def test_a_subset_has_the_whole_source_read_ahead():
     subset = SubsetSource(whole, [9, 8, 1])
     assert subset.reads_ahead
     assert subset.fetch(np.array([2, 0]))
-    subset.decode_ahead(np.array([1]), (0, 3))
+    subset.decode(np.array([1]), (0, 3))
     assert subset.memory(3) == MemoryNeeds(300, 7, 1000, 20)
     subset.reserve(4, 50, 60)()
     subset.close()
@@ -453,7 +453,7 @@ def test_a_subset_has_the_whole_source_read_ahead():
 def test_a_source_that_does_not_read_ahead_has_nothing_to_do(source):
     assert not source.reads_ahead
     assert not source.fetch(np.array([0]))
-    source.decode_ahead(np.array([0]), None)
+    source.decode(np.array([0]), None)
     assert source.memory(3) == MemoryNeeds()
     source.reserve(4, 50, 60)()
 
@@ -462,7 +462,7 @@ def test_several_sources_share_the_cache_by_what_must_be_decoded():
     small, large = Ahead(5, decodable=1000), Ahead(5, decodable=3000)
     both = ConcatSource([small, numbered(5), large])
     assert both.fetch(np.array([14, 0, 6, 11]))
-    both.decode_ahead(np.array([1, 7]), None)
+    both.decode(np.array([1, 7]), None)
     assert both.memory(3) == MemoryNeeds(600, 7, 4000, 20)
     release = both.reserve(4, 400, 1000)
     assert ("released",) not in small.calls + large.calls

@@ -42,7 +42,7 @@ class ThreadPipeline(Pipeline):
         read: Reads samples of an epoch into arrays.
         allocate: Returns memory for one slot.
         workers: Reader threads; 0 reads in the consumer's thread when it asks.
-        after_read: Called by a worker after each read, to fetch or decode what comes later.
+        ahead: Called by a worker after each read, to fetch or decode what comes later.
         ids: The numbers by which errors name samples.
         on_filled: Called by a worker that has filled a slot.
         run: Runs the tasks of the workers elsewhere; None runs them here, with ``read``.
@@ -66,7 +66,7 @@ class ThreadPipeline(Pipeline):
         slots: int,
         most_slots: int,
         timeout_s: float,
-        after_read: AfterRead | None = None,
+        ahead: AfterRead | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
         on_filled: Callable[[], None] | None = None,
         tuner: WorkerTuner | None = None,
@@ -76,7 +76,7 @@ class ThreadPipeline(Pipeline):
         super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
         if pool is not None:
             self.pool = pool
-        self._after_read, self._ids, self._on_filled = after_read, ids, on_filled
+        self._ahead, self._ids, self._on_filled = ahead, ids, on_filled
         self._run: RunTask = run or (lambda task, layout, memory: task.run(read, layout, memory))
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
@@ -203,12 +203,12 @@ class ThreadPipeline(Pipeline):
             task = self._claim(slot, worker.number)
         worker.begin(task)
         self._fill(task)
-        if self._after_read is not None:
+        if self._ahead is not None:
             with self._lock:
                 unread = next((key for key, filled in self._claimed.items() if filled is None), self._cursor)
             assert unread is not None
             with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
-                self._after_read(task.schedule, task.keys, unread)
+                self._ahead(task.schedule, task.keys, unread)
         worker.rest()
         return True
 

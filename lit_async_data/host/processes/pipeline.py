@@ -294,7 +294,7 @@ def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device
         slots=plan.budget.slots,
         most_slots=plan.budget.most_slots,
         timeout_s=timeout_s,
-        after_read=setup.ahead,
+        ahead=setup.ahead,
         ids=setup.read.source.ids,
         tuner=plan.workers.tuner(),
     )

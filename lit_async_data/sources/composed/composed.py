@@ -112,9 +112,9 @@ class ComposedSource(Source):
         cold = [self.inside[number].fetch(numbers) for number, _, numbers in self._routed(samples)]
         return any(cold)
 
-    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+    def decode(self, samples: Indices, turn: Turn | None) -> None:
         for number, _, numbers in self._routed(samples):
-            self.inside[number].decode_ahead(numbers, turn)
+            self.inside[number].decode(numbers, turn)
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
         return MemoryNeeds.together([source.memory(chunks) for source in self.inside])

@@ -300,7 +300,7 @@ class Source(abc.ABC):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether `fetch` and `decode_ahead` do anything; if not, workers do not call them."""
+        """Whether `fetch` and `decode` do anything; if not, workers do not call them."""
         return False
 
     def fetch(self, samples: Indices) -> bool:
@@ -317,7 +317,7 @@ class Source(abc.ABC):
         """
         return False
 
-    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+    def decode(self, samples: Indices, turn: Turn | None) -> None:
         """Decode the chunks of samples that will be read soon, and cache them if there is room.
 
         Args:

@@ -266,10 +266,10 @@ class HDF5Source(Source):
         check_range(samples, self)
         return self._reader.fetch(samples)
 
-    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
-        """Decode the chunks of samples; see `Source.decode_ahead`."""
+    def decode(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode the chunks of samples; see `Source.decode`."""
         check_range(samples, self)
-        self._reader.decode_ahead(samples, turn)
+        self._reader.decode(samples, turn)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """File, group and row of samples.

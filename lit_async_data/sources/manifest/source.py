@@ -345,11 +345,11 @@ class ManifestSource(Source):
         cold += [file.fetch(samples) for file in self._fields.files.values()]
         return any(cold)
 
-    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
-        """Decode chunks of HDF5 files; see `Source.decode_ahead`."""
+    def decode(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode chunks of HDF5 files; see `Source.decode`."""
         check_range(samples, self)
         for fields in self._fields.hdf5:
-            fields.source.decode_ahead(samples, turn)
+            fields.source.decode(samples, turn)
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
         needs = MemoryNeeds.together([fields.source.memory(chunks) for fields in self._fields.hdf5])

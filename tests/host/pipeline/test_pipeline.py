@@ -73,7 +73,7 @@ def however_slow_the_machine_is(monkeypatch):
 
 @contextlib.contextmanager
 def running(
-    read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH, batches=1, after_read=None
+    read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH, batches=1, ahead=None
 ):
     layout = BatchLayout(SPEC, BATCH, batches)
     schedule = Schedule(
@@ -88,7 +88,7 @@ def running(
         slots=depth + 1,
         most_slots=most_slots,
         timeout_s=timeout_s,
-        after_read=after_read,
+        ahead=ahead,
     )
     try:
         yield made
@@ -297,16 +297,16 @@ def logged(caplog):
 
 @pytest.mark.parametrize(("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0)])
 def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, caplog):
-    def after_read(schedule, keys, unread):
+    def ahead(schedule, keys, unread):
         raise error
 
-    with running(after_read=after_read) as pipeline:
+    with running(ahead=ahead) as pipeline:
         for number in range(3):
             assert epoch(pipeline, number) == WHOLE
     assert len(logged(caplog)) == lines
     if lines:
         (line,) = logged(caplog)
-        assert "in after_read" in line
+        assert "in ahead" in line
         assert "ValueError: a bug" in line
 
 
@@ -568,7 +568,7 @@ def test_a_seek_lets_go_of_the_batches_that_were_to_come(monkeypatch):
         for number in range(20):
             for step in range(number % 5):
                 assert taken_from(queue, BatchIndex(number, step)).tolist()[0] == 4 * step
-            queue.top_up(BatchIndex(number + 1, 0))
+            queue.prefetch(BatchIndex(number + 1, 0))
         queue.close()
         assert len(pipeline.pool) == 2
 

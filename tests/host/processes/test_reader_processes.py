@@ -556,7 +556,7 @@ def test_a_loader_whose_reports_are_not_read_does_not_hold_up_the_others(act):
     good = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process", "timeout_s": 30})
     sharing(flooded, good)
     iter(flooded)
-    flooded.machinery.read_ahead()
+    flooded.machinery.prefetch(copy=False)
     for _ in range(20):
         assert len(list(good)) == 10
     with contextlib.suppress(ReadError):

@@ -121,7 +121,7 @@ def copied_ahead(queue, batches):
     for number in range(batches):
         queue.reclaim(block=True)
         queue.depth = number + 1
-        queue.top_up(BatchIndex(0, 0))
+        queue.prefetch(BatchIndex(0, 0))
 
 
 class Step:
@@ -160,11 +160,11 @@ def trained(streams, *, epochs=3, late=False, **options):
                 key = BatchIndex(epoch, number)
                 batch = queue.take(key)
                 step_ended.clear()
-                queue.top_up(schedule.following(key))  # on_train_batch_start
+                queue.prefetch(schedule.following(key))  # on_train_batch_start
                 step_ended.set()
                 step(key, batch, schedule.plan(epoch).batch(number).samples)
                 del batch  # kernels may still be waiting when the step's last reference is gone
-                queue.top_up(schedule.following(key))  # on_train_batch_end
+                queue.prefetch(schedule.following(key))  # on_train_batch_end
         streams.synchronize()
     assert step.seen == epochs * STEPS * len(SPEC.fields)
     return step.wrong

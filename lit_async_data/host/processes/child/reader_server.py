@@ -26,7 +26,7 @@ class ReaderServer:
         workers, read = setup.plan.workers, NotedRead(setup.read, slots)
         processes = WorkerProcesses(setup, stored, slots, read) if workers.processes else None
         self._processes = processes
-        after_read = setup.ahead if processes is None else processes.after_read
+        ahead = setup.ahead if processes is None else processes.ahead
         self._schedule, self._slots, self._reports = setup.schedule, slots, reports
         self._generation = 0
         self._lock = threading.Lock()  # keeps reports in order, and SEEK between two of them
@@ -40,7 +40,7 @@ class ReaderServer:
             slots=0,
             most_slots=0,
             timeout_s=FOREVER_S,
-            after_read=None if setup.ahead is None else after_read,
+            ahead=None if setup.ahead is None else ahead,
             ids=setup.read.source.ids,
             on_filled=self._report,
             run=None if processes is None else processes.run,

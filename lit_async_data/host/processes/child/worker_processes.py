@@ -148,7 +148,7 @@ class WorkerProcesses:
     def run(self, task: ReadTask, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         return task.run(functools.partial(self._read_for, task), layout, memory)
 
-    def after_read(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex) -> None:
+    def ahead(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex) -> None:
         """Fetch and decode for the batches after these, if this process reads them; see `Ahead`."""
         ahead = self._setup.ahead
         if ahead is not None and (not self._count or self._scratch is not None):

@@ -61,11 +61,11 @@ class Reader:
     def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:  # noqa: ARG002
         return False
 
-    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
+    def decode(self, rows: Indices, turn: Turn | None) -> None:
         """Decode the chunks of these rows for a turn, unless they are cached or being decoded."""
-        self.decode_ranges_ahead(rows, np.ones(len(rows), np.int64), turn)
+        self.decode_ranges(rows, np.ones(len(rows), np.int64), turn)
 
-    def decode_ranges_ahead(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
+    def decode_ranges(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
         pass
 
 

@@ -150,13 +150,13 @@ class ChunkedReader(Reader):
         self.decoder.fetch(numbers)
         return self.decoder.cold
 
-    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
-        self._decode_ahead(distinct_of(rows // self.rows), turn)
+    def decode(self, rows: Indices, turn: Turn | None) -> None:
+        self._decode_slabs(distinct_of(rows // self.rows), turn)
 
-    def decode_ranges_ahead(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
-        self._decode_ahead(touched(firsts, counts, self.rows), turn)
+    def decode_ranges(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
+        self._decode_slabs(touched(firsts, counts, self.rows), turn)
 
-    def _decode_ahead(self, slabs: Indices, turn: Turn | None) -> None:
+    def _decode_slabs(self, slabs: Indices, turn: Turn | None) -> None:
         numbers = self._recent.missing(self._name, self._kept.missing(slabs), turn)
         if not len(numbers):
             return

@@ -84,12 +84,12 @@ class FieldReader(Reader):
             return self._reader.fetch(begins)
         return self._reader.fetch_ranges(begins, self._counts(rows))
 
-    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
+    def decode(self, rows: Indices, turn: Turn | None) -> None:
         begins = self._field.begins(rows)
         if self._field.length == 1:
-            self._reader.decode_ahead(begins, turn)
+            self._reader.decode(begins, turn)
         else:
-            self._reader.decode_ranges_ahead(begins, self._counts(rows), turn)
+            self._reader.decode_ranges(begins, self._counts(rows), turn)
 
 
 class MaskReader(Reader):

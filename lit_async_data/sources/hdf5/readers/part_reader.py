@@ -71,11 +71,11 @@ class PartReader:
         cold = [reader.fetch(rows) for reader in self.fields.values()]
         return any(cold)
 
-    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
+    def decode(self, samples: Indices, turn: Turn | None) -> None:
         """Decode the chunks of samples."""
         rows = self._part.anchors.rows(samples)
         for reader in self.fields.values():
-            reader.decode_ahead(rows, turn)
+            reader.decode(rows, turn)
 
     @property
     def reading(self) -> Iterator[Reading]:
@@ -236,9 +236,9 @@ class PartReaders:
         """Have the kernel read samples from the disk; see `Source.fetch`."""
         return any(list(self._of_each_part(samples, PartReader.fetch)))
 
-    def decode_ahead(self, samples: Indices, turn: Turn | None) -> None:
-        """Decode the chunks of samples; see `Source.decode_ahead`."""
-        decode = functools.partial(PartReader.decode_ahead, turn=turn)
+    def decode(self, samples: Indices, turn: Turn | None) -> None:
+        """Decode the chunks of samples; see `Source.decode`."""
+        decode = functools.partial(PartReader.decode, turn=turn)
         collections.deque(self._of_each_part(self._with_group(samples), decode), maxlen=0)
 
     def _of_each_part(self, samples: Indices, call: Callable[[PartReader, Indices], T]) -> Iterator[T]:

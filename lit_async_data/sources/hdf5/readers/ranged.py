@@ -65,10 +65,10 @@ class SparseReader(Reader):
         cold = [reader.fetch_ranges(begins, counts) for reader in (self._values, self._columns)]
         return any(cold)
 
-    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
+    def decode(self, rows: Indices, turn: Turn | None) -> None:
         begins, counts = _ranges(self._stored, rows)
         for reader in (self._values, self._columns):
-            reader.decode_ranges_ahead(begins, counts, turn)
+            reader.decode_ranges(begins, counts, turn)
 
 
 class PaddedReader(Reader):
@@ -94,8 +94,8 @@ class PaddedReader(Reader):
     def fetch(self, rows: Indices) -> bool:
         return self._values.fetch_ranges(*_ranges(self._stored, rows))
 
-    def decode_ahead(self, rows: Indices, turn: Turn | None) -> None:
-        self._values.decode_ranges_ahead(*_ranges(self._stored, rows), turn)
+    def decode(self, rows: Indices, turn: Turn | None) -> None:
+        self._values.decode_ranges(*_ranges(self._stored, rows), turn)
 
 
 class LengthsReader(Reader):

@@ -235,12 +235,12 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
     def broken(*_, **__):
         raise error
 
-    for name in ("read", "decode_ahead"):
+    for name in ("read", "decode"):
         monkeypatch.setattr(PartReader, name, broken)
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
         read(source)
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
-        source.decode_ahead(np.array([0]), None)
+        source.decode(np.array([0]), None)
     source.close()
 
 
