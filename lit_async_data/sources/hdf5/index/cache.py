@@ -32,12 +32,6 @@ _log = logging.getLogger(__name__)
 class IndexCache:
     """The cache in a folder, which is made if it does not exist; or no cache.
 
-    Args:
-        folder: The folder, or None.
-
-    Raises:
-        ConfigError: It is no folder, cannot be made, or belongs to another user.
-
     Example:
         >>> IndexCache("/dev/null")
         Traceback (most recent call last):

@@ -92,12 +92,7 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
 
 
 def check_unindexed(dataset: h5py.Dataset) -> None:
-    """Check the records of a dataset with an `unsupported_reason`, since h5py would follow them anywhere.
-
-    Raises:
-        CorruptError: The records are impossible; names a chunk.
-        SourceError: The system does not let libhdf5 read them.
-    """
+    """Check the records of a dataset with an `unsupported_reason`, since h5py would follow them anywhere."""
     if dataset.chunks is None or not in_one_file(dataset):
         return
     if math.prod(grid_of(dataset)) <= MOST_CHUNKS:
@@ -125,16 +120,7 @@ def has_numpy_layout(dataset: h5py.Dataset) -> bool:
 
 
 def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
-    """The index of a dataset, or None if it fails verification and h5py must read.
-
-    Args:
-        dataset: An open dataset without an `unsupported_reason`.
-        cache: Holds indexes of earlier openings, and keeps this one.
-
-    Raises:
-        CorruptError: The records are impossible; names a chunk.
-        SourceError: The system does not let libhdf5 read them.
-    """
+    """The index of a dataset without an `unsupported_reason`; None if it fails verification and h5py must read."""
     key = IndexKey.of(dataset)
     cached = cache.load(key)
     if cached is not None:

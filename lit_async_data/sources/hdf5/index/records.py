@@ -34,12 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def columns_of(dataset: h5py.Dataset) -> Columns | None:
-    """The chunk records of a dataset as columns; None if they are unusual, so that h5py must read.
-
-    Raises:
-        CorruptError: The records are impossible; names a chunk.
-        SourceError: The system does not let libhdf5 read them.
-    """
+    """The chunk records of a dataset as columns; None if they are unusual, so that h5py must read."""
     chunk, grid = np.array(dataset.chunks), grid_of(dataset)
     chunks = math.prod(grid)
     if chunks >= MANY_CHUNKS:
@@ -75,12 +70,7 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
 
 
 def check_records(dataset: h5py.Dataset) -> None:
-    """Check the records of a dataset that h5py must read.
-
-    Raises:
-        CorruptError: The records are impossible; names a chunk.
-        SourceError: The system does not let libhdf5 read them.
-    """
+    """Check the records of a dataset that h5py must read."""
     rules, rank = _ChunkRules.of(dataset), len(dataset.shape)
     chunk, grid = np.array(dataset.chunks), grid_of(dataset)
     blocks: list[npt.NDArray[np.int64]] = []
@@ -134,18 +124,8 @@ def _check_duplicates(rules: _ChunkRules, corners: npt.NDArray[np.int64], number
 def records_of(dataset: h5py.Dataset, consume: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
     """Pass the record of every written chunk to ``consume``, one row each: corner, filter mask, offset and size.
 
-    Takes about 1 µs per chunk; asking libhdf5 for one chunk after the other takes quadratic time.
-
-    Args:
-        dataset: An open dataset.
-        consume: Receives a block of rows; returns whether to continue.
-
-    Returns:
-        Whether all records were passed on.
-
-    Raises:
-        CorruptError: libhdf5 cannot list the chunks, or a record has a corner, address or size beyond int64.
-        SourceError: The system does not let libhdf5 read them.
+    Takes about 1 µs per chunk; asking libhdf5 for one chunk after the other takes quadratic time. ``consume`` receives
+    blocks of rows and returns whether to continue; returns whether all were passed on.
     """
     records, path = array.array("q"), dataset.file.filename
     width = len(dataset.shape) + 3

@@ -31,17 +31,7 @@ SCALEOFFSET_HEAD = 21
 
 
 def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) -> None:
-    """Check that the chunks of a range of rows have all their bytes.
-
-    Args:
-        dataset: An open dataset, chunked and filtered.
-        axis: The axis that counts the rows.
-        first: The first row.
-        end: One more than the last row.
-
-    Raises:
-        CorruptError: A chunk has too few bytes; the message names its corner and offset.
-    """
+    """Check that the chunks of a range of rows along an axis have all their bytes."""
     filters, shape, chunk = filters_of(dataset), dataset.shape, dataset.chunks or ()
     nbytes = math.prod(chunk) * dataset.dtype.itemsize
     corners = [range(0, n, c) for n, c in zip(shape, chunk, strict=True)]
@@ -61,16 +51,9 @@ def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) 
 
 
 def check_chunk_length(filters: tuple[Filter, ...], mask: int, data: Bytes, nbytes: int) -> None:
-    """Check that a chunk decodes to all its bytes. Accepts a chunk whose filters are unknown here.
+    """Check that a stored chunk decodes to ``nbytes`` at least. Accepts a chunk whose filters are unknown here.
 
-    Args:
-        filters: In the order of writing.
-        mask: Bit i means that filter i was skipped for this chunk.
-        data: The stored bytes, uint8.
-        nbytes: Bytes of a decoded chunk.
-
-    Raises:
-        CorruptError: The chunk decodes to fewer bytes.
+    Bit i of ``mask`` means that filter i was skipped.
     """
     applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
     while applied:

@@ -44,10 +44,7 @@ class Reader:
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(counts.sum(), *stored_shape)`` with ranges of rows, one after the other.
 
-        Args:
-            firsts: First row of each range; int64, shape (n,).
-            counts: Rows of each range, ≥ 0; int64, shape (n,).
-            out: Receives the rows.
+        ``firsts`` and ``counts`` (≥ 0) are int64, shape (n,).
         """
         ends = np.cumsum(counts)
         for first, count, end in zip(firsts.tolist(), counts.tolist(), ends.tolist(), strict=True):
@@ -106,16 +103,7 @@ class H5pyReader(Reader):
 def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, cached: bool = True) -> Array:
     """Rows ``first`` to ``end - 1`` through h5py, with the axis of samples first.
 
-    Args:
-        stored: The dataset.
-        file: The file.
-        first: The first row.
-        end: One more than the last row.
-        cached: Whether libhdf5 caches chunks; not needed if they are read as a whole.
-
-    Raises:
-        CorruptError: libhdf5 cannot read the rows, or a chunk has too few bytes.
-        SourceError: The system refuses; the message says what to do.
+    With ``cached``, libhdf5 caches chunks; not needed if they are read as a whole.
     """
     try:
         dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)

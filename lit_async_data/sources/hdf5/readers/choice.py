@@ -11,16 +11,11 @@ Choice = Literal["raw", "strided", "chunks", "h5py chunks", "h5py rows"]
 
 
 def choice(stored: StoredDataset, *, mapped: bool) -> Choice:
-    """The fastest reader that fits a dataset.
+    """The fastest reader that fits a dataset, in a file that may be ``mapped`` into memory or not.
 
-    Args:
-        stored: The dataset.
-        mapped: Whether its file may be mapped into memory.
-
-    Returns:
-        ``"raw"``: rows are copied as they are stored. ``"strided"``: they are copied piece by piece, since the first
-        axis does not count samples. ``"chunks"``: chunks are read and decoded without libhdf5. ``"h5py chunks"``,
-        ``"h5py rows"``: libhdf5 reads them under its lock.
+    ``"raw"``: rows are copied as they are stored. ``"strided"``: they are copied piece by piece, since the first axis
+    does not count samples. ``"chunks"``: chunks are read and decoded without libhdf5. ``"h5py chunks"``, ``"h5py
+    rows"``: libhdf5 reads them under its lock.
     """
     if is_raw(stored):
         return "raw"

@@ -115,16 +115,10 @@ class RecentSlabs:
         self._decoding: dict[Hashable, Gate] = {}  # slabs that threads are decoding; the gate opens at the end
 
     def get(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn | None = None) -> Array | None:
-        """A slab, decoded now if it is not cached.
+        """A slab, decoded now for a turn, and without a lock, if it is not cached.
 
-        Args:
-            key: Identifies the slab.
-            decode: Decodes it; called without a lock.
-            wait: Whether to wait if another thread is decoding it.
-            turn: The turn it is decoded for; None if it is read at once, or the order has no turns.
-
-        Returns:
-            The slab, or None if another thread is decoding it and ``wait`` is false.
+        None if another thread is decoding it and ``wait`` is false. The turn is None if the slab is read at once, or
+        the order has no turns.
         """
         while True:
             with self._lock:
@@ -149,14 +143,9 @@ class RecentSlabs:
             own.open()
 
     def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
-        """Look up several slabs.
+        """Look up several slabs, by their numbers, each with the places that need it.
 
-        Args:
-            name: First part of their keys; the number is the second.
-            groups: Numbers of the slabs, each with the places that need it.
-
-        Returns:
-            A queue of the cached ones: number, slab, places; it ends with None. And the other groups.
+        Returns a queue of the cached ones (number, slab, places), which ends with None; and the other groups.
         """
         cached: Cached = collections.deque()
         others = []
@@ -171,13 +160,7 @@ class RecentSlabs:
         return cached, others
 
     def missing(self, name: object, numbers: Indices, turn: Turn | None) -> Indices:
-        """The slabs that are neither cached nor being decoded.
-
-        Args:
-            name: First part of their keys.
-            numbers: Numbers of the slabs.
-            turn: Turn that needs them, to which cached ones are assigned; None for none.
-        """
+        """The slabs that are neither cached nor being decoded. Assigns the cached ones to the turn, if any."""
         with self._lock:
             keys = [(name, number) for number in numbers.tolist()]
             for key in keys if turn else ():
@@ -232,15 +215,7 @@ class KeptRoom:
 
 
 class KeptSlabs:
-    """Slabs of a dataset of one file that are kept for good, as many as fit, in one table of rows. Thread-safe.
-
-    Args:
-        samples: Samples in the dataset.
-        rows: Samples in a slab.
-        shape: Stored shape of a sample.
-        dtype: Of a value, in native byte order.
-        room: Provides the bytes.
-    """
+    """Slabs of a dataset of one file that are kept for good, as many as fit, in one table of rows. Thread-safe."""
 
     def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: KeptRoom) -> None:
         self._rows, self._shape, self._dtype = rows, shape, dtype
@@ -271,15 +246,10 @@ class KeptSlabs:
         return content[0][place * self._rows : (place + 1) * self._rows]
 
     def copy_rows(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
-        """Copy the cached ones of some rows.
+        """Copy the cached ones of some rows to their places in ``out``.
 
-        Args:
-            rows: Row numbers.
-            out: Receives a row in each place.
-            check: Converts values whose dtype differs from that of ``out``; takes values and their rows.
-
-        Returns:
-            Places in ``out`` of the rows that are not cached; None if all are.
+        Returns the places of the others; None if there are none. ``check`` converts values, of these rows, whose dtype
+        is not that of ``out``.
         """
         content = self._content
         if content is None:

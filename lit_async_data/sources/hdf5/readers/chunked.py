@@ -27,14 +27,7 @@ ONE_BY_ONE = 4096
 
 
 class ChunkedReader(Reader):
-    """Copies rows from slabs, which it decodes on first use.
-
-    Args:
-        stored: The dataset.
-        decoder: Decodes its slabs.
-        cache: Caches slabs of all datasets of the source.
-        name: Of the dataset, the same in all files.
-    """
+    """Copies rows from slabs, which it decodes on first use."""
 
     def __init__(self, stored: StoredDataset, decoder: SlabDecoder, cache: ChunkCache, name: str) -> None:
         self.decoder = decoder
@@ -56,11 +49,6 @@ class ChunkedReader(Reader):
         self._name = object()  # not the reader itself, which would make a reference cycle with the cache
 
     def read(self, rows: Indices, out: Array) -> None:
-        """As `Reader.read`.
-
-        Raises:
-            CorruptError: The decoded size of a chunk is wrong; names the chunk.
-        """
         missing = self._kept.copy_rows(
             rows, out, lambda values, which: checked_labels(values, self._stored, out.dtype, which)
         )

@@ -16,14 +16,7 @@ RECENT_BYTES = 16 * 2**20
 
 
 class DecodeMemory:
-    """The memory of decoded chunks, over all parts. Immutable.
-
-    Args:
-        readers: For each part, the reader of each dataset, by `StoredPart.dataset_key`.
-        grouping: How samples share chunks of the field ``grouping_key``. Numbers of chunks refer to it.
-        parts: The parts.
-        grouping_key: Key of that field.
-    """
+    """The memory of decoded chunks, over all parts. Immutable."""
 
     def __init__(
         self,

@@ -20,12 +20,7 @@ BLOCK_BYTES = 2**20
 
 
 class FieldReader(Reader):
-    """Reads a field whose samples are not stored rows as they are.
-
-    Args:
-        field: The field.
-        reader: Reads the rows of its dataset.
-    """
+    """Reads a field whose samples are not stored rows as they are."""
 
     def __init__(self, field: StoredField, reader: Reader) -> None:
         self._field = field
@@ -93,12 +88,7 @@ class FieldReader(Reader):
 
 
 class MaskReader(Reader):
-    """Marks the rows of padded windows that are real.
-
-    Args:
-        span: The window.
-        rows: Number of rows of the part.
-    """
+    """Marks the rows of padded windows that are real."""
 
     reading = "copied"
 

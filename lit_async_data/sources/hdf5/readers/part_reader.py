@@ -44,11 +44,6 @@ BLOCK_BYTES = 2**20
 class PartReader:
     """Reads one part. Thread-safe.
 
-    Args:
-        part: The part.
-        file: Its file.
-        cache: Caches decoded slabs of all parts.
-
     Attributes:
         datasets: The reader of each dataset. Fields of one dataset share it, so that it is decoded once.
         fields: The reader of each field.
@@ -122,13 +117,6 @@ class PartReader:
 
 class PartReaders:
     """Reads samples of all parts. Thread-safe.
-
-    Args:
-        stored: The parts.
-        files: The identity of each file, by path.
-        grouping: How samples share chunks of the field ``grouping_key``.
-        grouping_key: Key of that field.
-        mapped: Whether files may be mapped.
 
     Attributes:
         parts: The reader of each part.

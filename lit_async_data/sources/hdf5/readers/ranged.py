@@ -17,13 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class SparseReader(Reader):
-    """Rows of a sparse matrix, made dense.
-
-    Args:
-        stored: The matrix.
-        values: Reads its values.
-        columns: Reads their columns.
-    """
+    """Rows of a sparse matrix, made dense."""
 
     def __init__(self, stored: StoredRanges, values: Reader, columns: Reader) -> None:
         self._stored = stored
@@ -32,11 +26,6 @@ class SparseReader(Reader):
         self.reading = "decoded" if "decoded" in (values.reading, columns.reading) else values.reading
 
     def read(self, rows: Indices, out: Array) -> None:
-        """As `Reader.read`.
-
-        Raises:
-            CorruptError: A column is outside the matrix; names the row.
-        """
         stored = self._stored
         assert stored.columns is not None
         begins, counts = _ranges(stored, rows)
@@ -72,12 +61,7 @@ class SparseReader(Reader):
 
 
 class PaddedReader(Reader):
-    """Samples of variable length, padded with zeros.
-
-    Args:
-        stored: The samples.
-        values: Reads their elements.
-    """
+    """Samples of variable length, padded with zeros."""
 
     def __init__(self, stored: StoredRanges, values: Reader) -> None:
         self._stored = stored

@@ -27,12 +27,7 @@ class Pieces(NamedTuple):
 
 
 def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
-    """Cut ranges at the borders of chunks.
-
-    Args:
-        firsts: First row of each range; int64, shape (n,).
-        counts: Rows of each range, ≥ 0; int64, shape (n,).
-        rows: Rows of a chunk.
+    """Cut ranges at the borders of chunks of so many rows. Counts may be 0.
 
     Example:
         >>> [part.tolist() for part in pieces(np.array([3, 8]), np.array([4, 1]), rows=5)]

@@ -38,12 +38,7 @@ def is_raw(stored: StoredDataset) -> bool:
 
 
 class RawReader(Reader):
-    """Gathers rows from the file without the GIL and without the lock of libhdf5.
-
-    Args:
-        stored: A dataset that `is_raw`.
-        file: The file.
-    """
+    """Gathers rows from the file without the GIL and without the lock of libhdf5."""
 
     reading: Reading = "copied"
 
@@ -59,11 +54,6 @@ class RawReader(Reader):
         self._ahead = ReadAhead(file)
 
     def read(self, rows: Indices, out: Array) -> None:
-        """As `Reader.read`.
-
-        Raises:
-            ChangedError: The file ends within a row.
-        """
         if self._ahead.cold:
             self.fetch(rows)
         stored = self._stored
@@ -76,7 +66,6 @@ class RawReader(Reader):
             out.byteswap(inplace=True)
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
-        """As `Reader.read_ranges`, with values as stored."""
         if self._ahead.cold:
             self.fetch_ranges(firsts, counts)
         target = out.view(np.uint8).reshape(len(out), self._row_bytes)
@@ -156,12 +145,7 @@ class RawReader(Reader):
 
 
 def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
-    """Copy pieces of equal length from any offsets.
-
-    Args:
-        data: uint8; may be read-only.
-        offsets: int64, shape (n,): where each piece begins.
-        out: uint8, shape (n, length), C-contiguous.
+    """Copy pieces of equal length from any offsets to the rows of a C-contiguous array of bytes.
 
     Example:
         >>> out = np.empty((2, 3), np.uint8)

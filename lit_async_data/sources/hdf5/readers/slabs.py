@@ -53,22 +53,12 @@ class SlabDecoder(Protocol):
         ...
 
     def decode(self, number: int) -> Array:
-        """A slab: an array of shape ``(n, *stored sample shape)`` in native byte order.
-
-        Raises:
-            CorruptError: The decoded size of a chunk is wrong; names the chunk.
-        """
+        """A slab: an array of shape ``(n, *stored sample shape)`` in native byte order."""
         ...
 
 
 class IndexedSlabDecoder:
-    """Finds chunks by an index and decodes them in the calling thread, without a lock.
-
-    Args:
-        stored: The dataset.
-        index: Its chunk index.
-        file: The file.
-    """
+    """Finds chunks by an index and decodes them in the calling thread, without a lock."""
 
     reading: Reading = "decoded"
 
@@ -145,13 +135,7 @@ class IndexedSlabDecoder:
         return data.view(stored.dtype).reshape(index.shape)
 
     def read_chunks(self, numbers: Indices, where: Indices, out: Array) -> None:
-        """Decode chunks of one sample each straight into a batch.
-
-        Args:
-            numbers: The chunk for each place of ``out``.
-            where: The places to fill.
-            out: In native byte order.
-        """
+        """Decode chunks of one sample each straight into places of a batch; ``numbers`` is as long as the batch."""
         index, began = self._index, time.perf_counter()
         target = out.view(np.uint8).reshape(len(out), -1)
         chosen = numbers[where]

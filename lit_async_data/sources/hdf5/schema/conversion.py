@@ -39,12 +39,7 @@ class Packing:
 
     @classmethod
     def of(cls, dataset: h5py.Dataset, dtype: npt.DTypeLike | None = None) -> Packing:
-        """The packing that the attributes of a dataset describe (NetCDF users' guide, attribute conventions).
-
-        Args:
-            dataset: An open dataset.
-            dtype: The element type that the user asks for, if any.
-        """
+        """The packing that the attributes of a dataset describe (NetCDF users' guide), for the wanted element type."""
         stored = dataset.dtype.newbyteorder("=")
         wide = (stored.kind in "iu" and stored.itemsize > 2) or stored == np.float64
         requested = np.dtype(dtype or bool)
@@ -121,15 +116,10 @@ class Conversion:
     last_row: int | None = None
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
-        """Convert the values of some samples.
+        """Convert the values of samples, shape (n, …) in native byte order, to a dtype.
 
-        Args:
-            values: As stored, in native byte order; shape (n, …).
-            rows: The first row of each sample, for messages; int64, shape (n,).
-            dtype: Element type to return.
-
-        Raises:
-            FormatError: A value is outside the table or the classes, or the cast would change it; names its row.
+        ``rows`` has the first row of each sample, for `FormatError` to name the one whose value is outside the table or
+        the classes, or would be changed by the cast.
         """
         if self.column is not None:
             values = values[..., self.column]

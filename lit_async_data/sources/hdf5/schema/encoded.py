@@ -74,18 +74,7 @@ def encoding(group: h5py.Group) -> str:
 
 
 def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset) -> StoredRanges:
-    """Inspect a sparse matrix stored by rows, which are delivered dense.
-
-    Args:
-        group: Holds ``data``, ``indices`` and ``indptr``.
-        path: The file.
-        name: Name of the group.
-        inspect_dataset: Describes a dataset of that file.
-
-    Raises:
-        FormatError: It is not a sparse matrix; the message says why.
-        NoSamplesError: It has no rows.
-    """
+    """Inspect a sparse matrix stored by rows (``data``, ``indices``, ``indptr``), which are delivered dense."""
     context: dict[str, Any] = {"file": path, "dataset": name}
     where = f"{path}:/{name.strip('/')}"
     shape = [int(n) for n in np.asarray(group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))).ravel()]
@@ -110,19 +99,7 @@ def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: Ins
 def inspect_variable(
     group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset, *, most: int | None
 ) -> StoredRanges:
-    """Inspect samples of variable length, which are delivered padded.
-
-    Args:
-        group: Holds ``values`` and ``offsets``.
-        path: The file.
-        name: Name of the group.
-        inspect_dataset: Describes a dataset of that file.
-        most: Rows that each sample is padded to; None for the length of the longest.
-
-    Raises:
-        FormatError: A sample is longer, or the group does not hold samples of variable length.
-        NoSamplesError: There are no samples.
-    """
+    """Inspect samples of variable length, which are delivered padded to ``most`` rows, or to the longest."""
     context: dict[str, Any] = {"file": path, "dataset": name}
     where = f"{path}:/{name.strip('/')}"
     ends = inspect_dataset(f"{name.rstrip('/')}/offsets")

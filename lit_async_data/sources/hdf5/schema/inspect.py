@@ -92,23 +92,7 @@ class StoredDataset:
 def inspect_dataset(
     file: h5py.File, path: str, name: str, layout: str | None, *, cache: IndexCache, allow_external: bool
 ) -> StoredDataset:
-    """Inspect one dataset and check that it can be a field.
-
-    Args:
-        file: The open file.
-        path: Its path, for messages.
-        name: Name of the dataset.
-        layout: Letters of its axes; None if the first counts samples.
-        cache: Keeps the index of its chunks.
-        allow_external: Whether other files may hold its values.
-
-    Raises:
-        MissingError: The dataset does not exist; similar names are suggested.
-        FormatError: It is a group, holds no numbers, or cannot be decoded.
-        NoSamplesError: It holds no samples.
-        CorruptError: It is damaged.
-        ConfigError: ``layout`` does not fit it.
-    """
+    """Inspect one dataset of an open file, and check that it can be a field."""
     advice = "; choose datasets by fields={…}, as python -m lit_async_data inspect suggests"
     dataset = open_dataset(file, path, name, advice)
     context: dict[str, Any] = {"file": path, "dataset": name}
@@ -184,19 +168,7 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
 
 
 def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5py.Dataset:
-    """A dataset of an open file.
-
-    Args:
-        file: The file.
-        path: Its path, for messages.
-        name: Name of the dataset.
-        advice: What to do if no name is similar.
-
-    Raises:
-        MissingError: No dataset has this name, or a link is broken; similar names are suggested.
-        FormatError: It is not a dataset.
-        CorruptError: It exists, but libhdf5 cannot open it.
-    """
+    """A dataset of an open file. A `MissingError` suggests similar names, or else gives the advice."""
     import h5py
 
     where = f"{path}:/{name.strip('/')}"
@@ -391,11 +363,7 @@ def _index(
 
 
 def _warn_of_codecs(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
-    """Warn of filters that an installation would make fast.
-
-    Raises:
-        FormatError: h5py lacks such a filter, too.
-    """
+    """Warn of filters that an installation would make fast."""
     for each in filters_of(dataset):
         if each.codec is None or not each.codec.missing:
             continue

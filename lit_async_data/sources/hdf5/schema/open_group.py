@@ -54,18 +54,7 @@ class OpenGroup:
             return None
 
     def whole(self, name: str, what: str) -> h5py.Dataset:
-        """A dataset that is read as a whole.
-
-        Args:
-            name: Name of the dataset.
-            what: Prefix of messages: ``"rows: "``.
-
-        Raises:
-            MissingError: The dataset does not exist.
-            FormatError: It is not a dataset, another file holds its values, which is not allowed, or a filter is
-                missing.
-            CorruptError: It is damaged.
-        """
+        """A dataset that is read as a whole; messages begin with ``what``: ``"rows: "``."""
         name = self.name(name)
         try:
             dataset = open_dataset(self.file, self.path, name, "; name one of these")

@@ -124,16 +124,7 @@ class StoredPart:
         return None
 
     def column(self, name: str, *, allow_external: bool) -> npt.NDArray[Any]:
-        """The value of a dataset with one axis at the row of every sample. Text stays text.
-
-        Args:
-            name: Name of the dataset.
-            allow_external: Whether another file may hold its values.
-
-        Raises:
-            MissingError: The dataset does not exist.
-            FormatError: It does not have one value per row, or another file holds it.
-        """
+        """The value of a dataset with one axis at the row of every sample. Text stays text."""
         import h5py
 
         where = f"{self.path}:/{name.strip('/')}"
@@ -154,11 +145,7 @@ class StoredPart:
         return self.path if self.group == "/" else f"{self.path}:/{self.group}"
 
     def at(self, rows: Indices) -> StoredPart:
-        """A copy of this part with samples at other rows.
-
-        Raises:
-            ConfigError: A window would leave the part; names the row.
-        """
+        """A copy of this part with samples at other rows."""
         first, last = self.anchor_range
         wrong = (rows < first) | (rows > last)
         if wrong.any():
@@ -174,20 +161,7 @@ class StoredPart:
 
 
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
-    """Inspect the parts of one file.
-
-    Args:
-        path: The file.
-        request: What the user asks of each part.
-        cache: Keeps indexes of chunks.
-
-    Raises:
-        MissingError: A file, group or dataset does not exist.
-        FormatError: The file is not HDF5, or a dataset cannot be a field.
-        CorruptError: It is damaged.
-        SourceError: The system refuses to read it; the message says what to do.
-        ConfigError: The request does not fit the file.
-    """
+    """Inspect the parts of one file."""
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.stat(path))
         tables: Tables = {}
@@ -280,16 +254,7 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
 
 
 def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
-    """Row numbers from row numbers or from a mask.
-
-    Args:
-        given: Integers of any number, or one boolean per row; one axis.
-        rows: Number of rows.
-        where: What holds them, for messages.
-
-    Raises:
-        ConfigError: They are neither, or choose no row.
-    """
+    """Row numbers from row numbers or from a mask, which ``where`` holds."""
     numbers: npt.NDArray[Any] = np.asarray(given)
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
         kind = f"{numbers.dtype}, shape {numbers.shape}"
@@ -317,11 +282,7 @@ def log_warnings(part: StoredPart) -> None:
 
 
 def check_compatible(part: StoredPart, first: StoredPart) -> None:
-    """Check that a part has the fields of the first part, with the same shapes, dtypes and classes.
-
-    Raises:
-        FormatError: It does not; names both parts.
-    """
+    """Check that a part has the fields of the first part, with the same shapes, dtypes and classes."""
     if list(part.fields) != list(first.fields):
         raise FormatError(
             f"{part}: has the fields {', '.join(part.fields)}, but {first} has {', '.join(first.fields)}; "

@@ -22,11 +22,7 @@ NAMED = 20
 
 
 def check_distinct(files: Mapping[str, FileIdentity]) -> None:
-    """Check that no two paths lead to the same file.
-
-    Raises:
-        ConfigError: Two do, through a link; names both.
-    """
+    """Check that no two paths lead to the same file."""
     seen: dict[tuple[int, int], str] = {}
     for path, identity in files.items():
         other = seen.setdefault((identity.device, identity.inode), path)
@@ -37,11 +33,7 @@ def check_distinct(files: Mapping[str, FileIdentity]) -> None:
 
 
 def checked_stride(stride: Any, rows: object) -> int:
-    """The stride, by default 1.
-
-    Raises:
-        ConfigError: It is not a positive integer, or rows are given too.
-    """
+    """The stride, by default 1."""
     if stride is None:
         return 1
     whole = isinstance(stride, numbers.Integral) and not isinstance(stride, bool)
@@ -53,15 +45,7 @@ def checked_stride(stride: Any, rows: object) -> int:
 
 
 def select_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list[StoredPart]:
-    """The parts, with samples at chosen rows.
-
-    Args:
-        parts: All parts.
-        rows: Row numbers or a mask, over the rows of all parts.
-
-    Raises:
-        ConfigError: A row does not exist, or the rows go back to an earlier part.
-    """
+    """The parts, with samples at chosen rows: numbers or a mask, over the rows of all parts."""
     starts = np.cumsum([0, *(part.rows for part in parts)])
     chosen = row_numbers(np.asarray(rows), int(starts[-1]))
     wrong = (chosen < 0) | (chosen >= starts[-1])
@@ -81,11 +65,7 @@ def select_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list
 
 
 def with_rows(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts that have rows; one line of the log names the others.
-
-    Raises:
-        FormatError: No part has any.
-    """
+    """The parts that have rows; one line of the log names the others."""
     empty = [part for part in parts if part.empty]
     if len(parts) == 1 and parts[0].empty:
         raise parts[0].empty
@@ -114,11 +94,7 @@ def rows_left_out(parts: Sequence[StoredPart]) -> str:
 
 
 def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts that have samples. Warns of the others, since the user may have meant a shorter window.
-
-    Raises:
-        FormatError: No part has a sample.
-    """
+    """The parts that have samples. Warns of the others, since the user may have meant a shorter window."""
     short = [part for part in parts if not part.anchors.count and part.anchors.chosen is None]
     if short:
         spans = [field.inside for field in short[0].fields.values()]

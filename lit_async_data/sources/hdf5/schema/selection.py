@@ -21,17 +21,10 @@ FieldLike = str | Field | Mapping[str, Any]
 
 
 def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
-    """The files that a path, a glob or a list of these names.
+    """The files that a path, a glob or a list of these names, by absolute path.
 
-    Returns:
-        By absolute path (the source may outlive the working folder), a name that stays the same when files are added or
-        all of them are moved: the path below the folder of the glob, or the file name. Files with the same name keep
-        their absolute path.
-
-    Raises:
-        ConfigError: It is none of these, or names a file twice.
-        MissingError: A glob matches nothing.
-        SourceError: No descriptor is left to list a folder with.
+    The source may outlive the working folder. The other name of each file stays the same when files are added or all of
+    them are moved: the path below the folder of the glob, or the file name; the absolute path if two are the same.
     """
     given: Any = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
@@ -49,11 +42,7 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
 
 
 def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tuple[dict[str, Field], bool]:
-    """The field for each batch key, and whether batches are dicts.
-
-    Raises:
-        ConfigError: ``fields`` is neither a mapping nor a sequence of fields, or a sequence names a dataset twice.
-    """
+    """The field for each batch key, and whether batches are dicts."""
     if isinstance(fields, Mapping):
         pairs = list(fields.items())
     elif isinstance(fields, Sequence) and not isinstance(fields, str):
@@ -74,17 +63,7 @@ def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tupl
 
 
 def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None) -> list[str]:
-    """The groups of a file that match, those of a pattern in natural order. Opens none of them.
-
-    Args:
-        file: The open file.
-        path: Its path, for messages.
-        group: A name, or a pattern with wildcards in the last component, or a list of these; None for the root.
-
-    Raises:
-        ConfigError: It is none of these, has wildcards before its last component, or names a group twice.
-        MissingError: Nothing matches.
-    """
+    """The groups of a file that match, those of a pattern in natural order. Opens none of them."""
     if isinstance(group, str) or not isinstance(group, Sequence) or not group:
         return _matching_groups(file, path, group)
     chosen = [name for each in group for name in _matching_groups(file, path, each)]
@@ -121,11 +100,7 @@ def _matching_groups(file: h5py.File, path: str, group: Any) -> list[str]:
 
 
 def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> dict[str, str]:
-    """The letters of the axes by batch key, where given. A single string belongs to the first key.
-
-    Raises:
-        ConfigError: ``layout`` is neither a string nor a mapping, or names an unknown key.
-    """
+    """The letters of the axes by batch key, where given. A single string belongs to the first key."""
     if not isinstance(layout, str | Mapping | None):
         raise ConfigError(f"layout: {layout!r} is neither letters nor a mapping from batch key to letters")
     chosen = {keys[0]: layout} if isinstance(layout, str) else dict(layout or {})

@@ -110,20 +110,7 @@ class StoredField:
 
 
 def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
-    """Inspect a field of one part.
-
-    Args:
-        group: The group of the part.
-        key: Batch key.
-        field: What the user asks for.
-        layout: Letters of the axes of the dataset.
-
-    Returns:
-        The field by its key; with padded samples or windows, also their lengths or their mask.
-
-    Raises:
-        MissingError, FormatError, ConfigError: As `inspect_dataset`, or the field does not fit the dataset.
-    """
+    """Inspect a field of one part. Padded samples bring a field of their lengths, padded windows one of their mask."""
     import h5py
 
     name, classes, where = group.name(field.name), field.classes, f"fields.{key}"

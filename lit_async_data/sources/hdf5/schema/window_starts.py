@@ -15,12 +15,6 @@ Span = tuple[int, int]
 class WindowStarts:
     """Anchors at equal steps, or chosen ones. Immutable.
 
-    Args:
-        first: Row of sample 0.
-        stride: Rows from one sample to the next.
-        count: Number of samples.
-        chosen: Chosen rows, which replace ``first`` and ``stride``; int64, shape (count,).
-
     Example:
         >>> anchors = WindowStarts.within(rows=10, spans=[(-2, 1), (0, 3)], stride=2)
         >>> anchors.rows(np.arange(anchors.count)).tolist()
@@ -35,13 +29,7 @@ class WindowStarts:
 
     @classmethod
     def within(cls, rows: int, spans: Sequence[Span], stride: int) -> WindowStarts:
-        """All anchors at equal steps whose windows lie inside a part.
-
-        Args:
-            rows: Number of rows of the part.
-            spans: For each field, the first row and the end of its window, relative to the anchor.
-            stride: Rows from one sample to the next.
-        """
+        """All anchors at equal steps whose windows lie inside a part of so many rows; a span for each field."""
         first, last = anchor_range(rows, spans)
         return cls(first, stride, max((last - first) // stride + 1, 0))
 

@@ -111,9 +111,7 @@ def _folded(total: int) -> int:
 def unshuffle(planes: Bytes, out: Bytes) -> None:
     """Turn byte planes into values, for several chunks in one call.
 
-    Args:
-        planes: uint8, shape (chunks, bytes per value, values).
-        out: uint8, shape (chunks, values × bytes per value).
+    From uint8 of shape (chunks, bytes per value, values) to shape (chunks, values × bytes per value).
     """
     count, itemsize, _ = planes.shape
     columns = out.reshape(count, -1, itemsize)
@@ -195,14 +193,9 @@ class FilterPipeline:
     nbytes: int
 
     def decode(self, stored: Bytes, mask: int) -> Bytes:
-        """Decode a chunk. Holds no lock meanwhile; thread-safe.
+        """Decode a chunk, or raise `CorruptError`. Holds no lock meanwhile; thread-safe.
 
-        Args:
-            stored: The stored bytes, uint8.
-            mask: Bit i means that filter i was skipped for this chunk.
-
-        Raises:
-            CorruptError: The result has the wrong size, or a checksum is wrong.
+        Bit i of ``mask`` means that filter i was skipped.
         """
         return self._run(stored, self._steps_of(mask) if mask else self._steps)
 

@@ -20,16 +20,6 @@ def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed
 
     libhdf5 silently reads fill values where such a file is missing. So external files are refused unless the user
     allows them; they must exist when the source is built, and every read checks them like the main file.
-
-    Args:
-        dataset: An open dataset.
-        file: The file it was opened in.
-        name: Its name.
-        allowed: Whether the user allows external files.
-
-    Raises:
-        FormatError: External files are not allowed, or a pattern names them.
-        MissingError: A file or the dataset in it does not exist.
     """
     context: dict[str, Any] = {"file": file.filename, "dataset": name}
     here = os.path.abspath(file.filename)

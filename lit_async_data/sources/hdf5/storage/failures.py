@@ -71,16 +71,7 @@ def source_error(
     dataset: str | None = None,
     row: int | None = None,
 ) -> SourceError:
-    """The `SourceError` for an error of h5py, numpy or the system.
-
-    Args:
-        error: The original error.
-        where: The file, dataset, rows or bytes, for the message.
-        problem: What failed, for the message: ``"cannot be opened"``.
-        file: Path of the file.
-        dataset: Name of the dataset.
-        row: Row of the dataset.
-    """
+    """The `SourceError` for an error of h5py, numpy or the system: what failed (``"cannot be opened"``) and where."""
     number = errno_of(error)
     kind: type[SourceError] = CorruptError
     advice = "the file is damaged; restore it, or copy what can be read of it"
@@ -126,13 +117,7 @@ def retry_once(read: Callable[[], _T]) -> _T:
 
 
 def open_h5py(path: str) -> h5py.File:
-    """Open a file for reading with h5py.
-
-    Raises:
-        MissingError: The file does not exist.
-        FormatError: It is no regular file or not HDF5, or another process has it open for writing.
-        SourceError: The system refuses to open it; the message says what to do.
-    """
+    """Open a file for reading with h5py."""
     import h5py
 
     try:

@@ -64,16 +64,7 @@ class FileIdentity:
         return "was written to"
 
     def with_pieces(self, path: str, places: Sequence[tuple[int, int]] = ()) -> FileIdentity:
-        """A copy with digests of pieces of the file.
-
-        Args:
-            path: The file.
-            places: Offset and size of each piece; random ones if empty.
-
-        Raises:
-            MissingError: The file no longer exists.
-            SourceError: The system refuses to open it; the message says what to do.
-        """
+        """A copy with digests of pieces of the file, at these offsets and sizes, or at random ones."""
         places = places or [random_piece(0, self.size) for _ in range(PIECES if self.size else 0)]
         try:
             with opening(path, system.NO_BLOCKING) as file:

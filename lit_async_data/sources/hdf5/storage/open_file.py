@@ -48,14 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class OpenFile:
-    """The handles on one file, opened on first use. Checks that the file is the one the source was built from.
-
-    Args:
-        path: The file.
-        identity: Its identity when the source was built.
-        external: Other files with values of its datasets, and their identities.
-        mapped: Whether the file may be mapped.
-    """
+    """The handles on one file, opened on first use. Checks that the file is the one the source was built from."""
 
     def __init__(self, path: str, identity: FileIdentity, *, external: ExternalFiles = (), mapped: bool = True) -> None:
         self.path = path
@@ -79,14 +72,7 @@ class OpenFile:
         self._datasets: dict[str, h5py.Dataset] = {}
 
     def descriptor(self) -> int:
-        """The file descriptor. Only `check` verifies that it belongs to the original file.
-
-        Raises:
-            MissingError: The file is gone.
-            FormatError: A pipe or a folder has replaced it.
-            SourceError: The system refuses to open it.
-            WorkerError: This process is a fork of the one that opened it.
-        """
+        """The file descriptor. Only `check` verifies that it belongs to the original file."""
         self.check_process()
         if (descriptor := self._descriptor) is not None:
             return descriptor
@@ -104,9 +90,6 @@ class OpenFile:
 
         Call this before and after every read: from a file that shrank, h5py reads zeros and a map ends the process; a
         file that is being written yields a mix of old and new values.
-
-        Raises:
-            ChangedError: The file has changed; the message says how.
         """
         # Runs for every file and batch. An open descriptor belongs to this process, or `check_process` has raised.
         descriptor = self._descriptor
@@ -147,9 +130,8 @@ class OpenFile:
     def map(self, *, random_access: bool = True) -> npt.NDArray[np.uint8]:
         """The bytes of the whole file, read-only. The kernel reads pages when they are touched.
 
-        Args:
-            random_access: Disables the kernel's own read-ahead, since `ReadAhead` fetches what will be read. Otherwise
-                the kernel reads every missing page with up to several MiB of its neighbours.
+        ``random_access`` disables the kernel's own read-ahead, since `ReadAhead` fetches what will be read. Otherwise
+        the kernel reads every missing page with up to several MiB of its neighbours.
         """
         descriptor = self.descriptor()
         mapped_before = self._maps.get(random_access)
@@ -165,12 +147,7 @@ class OpenFile:
             return self._maps[random_access]
 
     def read_at(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
-        """Fill ``out`` with the bytes from an offset on.
-
-        Raises:
-            ChangedError: The file ends too early.
-            SourceError: The system failed to read twice; the message names the byte.
-        """
+        """Fill ``out`` with the bytes from an offset on."""
         descriptor, view, done = self.descriptor(), out.data, 0
         while done < len(view):
             try:
@@ -196,11 +173,7 @@ class OpenFile:
             raise source_error(again, where, "cannot be read", file=self.path) from again
 
     def bytes_at(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """The bytes at an offset: a view of the map if they are few and maps are allowed, else a copy.
-
-        Raises:
-            ChangedError: As `read_at`.
-        """
+        """The bytes at an offset: a view of the map if they are few and maps are allowed, else a copy."""
         if self.mapped and size < PREAD_CHUNK_BYTES:
             return self.map()[offset : offset + size]
         found = np.empty(size, np.uint8)
@@ -318,9 +291,6 @@ class Reading:
     """Keeps a file open inside ``with``, and checks it before and after.
 
     If an interrupt prevents the exit, the reading ends when this object is freed.
-
-    Args:
-        file: The file.
     """
 
     def __init__(self, file: OpenFile) -> None:
@@ -340,11 +310,7 @@ def _refuse_changed(path: str, was: FileIdentity, now: os.stat_result) -> None:
 
 
 class OpenFiles:
-    """The files of a source. Keeps only the most recently used ones open. Thread-safe.
-
-    Args:
-        files: All files.
-    """
+    """The files of a source. Keeps only the most recently used ones open. Thread-safe."""
 
     def __init__(self, files: Sequence[OpenFile]) -> None:
         self._files = files

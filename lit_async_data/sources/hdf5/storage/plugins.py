@@ -20,16 +20,7 @@ def available(number: int) -> bool:
 
 
 def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
-    """Check that libhdf5 can decode a dataset in this process, which may have fewer filters than its parent.
-
-    Args:
-        dataset: The open dataset.
-        path: The file, for the message.
-        name: The dataset, for the message.
-
-    Raises:
-        FormatError: A filter is missing; the message names it, and what to do.
-    """
+    """Check that libhdf5 can decode a dataset in this process, which may have fewer filters than its parent."""
     if dataset.is_virtual:
         _imported()  # the filters are those of other datasets
     properties = dataset.id.get_create_plist()

@@ -33,9 +33,7 @@ class ReadAhead:
     def fetch(self, offsets: Indices, sizes: Indices | int) -> None:
         """Tell the kernel to fetch pieces if some of them are not in memory. Returns before they are there.
 
-        Args:
-            offsets: int64, shape (n,): where each piece begins; negative for a piece that was never written.
-            sizes: Bytes of each piece, or of all.
+        Offsets are negative for pieces that were never written.
         """
         there = offsets >= 0
         begins, ends = offsets[there], (offsets + sizes)[there]

@@ -13,18 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, bytes]:
-    """A chunk as it is stored.
-
-    Args:
-        dataset: An open, chunked dataset.
-        corner: Where its first value lies.
-
-    Returns:
-        The filter mask, of which bit i means that filter i was skipped; and the bytes.
-
-    Raises:
-        OSError, RuntimeError, ValueError: As h5py raises them; the chunk may never have been written.
-    """
+    """The filter mask and the stored bytes of the chunk at a corner. Bit i of the mask means a skipped filter i."""
     from h5py._objects import phil
 
     with phil:
@@ -32,14 +21,7 @@ def read_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, byt
 
 
 def write_chunk(dataset: h5py.Dataset, corner: tuple[int, ...], mask: int, data: bytes) -> None:
-    """Write what `read_chunk` has read from another dataset with the same filters.
-
-    Args:
-        dataset: An open, chunked dataset.
-        corner: Where the chunk's first value lies.
-        mask: The filter mask.
-        data: The bytes.
-    """
+    """Write what `read_chunk` has read from another dataset with the same filters."""
     from h5py._objects import phil
 
     with phil:

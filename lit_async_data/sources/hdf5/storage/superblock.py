@@ -22,11 +22,7 @@ class Superblock(NamedTuple):
 
     @classmethod
     def of(cls, path: str) -> Self | None:
-        """The superblock of a file; None if it has none.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """The superblock of a file; None if it has none."""
         with open(path, "rb") as file:
             for begin in (0, *(2**power for power in range(9, 32))):  # after a user block
                 file.seek(begin)
