@@ -7,6 +7,7 @@ have everything that they use; see `system_refusal` in `host/resources/workers.p
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import importlib
 import mmap
@@ -116,6 +117,22 @@ def resident(mapped: npt.NDArray[np.uint8], begin: int, nbytes: int) -> npt.NDAr
     ):
         raise OSError(ctypes.get_errno(), "mincore failed")
     return (found & 1).astype(np.bool_)
+
+
+def is_cold(descriptor: int, offset: int) -> bool | None:
+    """Whether a byte of a file is not in memory; None if the system cannot tell."""
+    if not NO_WAIT:
+        return None
+    try:
+        os.preadv(descriptor, [bytearray(1)], offset, NO_WAIT)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        # If the disk fails, the read itself will report it.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.EIO):
+            raise
+        return None
+    return False
 
 
 @functools.cache

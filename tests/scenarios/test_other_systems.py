@@ -44,7 +44,6 @@ def test_only_one_module_uses_what_other_systems_lack():
     # With the flag that makes a read fail instead of wait, which only Linux has.
     assert users == {
         "sources/manifest/files/stored_file.py": {"preadv"},
-        "sources/hdf5/storage/residency.py": {"preadv"},
     }
 
 

@@ -175,7 +175,6 @@ class HDF5Source(Source):
 
     @property
     def spec(self) -> BatchSpec:
-        """Keys, shapes and dtypes of the fields."""
         return self._spec
 
     @property
@@ -197,7 +196,6 @@ class HDF5Source(Source):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The files, or the groups in them; see `Source.parts`."""
         return tuple(
             Part(
                 part.path,
@@ -226,32 +224,15 @@ class HDF5Source(Source):
 
     @property
     def overlap(self) -> int:
-        """Number of following samples that share rows with a sample."""
         return max(part.overlap for part in self._stored)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample; see `Source.column`.
-
-        Args:
-            name: A batch key whose samples are single numbers, or a dataset of one axis in each part.
-
-        Raises:
-            MissingError: Nothing has this name.
-            FormatError: A dataset does not have one value per row.
-        """
+        """One value for each sample: a field of single numbers, or a dataset of one axis in each part."""
         if name in self._spec.fields and not self._spec[name].shape:
             return super().column(name)
         return np.concatenate([part.column(name, allow_external=self._allow_external) for part in self._stored])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read samples into arrays; see `Source.read_into`.
-
-        Raises:
-            IndexError: A sample is not in ``range(len(self))``.
-            ChangedError: A file has changed since the source was built.
-            CorruptError: Stored bytes do not decode.
-            FormatError: A value does not fit its field: not a class, not a row of the table, or out of range.
-        """
         check_range(samples, self)
         if samples.size:
             self._reader.read(samples, out)
@@ -262,21 +243,15 @@ class HDF5Source(Source):
         return True
 
     def fetch(self, samples: Indices) -> bool:
-        """Ask the kernel for the bytes of samples, if some of them are not in memory; see `Source.fetch`."""
         check_range(samples, self)
         return self._reader.fetch(samples)
 
     def decode(self, samples: Indices, turn: Turn | None) -> None:
-        """Decode the chunks of samples; see `Source.decode`."""
         check_range(samples, self)
         self._reader.decode(samples, turn)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """File, group and row of samples.
-
-        Raises:
-            IndexError: A number is not in ``range(len(self))``.
-        """
+        """File, group and row of samples."""
         samples = whole_numbers(ids, self)
         check_range(samples, self)
         places = np.empty(samples.shape, object)

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from lit_async_data.errors import AsyncDataError
-from lit_async_data.sources.hdf5.readers.choice import Choice, choice
+from lit_async_data.sources.hdf5.readers.part_reader import Choice, choice
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup

@@ -43,15 +43,11 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ChunkIndex:
-    """The chunks of one dataset, one column per property, in grid order (last axis fastest).
+    """The chunks of one dataset, with `Columns` in grid order (last axis fastest).
 
     Attributes:
         shape: Shape of a chunk.
         grid: Number of chunks along each axis.
-        offsets: int64: offset of each chunk in the file; -1 if it was never written.
-        sizes: uint32: stored bytes of each chunk.
-        masks: uint32: bit i means that filter i was skipped.
-        filters: Decodes a chunk.
         fill: Value of chunks that were never written.
     """
 

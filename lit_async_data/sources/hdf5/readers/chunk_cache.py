@@ -99,9 +99,6 @@ class RecentSlabs:
     Evicts slabs of the earliest turn first: a chunk shuffle deals from one group of slabs while the next is decoded,
     and earlier groups are used up. Within a turn it evicts in the order of decoding, not of use. (By age alone, a slab
     that was decoded late would evict one that is still needed.)
-
-    Attributes:
-        room: Bytes that they may take.
     """
 
     def __init__(self, lock: threading.Lock) -> None:

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
+from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels, pieces, touched
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
-from lit_async_data.sources.hdf5.readers.ranges import pieces, touched
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 

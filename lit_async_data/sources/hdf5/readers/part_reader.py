@@ -6,7 +6,7 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,16 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
-from lit_async_data.sources.hdf5.readers.choice import choice
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
-from lit_async_data.sources.hdf5.readers.decode_memory import DecodeMemory
-from lit_async_data.sources.hdf5.readers.field_reader import FieldReader, MaskReader
-from lit_async_data.sources.hdf5.readers.ranged import LengthsReader, PaddedReader, SparseReader
-from lit_async_data.sources.hdf5.readers.raw import RawReader
+from lit_async_data.sources.hdf5.readers.field_reader import (
+    FieldReader,
+    LengthsReader,
+    MaskReader,
+    PaddedReader,
+    SparseReader,
+)
+from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
@@ -41,12 +44,30 @@ T = TypeVar("T")
 BLOCK_BYTES = 2**20
 
 
+Choice = Literal["raw", "strided", "chunks", "h5py chunks", "h5py rows"]
+
+
+def choice(stored: StoredDataset, *, mapped: bool) -> Choice:
+    """The fastest reader that fits a dataset, in a file that may be ``mapped`` into memory or not.
+
+    ``"raw"``: rows are copied as they are stored. ``"strided"``: they are copied piece by piece, since the first axis
+    does not count samples. ``"chunks"``: chunks are read and decoded without libhdf5. ``"h5py chunks"``, ``"h5py
+    rows"``: libhdf5 reads them under its lock.
+    """
+    if is_raw(stored):
+        return "raw"
+    if stored.offset is not None and mapped:
+        return "strided"
+    if stored.index is not None:
+        return "chunks"
+    return "h5py chunks" if stored.filtered else "h5py rows"
+
+
 class PartReader:
     """Reads one part. Thread-safe.
 
     Attributes:
         datasets: The reader of each dataset. Fields of one dataset share it, so that it is decoded once.
-        fields: The reader of each field.
     """
 
     def __init__(self, part: StoredPart, file: OpenFile, cache: ChunkCache) -> None:
@@ -115,13 +136,78 @@ class PartReader:
                 return H5pyReader(stored, self._file)
 
 
+# Decoded bytes that are cached for each dataset between batches, or two slabs if those are larger, so that batches
+# smaller than a slab, read in order, decode it once.
+RECENT_BYTES = 16 * 2**20
+
+
+class DecodeMemory:
+    """The memory of decoded chunks, over all parts. Immutable."""
+
+    def __init__(
+        self,
+        readers: Sequence[Mapping[str, Reader]],
+        grouping: ChunkGrouping,
+        parts: Sequence[StoredPart],
+        grouping_key: str,
+    ) -> None:
+        field = parts[0].fields[grouping_key]
+        self._grouping = grouping
+        self._spans = parts[0].spans()
+        # The datasets of that field, and the rows around an anchor that it reads.
+        self._own = {parts[0].dataset_key(dataset) for dataset in field.datasets}
+        self._own_span = None if isinstance(field.stored, StoredRanges) else field.reach
+        if self._own_span is None:
+            self._reach = max((run.rows for run in grouping.runs), default=1) * max(
+                part.anchors.stride for part in parts
+            )
+        else:
+            self._reach = grouping.max_slabs * max(part.fields[grouping_key].values.chunk_rows for part in parts)
+        self._datasets: dict[str, list[Reader]] = {}
+        for part in readers:
+            for name, reader in part.items():
+                self._datasets.setdefault(name, []).append(reader)
+
+    def needs(self, chunks: int) -> MemoryNeeds:
+        readers = [reader for readers in self._datasets.values() for reader in readers]
+        return MemoryNeeds(
+            sum(self.room(chunks).values()),
+            max((reader.thread_bytes for reader in readers), default=0),
+            sum(reader.cacheable_bytes for reader in readers),
+        )
+
+    def room(self, chunks: int) -> dict[str, int]:
+        """Bytes of decoded chunks of each dataset that stay between batches."""
+        return {name: self._room(name, chunks) for name in self._datasets}
+
+    def _room(self, name: str, chunks: int) -> int:
+        cached = [reader for reader in self._datasets[name] if reader.slab_bytes]
+        if not cached:
+            return 0
+        slab, whole = max(each.slab_bytes for each in cached), sum(each.cacheable_bytes for each in cached)
+        if not chunks:
+            return min(max(2 * slab, RECENT_BYTES), whole)
+        slabs = self._slabs(name, min(each.rows for each in cached))
+        return whole if slabs is None else min(chunks * slabs * slab, whole)
+
+    def _slabs(self, name: str, rows: int) -> int | None:
+        """The largest number of slabs of a dataset that the samples of one group read; None if unknown."""
+        span = self._spans[name]
+        if name in self._own and span == self._own_span:
+            return self._grouping.max_slabs
+        if span is None:
+            return None
+        extra = span[1] - span[0] - 1
+        if not extra and rows % self._reach == 0:
+            return 1  # groups of samples never cross the borders of its slabs
+        return -(-(self._reach + extra) // rows) + 1
+
+
 class PartReaders:
     """Reads samples of all parts. Thread-safe.
 
     Attributes:
-        parts: The reader of each part.
         starts: The first sample of each part, and the end of the last.
-        cache: The decoded slabs.
     """
 
     def __init__(

@@ -14,8 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
-from lit_async_data.sources.hdf5.readers.ranges import Pieces, pieces
+from lit_async_data.sources.hdf5.readers.base import Pieces, Reader, checked_labels, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead

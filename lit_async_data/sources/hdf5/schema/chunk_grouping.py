@@ -24,12 +24,9 @@ MIN_SHARE = 0.1
 
 
 class ChunkGrouping(NamedTuple):
-    """How the samples of one field share chunks.
+    """How the samples of one field share chunks; the first three as in `StorageLayout`.
 
     Attributes:
-        runs: As in `StorageLayout`.
-        spread: As there.
-        chunks_per_run: As there.
         max_slabs: The largest number of stored chunks that the samples of one group read.
     """
 

@@ -24,11 +24,8 @@ class Packing:
     """How NetCDF packed values: ``stored · scale + offset``, with markers for missing values.
 
     Attributes:
-        scale: Factor.
-        offset: Summand.
         missing: Markers for missing values, in the stored type.
         unsigned: Whether signed storage holds unsigned integers.
-        dtype: Element type of unpacked values.
     """
 
     scale: float
@@ -98,8 +95,6 @@ class Conversion:
     """Turns stored values into delivered ones. Immutable; thread-safe.
 
     Attributes:
-        file: The file, for messages.
-        dataset: The dataset, for messages.
         column: The column of each row; None for all.
         table: Table to look values up in; None if the values themselves are delivered.
         packing: How values are packed; None if they are not unpacked.

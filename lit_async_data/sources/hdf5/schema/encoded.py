@@ -35,10 +35,7 @@ class StoredRanges:
     """A field whose samples are ranges of stored elements, in the order of the samples.
 
     Attributes:
-        path: The file.
-        name: The group in it.
         offsets: The first element of each sample, and the end of the last; int64, shape (rows + 1,).
-        values: The elements.
         columns: The column of each element of a sparse matrix; None for samples of variable length.
         spec: The field as delivered, padded or filled with zeros.
     """

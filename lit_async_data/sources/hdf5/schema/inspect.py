@@ -48,17 +48,12 @@ class StoredDataset:
     """One dataset of one file.
 
     Attributes:
-        path: The file.
-        name: The dataset in it.
-        shape: As stored.
         dtype: As stored, with byte order.
         axis: The stored axis that counts samples.
-        spec: The field as delivered.
         offset: Offset in the file of the raw values, if they are contiguous; else None.
         chunk_rows: Samples per chunk; 1 if the dataset is not chunked.
         filtered: Whether its chunks have filters, so that each must be decoded as a whole.
         index: Its chunk index, if chunks may be read without libhdf5; else None.
-        external: Other files that hold its values.
         slow: Why h5py must read it, one thread at a time; None if it need not.
     """
 

@@ -27,11 +27,7 @@ class OpenGroup:
     """A group of an open file.
 
     Attributes:
-        file: The file.
-        path: Its path, for messages.
         group: Name of the group; ``"/"`` for the root.
-        cache: Keeps indexes of chunks.
-        allow_external: Whether other files may hold values.
         tables: Lookup tables that have been read so far.
     """
 

@@ -36,12 +36,8 @@ class PartRequest:
     """What the user asks of each part.
 
     Attributes:
-        fields: By batch key.
         layouts: Letters of the axes, by batch key, where given.
-        group: A group, a pattern of groups, or a list of these.
         rows: Name of a dataset with row numbers or a mask, or None.
-        stride: Rows from one sample to the next.
-        allow_external: Whether other files may hold values.
     """
 
     fields: Mapping[str, Field]
@@ -57,9 +53,7 @@ class StoredPart:
     """One part of a source.
 
     Attributes:
-        path: The file.
         group: The group in it; ``"/"`` for the root.
-        fields: By batch key.
         anchors: The row of each sample.
         empty: Why there are no fields; None if there are.
     """

@@ -40,10 +40,7 @@ class StoredField:
     """One field of one part.
 
     Attributes:
-        stored: The dataset or group that is read.
-        spec: The field as delivered.
         span: First row of a sample and the end, relative to its anchor.
-        conversion: Turns stored values into delivered ones; None if they are the same.
         windowed: Whether the rows of a sample have an axis of their own.
         pad: How windows that reach beyond the part are filled; None if there are none.
         lengths: Whether the field holds the lengths of samples instead of the samples.

@@ -136,8 +136,6 @@ class Codec(NamedTuple):
     """Undoes a filter.
 
     Attributes:
-        name: Name of the filter.
-        decode: Undoes the filter.
         extra: The extra of this package that installs the library, if the filter needs one.
     """
 
@@ -186,7 +184,6 @@ class FilterPipeline:
 
     Attributes:
         filters: In the order of writing. At most one of them changes the size, so that the size of its result is known.
-        nbytes: Bytes of a decoded chunk.
     """
 
     filters: tuple[Filter, ...]

@@ -33,12 +33,8 @@ class FileIdentity:
     decide.
 
     Attributes:
-        device: Number of the file system.
-        inode: Number of the file on it.
-        size: In bytes.
         mtime_ns: Time of the last write, unless a program has set it.
         ctime_ns: Time of the last change to the content or the metadata.
-        pieces: Digests of some bytes.
     """
 
     device: int

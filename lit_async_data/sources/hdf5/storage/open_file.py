@@ -28,7 +28,7 @@ from lit_async_data.sources.hdf5.storage.failures import (
 )
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
-from lit_async_data.sources.hdf5.storage.residency import is_cold
+from lit_async_data.system import is_cold
 from lit_async_data.threads import ProcessGuard
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
-from lit_async_data.sources.hdf5.storage.residency import is_cold
+from lit_async_data.system import is_cold
 
 # Pieces that a worker probes for being in memory before it tells the kernel to fetch. A probe takes 0.8 µs; telling the
 # kernel to fetch what it already has halves the speed of reading.

@@ -12,9 +12,9 @@ from typing import Any
 
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
-from lit_async_data.sources.hdf5.storage.residency import is_cold
 from lit_async_data.sources.local_files.descriptors import advice_on
 from lit_async_data.sources.local_files.file_times import changed_recently
+from lit_async_data.system import is_cold
 
 # Most paths: names below the root, none of them hidden, "." or "..". Others need a closer look.
 _PLAIN = re.compile(r"[^./\\:\0][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")

@@ -17,7 +17,8 @@ from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.host.ahead import Ahead
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers.raw import gather_windows
-from lit_async_data.sources.hdf5.storage import open_file, readahead, residency
+from lit_async_data.sources.hdf5.storage import open_file, readahead
+from lit_async_data.system import is_cold
 from lit_async_data.testing import ArraySource
 
 
@@ -273,7 +274,7 @@ def test_a_system_without_probes_reports_none(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "preadv", unsupported)
-    assert residency.is_cold(0, 0) is None
+    assert is_cold(0, 0) is None
 
 
 def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_path):
@@ -302,4 +303,4 @@ def test_a_page_in_memory_is_not_cold(tmp_path):
     path.write_bytes(bytes(2**20))
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-        assert open_file.is_cold(file.fileno(), 2**19) is False
+        assert is_cold(file.fileno(), 2**19) is False

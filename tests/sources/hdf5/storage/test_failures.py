@@ -17,8 +17,14 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.sources.hdf5.storage.failures import errno_of, open_h5py, open_raw, retry_once, source_error
-from lit_async_data.sources.hdf5.storage.superblock import Superblock
+from lit_async_data.sources.hdf5.storage.failures import (
+    Superblock,
+    errno_of,
+    open_h5py,
+    open_raw,
+    retry_once,
+    source_error,
+)
 
 
 def read(source, rows=(0,)):
