@@ -93,11 +93,6 @@ class PartReader:
         for reader in self.fields.values():
             reader.decode(rows, turn)
 
-    @property
-    def reading(self) -> Iterator[Reading]:
-        """How each field is read."""
-        return (reader.reading for reader in self.fields.values())
-
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored
         if field.mask_of is not None:
@@ -243,7 +238,7 @@ class PartReaders:
     @property
     def reading(self) -> Reading:
         """How the slowest field is read; as in `StorageLayout`."""
-        return slowest(how for part in self.parts for how in part.reading)
+        return slowest(reader.reading for part in self.parts for reader in part.fields.values())
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Read one or more samples into arrays; see `Source.read_into`."""

@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,30 +31,6 @@ Array = npt.NDArray[Any]
 PLANES_BYTES = 256 * 1024
 # Smaller chunks are copied without releasing the GIL; see `_read_planes`.
 COPY_BYTES = 64 * 1024
-
-
-class SlabDecoder(Protocol):
-    """Decodes the slabs of one dataset."""
-
-    #: Rows in a slab; the last one may have fewer.
-    rows: int
-    #: As in `StorageLayout`.
-    reading: Reading
-    #: Bytes that a thread needs to decode a slab, result included.
-    thread_bytes: int
-
-    @property
-    def cold(self) -> bool:
-        """Whether the last probe found chunks that are not in memory."""
-        ...
-
-    def fetch(self, numbers: Indices) -> None:
-        """Have the kernel fetch slabs from disk, if a probe finds some of them cold; see `ReadAhead`."""
-        ...
-
-    def decode(self, number: int) -> Array:
-        """A slab: an array of shape ``(n, *stored sample shape)`` in native byte order."""
-        ...
 
 
 class IndexedSlabDecoder:
@@ -95,6 +71,7 @@ class IndexedSlabDecoder:
 
     @property
     def cold(self) -> bool:
+        """Whether the last probe found chunks that are not in memory."""
         return self._ahead.cold
 
     def fetch(self, numbers: Indices) -> None:
@@ -102,6 +79,7 @@ class IndexedSlabDecoder:
         self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
 
     def decode(self, number: int) -> Array:
+        """A slab: an array of shape ``(n, *stored sample shape)`` in native byte order."""
         stored = self._stored
         count = min(self.rows, stored.rows - number * self.rows)
         if self.plain:
@@ -235,3 +213,6 @@ class H5pySlabDecoder:
         rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
         CLOCK.decoded(time.perf_counter() - began, 0, rows.nbytes)  # libhdf5 reads and decodes in one call
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))
+
+
+SlabDecoder = IndexedSlabDecoder | H5pySlabDecoder

@@ -243,20 +243,16 @@ class OpenFile:
 
     def close(self) -> None:
         """Close every handle, now or when the last reader leaves. A map lives until the last array that views it."""
-        locked: list[bool] = []
+        # With a timeout: another thread may be stuck opening the file on a disk that is gone.
+        if not self._lock.acquire(timeout=LOCK_S):
+            return
         try:
-            # With a timeout: another thread may be stuck opening the file on a disk that is gone. In C: an interrupt
-            # (Ctrl-C) right after it returns finds the result in `locked`, so the lock is released.
-            locked.extend(map(self._lock.acquire, (True,), (LOCK_S,)))
-            if not locked[0]:
-                return
             if self._has_readers:
                 self._close_pending = True
             else:
                 self._close()
         finally:
-            if locked and locked[0]:
-                self._lock.release()
+            self._lock.release()
 
     def _close(self) -> None:
         if not self.forked:

@@ -16,7 +16,7 @@ from lit_async_data.errors import CorruptError, MemoryBudgetError
 from lit_async_data.host.ahead import Ahead
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers import chunk_cache
-from lit_async_data.sources.hdf5.readers import decode_memory as holding
+from lit_async_data.sources.hdf5.readers import part_reader as holding
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.threads import Gate
