@@ -47,7 +47,18 @@ from lit_async_data.threads import leave_at_exit
 log = logging.getLogger(__name__)
 
 # What a pass beside the engine takes over from its loader.
-GIVEN = ("source", "rank", "world_size", "_given", "_hooks", "_device_transform", "_evaluation", "spec", "_outcome")
+GIVEN = (
+    "source",
+    "rank",
+    "world_size",
+    "_is_ranked",
+    "_given",
+    "_hooks",
+    "_device_transform",
+    "_evaluation",
+    "spec",
+    "_outcome",
+)
 SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and hooks/calls.py
 
 
@@ -73,8 +84,8 @@ class AsyncLoader(ResumableLoader):
     Args:
         source: Where samples come from.
         options: `LoaderOptions`, or a mapping of their names.
-        rank: This process, of ``world_size`` that share each step.
-        world_size: Number of such processes.
+        rank: This process, of ``world_size`` that share each step; None for 0.
+        world_size: Number of such processes; None for 1. Where torch.distributed has several ranks, say which.
         local_world_size: Those on this machine, which share its memory and cores; None for the number that torchrun
             sets, or 1.
         device: Where batches are handed out. On a device with streams (CUDA) they are copied there on a stream of
@@ -92,7 +103,8 @@ class AsyncLoader(ResumableLoader):
             with each batch, by seed, epoch and first sample; it is None where `LoaderOptions.augment` says so.
 
     Raises:
-        ConfigError: Options are wrong, or do not fit the source.
+        ConfigError: Options are wrong, or do not fit the source; with the first batch, if several ranks of
+            torch.distributed would read the same samples.
         MemoryBudgetError: The slots would take more than ``memory_budget``.
 
     Example:
@@ -109,8 +121,8 @@ class AsyncLoader(ResumableLoader):
         source: Source,
         options: LoaderOptions | Mapping[str, Any] | None = None,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         local_world_size: int | None = None,
         device: torch.device | str | None = None,
         device_depth: int = 2,
@@ -121,7 +133,9 @@ class AsyncLoader(ResumableLoader):
         check_source("source", source)
         self.source = source
         self.options = self._given = LoaderOptions.of(options)
-        self.rank, self.world_size = operator.index(rank), operator.index(world_size)
+        self.rank = 0 if rank is None else operator.index(rank)
+        self.world_size = 1 if world_size is None else operator.index(world_size)
+        self._is_ranked = world_size is not None
         self._hooks = HostHooks.of(sample_transform, batch_transform)
         check_callable("device_transform", device_transform)
         self._device_transform, self._evaluation = device_transform, False
@@ -380,7 +394,19 @@ class AsyncLoader(ResumableLoader):
     def _reconfigure(self) -> None:
         self._stop()
 
+    def _check_ranks(self) -> None:
+        distributed = torch.distributed
+        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        if ranks > 1 and not self._is_ranked:
+            raise ConfigError(
+                f"world_size: {ranks} ranks would all read the same samples; write AsyncLoader(…, "
+                "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "
+                "each is to read all of them",
+                option="world_size",
+            )
+
     def _new_engine(self) -> Engine:
+        self._check_ranks()
         source, options = self.source, self.options
         self._device = streams.exact_device(self.device)  # the current device may be another one later
         on_device = streams.has_streams(self.device)

@@ -411,6 +411,20 @@ def test_a_depth_that_is_none_is_refused(depth):
         loader_of(device_depth=depth)
 
 
+@pytest.mark.parametrize("given", [{}, {"world_size": 1}, {"rank": 1, "world_size": 2}], ids=str)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_that_would_read_the_same_samples_are_an_error_at_the_first_batch(monkeypatch, given, ranks):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    with AsyncLoader(numbers(), {"batch_size": 4, "workers": 0}, **given) as loader:
+        if ranks > 1 and not given:
+            with pytest.raises(ConfigError) as error:
+                next(loader)
+            assert error.value.option == "world_size"
+        else:
+            assert len(list(loader)) == len(loader)
+
+
 def test_changing_the_depth_goes_on_in_the_order():
     with loader_of() as loader:
         first = seen(itertools.islice(loader, 2))
