@@ -89,7 +89,7 @@ class ThreadWorker:
         self._work: Callable[[ThreadWorker], bool] | None = work  # None once the thread will do no more work
         self._task: tuple[object, float] | None = None
         self.error: BaseException | None = None
-        self._started = self._refused = False
+        self._started = self._refused = self._ended = False
         self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working
         self._working = threading.Lock()  # held until the thread has done its last work
         self._working.acquire()
@@ -144,10 +144,10 @@ class ThreadWorker:
             return False
         if self._claim.acquire(blocking=False):
             self._work = None
-        if self._started:
+        if self._started and not self._ended:
             if not self._working.acquire(timeout=timeout):
                 return False
-            self._working.release()
+            self._working.release()  # an interrupt before this leaves it locked, and `_ended` true
         if self._thread.ident is not None:
             self._thread.join(timeout)  # its work is done; it is about to end
         return True
@@ -160,6 +160,7 @@ class ThreadWorker:
 
     def _failed(self, error: RuntimeError) -> None:
         self.error, self._work, self._refused = error.with_traceback(None), None, True
+        self._ended = True
         self._working.release()
 
     def _main(self) -> None:
@@ -171,6 +172,7 @@ class ThreadWorker:
             self.error = error
         finally:
             self._work = None
+            self._ended = True
             self._working.release()
 
 

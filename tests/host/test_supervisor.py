@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import contextlib
+
+from support.threads.interrupts import interrupted
+
+from lit_async_data.host.supervisor import ThreadWorker
+
+
+def test_an_interrupt_while_the_end_of_a_thread_is_awaited_makes_nobody_wait_for_it_again():
+    worker = ThreadWorker(0, lambda worker: False)
+    worker.start()
+    assert worker.join(60)
+    for place in range(100):
+        with contextlib.suppress(KeyboardInterrupt), interrupted(place):
+            worker.join(60)
+    assert worker.join(0)
