@@ -214,7 +214,7 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
         def validation_step(self, batch, number, dataloader_idx=0):
             asked.append([])
 
-    def prefetch(loader):
+    def prefetch(loader, *, copy=True):
         if asked:
             asked[-1].append(names[id(loader)])
 

@@ -51,6 +51,20 @@ class MemoryNeeds:
         )
 
 
+class Reservation:
+    """Room in a source: given back by a call, or when nobody refers to it any more, as after an interrupt."""
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release: Callable[[], None] | None = release
+
+    def __call__(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    __del__ = __call__
+
+
 class Source(abc.ABC):
     """Samples that can be read by number, in any order, from any thread. Subclass it for your own kind of data.
 
@@ -346,7 +360,7 @@ class Source(abc.ABC):
             fetched_bytes: Most bytes of files that `fetch` may hold at a time.
 
         Returns:
-            A function that releases the reservation; calling it again does nothing.
+            A function that releases the reservation; calling it again does nothing. Keep it: dropped, it releases too.
         """
         return _do_nothing
 

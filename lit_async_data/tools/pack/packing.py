@@ -142,10 +142,11 @@ def _write(source: Source, plan: Plan, part: str, columns: Sequence[str], progre
 
 def _compare(source: Source, plan: Plan, part: str, columns: Sequence[str], progress: Progress) -> None:
     with contextlib.closing(packed_source(part, plan)) as packed:
-        packed.reserve(INPUT_CHUNKS, 0, 0)
+        release = packed.reserve(INPUT_CHUNKS, 0, 0)
         check_whole(source, packed, columns)
         work = functools.partial(check_piece, source=source, packed=packed)
         collections.deque(_done(work, plan, "comparing", source.spec.nbytes, progress), maxlen=0)
+        release()
 
 
 def _done(

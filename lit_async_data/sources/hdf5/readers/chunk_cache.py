@@ -6,8 +6,8 @@ A *slab* is a range of rows that is decoded together: the chunks that share thes
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.threads import Gate
 
@@ -46,6 +47,7 @@ class ChunkCache:
         self._recent: dict[str, RecentSlabs] = {}
         self._room = KeptRoom(self._lock)
         self._kept: list[KeptSlabs] = []
+        self._reserved: dict[object, tuple[Mapping[str, int], int]] = {}
 
     def recent(self, dataset: str) -> RecentSlabs:
         """The recent slabs of a dataset, in all files."""
@@ -56,23 +58,31 @@ class ChunkCache:
         self._kept.append(KeptSlabs(samples, rows, shape, dtype, self._room))
         return self._kept[-1]
 
-    def reserve(self, recent: Mapping[str, int], kept: int) -> Callable[[], None]:
-        """Add room for recent slabs of each dataset, and for kept ones; returns what takes it away again, once."""
-        self._add(recent, kept)
-        release = contextlib.ExitStack()
-        release.callback(self._add, {dataset: -nbytes for dataset, nbytes in recent.items()}, -kept)
-        return release.close
+    def reserve(self, recent: Mapping[str, int], kept: int) -> Reservation:
+        """Add room for recent slabs of each dataset, and for kept ones."""
+        key = object()
+        reservation = Reservation(functools.partial(self._give_back, key))
+        for dataset in recent:
+            self.recent(dataset)
+        self._reserved[key] = recent, kept
+        self._resize()
+        return reservation
 
-    def _add(self, recent: Mapping[str, int], kept: int) -> None:
+    def _give_back(self, key: object) -> None:
+        self._reserved.pop(key, None)
+        self._resize()
+
+    def _resize(self) -> None:
         # Garbage collection can close a loader while this thread holds the lock. What there is no room for any more is
         # then evicted later.
         locked = self._lock.acquire(timeout=LOCK_S)
         try:
-            for dataset, nbytes in recent.items():
-                self.recent(dataset).room += nbytes
-            self._room.nbytes += kept
-            for slabs in self._recent.values() if locked else ():
-                slabs.make_room()
+            reserved = list(self._reserved.values())
+            for dataset, slabs in list(self._recent.items()):
+                slabs.room = sum(recent.get(dataset, 0) for recent, _ in reserved)
+                if locked:
+                    slabs.make_room()
+            self._room.nbytes = sum(kept for _, kept in reserved)
             for table in self._kept if locked and self._room.taken > self._room.nbytes else ():
                 table.clear()
         finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
 from lit_async_data.threads import OURS, ProcessGuard
 
@@ -111,10 +112,11 @@ class FilePrefetcher:
         """Allow reading ahead of some bytes; returns a function that ends this. The last one ends the threads."""
         if not self._mine:
             self._begin()  # a fork: the threads and the owner of the lock are in another process
-        reservation = object()
+        key = object()
+        reservation = Reservation(functools.partial(self._release, key))
         with self._lock:
-            self._reserved[reservation] = nbytes
-        return functools.partial(self._release, reservation)
+            self._reserved[key] = nbytes
+        return reservation
 
     @property
     def room(self) -> int:
@@ -125,11 +127,11 @@ class FilePrefetcher:
         # A fork has no threads, and a lock that one of them held would never be released.
         return not self._process.forked
 
-    def _release(self, reservation: object) -> None:
+    def _release(self, key: object) -> None:
         if not self._mine:
             return
         with self._lock:
-            self._reserved.pop(reservation, None)
+            self._reserved.pop(key, None)
             if self._reserved:
                 return
             for file in list(self.files.values()):

@@ -27,8 +27,9 @@ SLAB = np.arange(4, dtype=np.int64)
 def recent(room):
     """A cache with room for recent slabs of a dataset."""
     cache = ChunkCache()
-    cache.reserve({"x": room}, 0)
-    return cache.recent("x")
+    slabs = cache.recent("x")
+    slabs.reservation = cache.reserve({"x": room}, 0)
+    return slabs
 
 
 def fetched(slabs, key, *, wait=True):
@@ -168,7 +169,7 @@ def test_a_thread_that_waits_for_a_failed_decoding_decodes_itself(monkeypatch):
 
 def budget(nbytes):
     cache = ChunkCache()
-    cache.reserve({}, nbytes)
+    cache.reservation = cache.reserve({}, nbytes)
     return cache
 
 
