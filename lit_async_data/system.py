@@ -99,14 +99,6 @@ def resident(mapped: npt.NDArray[np.uint8], begin: int, nbytes: int) -> npt.NDAr
     """For each page of a mapped file, whether it may be in memory. Reads nothing; all True where no system says it.
 
     Linux says that all pages are in memory if this user neither owns the file nor may write to it.
-
-    Args:
-        mapped: The whole map.
-        begin: Where the first page is, in bytes.
-        nbytes: How much of the file; at least 1.
-
-    Raises:
-        OSError: The system refuses, as for pages behind the end of the file.
     """
     first = begin // mmap.PAGESIZE * mmap.PAGESIZE
     found = np.ones(-(-(begin + nbytes - first) // mmap.PAGESIZE), np.uint8)

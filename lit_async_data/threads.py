@@ -13,22 +13,13 @@ OURS = "lit_async_data"
 
 
 def leave_at_exit() -> None:
-    """Ends a daemon thread at interpreter exit, when the modules and files that it uses may be closed already.
-
-    Raises:
-        SystemExit: The interpreter exits. It ends the thread without a traceback.
-    """
+    """Ends a daemon thread at interpreter exit, when the modules and files that it uses may be closed already."""
     if threading.current_thread() is not threading.main_thread() and not threading.main_thread().is_alive():
         raise SystemExit
 
 
 class ProcessGuard:
-    """Detects use in a fork of the process that built it: threads, locks and HDF5 handles do not survive a fork.
-
-    Example:
-        >>> ProcessGuard().forked
-        False
-    """
+    """Detects use in a fork of the process that built it: threads, locks and HDF5 handles do not survive a fork."""
 
     __slots__ = ("_pid",)
 
@@ -47,16 +38,7 @@ class ProcessGuard:
 
 
 class Gate:
-    """Opens once, for all threads that wait for it. Safe to interrupt at any point.
-
-    Example:
-        >>> gate = Gate()
-        >>> gate.wait(0.0)
-        False
-        >>> gate.open()
-        >>> gate.wait(60.0)  # returns at once
-        True
-    """
+    """Opens once, for all threads that wait for it. Safe to interrupt at any point."""
 
     def __init__(self) -> None:
         self._opened = False

@@ -1,1 +1,0 @@
-"""The room `batch`; its README says what belongs here."""

@@ -185,16 +185,7 @@ class BatchLayout:
         return end
 
     def views(self, memory: Bytes, count: int, first: int = 0) -> dict[str, Array]:
-        """Returns views of the fields of ``count`` samples in a slot, in the order of the spec.
-
-        Args:
-            memory: uint8 array over the slot.
-            count: Number of samples.
-            first: Row of the first sample.
-
-        Returns:
-            Arrays of shape ``(count, *stored_shape)`` by key.
-        """
+        """Returns views of the fields of ``count`` samples in a slot, in the order of the spec."""
         return {
             key: np.ndarray((count, *shape), dtype, memory, offset + first * nbytes)
             for key, offset, nbytes, dtype, shape in self._fields

@@ -17,11 +17,6 @@ class TensorLayout(NamedTuple):
         shape: In elements.
         stride: In elements.
         dtype: Element type.
-
-    Example:
-        >>> columns = torch.tensor([[1, 2], [3, 4]]).t()
-        >>> TensorLayout.of(columns)(flat(columns)).tolist()
-        [[1, 3], [2, 4]]
     """
 
     shape: tuple[int, ...]
@@ -38,11 +33,7 @@ class TensorLayout(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns flat values as a view with this layout.
-
-        Args:
-            values: One-dimensional; bytes, or elements of the dtype.
-        """
+        """Returns flat values as a view with this layout."""
         return values.view(self.dtype).as_strided(self.shape, self.stride)
 
 

@@ -75,16 +75,7 @@ def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any],
 
 
 def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """Returns the leaves of a batch in order, each object once. Builds no containers.
-
-    Args:
-        batch: Any object.
-        is_leaf: As for `flatten`.
-
-    Example:
-        >>> leaves_in({"a": [{1}, 2], "b": "text"}, is_leaf=lambda value: isinstance(value, set))
-        [{1}]
-    """
+    """Returns the leaves of a batch in order, each object once. Builds no containers."""
     leaves: dict[int, Any] = {}
 
     def collect(value: Any, path: str) -> Any:  # noqa: ARG001
@@ -97,15 +88,7 @@ def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
 
 
 def rebuilt(skeleton: Any, leaves: Mapping[str, Any]) -> Any:
-    """Puts leaves in place of the placeholders of a skeleton.
-
-    Args:
-        skeleton: From `flatten`. It is not changed and can be used again.
-        leaves: The new leaves by path.
-
-    Raises:
-        FormatError: As `flatten`.
-    """
+    """Puts leaves in place of the placeholders of a skeleton."""
     return _replaced(skeleton, lambda value, _: leaves[value.path] if type(value) is Placeholder else value, "batch")
 
 

@@ -1,1 +1,0 @@
-"""The room `device`; its README says what belongs here."""

@@ -105,21 +105,12 @@ class CopyVerifier:
         self._held = key, fields, made or sums, {name: _version(tensor) for name, tensor in fields.items()}
 
     def released(self, upcoming: BatchIndex) -> None:
-        """The user asks for the next batch.
-
-        Raises:
-            TransferError: See `settle`, if it is time to compare.
-        """
         self._release()
         if not self.left or upcoming.step == 0:
             self.settle()
 
     def settle(self) -> None:
-        """Compare all checksums; the host waits for the device, if there are any.
-
-        Raises:
-            TransferError: A batch is not what was read; names its fields, step and epoch.
-        """
+        """Compare all checksums; the host waits for the device, if there are any."""
         self._release()
         if self._compared and self._streams is not None:
             self._streams.happened(self._streams.record(self._streams.compute()), block=True)

@@ -23,16 +23,10 @@ _BLOCK = 2**20
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether copies to this device can overlap with its work."""
     return _overlaps(device)
 
 
 def checked_device(given: torch.device | str) -> torch.device:
-    """A device that exists on this machine.
-
-    Raises:
-        ConfigError: It does not, or torch knows no such device.
-    """
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:

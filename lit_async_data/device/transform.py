@@ -60,12 +60,6 @@ class DeviceTransform:
         self._cast = cast
 
     def __call__(self, batch: Batch, key: BatchIndex) -> Batch:
-        """Transform a batch.
-
-        Raises:
-            TransformError: The function failed, or returned something that is not a batch. Errors of this package are
-                passed on.
-        """
         try:
             with torch.inference_mode(False), torch.no_grad():
                 made = self._transformed(batch, key)

@@ -1,1 +1,0 @@
-"""The room `hooks`; its README says what belongs here."""

@@ -69,7 +69,6 @@ class Hook:
 
     @property
     def draws(self) -> bool:
-        """Whether it takes random numbers."""
         return self._parameter is not None
 
     def __call__(self, value: Any, rng: Any) -> Any:
@@ -79,16 +78,11 @@ class Hook:
 
 
 def takes_rng(function: Function | None) -> bool:
-    """Whether a transform takes random numbers."""
     return function is not None and Hook(function, "").draws
 
 
 def check_callable(where: str, given: object, called_with: str = "a batch") -> None:
-    """Refuse what is not a transform; the message begins with ``where``.
-
-    Raises:
-        ConfigError: It cannot be called, or it is a class, which a batch would make an object of.
-    """
+    """Refuse what is not a transform; the message begins with ``where``."""
     if isinstance(given, type):
         raise ConfigError(
             f"{where}: {given.__name__} is a class, and a transform is called with {called_with}; write "

@@ -92,11 +92,7 @@ class HookCalls:
         return {key: value for key, value in made.items() if key != INDEX}
 
     def of_samples(self, epoch: int, samples: Indices, values: Mapping[str, Array]) -> Iterator[Made]:
-        """What ``sample_transform`` makes of each sample; it may write to ``values``, of shape (n, …).
-
-        Raises:
-            TransformError: The hook failed, or returned no dict.
-        """
+        """What ``sample_transform`` makes of each sample; it may write to ``values``, of shape (n, …)."""
         hook = self.sample
         assert hook is not None
         keys = None

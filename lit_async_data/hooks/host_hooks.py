@@ -48,11 +48,6 @@ class HostHooks:
 
     @classmethod
     def of(cls, sample_transform: Function | None, batch_transform: Function | None) -> Self:
-        """Hooks from what a user gives.
-
-        Raises:
-            ConfigError: It cannot be called; the message begins with its name.
-        """
         given = {"sample_transform": sample_transform, "batch_transform": batch_transform}
         for name, function in given.items():
             check_callable(name, function, CALLED_WITH[name])
@@ -63,7 +58,6 @@ class HostHooks:
 
     @property
     def draws(self) -> bool:
-        """Whether one of them takes random numbers."""
         return any(hook is not None and hook.draws for hook in (self.sample, self.batch))
 
     def outcome(self, source: Source, seed: int | None, *, indexed: bool) -> Outcome:
@@ -71,10 +65,6 @@ class HostHooks:
 
         ``batch_transform`` is called twice, with one sample more the second time, which shows whether the first axis
         follows the number of samples. The global random generators are put back where they were.
-
-        Raises:
-            TransformError: A hook failed, or returned what cannot be part of a batch.
-            SourceError: A sample cannot be read.
         """
         try:
             return _Probe(HookCalls(source, self.sample, self.batch, seed, indexed=indexed)).outcome()

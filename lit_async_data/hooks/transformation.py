@@ -60,12 +60,7 @@ class Transformation:
         return Transformation, (self._calls, self._outcome, self._capacity)
 
     def __call__(self, epoch: int, samples: Indices, read: ReadInto, out: Mapping[str, Array]) -> None:
-        """Have samples read, and put what the hooks make of them into ``out``.
-
-        Raises:
-            TransformError: A hook failed, or a result differs from that for the first sample.
-            SourceError: As `Source.read_into`.
-        """
+        """Have samples read, and put what the hooks make of them into ``out``."""
         if not hasattr(self._thread, "memory"):
             self._thread.memory = np.empty(self.scratch_bytes, np.uint8)
         memory: Bytes = self._thread.memory
@@ -77,7 +72,6 @@ class Transformation:
         return self._raw.views(memory, count)
 
     def apply(self, epoch: int, samples: Indices, memory: Bytes, out: Mapping[str, Array]) -> None:
-        """Transform samples that have been read into scratch memory."""
         values, began = delivered(self._spec, self.raw(memory, len(samples))), time.perf_counter()
         with self._lock:
             CLOCK.waited_for_others((locked := time.perf_counter()) - began)
@@ -100,11 +94,7 @@ def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
 def put_samples(
     calls: HookCalls, epoch: int, samples: Indices, values: Mapping[str, Array], out: Mapping[str, Array]
 ) -> None:
-    """Call ``sample_transform`` with each sample, and put the results into ``out``.
-
-    Raises:
-        TransformError: The hook failed, or a result has other keys, shapes or dtypes.
-    """
+    """Call ``sample_transform`` with each sample, and put the results into ``out``."""
     assert calls.sample is not None
     targets = [(key, array, array.shape[1:], array.dtype) for key, array in out.items()]
     keys, plain = out.keys(), np.ndarray

@@ -1,1 +1,0 @@
-"""The room `host`; its README says what belongs here."""

@@ -37,13 +37,7 @@ class Ahead:
         self._fetching = False
 
     def __call__(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex) -> None:
-        """Decode and fetch for the batches after these.
-
-        Args:
-            schedule: The order.
-            keys: The batches that have just been read.
-            unread: The first batch that has not been read.
-        """
+        """Decode and fetch for the batches after these."""
         # Without a lock: chunks that two workers take at once are decoded once all the same.
         begin, self._walked = min(self._walked or keys[0], unread), unread
         for turn, samples in due(schedule, begin, unread, self._rows):

@@ -26,19 +26,7 @@ def schedule_of(
     transform_draws: bool = False,
     alike: bool = False,
 ) -> Schedule:
-    """The endless order of batches. The source's labels, or weights, are read now if samples are drawn by them.
-
-    Args:
-        source: Where samples come from.
-        options: Of the loader.
-        rank: This process, of ``world_size`` that share each step.
-        world_size: See there.
-        transform_draws: Whether a transform draws at random for each batch.
-        alike: Whether all epochs are alike, as in evaluation.
-
-    Raises:
-        ConfigError: Options do not fit the source.
-    """
+    """The endless order of batches. The source's labels, or weights, are read now if samples are drawn by them."""
     shuffle = _shuffle(source, options)
     # Only where the order goes by chunks: finding the layout may read every sample.
     layout = source.layout() if shuffle == "chunk" else source.chunks

@@ -50,14 +50,7 @@ def awaited(found: Callable[[float], T | None], limit_s: float, late: Callable[[
 
 
 class Bell:
-    """Wakes one waiting thread, or the next one that waits; several rings may count as one. Can be interrupted.
-
-    Example:
-        >>> bell = Bell()
-        >>> bell.ring()
-        >>> bell.wait(60.0)  # returns at once
-        True
-    """
+    """Wakes one waiting thread, or the next one that waits; several rings may count as one. Can be interrupted."""
 
     def __init__(self) -> None:
         self._silent = threading.Lock()  # held until a ring
@@ -96,11 +89,6 @@ class ThreadWorker:
         self._thread = threading.Thread(target=self._main, name=f"{OURS} reader {number}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            WorkerError: The system refuses to start another thread.
-        """
         self._started = True
         try:
             _thread.start_new_thread(self._launch, ())
@@ -113,7 +101,6 @@ class ThreadWorker:
         return self._started and self._work is not None
 
     def check(self) -> None:
-        """Raise a `WorkerError` if the thread has ended."""
         if self.alive:
             return
         if self._refused:
@@ -177,7 +164,6 @@ class ThreadWorker:
 
 
 def all_ended(workers: Iterable[ThreadWorker]) -> bool:
-    """Whether threads have ended within `THREADS_S` seconds."""
     limit = time.monotonic() + THREADS_S
     ended = [worker.join(max(limit - time.monotonic(), 0)) for worker in workers]
     return all(ended)
@@ -194,7 +180,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    """How a process has ended, for a message."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(PROCESS_S)
     code = process.poll()

@@ -1,1 +1,0 @@
-"""The room `lightning`; its README lists the modules."""

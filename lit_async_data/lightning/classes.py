@@ -21,11 +21,7 @@ def class_names(source: Source) -> dict[str, tuple[str, ...]]:
 
 
 def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
-    """A copy of a source whose class numbers follow other names, if the source found its own classes in a table.
-
-    Raises:
-        ManifestError: A row has a class that is not among the names; the message names the row.
-    """
+    """A copy of a source whose class numbers follow other names, if the source found its own classes in a table."""
     own = class_names(source)
     changed = {
         key: names for key, names in classes.items() if key in source.spec.fields and own.get(key) != tuple(names)
@@ -47,11 +43,7 @@ def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, l
 def with_saved_classes(
     stages: Mapping[Any, Sequence[Source]], saved: Mapping[str, list[str]]
 ) -> dict[Any, list[Source]]:
-    """The sources of each stage, with the class numbers of a checkpoint.
-
-    Raises:
-        ResumeError: The classes differ: the message names both lists, or the row with an unknown class.
-    """
+    """The sources of each stage, with the class numbers of a checkpoint."""
     try:
         renumbered = {stage: [with_classes(source, saved) for source in sources] for stage, sources in stages.items()}
     except ManifestError as error:
@@ -84,9 +76,6 @@ def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
     """Make sure that a class number means the same class in every stage.
 
     One list of names may be longer than another, if it begins with the same names.
-
-    Raises:
-        ConfigError: Two stages name a class number differently; the message has both lists.
     """
     known: dict[str, tuple[str, tuple[str, ...]]] = {}
     for stage, sources in stages.items():

@@ -162,7 +162,6 @@ class LoaderPredictions:
         self._parts: list[TablePart | ArrayPart] = []
 
     def add(self, step: int, outputs: Any) -> None:
-        """Write what ``predict_step`` returned for a batch."""
         where = f"{os.path.basename(self._path)}: predict_step, batch {step}"
         if step != self._done:
             raise ConfigError(f"{where}: batch {self._done} comes next; predict each batch once, in order")

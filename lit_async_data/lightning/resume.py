@@ -36,9 +36,6 @@ def training_steps(
     """The batches that the Trainer will take of a training pass that begins, and of each later pass; None for all.
 
     The loader counts the batches of this pass from here on as Lightning does: a batch is done when it was trained on.
-
-    Raises:
-        ResumeError: Lightning's counters and the place of the loader do not agree.
     """
     trainer, loader = reference(), loader_reference()
     if trainer is None or loader is None:
@@ -65,9 +62,6 @@ def steps_of_one_among_several(
     """As `training_steps`, of a loader whose batches training takes together with those of others.
 
     It limits no pass: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own.
-
-    Raises:
-        ResumeError: Steps have another size than before the checkpoint.
     """
     trainer, loader = reference(), loader_reference()
     if trainer is None or loader is None:
@@ -98,11 +92,7 @@ def begin_whole_epoch(trainer: pl.Trainer) -> None:
 
 
 def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
-    """Move Lightning's counters of batches so that as many remain of the epoch as the loader has.
-
-    Raises:
-        ResumeError: ``limit_train_batches`` ends the epoch before the place.
-    """
+    """Move Lightning's counters of batches so that as many remain of the epoch as the loader has."""
     saved, total = _resuming(loader).saved, trainer.num_training_batches
     if not trainer.fit_loop.epoch_loop.restarting:
         return  # see `begin_whole_epoch`
@@ -146,11 +136,7 @@ def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> Non
 
 
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
-    """Refuse a loader that Lightning has built again after it restored its place, and that began an epoch anew.
-
-    Raises:
-        ResumeError: The Trainer has resumed in the middle of the epoch.
-    """
+    """Refuse a loader that Lightning has built again after it restored its place, and that began an epoch anew."""
     done = int(_counters(trainer).ready) - 1
     if trainer.fit_loop.restarting and done and not _resuming(loader).origin.position:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
@@ -190,11 +176,7 @@ def _dealing(trainer: pl.Trainer, loader: PrefetchedLoader) -> dict[str, Any]:
 
 
 def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any]) -> None:
-    """Have each DataLoader of training go on where the checkpoint was written, or say what will happen instead.
-
-    Raises:
-        ResumeError: Batches have another size now, or the dataset has.
-    """
+    """Have each DataLoader of training go on where the checkpoint was written, or say what will happen instead."""
     done, total, epoch = int(_counters(trainer).processed), trainer.num_training_batches, _epoch(trainer)
     others = [each for each in loaders if isinstance(each, PrefetchedLoader) or _resuming(each).saved is None]
     if not (trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting) or not done or _is_over(trainer):

@@ -33,11 +33,7 @@ def split_sources(
     groups: Any,
     by_stage: Mapping[str, Any],
 ) -> tuple[dict[str, Any], str]:
-    """Cut one source into stages: the source of each, and a line that describes the split, empty without fractions.
-
-    Raises:
-        ConfigError: The arguments do not fit together.
-    """
+    """Cut one source into stages: the source of each, and a line that describes the split, empty without fractions."""
     conflicting = [stage for stage, each in by_stage.items() if each is not None]
     if conflicting:
         raise ConfigError(
@@ -58,11 +54,7 @@ def split_sources(
 
 
 def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
-    """The sources of each stage as a list. Only evaluation may have several.
-
-    Raises:
-        ConfigError: An argument is neither a source nor, in evaluation, a list of sources; or no stage has a source.
-    """
+    """The sources of each stage as a list. Only evaluation may have several."""
     sources: dict[Stage, list[Source]] = {stage: _checked_sources(stage, by_stage[stage]) for stage in STAGES}
     if not any(sources.values()):
         raise ConfigError("train: there is no source; give one of train, val, test, predict, or source with split")
@@ -84,11 +76,7 @@ def _checked_sources(stage: Stage, argument: Any) -> list[Source]:
 
 
 def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
-    """The options of an evaluation stage: those of training without shuffle, with the stage's overrides.
-
-    Raises:
-        ConfigError: The overrides are no mapping, have a wrong value, or would draw samples.
-    """
+    """The options of an evaluation stage: those of training without shuffle, with the stage's overrides."""
     where = f"{stage}_loader"
     if not isinstance(overrides, Mapping | None):
         raise ConfigError(f"{where}: {overrides!r} is not a mapping of options, as in {{'batch_size': 512}}")
@@ -115,11 +103,6 @@ ByStage = StageFunctions | Function | Mapping[str, Function | None] | None
 
 
 def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]:
-    """The transform of each stage.
-
-    Raises:
-        ConfigError: A key is no stage, or a value cannot be called.
-    """
     if not isinstance(argument, Mapping):
         check_callable(name, argument, CALLED_WITH[name])
         if argument is None:

@@ -37,7 +37,6 @@ def _drawing(loader: AsyncLoader) -> str:
 
 
 def _shuffle(loader: AsyncLoader) -> str:
-    """The shuffle and its cost."""
     order, source, amplification = loader.order, loader.source, loader.footprint.amplification
     if order.shuffle == "none":
         return "none"

@@ -50,11 +50,7 @@ class Verdicts:
             )
 
     def check_resumed(self, trainer: Any) -> None:
-        """A checkpoint is about to be restored.
-
-        Raises:
-            ConfigError: Training would go on, with batches that repeat.
-        """
+        """A checkpoint is about to be restored."""
         if self._headspace is not None and trainer.state.fn == "fit":
             raise ConfigError(
                 "headspace: this run resumes from a checkpoint, but with headspace=True it is no training; leave out "
@@ -62,7 +58,6 @@ class Verdicts:
             )
 
     def begin_epoch(self, trainer: Any, loaders: Sequence[Loader]) -> None:
-        """An epoch of training begins."""
         self._training = Watch(loaders)
         self.wall_s = self._ended_s = 0.0
         if self._headspace is not None:
@@ -76,7 +71,6 @@ class Verdicts:
                 self._headspace.attach(loader)
 
     def step(self, number: int, now_s: float, waited_s: float, busy_s: float) -> None:
-        """A batch of training has ended."""
         self.wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
         self._ended_s = now_s
         if self._headspace is not None:
@@ -122,7 +116,6 @@ class Verdicts:
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def begin(self, loaders: Sequence[Loader]) -> None:
-        """A loop of evaluation begins."""
         self._evaluation = Watch(loaders)
 
     def end(self, trainer: Any, stage: str) -> str:

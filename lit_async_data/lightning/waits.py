@@ -45,7 +45,6 @@ class WaitSummary:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the loop waited."""
         return self.wait_s + self.gap_s
 
     @property
@@ -78,17 +77,11 @@ class EpochWaits:
         self._fill_sum = 0
 
     def step(self, waited_s: float, stats: Sequence[LoaderStats], *, first: bool) -> None:
-        """Add a step."""
         self.summary += WaitSummary(1, 0.0 if first else waited_s, waited_s if first else 0.0)
         self._fill_sum += sum(each.queue_fill for each in stats)
 
     def end(self, stats: Sequence[LoaderStats], total_s: float) -> dict[str, float]:
-        """Add what the device waited, which is known late.
-
-        Args:
-            stats: Statistics of the loaders after the last step.
-            total_s: Seconds of the steps, waits included.
-        """
+        """Add what the device waited, which is known late."""
         device = _device_wait(self._before, stats)
         busy_s, device_s = total_s - self.summary.waited_s, None if device is None else device.wait_s + device.gap_s
         self.summary += WaitSummary(busy_s=busy_s, device_s=device_s)

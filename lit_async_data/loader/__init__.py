@@ -1,1 +1,0 @@
-"""The room `loader`; its README says what belongs here."""

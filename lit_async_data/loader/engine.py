@@ -63,7 +63,6 @@ class Engine:
 
     @property
     def fill(self) -> QueueFill:
-        """How full the queues are at this moment."""
         # There is one slot more than the depth, for the batch that is being handed out.
         host = min(self.feed.ready, self.feed.depth)
         return QueueFill(host, self.feed.depth, self.queue.ready, self.queue.depth if self.copies else 0)

@@ -32,14 +32,6 @@ def label_evenness(source: Source, order: EpochPlan) -> Iterator[tuple[str, floa
 
     Raises:
         SourceError: Labels cannot be read.
-
-    Example:
-        >>> from lit_async_data import AsyncLoader
-        >>> from lit_async_data.testing import ArraySource
-        >>> source = ArraySource({"y": np.arange(64) // 32})
-        >>> as_stored = AsyncLoader(source, {"batch_size": 32, "shuffle": False})
-        >>> dict(label_evenness(source, as_stored.order))
-        {'y': 0.0}
     """
     if source.chunks.reading == "python":
         return  # the user's code may be slow

@@ -71,7 +71,6 @@ class Resuming:
 
     @property
     def origin(self) -> Place:
-        """Where the pass began."""
         return self._cursor.state.origin
 
     def set_epoch(self, epoch: int) -> None:
@@ -128,11 +127,7 @@ class Resuming:
         return self._fitting(state.place)
 
     def announce(self) -> None:
-        """Say where the epoch is continued, when the first batch is asked for after `checked`.
-
-        Raises:
-            ResumeError: A framework counts the batches, and they have another size now.
-        """
+        """Say where the epoch is continued, when the first batch is asked for after `checked`."""
         if not self._unreported:
             return
         saved, coming = self.saved, self._cursor.coming

@@ -1,1 +1,0 @@
-"""The room `order`; its README says what belongs here."""

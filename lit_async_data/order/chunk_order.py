@@ -59,6 +59,8 @@ class ChunkOrder:
     takes O(runs + odd chunks) of memory; a chunk is odd if it does not have the most frequent number of rows. An uneven
     group adds O(width · (log width + e)) to a block that touches it and in which lanes run out at e positions.
 
+    Positions are integers in ``range(length)``, else an IndexError; positions and results are int64 of shape (n,).
+
     Args:
         runs: The samples of each file. Samples and chunks are numbered across files.
         width: Chunks of a group, ≥ 1; capped at the number of chunks.
@@ -92,17 +94,6 @@ class ChunkOrder:
         self._find_uneven_groups()
 
     def samples(self, positions: npt.ArrayLike) -> Indices:
-        """Returns the samples at these positions.
-
-        Args:
-            positions: Integers in ``range(length)``, shape (n,).
-
-        Returns:
-            int64, shape (n,): sample numbers.
-
-        Raises:
-            IndexError: A position is out of range.
-        """
         places, ticks = self.dealt(positions)
         distinct, which = _window(places)
         chunks = self._chunks_at(distinct)
@@ -110,11 +101,6 @@ class ChunkOrder:
         return first[which] + Permutations(rows, derived_keys(self._row_key, chunks))(ticks, which)
 
     def group(self, number: int) -> Group:
-        """Returns the group of this number.
-
-        Raises:
-            IndexError: The number is out of range.
-        """
         if not 0 <= number < self.groups:
             raise IndexError(f"group {number} of {self.groups}")
         before = np.searchsorted(self._uneven, [number, number + 1])
@@ -122,11 +108,6 @@ class ChunkOrder:
         return Group(number, int(first), int(end))
 
     def group_of(self, position: int) -> Group:
-        """Returns the group that a position belongs to.
-
-        Raises:
-            IndexError: The position is out of range.
-        """
         places, _ = self.dealt([position])
         return self.group(int(places[0]) // self.width)
 
@@ -149,17 +130,7 @@ class ChunkOrder:
         return self._layout.extents(self._chunks_at(places))[0]
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Returns the chunk and the tick of each position.
-
-        Args:
-            positions: Integers in ``range(length)``, shape (n,).
-
-        Returns:
-            Places of the chunks in the order of chunks, and ticks; int64, both of shape (n,).
-
-        Raises:
-            IndexError: A position is out of range.
-        """
+        """Returns the place of its chunk in the order of chunks, and the tick, of each position."""
         positions = np.asarray(positions, np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= self.length):
             raise IndexError(f"position outside an order of {self.length} samples")
@@ -180,9 +151,6 @@ class ChunkOrder:
         A batch of B out of N samples, drawn without replacement, misses a chunk of R samples with the probability
         ``C(N − R, B) / C(N, B) = ∏ (1 − R / (N − i))`` over i < B (hypergeometric). So it reads ``chunks·(1 − ∏ …)``
         chunks on average. R is taken as the mean over chunks.
-
-        Args:
-            batch_size: Samples per batch, at most ``length``.
         """
         remaining = self.length - np.arange(batch_size)
         return float(self.chunks * (1 - np.prod(np.maximum(1 - self.length / self.chunks / remaining, 0))))
@@ -253,12 +221,6 @@ class ChunkExtents:
 
     Raises:
         ValueError: There are no runs.
-
-    Example:
-        >>> layout = ChunkExtents([ChunkRun(samples=5, rows=2), ChunkRun(samples=4, rows=2)])
-        >>> first, rows = layout.extents(np.arange(layout.chunks))
-        >>> first.tolist(), rows.tolist()
-        ([0, 2, 4, 5, 7], [2, 2, 1, 2, 2])
     """
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:

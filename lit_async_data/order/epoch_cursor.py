@@ -61,7 +61,6 @@ class EpochCursor:
         self.state = CursorState()
 
     def set_epoch(self, epoch: int) -> None:
-        """Requests the epoch of the next pass."""
         self.state = self.state._replace(requested=operator.index(epoch))  # as a plain number, not one of numpy
 
     def restart(self) -> None:
@@ -82,7 +81,6 @@ class EpochCursor:
 
     @property
     def coming(self) -> Place:
-        """Where the next pass begins."""
         return _coming(self.state)
 
     def place(self, done: int | None = None) -> Place:

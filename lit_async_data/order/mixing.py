@@ -77,12 +77,6 @@ def ranks_per_chunk(order: ChunkOrder | WeightedChunkOrder, world_size: int) -> 
     ``W / gcd(W, width)`` ranks, but to no more than the chunk has samples. That is 1 if W divides the width. (In uneven
     groups lanes run out, and a chunk may go to more ranks.) Where samples are drawn by weight, a chunk goes to every
     rank that draws it, often to all; the result is the mean.
-
-    Example:
-        >>> from lit_async_data.order.chunk_order import ChunkRun
-        >>> order = ChunkOrder([ChunkRun(samples=64_000, rows=64)], width=12, key=0)
-        >>> [ranks_per_chunk(order, world_size) for world_size in (1, 4, 8)]
-        [1, 1, 2]
     """
     if isinstance(order, WeightedChunkOrder):
         return order.ranks_per_chunk(world_size)

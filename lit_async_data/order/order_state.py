@@ -76,11 +76,6 @@ class OrderState:
         source: See `Source.fingerprint`.
         history: How the samples before the position were dealt.
         version: Of this form.
-
-    Example:
-        >>> state = OrderState(epoch=2, position=8, samples=10, seed=0, shuffle="global", source={"samples": 10})
-        >>> OrderState.from_dict(state.to_dict()) == state
-        True
     """
 
     epoch: int
@@ -100,11 +95,6 @@ class OrderState:
 
     @classmethod
     def from_dict(cls, given: object) -> Self:
-        """Check a state, and return it.
-
-        Raises:
-            ResumeError: It is of a later version, or damaged; the message names the value.
-        """
         if not isinstance(given, Mapping):
             raise ResumeError(f"the saved place is {given!r}, not a mapping; {DAMAGED}")
         _check(given, "version", _whole(given.get("version"), 1), "the number of a version")

@@ -35,12 +35,7 @@ def hash64(word: int) -> int:
 
 
 def derived_key(*words: int) -> int:
-    """Derives a 64-bit key from several integers. A change in any of them gives an unrelated key.
-
-    Example:
-        >>> derived_key(0, 1) != derived_key(1, 0)
-        True
-    """
+    """Derives a 64-bit key from several integers. A change in any of them gives an unrelated key."""
     key = 0
     for word in words:
         key = hash64((key + _GOLDEN + hash64(word & _WORD)) & _WORD)
@@ -48,12 +43,7 @@ def derived_key(*words: int) -> int:
 
 
 def derived_keys(first: npt.ArrayLike, second: npt.ArrayLike) -> Words:
-    """Computes ``derived_key(first, second)`` for each pair of 64-bit words of two arrays, which are broadcast.
-
-    Example:
-        >>> derived_keys(7, [0, 1]).tolist() == [derived_key(7, 0), derived_key(7, 1)]
-        True
-    """
+    """Computes ``derived_key(first, second)`` for each pair of 64-bit words of two arrays, which are broadcast."""
     # At least one axis: numpy warns when a scalar wraps around, but not when the words of an array do.
     one, two = (np.atleast_1d(np.asarray(words, np.uint64)) for words in (first, second))
     golden = np.uint64(_GOLDEN)
@@ -92,17 +82,7 @@ class Permutation:
         self._network = _Network(np.array([n], np.uint64), np.array([(n - 1).bit_length()], np.uint64), keys)
 
     def __call__(self, positions: npt.ArrayLike) -> Indices:
-        """Returns the elements at these positions.
-
-        Args:
-            positions: Integers in ``range(n)``, any shape.
-
-        Returns:
-            int64, of the same shape.
-
-        Raises:
-            IndexError: A position is out of range.
-        """
+        """Returns the elements at positions in ``range(n)``, else an IndexError; int64, of the same shape."""
         return self._walked(positions, _FORWARD)
 
     def inverse(self, elements: npt.ArrayLike) -> Indices:
@@ -127,13 +107,6 @@ class Permutations:
     Args:
         n: Number of elements of each permutation, ≥ 1; shape (k,).
         keys: 64 bits that select each permutation; shape (k,). See `derived_keys`.
-
-    Example:
-        >>> shuffled = Permutations([2, 100], keys=derived_keys(0, [0, 1]))
-        >>> sorted(shuffled([0, 1], which=[0, 0]).tolist())
-        [0, 1]
-        >>> shuffled([7], which=[1]).tolist() == [Permutation(100, derived_key(0, 1))(7)]
-        True
     """
 
     def __init__(self, n: npt.ArrayLike, keys: npt.ArrayLike) -> None:
@@ -143,18 +116,7 @@ class Permutations:
         self._keys = np.asarray(keys, np.uint64)
 
     def __call__(self, positions: npt.ArrayLike, which: npt.ArrayLike) -> Indices:
-        """Returns the elements at these positions.
-
-        Args:
-            positions: Integers, each in the range of its permutation; shape (m,).
-            which: Number of the permutation of each position; shape (m,).
-
-        Returns:
-            int64, shape (m,).
-
-        Raises:
-            IndexError: A position is out of range.
-        """
+        """Returns the elements at positions, each in the range of its permutation, ``which``; all of shape (m,)."""
         positions, which = np.asarray(positions, np.int64), np.asarray(which, np.int64)
         n = self.n[which]
         if positions.size and (positions.min() < 0 or (positions >= n).any()):

@@ -130,7 +130,6 @@ class EpochPlan:
 
     @property
     def _rank_positions(self) -> int:
-        """Number of positions of this rank."""
         return -(-(self.remaining - self.rank) // self.world_size)
 
     def __len__(self) -> int:
@@ -145,9 +144,6 @@ class EpochPlan:
 
         A last step of m < W samples would give some ranks an empty batch. So it is joined to the step before, and the
         two are split again: ⌈B/2⌉ samples per rank in the first, the rest in the second. With B = 1 they stay one step.
-
-        Raises:
-            IndexError: The step is out of range.
         """
         steps, size = len(self), self.batch_size
         if not 0 <= step < steps:
@@ -179,26 +175,12 @@ class EpochPlan:
         """Returns the position of the epoch, over all ranks, behind its first steps.
 
         Behind the last step it is the end of the epoch, samples that ``drop_last`` drops included.
-
-        Args:
-            steps: From 0 to ``len(self)``.
-
-        Raises:
-            IndexError: The epoch has fewer steps.
         """
         if steps == len(self):
             return self.length
         return self.start + (self.bounds(steps - 1)[1] if steps else 0) * self.world_size
 
     def batch(self, step: int) -> BatchPlan:
-        """Returns the batch of a step.
-
-        Args:
-            step: From 0 to ``len(self) - 1``.
-
-        Raises:
-            IndexError: The step is out of range.
-        """
         return BatchPlan(self.epoch, step, self.stretch(step, 1)[0])
 
     def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
@@ -294,7 +276,6 @@ class Limits(NamedTuple):
     start: int = 0
 
     def of(self, epoch: int) -> int | None:
-        """Returns the limit of an epoch."""
         return self.later if epoch > self.epoch else self.steps
 
 
@@ -363,7 +344,6 @@ class Schedule:
         return len(self.plan(epoch)) if resumed else self.steps
 
     def following(self, key: BatchIndex) -> BatchIndex:
-        """Returns the key after this one."""
         epoch, step = key
         current, steps, later, start = self.limits
         last, limit = self.steps, steps if epoch <= current else later  # without calls: this is asked for each batch

@@ -107,24 +107,13 @@ class Weights:
         self._chunks: tuple[tuple[ChunkRun, ...], WeighedChunks] | None = None
 
     def drawn(self, numbers: Floats) -> Indices:
-        """Maps uniform random numbers to samples, in proportion to the weights.
-
-        Args:
-            numbers: In [0, 1), shape (n,).
-
-        Returns:
-            int64, shape (n,): samples with a weight above 0.
-        """
+        """Maps uniform random numbers to samples, in proportion to the weights."""
         values = _scaled(self.edges[0], self.edges[-1], numbers)
         low = (np.searchsorted(self._coarse, values, side="right") - 1) * _COARSE
         return _bisected(self.edges, low, np.minimum(low + _COARSE, self.samples), values)
 
     def chunks(self, runs: Sequence[ChunkRun]) -> WeighedChunks:
-        """Returns the chunks whose samples have any weight.
-
-        Raises:
-            ConfigError: The runs do not hold as many samples as there are weights.
-        """
+        """Returns the chunks whose samples have any weight."""
         runs = tuple(runs)
         cached = self._chunks
         if cached is None or cached[0] != runs:
@@ -149,17 +138,7 @@ def _scaled(low: Floats, high: Floats, numbers: Floats) -> Floats:
 
 
 def drawn(edges: Floats, low: Indices, high: Indices, numbers: Floats) -> Indices:
-    """Maps uniform numbers to the intervals between two edges, in proportion to their widths; never to an empty one.
-
-    Args:
-        edges: Sorted.
-        low: Index of the edge where the range of each number begins, shape (n,).
-        high: Index of the edge where the range ends; that edge is greater.
-        numbers: Numbers in [0, 1), shape (n,).
-
-    Returns:
-        int64, shape (n,): interval numbers from ``low`` to ``high - 1``.
-    """
+    """Maps uniform numbers to the intervals between two edges, in proportion to their widths; never to an empty one."""
     return _bisected(edges, low, high, _scaled(edges[low], edges[high], numbers))
 
 

@@ -1,1 +1,0 @@
-"""The room `prefetch`; its README says what belongs here."""

@@ -162,18 +162,7 @@ log = logging.getLogger(__name__)
 
 
 class PinnedBufferPool:
-    """Blocks of pinned memory, ``most`` at most, which can be set at any time. Safe to use from several threads.
-
-    Example:
-        >>> staging = PinnedBufferPool(bytearray, most=2)
-        >>> staging.claim(1000)  # there is none yet
-        >>> block = staging.provide(1000)
-        >>> len(block), len(staging)
-        (1024, 2)
-        >>> staging.give_back(block)
-        >>> staging.claim(1024) is block
-        True
-    """
+    """Blocks of pinned memory, ``most`` at most, which can be set at any time. Safe to use from several threads."""
 
     def __init__(self, allocate: Callable[[int], Bytes], most: int) -> None:
         self._allocate = allocate

@@ -1,1 +1,0 @@
-"""What users run on a command line. Nothing that reads batches imports it."""

@@ -47,7 +47,6 @@ class Call:
         return source
 
     def python(self) -> str:
-        """Two lines that build the source."""
         fields = f", {literal(self.fields)}" if self.fields else ""
         options = "".join(f", {name}={literal(value)}" for name, value in self.options.items())
         name = self.source.partition(".")[0]

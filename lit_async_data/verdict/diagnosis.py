@@ -56,12 +56,7 @@ class Cure(enum.Enum):
 
 
 class Verdict(NamedTuple):
-    """Why a loop waits, for which share of the time, and what to change, to which value.
-
-    Example:
-        >>> print(Verdict(0.519, Bound.DECODING, Cure.WORKERS, 2).sentence("training", "3.1 s"))
-        training waited 51.9 % of 3.1 s for data, mostly for decoding; set loader.workers=2
-    """
+    """Why a loop waits, for which share of the time, and what to change, to which value."""
 
     share: float
     bound: Bound
@@ -80,7 +75,6 @@ class Verdict(NamedTuple):
 
 
 def verdict(facts: Facts) -> Verdict:
-    """Why a loop waited, and what to change."""
     if facts.transform_s > max(facts.waited_s, KEEPS_UP * facts.total_s):
         return Verdict(facts.transform_s / facts.total_s, Bound.IN_LOOP, Cure.BATCH_TRANSFORM)
     if facts.share < KEEPS_UP:

@@ -73,12 +73,10 @@ class Facts:
 
     @property
     def share(self) -> float:
-        """The share of the time that was waited."""
         return (self.waited_s + self.gap_s) / self.total_s if self.total_s else 0.0
 
     @property
     def busy_s(self) -> float:
-        """Seconds without waiting."""
         return max(self.total_s - self.waited_s - self.gap_s, 1e-9)
 
 

@@ -124,7 +124,6 @@ class Pipeline(abc.ABC):
 
     @property
     def tuned(self) -> bool:
-        """Whether the number of workers is final."""
         return self._tuner is None or self._tuner.settled
 
     def stats(self) -> ReadStats:
@@ -141,12 +140,6 @@ class Pipeline(abc.ABC):
         return self._guard.forked
 
     def check(self) -> None:
-        """Raise the error that prevents the next batch.
-
-        Raises:
-            ClosedError: The pipeline is closed.
-            WorkerError: It belongs to another process, or a worker died.
-        """
         if self._guard.forked:
             raise self._guard.error("this loader was built", self._not_forked)
         if self._closed:

@@ -45,7 +45,6 @@ class FilledSlot(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples that could be read."""
         return sum(batch.rows for batch in self.batches if batch.error is None)
 
 

@@ -184,7 +184,6 @@ class SlotPool:
         self.move(slot, "copy")
 
     def copied(self, slot: int) -> None:
-        """The device has read the slot."""
         self.move(slot, "copied")
         self.vacant.put(slot)
 

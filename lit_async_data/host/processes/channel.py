@@ -68,7 +68,6 @@ class Channel:
         return self._running.pid
 
     def send(self, command: Command) -> None:
-        """Send a command; a `WorkerError` if the process has ended."""
         try:
             os.write(self._commands[1].fileno(), command.packed())
         except BrokenPipeError:
@@ -82,11 +81,7 @@ class Channel:
             raise self._ended() from None
 
     def receive(self) -> list[tuple[Report, bytes]]:
-        """All reports that have arrived, and their payloads. Log records are logged here.
-
-        Raises:
-            WorkerError: The process has ended, or failed.
-        """
+        """All reports that have arrived, and their payloads. Log records are logged here."""
         count = self._reports[0].readinto(self._buffer)
         if count is None:  # nothing has arrived
             return []
@@ -109,7 +104,6 @@ class Channel:
         return found
 
     def wait(self, timeout: float) -> None:
-        """Wait until a report arrives, or the process ends."""
         poll = select.poll()  # not `select`, which takes no descriptors from 1024 on
         poll.register(self._reports[0], select.POLLIN)
         poll.poll(1e3 * timeout)

@@ -276,12 +276,7 @@ class ProcessPipeline(Pipeline):
 
 
 def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device | None, timeout_s: float) -> Pipeline:
-    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request.
-
-    Raises:
-        ConfigError: The setup cannot be pickled for a reader process.
-        MemoryBudgetError: The system has no room for it there, or for the slots.
-    """
+    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
     if setup.plan.workers.kind == "process":
         return _process_pipeline(setup, process, pin=pin, timeout_s=timeout_s)
     plan = setup.plan

@@ -43,11 +43,7 @@ class ReaderSetup:
         return self.plan.layout
 
     def check(self, *, on_demand: bool) -> None:
-        """Check that it can go to a reader process; of any size if the user has asked for that, ``on_demand``.
-
-        Raises:
-            ConfigError: Something cannot be pickled, or takes too many bytes; says what.
-        """
+        """Check that it can go to a reader process; of any size if the user has asked for that, ``on_demand``."""
         nbytes = sum(map(len, self._pickled()))
         if not on_demand and nbytes > MOST_COPIED_BYTES:
             raise ConfigError(f"a copy of it takes {readable(nbytes)}")

@@ -58,12 +58,7 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
 
 
 def pinned_bytes(nbytes: int) -> int:
-    """Bytes that torch pins for this many: the next power of two.
-
-    Example:
-        >>> pinned_bytes(2**20), pinned_bytes(2**20 + 1)
-        (1048576, 2097152)
-    """
+    """Bytes that torch pins for this many: the next power of two."""
     return 1 << (nbytes - 1).bit_length()
 
 
@@ -102,14 +97,7 @@ def pinned(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The memory that a loader will hold, and the most that it may hold.
-
-    Example:
-        >>> str(Budget(slots=5, slot_bytes=2**20, limit=2**30))
-        '5 slots of 1.0 MiB = 5.0 MiB, of at most 1.0 GiB'
-        >>> str(Budget(slots=5, slot_bytes=2**20, decoded=2**24, cache=2**28, limit=2**30))
-        '5 slots of 1.0 MiB + 16.0 MiB decoded + 256.0 MiB cache = 277.0 MiB, of at most 1.0 GiB'
-    """
+    """The memory that a loader will hold, and the most that it may hold."""
 
     slots: int  # allocated before the first batch
     slot_bytes: int  # of one slot
@@ -121,7 +109,6 @@ class Budget:
 
     @property
     def total(self) -> int:
-        """Bytes that the loader holds from the first batch on."""
         return self.slots * self.slot_bytes + self._beside
 
     @property

@@ -56,19 +56,6 @@ class ResourcePlan:
         refusal: str = "",
         ranks: int | None = None,
     ) -> ResourcePlan:
-        """The footprint of a loader.
-
-        Args:
-            source: Where samples come from.
-            spec: The fields of its batches.
-            options: As given.
-            schedule: Its order.
-            ahead: Whether anything is read ahead.
-            pinned: Whether a device copies from its slots.
-            transformation: The host hooks, for one batch at a time; None without any.
-            refusal: Why no reader process can be used; empty if one can.
-            ranks: See `ranks_here`.
-        """
         hooks, first = transformation is not None, schedule.plan(0)
         scratch = None if transformation is None else transformation.scratch_bytes
         workers = Workers.of(

@@ -25,12 +25,6 @@ class WorkerTuner:
         window_s: Seconds after which the waiting is judged, at least; a worker process takes a part of a second to
             start.
         clock: Seconds that pass.
-
-    Example:
-        >>> now = iter(range(1000))
-        >>> tuner = WorkerTuner(1, 4, window_s=0, clock=lambda: next(now))
-        >>> [tuner.waited(1.0, batches) for batches in range(0, 64, 4)]  # however many there are, it waits as long
-        [1, 1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1]
     """
 
     count: int

@@ -52,11 +52,7 @@ class Workers(NamedTuple):
         refusal: str = "",
         ranks: int | None = None,
     ) -> Workers:
-        """The workers of a loader, of which ``ranks`` share this machine; see `ResourcePlan.of`.
-
-        Raises:
-            ConfigError: ``worker_kind=process`` is not possible here.
-        """
+        """The workers of a loader, of which ``ranks`` share this machine; see `ResourcePlan.of`."""
         if not ahead or options.workers == 0:
             return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
         reading, free = source.chunks.reading, cores(ranks)

@@ -36,17 +36,6 @@ class Groups(NamedTuple):
 
 
 def groups_of(source: Source, given: Any, places: Places) -> Groups:
-    """The groups that the user chose.
-
-    Args:
-        source: The source of the samples.
-        given: A rule, the name of a column, or one value per sample; see `split`.
-        places: Part and row of each sample.
-
-    Raises:
-        ConfigError: ``given`` is none of these, does not fit the source, or has no value for a sample; begins with
-            ``groups:``.
-    """
     if not isinstance(given, str):
         return _of_values(source, given, "the given array")
     if given.startswith(COLUMN):
@@ -58,11 +47,7 @@ def groups_of(source: Source, given: Any, places: Places) -> Groups:
 
 
 def check_unambiguous(source: Source, given: str, found: Groups | None = None) -> None:
-    """Refuse a word that is a rule and a column, unless both give the same groups.
-
-    Raises:
-        ConfigError: It is both; the message says how to write each.
-    """
+    """Refuse a word that is a rule and a column, unless both give the same groups."""
     if given not in RULES:
         return
     try:
@@ -233,11 +218,6 @@ def _factorized(values: npt.NDArray[Any]) -> tuple[Indices, list[str]]:
 
 
 def text_of(value: Any) -> str:
-    """The value of a group as its name.
-
-    Raises:
-        ConfigError: It is neither a whole number nor text.
-    """
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, str):

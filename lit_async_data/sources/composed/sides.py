@@ -19,14 +19,6 @@ def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words) -> Indices
 
     Large groups come first, and those of about the same size (a power of two) in the order of their keys. Each goes to
     the side that holds least of its share. The last ones go to sides that have none.
-
-    Args:
-        groups: The groups.
-        shares: The share of each side; the rest of the samples stays unused.
-        keys: A random number for each group.
-
-    Raises:
-        ConfigError: There are fewer groups than sides.
     """
     if len(groups.names) < len(shares):
         raise ConfigError(
@@ -49,15 +41,7 @@ def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words) -> Indices
 
 
 def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
-    """The side of each group that the user has given by name; `UNUSED` for the others.
-
-    Args:
-        groups: The groups.
-        given: For each side, the values of its groups: whole numbers or text.
-
-    Raises:
-        ConfigError: A side has no group, or a group is unknown or named twice.
-    """
+    """The side of each group that the user has given by name; `UNUSED` for the others."""
     numbers = {name: number for number, name in enumerate(groups.names)}
     sides, taken = np.full(len(numbers), UNUSED), dict[str, str]()
     for side, (key, values) in enumerate(given.items()):

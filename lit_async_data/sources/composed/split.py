@@ -252,7 +252,6 @@ def _subsets(source: Source, names: list[str], sides: Indices, groups: Groups | 
 
 
 def describe(result: Split, source: Source, places: Places, how: str, groups: Groups | None) -> None:
-    """Describe the sides, counted from the final split."""
     total, listed = len(source), []
     for name, side in result.items():
         own = "" if side.group_codes is None else f"{np.unique(side.group_codes).size} of "
@@ -271,7 +270,6 @@ def describe(result: Split, source: Source, places: Places, how: str, groups: Gr
 
 
 def _on_two_sides(result: Split) -> int:
-    """Number of groups that are on two sides."""
     codes = [np.unique(side.group_codes) for side in result.values() if side.group_codes is not None]
     return int((np.unique(np.concatenate(codes), return_counts=True)[1] > 1).sum()) if codes else 0
 

@@ -13,16 +13,6 @@ from lit_async_data.sources.contract.source import Source, read_all
 
 
 def check_source(name: str, given: object, kinds: str = "a source") -> None:
-    """Check that an argument is a source.
-
-    Args:
-        name: The argument, for messages.
-        given: Its value.
-        kinds: What the argument may be, for messages.
-
-    Raises:
-        ConfigError: It is not a source; the message begins with ``name``.
-    """
     if isinstance(given, Source):
         return
     if hasattr(given, "read_into") and not isinstance(given, type):
@@ -37,11 +27,7 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
 
 
 def check_same(sources: Sequence[Source], number: int) -> None:
-    """Check that a source has the fields of the first source.
-
-    Raises:
-        FormatError: It has not; names both sources and the field.
-    """
+    """Check that a source has the fields of the first source."""
     first, other = sources[0].spec, sources[number].spec
     if first == other:
         return
@@ -62,19 +48,7 @@ def check_same(sources: Sequence[Source], number: int) -> None:
 
 
 def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
-    """The values of a field with one number per sample, for all samples.
-
-    Args:
-        source: The source to read.
-        key: Key of the field.
-        option: The option that needs the values, for messages.
-
-    Returns:
-        Shape (len(source),).
-
-    Raises:
-        ConfigError: There is no such field, or its samples hold more than one number.
-    """
+    """The values of a field with one number per sample, for all samples."""
     field = source.spec.fields.get(key)
     if field is None:
         raise ConfigError(f"{option}: {key!r} is not one of the fields {', '.join(source.spec.fields)}")

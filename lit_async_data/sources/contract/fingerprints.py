@@ -16,24 +16,12 @@ PROBES = 2**14
 
 
 def probes(length: int, most: int = PROBES) -> Indices:
-    """Evenly spaced numbers from 0 to ``length - 1``, the first and the last among them; all if they are few.
-
-    Example:
-        >>> probes(1000, most=4).tolist()
-        [0, 333, 666, 999]
-    """
+    """Evenly spaced numbers from 0 to ``length - 1``, the first and the last among them; all if they are few."""
     return np.arange(length) if length <= most else np.arange(most) * (length - 1) // (most - 1)
 
 
 def digest(*pieces: str | npt.NDArray[Any] | Iterable[str]) -> str:
-    """A short text that differs, almost surely, where texts or probed values of arrays differ.
-
-    Example:
-        >>> digest("a.h5", np.arange(10)) == digest("a.h5", np.arange(10))
-        True
-        >>> digest("a.h5") == digest("b.h5")
-        False
-    """
+    """A short text that differs, almost surely, where texts or probed values of arrays differ."""
     made = hashlib.blake2b(digest_size=8)
     for piece in pieces:
         if isinstance(piece, np.ndarray):

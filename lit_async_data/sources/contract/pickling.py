@@ -16,11 +16,6 @@ def why_not_pickled(value: Any) -> str:
     """Why an object cannot be pickled, with the attribute that prevents it; empty if it can.
 
     Classes and functions of ``__main__``, as in a notebook, are pickled by value.
-
-    Example:
-        >>> import threading
-        >>> why_not_pickled(functools.partial(print, threading.Lock()))
-        "cannot be pickled (TypeError: cannot pickle '_thread.lock' object), because of its args[0]"
     """
     error = _error(value)
     if error is None:

@@ -376,11 +376,7 @@ def read_all(source: Source, key: str) -> Array:
 
 
 def whole_numbers(given: Any, source: Source) -> Indices:
-    """Sample numbers from what a user gives; int64, shape (n,).
-
-    Raises:
-        IndexError: They are not whole numbers.
-    """
+    """Sample numbers from what a user gives; int64, shape (n,)."""
     numbers = np.asarray(given).reshape(-1)
     if numbers.size and numbers.dtype.kind not in "iu":
         raise IndexError(f"sample numbers are whole numbers below {len(source)}, not {numbers[:1].tolist()[0]!r}")
@@ -388,15 +384,7 @@ def whole_numbers(given: Any, source: Source) -> Indices:
 
 
 def check_range(samples: Indices, source: Source) -> None:
-    """Check that a source has these samples.
-
-    Args:
-        samples: int64, shape (n,).
-        source: The source.
-
-    Raises:
-        IndexError: A number is not in ``range(len(source))``.
-    """
+    """Check that a source has these samples."""
     # As unsigned integers, negative numbers are the largest: one comparison instead of two.
     if samples.size and samples.view(np.uint64).max() >= len(source):
         wrong = samples[(samples < 0) | (samples >= len(source))][0]
@@ -404,14 +392,7 @@ def check_range(samples: Indices, source: Source) -> None:
 
 
 def described(samples: int, name: str, spec: BatchSpec) -> str:
-    """One line for people: number of samples, origin and fields.
-
-    Args:
-        samples: Number of samples.
-        name: Origin of the samples, as messages name it; the name of a subset begins with its number of samples. Empty
-            if there is nothing to say.
-        spec: The fields.
-    """
+    """One line for people: number of samples, origin and fields."""
     size = f"{samples:,} "
     origin = f" from {name}" if name else ""
     return f"{name if name.startswith(size) else f'{size}samples{origin}'}: {spec}"

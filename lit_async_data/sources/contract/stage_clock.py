@@ -54,18 +54,7 @@ class _Sums:
 
 
 class StageClock:
-    """The sums of the calling thread. Each thread has its own.
-
-    Example:
-        >>> clock = StageClock()
-        >>> clock.start()
-        >>> clock.decoded(0.25, stored=10, nbytes=30)
-        >>> work = clock.take()
-        >>> work.decode_s, work.stored, work.decoded
-        (0.25, 10, 30)
-        >>> clock.take().decode_s
-        0.0
-    """
+    """The sums of the calling thread. Each thread has its own."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
@@ -82,27 +71,14 @@ class StageClock:
         self._thread.sums = _Sums()
 
     def waited(self, began_s: float) -> float:
-        """The thread had nothing to do from a moment until now: that is no work.
-
-        Args:
-            began_s: By `time.perf_counter`.
-
-        Returns:
-            Seconds since then.
-        """
+        """The thread had nothing to do from a moment until now: that is no work."""
         now, sums = time.perf_counter(), self._sums()
         # The sums of a thread begin with its first call, which may be this one.
         sums.wall = min(sums.wall + now - began_s, now)
         return now - began_s
 
     def decoded(self, seconds: float, stored: int, nbytes: int) -> None:
-        """Something was decoded.
-
-        Args:
-            seconds: How long it took.
-            stored: Bytes as stored.
-            nbytes: Bytes of the result.
-        """
+        """Something was decoded."""
         sums = self._sums()
         sums.decode_s += seconds
         sums.stored += stored

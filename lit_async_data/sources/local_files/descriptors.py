@@ -32,11 +32,7 @@ def raise_if_none_left(error: OSError) -> None:
 
 @contextlib.contextmanager
 def listing(path: str) -> Iterator[None]:
-    """Raise a `SourceError` if no descriptor is left to list folders with.
-
-    Args:
-        path: The folder or pattern, for the message.
-    """
+    """Raise a `SourceError` if no descriptor is left to list folders with."""
     try:
         yield
     except OSError as error:
@@ -47,11 +43,7 @@ def listing(path: str) -> Iterator[None]:
 
 
 def check_listable(pattern: str) -> None:
-    """Check that a descriptor is left for expanding a pattern: ``glob`` treats unreadable folders as empty.
-
-    Raises:
-        SourceError: No descriptor is left.
-    """
+    """Check that a descriptor is left for expanding a pattern: ``glob`` treats unreadable folders as empty."""
     import glob
 
     folder = pattern

@@ -9,9 +9,5 @@ RECENT_NS = 2 * 10**9
 
 
 def changed_recently(*times_ns: int) -> bool:
-    """Whether the latest of these times of a file lies within `RECENT_NS` of now.
-
-    Args:
-        times_ns: Nanoseconds since the epoch, such as ``st_mtime_ns`` and ``st_ctime_ns``.
-    """
+    """Whether the latest of these times of a file lies within `RECENT_NS` of now."""
     return abs(time.time_ns() - max(times_ns)) < RECENT_NS

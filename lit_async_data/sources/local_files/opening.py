@@ -13,15 +13,7 @@ import os
 
 
 def opening(path: str, flags: int = 0) -> io.FileIO:
-    """Open a file for reading, unbuffered.
-
-    Args:
-        path: The file.
-        flags: Flags for ``os.open`` in addition to those that Python sets.
-
-    Raises:
-        OSError: The file cannot be opened, or is a folder.
-    """
+    """Open a file for reading, unbuffered."""
     return open(path, "rb", buffering=0, opener=functools.partial(_descriptor, flags))
 
 

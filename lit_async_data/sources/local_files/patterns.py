@@ -24,10 +24,6 @@ def files_matching(pattern: str) -> list[str]:
     """The files that a pattern matches, in natural order: no folders, and ``**`` stands for any number of folders.
 
     Names that begin with a dot match only a pattern that writes the dot.
-
-    Raises:
-        MissingError: There is none.
-        SourceError: No descriptor is left to list a folder with.
     """
     check_listable(pattern)
     found = set(glob.glob(pattern, recursive=True))

@@ -1,1 +1,0 @@
-"""Samples that a table names; see the README."""

@@ -23,11 +23,7 @@ class UnfitError(Exception):
 
 
 def as_array(value: Any) -> Array:
-    """A value as an array, without a copy. Whole-number scalars become int64.
-
-    Raises:
-        UnfitError: The value is not a number or an array of numbers, or no tensor in host memory can hold it.
-    """
+    """A value as an array, without a copy. Whole-number scalars become int64."""
     if isinstance(value, torch.Tensor):
         array = _tensor_array(value)
     elif isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.ma.MaskedArray):

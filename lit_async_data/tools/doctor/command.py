@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure and print the report. Raises `AsyncDataError`."""
     if not 0.05 <= arguments.seconds <= 600:
         raise ConfigError(f"seconds: {arguments.seconds} is not from 0.05 to 600")
     options, call = LoaderOptions(batch_size=arguments.batch_size), given_call(arguments.files, arguments)
@@ -69,7 +68,6 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 
 
 def pack_command(paths: Sequence[str], call: Call) -> str:
-    """The command that packs files."""
     words = ["python", "-m", "lit_async_data", "pack", *paths, "-o", "packed.h5"]
     fields = {key: call.name_of(key) for key in call.fields}
     for name, value in {"fields": fields, **call.options}.items():

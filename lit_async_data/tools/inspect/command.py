@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Inspect files and print the report. Raises `AsyncDataError`."""
     report = report_on(arguments.files)
     as_json = json.dumps(report.as_dict(), ensure_ascii=False, indent=2, default=str) if arguments.json else ""
     sys.stdout.write(f"{as_json}\n" if arguments.json else text_of(report))

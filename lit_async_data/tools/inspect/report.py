@@ -75,7 +75,6 @@ class Report:
         self.notes += errors[:1]
 
     def as_dict(self) -> dict[str, Any]:
-        """This report as values of JSON."""
         values = {"version": VERSION, **vars(self)}
         values["datasets"] = [{key: getattr(each, key) for key in SHOWN} for each in self.datasets]
         values["columns"] = [vars(each) for each in self.columns]

@@ -41,6 +41,5 @@ def of_training(names: Iterable[str]) -> list[str]:
 
 
 def common_start(texts: Sequence[str]) -> str:
-    """The characters that all texts begin with."""
     pairs = zip(min(texts, default=""), max(texts, default=""), strict=False)
     return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

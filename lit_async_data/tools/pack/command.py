@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Pack, and print what was written. Raises `AsyncDataError`."""
     given = {name: getattr(arguments, name) for name in ("codec", "chunk", "columns", "keep_parts", "force")}
     call = given_source(arguments.input, arguments)
     if call.source == "ManifestSource" and not call.fields:

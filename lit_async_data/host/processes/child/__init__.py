@@ -1,1 +1,0 @@
-"""The README of this folder says what belongs here."""

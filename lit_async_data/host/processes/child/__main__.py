@@ -100,7 +100,6 @@ class Endpoint:
         return bool(data)
 
     def check(self) -> None:
-        """Report the error of a reader thread that has ended."""
         try:
             if isinstance(self._server, ReaderServer):
                 self._server.check()

@@ -68,7 +68,6 @@ class ReaderServer:
                 self._pipeline.prefetch(command.key)
 
     def check(self) -> None:
-        """Raise a `WorkerError` if a reader thread has ended."""
         self._pipeline.check()
 
     def _report(self) -> None:

@@ -77,13 +77,7 @@ class WorkerProcess:
         return self.was_ready
 
     def carry_out(self, command: Command) -> Work:
-        """Have a command carried out; returns what was done for it.
-
-        Raises:
-            NotBegunError: The process had ended before.
-            WorkerError: The process has ended meanwhile.
-            Exception: As raised there.
-        """
+        """Have a command carried out; returns what was done for it."""
         try:
             self._channel.send(command)
         except WorkerError as error:

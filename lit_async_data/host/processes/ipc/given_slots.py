@@ -59,6 +59,5 @@ class GivenSlots:
         return None if slot == _NONE else slot
 
     def close(self) -> None:
-        """Close the pipe, when no worker uses it any more."""
         self._read.close()
         self._write.close()

@@ -10,7 +10,6 @@ from lit_async_data.errors import AsyncDataError, ReadError
 
 
 def packed_errors(errors: Sequence[tuple[int, BaseException]]) -> bytes:
-    """Pickle exceptions, each with a number."""
     return pickle.dumps([(number, *_portable(error)) for number, error in errors])
 
 

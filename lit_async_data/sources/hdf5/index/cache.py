@@ -30,13 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class IndexCache:
-    """The cache in a folder, which is made if it does not exist; or no cache.
-
-    Example:
-        >>> IndexCache("/dev/null")
-        Traceback (most recent call last):
-        lit_async_data.errors.ConfigError: cache_dir: /dev/null cannot be made: File exists; give another folder
-    """
+    """The cache in a folder, which is made if it does not exist; or no cache."""
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self._folder = None

@@ -70,7 +70,6 @@ class IndexKey:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks in the grid."""
         return math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
 
     def __str__(self) -> str:

@@ -70,7 +70,6 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
 
 
 def check_records(dataset: h5py.Dataset) -> None:
-    """Check the records of a dataset that h5py must read."""
     rules, rank = _ChunkRules.of(dataset), len(dataset.shape)
     chunk, grid = np.array(dataset.chunks), grid_of(dataset)
     blocks: list[npt.NDArray[np.int64]] = []
@@ -114,7 +113,6 @@ def _chunk_numbers(
 
 
 def _check_duplicates(rules: _ChunkRules, corners: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> None:
-    """Raise `CorruptError` if two records have the same chunk number."""
     order = np.argsort(numbers, kind="stable")
     twice = np.flatnonzero(np.diff(numbers[order]) == 0)
     if len(twice):
@@ -264,7 +262,6 @@ def _check_overlap(
     sizes: npt.NDArray[Any],
     corner_of: Callable[[int], npt.NDArray[Any]],
 ) -> None:
-    """Raise `CorruptError` if two chunks share a byte."""
     begins, ends = np.sort(offsets), np.sort(offsets + sizes)
     if not (begins[1:] < ends[:-1]).any():
         return

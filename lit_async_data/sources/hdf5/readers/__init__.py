@@ -1,1 +1,0 @@
-"""The room `readers`; its README says what belongs here."""

@@ -90,7 +90,6 @@ class ChunkCache:
                 self._lock.release()
 
     def clear(self) -> None:
-        """Drop all slabs."""
         with self._lock:
             for recent in self._recent.values():
                 recent.clear()
@@ -187,7 +186,6 @@ class RecentSlabs:
         self._slabs, self._by_turn, self._held_bytes = {}, {}, 0
 
     def _put(self, key: Hashable, slab: Array, turn: int) -> None:
-        """Cache a slab if it fits."""
         if slab.nbytes <= self.room:
             self.make_room(slab.nbytes)
             self._by_turn.setdefault(turn, collections.OrderedDict())[key] = None
@@ -236,11 +234,9 @@ class KeptSlabs:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything can be cached."""
         return self._room.nbytes > 0
 
     def missing(self, numbers: Indices) -> Indices:
-        """The slabs that are not cached."""
         content = self._content
         return numbers if content is None else numbers[self._places(content[1], numbers) < 0]
 
@@ -274,7 +270,6 @@ class KeptSlabs:
         return None if cached.all() else np.flatnonzero(~cached)
 
     def put(self, number: int, slab: Array) -> None:
-        """Cache a slab if it fits."""
         with self._lock:
             most = min(self._slabs, self._room.nbytes // self._slab_bytes)
             if self._content is None or len(self._content[0]) == self._next * self._rows < most * self._rows:

@@ -88,7 +88,6 @@ class PartReader:
         return any(cold)
 
     def decode(self, samples: Indices, turn: Turn | None) -> None:
-        """Decode the chunks of samples."""
         rows = self._part.anchors.rows(samples)
         for reader in self.fields.values():
             reader.decode(rows, turn)
@@ -116,7 +115,6 @@ class PartReader:
         return self.datasets[name]
 
     def _fastest(self, stored: StoredDataset, name: str) -> Reader:
-        """The fastest reader that fits a dataset."""
         match choice(stored, mapped=self._file.mapped):
             case "raw":
                 return RawReader(stored, self._file)
@@ -241,7 +239,6 @@ class PartReaders:
         return slowest(reader.reading for part in self.parts for reader in part.fields.values())
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read one or more samples into arrays; see `Source.read_into`."""
         if len(self._stored) == 1:
             self._read_part(0, samples, out)
             return
@@ -302,11 +299,9 @@ class PartReaders:
         return source_error(error, path, "cannot be read", file=path)
 
     def fetch(self, samples: Indices) -> bool:
-        """Have the kernel read samples from the disk; see `Source.fetch`."""
         return any(list(self._of_each_part(samples, PartReader.fetch)))
 
     def decode(self, samples: Indices, turn: Turn | None) -> None:
-        """Decode the chunks of samples; see `Source.decode`."""
         decode = functools.partial(PartReader.decode, turn=turn)
         collections.deque(self._of_each_part(self._with_group(samples), decode), maxlen=0)
 
@@ -323,7 +318,6 @@ class PartReaders:
         return self._memory.needs(chunks)
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Make room for decoded chunks; see `Source.reserve`."""
         self._files.check_process()  # before taking a lock, which a thread may have held when this process was forked
         return self.cache.reserve(self._memory.room(chunks), cache_bytes)
 

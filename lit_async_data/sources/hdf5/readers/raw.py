@@ -144,14 +144,7 @@ class RawReader(Reader):
 
 
 def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
-    """Copy pieces of equal length from any offsets to the rows of a C-contiguous array of bytes.
-
-    Example:
-        >>> out = np.empty((2, 3), np.uint8)
-        >>> gather_windows(np.arange(10, dtype=np.uint8), np.array([5, 1]), out)
-        >>> out.tolist()
-        [[5, 6, 7], [1, 2, 3]]
-    """
+    """Copy pieces of equal length from any offsets to the rows of a C-contiguous array of bytes."""
     if not out.size:
         return
     length = out.shape[1]

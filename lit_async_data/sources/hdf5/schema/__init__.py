@@ -1,1 +1,0 @@
-"""The room `schema`; its README says what belongs here."""

@@ -100,7 +100,6 @@ def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[I
 
 
 def _group_starts(part: StoredPart, key: str, chunks_per_run: int) -> Indices:
-    """The first sample of each group."""
     field, anchors = part.fields[key], part.anchors
     rows = field.values.chunk_rows * chunks_per_run
     if anchors.chosen is None and field.stored is field.values:

@@ -49,7 +49,6 @@ class StoredRanges:
 
     @property
     def rows(self) -> int:
-        """Number of samples."""
         return len(self.offsets) - 1
 
     @property

@@ -72,12 +72,10 @@ class StoredDataset:
 
     @property
     def rows(self) -> int:
-        """Number of samples."""
         return self.shape[self.axis]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:

@@ -66,7 +66,6 @@ class StoredPart:
 
     @property
     def rows(self) -> int:
-        """Number of rows of every field."""
         return 0 if self.empty else next(iter(self.fields.values())).stored.rows
 
     @property
@@ -76,7 +75,6 @@ class StoredPart:
 
     @property
     def external(self) -> ExternalFiles:
-        """Other files that hold values."""
         return tuple(file for field in self.fields.values() for file in field.stored.external)
 
     @property
@@ -155,7 +153,6 @@ class StoredPart:
 
 
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
-    """Inspect the parts of one file."""
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.stat(path))
         tables: Tables = {}

@@ -22,7 +22,6 @@ NAMED = 20
 
 
 def check_distinct(files: Mapping[str, FileIdentity]) -> None:
-    """Check that no two paths lead to the same file."""
     seen: dict[tuple[int, int], str] = {}
     for path, identity in files.items():
         other = seen.setdefault((identity.device, identity.inode), path)

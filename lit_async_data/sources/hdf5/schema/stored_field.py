@@ -70,7 +70,6 @@ class StoredField:
 
     @property
     def datasets(self) -> list[StoredDataset]:
-        """All datasets that are read."""
         columns = self.stored.columns if isinstance(self.stored, StoredRanges) else None
         return [self.values] if columns is None else [self.values, columns]
 

@@ -13,13 +13,7 @@ Span = tuple[int, int]
 
 
 class WindowStarts:
-    """Anchors at equal steps, or chosen ones. Immutable.
-
-    Example:
-        >>> anchors = WindowStarts.within(rows=10, spans=[(-2, 1), (0, 3)], stride=2)
-        >>> anchors.rows(np.arange(anchors.count)).tolist()
-        [2, 4, 6]
-    """
+    """Anchors at equal steps, or chosen ones. Immutable."""
 
     def __init__(self, first: int, stride: int, count: int, chosen: Indices | None = None) -> None:
         self.first = first

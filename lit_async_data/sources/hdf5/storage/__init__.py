@@ -1,1 +1,0 @@
-"""The room `storage`; its README says what belongs here."""

@@ -31,7 +31,6 @@ _HEADER = struct.Struct(">QI")
 
 
 def is_installed() -> bool:
-    """Whether `imagecodecs` can be imported."""
     try:
         _library()
     except ImportError:

@@ -116,7 +116,6 @@ def retry_once(read: Callable[[], _T]) -> _T:
 
 
 def open_h5py(path: str) -> h5py.File:
-    """Open a file for reading with h5py."""
     import h5py
 
     try:
@@ -135,7 +134,6 @@ def open_h5py(path: str) -> h5py.File:
 
 
 def open_raw(path: str) -> io.FileIO:
-    """Open a file for reading its bytes. Raises as `open_h5py`."""
     try:
         # Without O_NONBLOCK, opening a pipe blocks until somebody writes to it. Regular files ignore the flag.
         file = retry_once(lambda: opening(path, system.NO_BLOCKING))

@@ -147,7 +147,6 @@ class OpenFile:
             return self._maps[random_access]
 
     def read_at(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
-        """Fill ``out`` with the bytes from an offset on."""
         descriptor, view, done = self.descriptor(), out.data, 0
         while done < len(view):
             try:
@@ -352,7 +351,6 @@ class OpenFiles:
             return self._recently_used.popitem(last=False)[0] if len(self._recently_used) > self._max_open else None
 
     def close(self) -> None:
-        """Close all files."""
         for file in self._files:
             file.close()
         with self._lock:

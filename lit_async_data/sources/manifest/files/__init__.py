@@ -1,1 +1,0 @@
-"""Reads and decodes the files of samples; see the README."""

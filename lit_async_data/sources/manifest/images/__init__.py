@@ -1,1 +1,0 @@
-"""Decodes and resizes images; see the README."""

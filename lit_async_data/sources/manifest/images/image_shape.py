@@ -51,17 +51,6 @@ class ImageShape:
 
     Raises:
         ConfigError: A value is invalid; the message begins with its name.
-
-    Example:
-        >>> ImageShape(224, resize="random_crop").image_size
-        (224, 224)
-        >>> ImageShape((32, 48), mode="L").channels
-        1
-        >>> ImageShape(mode="uint16").dtype, ImageShape(mode="P").resampling
-        (dtype('uint16'), 'nearest')
-        >>> ImageShape(resize="crop")
-        Traceback (most recent call last):
-        lit_async_data.errors.ConfigError: image_size: missing; resize='crop' needs the size of the result
     """
 
     image_size: int | tuple[int, int] | None = None

@@ -1,1 +1,0 @@
-"""Rows and columns of tables; see the README."""

@@ -27,7 +27,6 @@ def arrow(module: str = "") -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type is text; categorical text is not."""
     types = arrow("types")
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
@@ -52,11 +51,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_single_array(column: Any) -> Any:
-    """Combine the chunks of a column into one array: text, categorical text, lists or plain values.
-
-    Returns:
-        An ``Array`` with the same rows. A single chunk is returned without a copy if its type allows.
-    """
+    """Combine the chunks of a column into one array: text, categorical text, lists or plain values."""
     types, library = arrow("types"), arrow()
     kind = column.type
     if isinstance(kind, library.BaseExtensionType):
