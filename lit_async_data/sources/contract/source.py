@@ -54,13 +54,15 @@ class MemoryNeeds:
 class Reservation:
     """Room in a source: given back by a call, or when nobody refers to it any more, as after an interrupt."""
 
+    _release: Callable[[], None] | None = None  # until the constructor has come to its end
+
     def __init__(self, release: Callable[[], None]) -> None:
-        self._release: Callable[[], None] | None = release
+        self._release = release
 
     def __call__(self) -> None:
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+        if self._release is not None:
+            self._release()  # again, if an interrupt has ended it: it counts once
+            self._release = None
 
     __del__ = __call__
 
