@@ -84,6 +84,7 @@ class BaseLoader(abc.ABC):
         self._verify_copies = verify_copies
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
+        self._is_left = False  # whether an interrupt has ended its last request
         self.local_world_size = None
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
@@ -163,13 +164,14 @@ class BaseLoader(abc.ABC):
                 "two threads called next of this loader at once, but one thread may iterate at a time; give each "
                 "thread its own loader, or take batches in one thread and hand them to the others"
             )
+        self._is_left = False
         try:
             return self._take()
         except Exception:
             self._run.inside, self._run.interrupted = {}, False  # the request has come to an end
             raise
         except BaseException:
-            self._run.inside = {}
+            self._run.inside, self._is_left = {}, True
             raise
 
     def _claim(self, one: Pass) -> bool:
@@ -182,7 +184,8 @@ class BaseLoader(abc.ABC):
         needs = self._wiring.priority
         priority = None if needs is None else needs(one)
         if priority is None:
-            takes = owner is None or self._epoch_is_named
+            # The traceback of an interrupt may keep a pass that the program has left, as in a notebook.
+            takes = owner is None or self._epoch_is_named or self._is_left
         else:
             assert needs is not None
             takes = priority > (0 if owner is None else needs(owner) or 0)

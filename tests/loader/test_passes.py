@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
+from support.threads.interrupts import interrupted
 from torch.utils.data import DataLoader
 
 from lit_async_data import AsyncLoader, ConcatSource, prefetched
@@ -292,3 +293,15 @@ def test_an_iterator_beside_reads_composed_sources_and_weights():
         for _ in loader:
             assert set(numbers(next(iter(loader)))) == {LENGTH - 1}
             break
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_interrupt_the_next_iterator_reads_ahead_though_a_traceback_keeps_the_last(workers, caplog):
+    with loader_of("none", workers) as loader:
+        left = iter(loader)
+        assert numbers(next(left)) == STORED[0]
+        with pytest.raises(KeyboardInterrupt), interrupted(30):
+            next(left)
+        assert [numbers(batch) for batch in loader] == STORED
+        assert not [record for record in caplog.records if "another iterator" in record.getMessage()]
+        assert [numbers(batch) for batch in left] == STORED[1:]
