@@ -1,4 +1,4 @@
-"""How threads and processes are waited for, how their end is found, and what is said of it.
+"""Waits for threads and processes, notices when one has ended, and says so.
 
 An interrupt (Ctrl-C) inside `threading.Condition.__enter__` or `Thread.start` leaves a lock locked, and inside
 `Thread.is_alive` it makes a living thread dead for ever (bpo-45274). So the consumer's thread waits only for

@@ -37,12 +37,9 @@ def training_steps(
 
     The loader counts the batches of this pass from here on as Lightning does: a batch is done when it was trained on.
     """
-    trainer, loader = reference(), loader_reference()
-    if trainer is None or loader is None:
+    if (found := _running(reference, loader_reference)) is None:
         return None, None
-    if trainer.state.status != "running":
-        _resuming(loader).done = None  # the user iterates
-        return None, None
+    trainer, loader = found
     done, total = int(_counters(trainer).ready), trainer.num_training_batches
     if total == math.inf or total <= 0:
         return None, None
@@ -56,6 +53,19 @@ def training_steps(
     return (int(total) - done if done < total else None), int(total)
 
 
+def _running(
+    reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
+) -> tuple[pl.Trainer, AsyncLoader] | None:
+    """The Trainer and its loader; None if the user iterates, outside of a run."""
+    trainer, loader = reference(), loader_reference()
+    if trainer is None or loader is None:
+        return None
+    if trainer.state.status != "running":
+        _resuming(loader).done = None
+        return None
+    return trainer, loader
+
+
 def steps_of_one_among_several(
     reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
 ) -> tuple[None, None]:
@@ -63,12 +73,9 @@ def steps_of_one_among_several(
 
     It limits no pass: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own.
     """
-    trainer, loader = reference(), loader_reference()
-    if trainer is None or loader is None:
+    if (found := _running(reference, loader_reference)) is None:
         return None, None
-    if trainer.state.status != "running":
-        _resuming(loader).done = None  # the user iterates
-        return None, None
+    trainer, loader = found
     done, saved = int(_counters(trainer).ready), _resuming(loader).saved
     if saved is not None and trainer.fit_loop.restarting:
         if not done:  # all loaders begin the epoch

@@ -22,7 +22,7 @@ class Headspace:
         self.begin(steps=None)
 
     def begin(self, steps: int | None) -> None:
-        """An epoch of so many steps begins; None if that is not known."""
+        """An epoch begins; ``steps`` is None if their number is not known."""
         self._steps = steps or UNKNOWN
         self._real = max(self._steps // 2, 1)
         self._ended_s: float | None = None

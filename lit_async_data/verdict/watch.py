@@ -89,7 +89,7 @@ class Watch:
         self._began_s, self._idle_s = time.perf_counter(), core_seconds()[0]
 
     def facts(self, total_s: float | None = None) -> Facts:
-        """What was measured until now, of the loader that was waited for longest, in so many seconds of the loop."""
+        """What was measured of the loader that the loop waited for longest."""
         wall_s, (idle_s, known_s) = time.perf_counter() - self._began_s, core_seconds()
         waits = [_waited(before, loader.stats()) for loader, before in zip(self.loaders, self._before, strict=True)]
         total_s = wall_s if total_s is None else total_s

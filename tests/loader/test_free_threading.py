@@ -215,7 +215,7 @@ def test_places_are_read_and_written_under_the_lock():
     """1. A writes a slab, and then its place. 2. B sees the place, but not yet the slab: the processor makes the writes
     visible in another order. x86 does not, so here the places say whether both threads take the lock."""
     slabs = ChunkCache()
-    reservation = slabs.reserve({}, 100)  # noqa: F841  # kept
+    slabs.reservation = slabs.reserve({}, 100)
     cache = slabs.kept(4, 1, (2,), np.dtype("i4"))
     cache.put(0, np.zeros((1, 2), "i4"))
     table, place = cache._content

@@ -48,7 +48,7 @@ class WorkerTuner:
         self._before = None
 
     def waited(self, seconds: float, batches: int) -> int:
-        """The number of workers from now on: the loop has waited for a batch, after so many."""
+        """The loop has waited for a batch: returns the number of workers from now on."""
         if self.settled:
             return self.count
         now = self.clock()

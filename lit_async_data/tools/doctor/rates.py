@@ -20,7 +20,7 @@ from lit_async_data.loader.async_loader import AsyncLoader
 MOST_TIMES = 4
 # Groups of the chunk shuffle that a measurement spans: work comes with each new group.
 GROUPS = 2
-# Dropped files that are probed, at up to so many places each; and the share that may still be in memory.
+# After the page cache was dropped: files to probe, places in each, and the share that may still be in memory.
 FILES, PLACES, LEFT = 64, 16, 0.1
 
 

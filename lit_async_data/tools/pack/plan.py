@@ -35,7 +35,7 @@ ALONE_BYTES, CHUNK_BYTES = 4096, 64 * 1024
 LEAST_BYTES, MOST_CHUNK_BYTES = 64, 2**30
 # ``auto`` compresses a field if that saves this share of its bytes; the shuffle filter must save another share.
 LEAST_SAVED, SHUFFLE_SAVED = 1 / 3, 0.02
-# The trial: bytes and samples in each of so many places of the input.
+# The trial reads the input at several places: bytes at each, samples at each, number of places.
 TRIAL_BYTES, TRIAL_SAMPLES, TRIAL_PLACES = 512 * 1024, 128, 8
 
 

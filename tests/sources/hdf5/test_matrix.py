@@ -233,7 +233,7 @@ def write(group, name, values, kind, **more):
 
 
 def write_part(group, kind, first, rows):
-    """A recording of so many rows, whose values begin with ``first``, with everything that a field can be."""
+    """A recording whose values begin with ``first``, with every kind of field."""
     random = np.random.default_rng(rows)
     storage = {key: value for key, value in KINDS[kind].items() if key != "dtype"}
     write(group, "eeg", (np.arange(3 * rows).reshape(3, rows) + first).astype("i2"), kind)

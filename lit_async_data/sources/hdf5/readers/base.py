@@ -167,7 +167,7 @@ class Pieces(NamedTuple):
 
 
 def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
-    """Cut ranges at the borders of chunks of so many rows. Counts may be 0.
+    """Cut ranges at the borders of chunks of ``rows`` rows. Counts may be 0.
 
     Example:
         >>> [part.tolist() for part in pieces(np.array([3, 8]), np.array([4, 1]), rows=5)]

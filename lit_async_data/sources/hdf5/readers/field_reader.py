@@ -102,7 +102,7 @@ class MaskReader(Reader):
 
 
 def real_rows(anchors: Indices, span: Span, rows: int) -> Array:
-    """Which rows of windows lie in a part of so many rows; bool, shape (n, window)."""
+    """Which rows of windows lie inside the part; bool, shape (n, window)."""
     inside = anchors[:, None] + np.arange(*span)
     real: Array = (inside >= 0) & (inside < rows)
     return real

@@ -23,7 +23,7 @@ class WindowStarts:
 
     @classmethod
     def within(cls, rows: int, spans: Sequence[Span], stride: int) -> WindowStarts:
-        """All anchors at equal steps whose windows lie inside a part of so many rows; a span for each field."""
+        """Anchors at equal steps whose windows, one span for each field, lie inside a part of ``rows`` rows."""
         first, last = anchor_range(rows, spans)
         return cls(first, stride, max((last - first) // stride + 1, 0))
 
