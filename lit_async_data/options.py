@@ -21,7 +21,6 @@ WorkerKind = Literal["auto", "thread", "process"]
 
 # Options that are none, mostly of torch.utils.data.DataLoader, and what to do instead.
 INSTEAD = {
-    "allow_outside_root": "use allow_external",
     "balance": "use weights=Balanced(…), or weights={balanced: …} in a configuration",
     "num_workers": "use workers",
     "prefetch_factor": "use queue_depth (batches ready on the host, over all workers)",

@@ -265,7 +265,7 @@ class WaitMeter:
 
     def add(self, took_s: float, transform_s: float = 0.0, *, first: bool, queue_fill: int) -> None:
         """One more batch was handed out: how long ``next`` took, and ``device_transform`` in it."""
-        waited_s = max(took_s - transform_s, 0.0)  # less where a headspace run repeats transformed batches
+        waited_s = took_s - transform_s
         self._batches += 1
         self._transform_s += transform_s
         self._last_wait_s, self._queue_fill = waited_s, queue_fill

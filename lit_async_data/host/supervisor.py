@@ -86,6 +86,8 @@ class ThreadWorker:
         self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working
         self._working = threading.Lock()  # held until the thread has done its last work
         self._working.acquire()
+        self._launched = threading.Lock()  # held until the thread runs, or could not be started
+        self._launched.acquire()
         self._thread = threading.Thread(target=self._main, name=f"{OURS} reader {number}", daemon=True)
 
     def start(self) -> None:
@@ -94,6 +96,9 @@ class ThreadWorker:
             _thread.start_new_thread(self._launch, ())
         except RuntimeError as error:
             self._failed(error)
+        else:
+            self._launched.acquire()
+        if self._refused:
             self.check()
 
     @property
@@ -144,6 +149,8 @@ class ThreadWorker:
             self._thread.start()
         except RuntimeError as error:
             self._failed(error)
+        finally:
+            self._launched.release()
 
     def _failed(self, error: RuntimeError) -> None:
         self.error, self._work, self._refused = error.with_traceback(None), None, True

@@ -54,7 +54,7 @@ def with_saved_classes(
         if now is not None and list(now) != names:
             raise ResumeError(
                 f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; use "
-                f"the same files, or give the names in the order of the checkpoint: Field(classes={names})"
+                f"the same files, or give the field classes={names}, in the order of the checkpoint"
             )
     return renumbered
 

@@ -32,7 +32,7 @@ def _drawing(loader: AsyncLoader) -> str:
     options = loader.options
     if not options.drawn:
         return ""
-    by = f"balance of {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
+    by = f"balanced {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
     return f"{loader.order.length:,} samples drawn by {by}, "
 
 

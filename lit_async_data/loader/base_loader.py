@@ -84,7 +84,7 @@ class BaseLoader(abc.ABC):
         self._verify_copies = verify_copies
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
-        self._is_left = False  # whether an interrupt has ended its last request
+        self._was_interrupted = False  # whether the last request for a batch was
         self.local_world_size = None
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
@@ -164,14 +164,14 @@ class BaseLoader(abc.ABC):
                 "two threads called next of this loader at once, but one thread may iterate at a time; give each "
                 "thread its own loader, or take batches in one thread and hand them to the others"
             )
-        self._is_left = False
+        self._was_interrupted = False
         try:
             return self._take()
         except Exception:
             self._run.inside, self._run.interrupted = {}, False  # the request has come to an end
             raise
         except BaseException:
-            self._run.inside, self._is_left = {}, True
+            self._run.inside, self._was_interrupted = {}, True
             raise
 
     def _claim(self, one: Pass) -> bool:
@@ -185,7 +185,7 @@ class BaseLoader(abc.ABC):
         priority = None if needs is None else needs(one)
         if priority is None:
             # The traceback of an interrupt may keep a pass that the program has left, as in a notebook.
-            takes = owner is None or self._epoch_is_named or self._is_left
+            takes = owner is None or self._epoch_is_named or self._was_interrupted
         else:
             assert needs is not None
             takes = priority > (0 if owner is None else needs(owner) or 0)
@@ -266,7 +266,8 @@ class BaseLoader(abc.ABC):
         if engine is None or engine.feed.forked:
             return run.meter.stats(run.read, copied=run.copied, device=run.waited)
         read, copied = engine.feed.stats() + run.read, run.copied + engine.feed.copied
-        return run.meter.stats(read, copied=copied, device=engine.queue.waited)
+        waited = engine.queue.waited
+        return run.meter.stats(read, copied=copied, device=waited + run.waited if waited and run.waited else waited)
 
     def close(self) -> None:
         """End the threads and give memory back; waits a few seconds at most. Calling it twice is fine.

@@ -18,7 +18,7 @@ def due(schedule: Schedule, begin: BatchIndex, end: BatchIndex, rows: int) -> li
 
     If the order goes by chunks, the chunks of a group fall due while the group before it is dealt, evenly over its
     positions. There is memory for two groups: nothing falls due before the last group but one has been read, or after
-    its own group has. In storage order, the chunk after that of ``end`` falls due.
+    its own group has. In storage order, the next chunk that begins at or after ``end`` falls due.
 
     Args:
         schedule: The order.

@@ -71,9 +71,9 @@ class ReaderThread:
         self._depth = depth
         self._pulled: collections.deque[Pulled] = collections.deque()
         # The call that the thread asks the consumer to make, which returns None while it is not possible; and its
-        # result, or the error that it raised.
+        # result, or the error that it raised; None while there is no answer.
         self.asked: Callable[[], Any] | None = None
-        self._answer: tuple[Any, Exception | None] = None, None
+        self._answer: tuple[Any, Exception | None] | None = None
         self.worker: ThreadWorker | None = None
         self.reading = False
         self._closed = False
@@ -211,13 +211,15 @@ class ReaderThread:
 
     def _ask(self, work: Callable[[], Any]) -> Any:
         with self._lock:
-            self.asked = work
-            self.arrived.ring()
-            while not self._changed.wait_for(lambda: self.asked is None or self._closed, POLL_S):
+            if not self._closed:
+                self.asked = work
+                self.arrived.ring()
+            while not self._changed.wait_for(lambda: self._answer is not None or self._closed, POLL_S):
                 pass
-            if self._closed:
+            if self._answer is None:
                 raise ClosedError("the pass has been ended")
-            (result, error), self._answer = self._answer, (None, None)
+            # Taken after the end of the pass, too: it may be memory, which goes back with the batch.
+            (result, error), self._answer = self._answer, None
         if error is None:
             return result
         try:

@@ -82,15 +82,18 @@ class RepeatingQueue(WrappedQueue):
         self._real, self._steps = real, steps
         self._kept: list[Batch] = []
         self._ahead = False  # whether the next epoch is being read
+        self.transform_s = 0.0
 
     def take(self, key: BatchIndex) -> Batch:
         if key.step >= self._steps:
             raise StopIteration
         if key.step >= self._real and self._kept:
+            self.transform_s = 0.0
             return self._kept[key.step % len(self._kept)]
         if not key.step:
             self._kept, self._ahead = [], False
         batch = self.queue.take(key)
+        self.transform_s = self.queue.transform_s
         if len(self._kept) < KEPT:
             self._kept.append(batch)
         return batch

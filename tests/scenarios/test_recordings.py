@@ -313,7 +313,7 @@ def test_an_epoch_may_be_longer_or_shorter_than_the_data(how):
         assert len(model.all("val", "y")) == 2 * 2000
         share = 0.05 if isinstance(how.get("weights"), list) else 0.5
         assert abs(model.all("train", "y").mean() - share) < 5 * 0.5 / np.sqrt(2 * size)
-        drawn_by = "balance of y" if isinstance(how["weights"], Balanced) else "weights"
+        drawn_by = "balanced y" if isinstance(how["weights"], Balanced) else "weights"
         assert f"{size:,} samples drawn by {drawn_by}, " in str(dm)
 
 
@@ -351,7 +351,7 @@ def test_balance_by_chunks_of_gzip_says_so_and_decodes_each_chunk_once(tmp_path)
     with rare_file(tmp_path) as source:
         dm = balanced({"shuffle": "chunk", "shuffle_chunks": 25}, train=source, val=source)
         train = str(dm).splitlines()[1]
-        assert "batch 50, 40 steps, 2,000 samples drawn by balance of y, shuffle chunk: 25 of 125 chunks at a" in train
+        assert "batch 50, 40 steps, 2,000 samples drawn by balanced y, shuffle chunk: 25 of 125 chunks at a" in train
         assert re.search(
             r"of the mixing of a global shuffle \(y \d\.\d\d\); every chunk is decoded once per epoch, 1\.\d samples "
             r"for each one used; decoded chunks take ",

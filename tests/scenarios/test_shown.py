@@ -156,7 +156,7 @@ def test_samples_that_are_drawn_are_not_said_to_be_read_once():
     source = ArraySource({"x": np.zeros((100, 2)), "y": np.arange(100) % 3})
     with lad.AsyncLoader(source, {"batch_size": 10, "weights": lad.Balanced("y")}) as loader:
         assert summary_lines(loader)[1].endswith(
-            "100 samples drawn by balance of y, shuffle global: every sample is read alone, each time it is drawn"
+            "100 samples drawn by balanced y, shuffle global: every sample is read alone, each time it is drawn"
         )
 
 

@@ -6,6 +6,7 @@ slot. Nothing is shared between threads, so nothing is locked.
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from typing import NamedTuple
@@ -32,14 +33,7 @@ class Work(NamedTuple):
     decoded: int = 0
 
     def plus(self, other: Work) -> Work:
-        return Work(
-            self.seconds + other.seconds,
-            self.decode_s + other.decode_s,
-            self.transform_s + other.transform_s,
-            self.cpu_s + other.cpu_s,
-            self.stored + other.stored,
-            self.decoded + other.decoded,
-        )
+        return Work(*map(operator.add, self, other))
 
 
 class _Sums:

@@ -69,7 +69,8 @@ def _check_no_stages(root: str, folders: list[str]) -> None:
         return
     for name in folders:
         _, below, files = next(os.walk(os.path.join(root, name), onerror=raise_if_none_left), ("", [], []))
-        if below and not any(map(_is_readable, files)):
+        shown = [each for each in (*below, *files) if not each.startswith(".")]
+        if any(each in shown for each in below) and not any(map(_is_readable, shown)):
             sources = " and ".join(f"from_folder({os.path.join(root, each)!r})" for each in folders)
             raise ConfigError(
                 f"from_folder: {root} has folders of stages ({', '.join(folders)}) that hold the folders of classes; "

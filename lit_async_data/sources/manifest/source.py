@@ -301,7 +301,7 @@ class ManifestSource(Source):
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
         """A group number for each sample, from the name that ``naming`` gives its first path; and those names."""
         if self._fields.paths is None:
-            raise ConfigError("groups: no field holds paths of files; group by a column")
+            raise ConfigError("groups: no field holds paths of files; group by a column, as with groups='column:NAME'")
         return self._fields.paths.grouped(naming)
 
     @property

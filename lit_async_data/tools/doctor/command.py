@@ -68,6 +68,11 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 
 
 def pack_command(paths: Sequence[str], call: Call) -> str:
+    """The command that packs the samples, of windows their rows; in Python, where no command can name the fields."""
+    given = [field for field in call.fields.values() if not isinstance(field, str)]
+    windows = any(isinstance(field, Mapping) and "window" in field for field in given)
+    if given and not windows:
+        return f'{call.python()}\nfrom lit_async_data.tools.pack.packing import pack\npack(source, "packed.h5")'
     words = ["python", "-m", "lit_async_data", "pack", *paths, "-o", "packed.h5"]
     fields = {key: call.name_of(key) for key in call.fields}
     for name, value in {"fields": fields, **call.options}.items():
@@ -108,7 +113,7 @@ def text_of(report: dict[str, Any]) -> str:
     lines += ["", "Use", *indented(report["python"].splitlines())]
     lines += indented([f"{report['command']} {report['override']}".rstrip()])
     if report["why_pack"]:
-        lines += [*section("Pack", [report["why_pack"]]), *indented([report["pack"]])]
+        lines += [*section("Pack", [report["why_pack"]]), *indented(report["pack"].splitlines())]
     return "\n".join([*lines, ""])
 
 

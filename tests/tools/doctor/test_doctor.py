@@ -23,6 +23,7 @@ from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.__main__ import main
 from lit_async_data.host.stats import ReadStats, Stage, StageTimes
 from lit_async_data.testing import ArraySource
+from lit_async_data.tools.call import Call
 from lit_async_data.tools.doctor import command, examination, rates
 from lit_async_data.tools.doctor.examination import Trial, best, why_pack
 from lit_async_data.tools.doctor.rates import measured
@@ -205,13 +206,11 @@ def test_the_python_lines_run(arguments, capsys):
         ["photos.csv", "--image-size", "8"],
         ["photos"],
         ["signal.h5"],
-        ["numbers.csv"],
     ],
 )
 def test_the_pack_command_packs(arguments):
     examples.images("scan.h5")
     examples.recording("signal.h5", groups=1)
-    Path("numbers.csv").write_text("a;target\n" + "1;0\n2;1\n" * 9)
     photos()
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -220,6 +219,17 @@ def test_the_pack_command_packs(arguments):
     assert main(shlex.split(command.pack_command(parsed.files, call))[3:]) == 0
     with h5py.File("packed.h5") as file, contextlib.closing(call.build()) as source:
         assert len(file["origin/row"]) >= len(source)  # of a recording, all rows are packed
+
+
+def test_fields_that_no_command_can_name_are_packed_in_python():
+    with h5py.File("column.h5", "w") as file:
+        file["x"], file["labels"] = np.zeros((6, 4), "f4"), np.arange(6)[:, None]
+    call = Call("HDF5Source", "column.h5", {"x": "x", "y": {"name": "labels", "column": 0}}, {})
+    names = {}
+    exec(command.pack_command(["column.h5"], call), names)
+    names["source"].close()
+    with contextlib.closing(HDF5Source("packed.h5", {"y": "y"})) as packed:
+        assert packed.spec["y"].shape == ()
 
 
 def test_a_report_in_words(capsys, monkeypatch):

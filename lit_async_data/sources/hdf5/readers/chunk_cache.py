@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -23,6 +24,8 @@ from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.threads import Gate
 
 Array = npt.NDArray[Any]
+log = logging.getLogger(__name__)
+
 # Seconds after which a thread that waits for another's decoding checks again.
 POLL_S = 0.5
 # Seconds that the room may wait for the lock, unless this very thread holds it.
@@ -74,19 +77,20 @@ class ChunkCache:
 
     def _resize(self) -> None:
         # Garbage collection can close a loader while this thread holds the lock. What there is no room for any more is
-        # then evicted later.
-        locked = self._lock.acquire(timeout=LOCK_S)
+        # then evicted later. In C: an interrupt right after `acquire` finds the result in the list.
+        locked: list[bool] = []
         try:
+            locked.extend(map(self._lock.acquire, (True,), (LOCK_S,)))
             reserved = list(self._reserved.values())
             for dataset, slabs in list(self._recent.items()):
                 slabs.room = sum(recent.get(dataset, 0) for recent, _ in reserved)
-                if locked:
+                if locked[0]:
                     slabs.make_room()
             self._room.nbytes = sum(kept for _, kept in reserved)
-            for table in self._kept if locked and self._room.taken > self._room.nbytes else ():
+            for table in self._kept if locked[0] and self._room.taken > self._room.nbytes else ():
                 table.clear()
         finally:
-            if locked:
+            if locked and locked[0]:
                 self._lock.release()
 
     def clear(self) -> None:
@@ -126,27 +130,29 @@ class RecentSlabs:
         None if another thread is decoding it and ``wait`` is false. The turn is None if the slab is read at once, or
         the order has no turns.
         """
-        while True:
-            with self._lock:
-                if key in self._slabs:
-                    return self._slabs[key].slab
-                other = self._decoding.get(key)
-                if other is None:
-                    own = self._decoding[key] = Gate()
-                    break
-            if not wait:
-                return None
-            began = time.perf_counter()
-            other.wait(POLL_S)
-            CLOCK.waited_for_others(time.perf_counter() - began)
-        try:
+        own = None
+        try:  # from here on, so that no interrupt leaves a gate that others wait for
+            while True:
+                with self._lock:
+                    if key in self._slabs:
+                        return self._slabs[key].slab
+                    other = self._decoding.get(key)
+                    if other is None:
+                        own = self._decoding[key] = Gate()
+                        break
+                if not wait:
+                    return None
+                began = time.perf_counter()
+                other.wait(POLL_S)
+                CLOCK.waited_for_others(time.perf_counter() - began)
             slab = decode()
             with self._lock:
                 self._put(key, slab, self._turn_number(turn))
             return slab
         finally:
-            del self._decoding[key]
-            own.open()
+            if own is not None:
+                self._decoding.pop(key, None)
+                own.open()
 
     def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
         """Look up several slabs, by their numbers, each with the places that need it.
@@ -169,9 +175,10 @@ class RecentSlabs:
         """The slabs that are neither cached nor being decoded. Assigns the cached ones to the turn, if any."""
         with self._lock:
             keys = [(name, number) for number in numbers.tolist()]
+            number = self._turn_number(turn)
             for key in keys if turn else ():
-                if key in self._slabs:
-                    self._put(key, self._remove(key), self._turn_number(turn))
+                if key in self._slabs and self._slabs[key].turn != number:
+                    self._put(key, self._remove(key), number)
             return np.array([key[1] for key in keys if key not in self._slabs and key not in self._decoding], np.int64)
 
     def make_room(self, nbytes: int = 0) -> None:
@@ -188,15 +195,17 @@ class RecentSlabs:
     def _put(self, key: Hashable, slab: Array, turn: int) -> None:
         if slab.nbytes <= self.room:
             self.make_room(slab.nbytes)
-            self._by_turn.setdefault(turn, collections.OrderedDict())[key] = None
-            self._slabs[key] = _Entry(turn, slab)
+            entry, keys = _Entry(turn, slab), self._by_turn.setdefault(turn, collections.OrderedDict())
+            # Nothing is called between these, so that an interrupt leaves all of them or none.
+            keys[key], self._slabs[key] = None, entry
             self._held_bytes += slab.nbytes
 
     def _remove(self, key: Hashable) -> Array:
-        turn, slab = self._slabs.pop(key)
+        turn, slab = self._slabs[key]
+        keys = self._by_turn[turn]
+        del keys[key], self._slabs[key]
         self._held_bytes -= slab.nbytes
-        del self._by_turn[turn][key]
-        if not self._by_turn[turn]:
+        if not keys:
             del self._by_turn[turn]
         return slab
 
@@ -231,10 +240,11 @@ class KeptSlabs:
         # an old table with new places while another clears and refills the cache.
         self._content: tuple[Array, Indices] | None = None
         self._next = 0  # place of the next slab
+        self._refused = False  # whether the system had no memory for the table
 
     @property
     def enabled(self) -> bool:
-        return self._room.nbytes > 0
+        return self._room.nbytes > 0 and not self._refused
 
     def missing(self, numbers: Indices) -> Indices:
         content = self._content
@@ -271,20 +281,45 @@ class KeptSlabs:
 
     def put(self, number: int, slab: Array) -> None:
         with self._lock:
-            most = min(self._slabs, self._room.nbytes // self._slab_bytes)
-            if self._content is None or len(self._content[0]) == self._next * self._rows < most * self._rows:
-                # When a table is full and another loader has added room, a larger one starts empty.
-                self.clear()
-                table = np.empty((most * self._rows, *self._shape), self._dtype)
-                self._content = table, np.full(self._slabs, -1, np.int64)
-            table, place = self._content
-            begin = self._next * self._rows
-            fits = self._room.taken + self._slab_bytes <= self._room.nbytes
-            if place[number] < 0 and begin < len(table) and fits:
-                table[begin : begin + len(slab)] = slab
-                place[number] = self._next  # after the copy: whoever sees the place finds the slab there
-                self._next += 1
-                self._room.taken += self._slab_bytes
+            begin = self._next_row(number)
+            content = self._content
+        if begin is None or content is None:
+            return
+        table, place = content
+        table[begin : begin + len(slab)] = slab  # without the lock, for which all readers wait
+        with self._lock:
+            if self._content is content:  # else it was cleared meanwhile
+                place[number] = begin // self._rows
+
+    def _next_row(self, number: int) -> int | None:
+        """Where a slab goes in the table; None if it is there, or does not fit. Hold the lock."""
+        most = min(self._slabs, self._room.nbytes // self._slab_bytes)
+        if self._content is None or len(self._content[0]) == self._next * self._rows < most * self._rows:
+            # When a table is full and another loader has added room, a larger one starts empty.
+            self.clear()
+            self._content = self._new_table(most)
+        if self._content is None:
+            return None
+        table, place = self._content
+        begin = self._next * self._rows
+        fits = self._room.taken + self._slab_bytes <= self._room.nbytes
+        if place[number] >= 0 or begin >= len(table) or not fits:
+            return None
+        self._next += 1
+        self._room.taken += self._slab_bytes
+        return begin
+
+    def _new_table(self, slabs: int) -> tuple[Array, Indices] | None:
+        if self._refused:
+            return None
+        try:
+            return np.empty((slabs * self._rows, *self._shape), self._dtype), np.full(self._slabs, -1, np.int64)
+        except MemoryError as error:
+            self._refused = True
+            log.warning(
+                "cache_bytes: %s; chunks of one dataset are decoded each time; choose a smaller cache_bytes", error
+            )
+            return None
 
     def clear(self) -> None:
         """Drop all slabs. Hold the lock."""

@@ -242,16 +242,20 @@ class OpenFile:
 
     def close(self) -> None:
         """Close every handle, now or when the last reader leaves. A map lives until the last array that views it."""
-        # With a timeout: another thread may be stuck opening the file on a disk that is gone.
-        if not self._lock.acquire(timeout=LOCK_S):
-            return
+        locked: list[bool] = []
         try:
+            # With a timeout: another thread may be stuck opening the file on a disk that is gone. In C: an interrupt
+            # right after it finds the result in the list, and the lock is released.
+            locked.extend(map(self._lock.acquire, (True,), (LOCK_S,)))
+            if not locked[0]:
+                return
             if self._has_readers:
                 self._close_pending = True
             else:
                 self._close()
         finally:
-            self._lock.release()
+            if locked and locked[0]:
+                self._lock.release()
 
     def _close(self) -> None:
         if not self.forked:

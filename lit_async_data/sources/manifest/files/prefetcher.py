@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,7 @@ from lit_async_data.threads import OURS, ProcessGuard
 
 # Larger files are refused unread: by mistake, a table can name a film.
 MOST_BYTES = 2**32
+FETCHER = f"{OURS} fetcher"
 # Files read at a time: a network that takes 5 ms per file then delivers 3200 files per second.
 THREADS = 16
 # Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
@@ -55,6 +56,7 @@ class FilePrefetcher:
         self._process = ProcessGuard()
         self._lock = threading.RLock()  # reentrant: garbage collection can close a loader inside it
         # Guarded by the lock:
+        self._inside = False
         self._reserved: dict[object, int] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._turn = 0
@@ -71,7 +73,7 @@ class FilePrefetcher:
         if file is not None:
             begun = not file.data.cancel()
             data = file.data.result() if begun and file.data.exception() is None else None
-            with self._lock:
+            with self._held():
                 self._drop(file)
                 self._read_next()
             if data is not None:
@@ -91,7 +93,7 @@ class FilePrefetcher:
         return self.room > 0 and self._cold > _COLD_SHARE and self._mine
 
     def fetch(self, paths: Iterable[str]) -> None:
-        with self._lock:
+        with self._held():
             self._turn += 1
             for file in [file for file in self.files.values() if file.turn < self._turn - _STALE]:
                 self._drop(file)
@@ -100,7 +102,7 @@ class FilePrefetcher:
                     return
                 if path not in self.files:
                     file = File(path, self._turn)
-                    self._pool = self._pool or ThreadPoolExecutor(THREADS, f"{OURS} fetcher")
+                    self._pool = self._pool or ThreadPoolExecutor(THREADS, FETCHER)
                     try:
                         self._pool.submit(self._measure, file)
                     except RuntimeError:  # no more threads are available
@@ -120,17 +122,27 @@ class FilePrefetcher:
 
     @property
     def room(self) -> int:
-        return sum(self._reserved.values())
+        return sum(self._reserved.copy().values())  # the copy is made in one step
 
     @property
     def _mine(self) -> bool:
         # A fork has no threads, and a lock that one of them held would never be released.
         return not self._process.forked
 
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[bool]:
+        """The lock; whether this thread holds it already."""
+        with self._lock:
+            inside, self._inside = self._inside, True
+            try:
+                yield inside
+            finally:
+                self._inside = inside
+
     def _release(self, key: object) -> None:
         if not self._mine:
             return
-        with self._lock:
+        with self._held() as inside:
             self._reserved.pop(key, None)
             if self._reserved:
                 return
@@ -139,7 +151,9 @@ class FilePrefetcher:
             self.held_bytes = 0  # an interrupt can have lost count
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown()
+            # Garbage collection can come here in one of the threads, or in one that holds the lock they wait for.
+            mine = threading.current_thread().name.startswith(FETCHER)
+            pool.shutdown(wait=not inside and not mine, cancel_futures=True)
 
     def _drop(self, file: File) -> None:
         if self.files.get(file.path) is file:
@@ -153,7 +167,7 @@ class FilePrefetcher:
             size = os.stat(file.path).st_size
         except OSError:
             size = 0  # `read` will raise it
-        with self._lock:
+        with self._held():
             file.size = size
             self._read_next()
 
@@ -161,6 +175,8 @@ class FilePrefetcher:
         """Begin the next files that there is room for; with the lock."""
         while self._waiting and self._pool is not None:
             file = self._waiting[0]
+            if file.size is not None and file.size > self.room:
+                self._drop(file)  # whoever needs it reads it
             if not file.data.cancelled():
                 if file.size is None or (self.held_bytes and self.held_bytes + file.size > self.room):
                     return

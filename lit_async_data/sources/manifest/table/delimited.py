@@ -97,6 +97,11 @@ def _row_error(path: str, row: int, message: str) -> ManifestError:
 def _header_error(delimiter: str, header: list[str], error: NoColumnError, origin: RowOrigin) -> ManifestError:
     """The error of a first line without a column: it may use another delimiter, or be no header."""
     line = delimiter.join(header)
+    if line[:4].lower() == "sep=" and len(line) <= len("sep=,") + 1:
+        return origin.error(
+            f"begins with a line {quoted(line[:5])}, which only Excel reads; remove it, and set "
+            f"delimiter={quoted(line[4:5])}"
+        )
     for other in _DELIMITERS:
         names = [name.strip(' "') for name in line.split(other)]
         if other != delimiter and len(names) > 1 and (error.dataset in names or len(header) == 1):

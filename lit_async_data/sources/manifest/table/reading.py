@@ -220,10 +220,12 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
         raise origin.error(
             f"cannot be converted to Arrow: {quoted(str(error))}; give each column values of one type"
         ) from error
+    advice = "convert it by pyarrow.table"
+    if isinstance(given, list | tuple):
+        advice = "give a pattern, such as 'part-*.csv', or concatenate a source for each file: ConcatSource([...])"
     raise ConfigError(
         f"table: {type(given).__name__} is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor "
-        "anything with __arrow_c_stream__; give a pattern for several files, such as 'part-*.csv', or concatenate a "
-        "source for each: ConcatSource([...])"
+        f"anything with __arrow_c_stream__; {advice}"
     )
 
 

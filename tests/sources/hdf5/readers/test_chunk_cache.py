@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from support.files.stored import stored_spans
+from support.threads.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
@@ -462,3 +463,30 @@ def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, tmp_pat
     raw = HDF5Source(tmp_path / "raw.h5", ["data"])
     assert AsyncLoader(raw, {"batch_size": 4}).order.shuffle == "global"
     assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_anywhere_leaves_a_cache_that_decodes_and_evicts():
+    slabs = recent(2 * SLAB.nbytes)
+    for place in range(100):
+        with contextlib.suppress(KeyboardInterrupt), interrupted(place):
+            fetched(slabs, -1)
+        for key in range(5):  # evicts what was left
+            assert fetched(slabs, key) == (True, True)
+        assert fetched(slabs, -1)[0]  # waits for no gate
+
+
+def test_a_table_that_the_system_has_no_memory_for_is_left_out_with_a_word(monkeypatch, caplog):
+    def refused(*_):
+        raise MemoryError("Unable to allocate 3 GiB")
+
+    cache = budget(10_000)
+    kept = kept_slabs(cache)
+    monkeypatch.setattr(chunk_cache.np, "empty", refused)
+    for number in (0, 1):
+        kept.put(number, np.zeros((4, 2), "i4"))
+    assert kept.slab(0) is None
+    assert not kept.enabled
+    assert [record.getMessage()[:38] for record in caplog.records] == ["cache_bytes: Unable to allocate 3 GiB;"]

@@ -265,6 +265,7 @@ STAGES = [["train"], ["train", "val"], ["Train", "valid", "TEST"], ["training", 
 def test_folders_of_stages_are_no_classes(stages, tree, tmp_path):
     for stage in stages:
         shutil.copytree(tree, tmp_path / "img" / stage)
+        (tmp_path / "img" / stage / "._owl.png").write_bytes(b"of macOS")
     with pytest.raises(ConfigError, match="has folders of stages") as caught:
         ManifestSource.from_folder(tmp_path / "img")
     for stage in stages:
