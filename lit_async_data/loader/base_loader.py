@@ -84,7 +84,7 @@ class BaseLoader(abc.ABC):
         self._verify_copies = verify_copies
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
-        self._was_interrupted = False  # whether the last request for a batch was
+        self._has_failed = False  # whether the last request for a batch ended in an error or an interrupt
         self.local_world_size = None
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
@@ -164,14 +164,13 @@ class BaseLoader(abc.ABC):
                 "two threads called next of this loader at once, but one thread may iterate at a time; give each "
                 "thread its own loader, or take batches in one thread and hand them to the others"
             )
-        self._was_interrupted = False
+        self._has_failed = False
         try:
             return self._take()
-        except Exception:
-            self._run.inside, self._run.interrupted = {}, False  # the request has come to an end
-            raise
-        except BaseException:
-            self._run.inside, self._was_interrupted = {}, True
+        except BaseException as error:
+            self._run.inside, self._has_failed = {}, True
+            if isinstance(error, Exception):
+                self._run.interrupted = False  # the request has come to an end
             raise
 
     def _claim(self, one: Pass) -> bool:
@@ -184,8 +183,8 @@ class BaseLoader(abc.ABC):
         needs = self._wiring.priority
         priority = None if needs is None else needs(one)
         if priority is None:
-            # The traceback of an interrupt may keep a pass that the program has left, as in a notebook.
-            takes = owner is None or self._epoch_is_named or self._was_interrupted
+            # The traceback of an error may keep a pass that the program has left, as in a notebook.
+            takes = owner is None or self._epoch_is_named or self._has_failed
         else:
             assert needs is not None
             takes = priority > (0 if owner is None else needs(owner) or 0)

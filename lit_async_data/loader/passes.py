@@ -4,8 +4,8 @@ A loader has one engine, which reads ahead, and one place in the order. Of sever
 
 1. An iteration that was never advanced has nothing and costs nothing.
 2. Under a Trainer the engine belongs to the Trainer's own iterator, which takes it from any other.
-3. Elsewhere it belongs to the first iteration that was advanced, until that is exhausted, closed or collected; or until
-   ``set_epoch`` or ``load_state_dict`` names where the next one begins.
+3. Elsewhere it belongs to the first iteration that was advanced, until that is exhausted, closed or collected; until it
+   ended in an error and another one begins; or until ``set_epoch`` or ``load_state_dict`` names where the next begins.
 4. Every other iteration reads beside it: in the caller's thread, without reading ahead, and without a change to the
    place, the state or the statistics of the loader. One that has lost the engine goes on from where it was.
 """

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,9 +228,14 @@ def test_a_worker_that_is_given_up_before_it_begins_never_works(monkeypatch):
         assert go.wait(30)
         start(thread)
 
+    def wait():
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", late)
-        worker.start()
+        patch.setattr(worker, "_launched", SimpleNamespace(acquire=wait, release=bool))
+        with pytest.raises(KeyboardInterrupt):
+            worker.start()
         assert not worker.join(0)
         go.set()
         assert worker.join(30)

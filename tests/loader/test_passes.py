@@ -15,7 +15,7 @@ from support.threads.interrupts import interrupted
 from torch.utils.data import DataLoader
 
 from lit_async_data import AsyncLoader, ConcatSource, prefetched
-from lit_async_data.errors import ClosedError
+from lit_async_data.errors import ClosedError, TransformError
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.testing import ArraySource, FakeStreams
 
@@ -305,3 +305,23 @@ def test_after_an_interrupt_the_next_iterator_reads_ahead_though_a_traceback_kee
         assert [numbers(batch) for batch in loader] == STORED
         assert not [record for record in caplog.records if "another iterator" in record.getMessage()]
         assert [numbers(batch) for batch in left] == STORED[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_error_the_next_iterator_reads_ahead_though_a_traceback_keeps_the_last(workers, caplog):
+    failing = [True]
+
+    def fails_once(batch):
+        if failing and batch["y"][0] == BATCH:
+            failing.pop()
+            raise ValueError("no batch")
+        return batch
+
+    with loader_of("none", workers, batch_transform=fails_once) as loader:
+        left = iter(loader)
+        assert numbers(next(left)) == STORED[0]
+        with pytest.raises(TransformError):
+            next(left)
+        assert [numbers(batch) for batch in loader] == STORED
+        assert not [record for record in caplog.records if "another iterator" in record.getMessage()]
+        assert [numbers(batch) for batch in left] == STORED[2:]
