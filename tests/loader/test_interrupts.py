@@ -23,6 +23,11 @@ from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
 from lit_async_data.testing import ArraySource, FakeStreams
 
+# Python drops an interrupt that comes in a finaliser.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function Reservation:pytest.PytestUnraisableExceptionWarning"
+)
+
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
 STEPS = 6
 
@@ -190,7 +195,7 @@ def test_a_loader_begins_again_wherever_its_beginning_was_interrupted(loader, ev
             batch = next(batches)
         check_batch(loader, batch, at)
         at, place = at + 1, place + every
-    assert place > 50
+    assert place > 40
     for later in range(at, -(-at // STEPS) * STEPS):
         check_batch(loader, next(loader), later)
 
