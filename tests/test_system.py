@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import sys
 
 import numpy as np
@@ -46,3 +48,19 @@ def test_a_refusal_of_the_system_is_an_error(monkeypatch):
     monkeypatch.setattr(system, "_mincore", lambda: lambda *_: -1)
     with pytest.raises(OSError, match="mincore failed"):
         system.resident(touched(), 0, 1)
+
+
+def test_a_page_of_a_file_in_memory_is_not_cold(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(bytes(2**20))
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        assert system.is_cold(file.fileno(), 2**19) is False
+
+
+def test_a_system_that_cannot_tell_calls_nothing_cold(monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "preadv", unsupported)
+    assert system.is_cold(0, 0) is None

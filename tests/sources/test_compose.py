@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, SubsetSource
@@ -211,12 +211,6 @@ def test_runs_of_a_subset_are_those_counted_one_by_one(runs, data):
     assert all(one.rows != other.rows for one, other in itertools.pairwise(found)), "equal neighbours are one run"
 
 
-def test_a_subset_that_takes_whole_chunks_has_few_runs():
-    whole = parted(**{"a.h5": 10_000}, runs=[ChunkRun(10_000, 10)])
-    mask = np.arange(10_000) // 10 % 3 == 0
-    assert SubsetSource(whole, mask).chunks.runs == (ChunkRun(3340, 10),)
-
-
 def test_what_else_is_known_of_chunks_is_that_of_the_whole():
     layout = StorageLayout((ChunkRun(10, 4),), compressed=True, reading="decoded", spread=1.5, chunks_per_run=3)
     whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout)
@@ -228,6 +222,7 @@ def test_what_else_is_known_of_chunks_is_that_of_the_whole():
     assert SubsetSource(whole, [0, 1]).chunks == alone
 
 
+@settings(max_examples=20)
 @given(st.lists(st.booleans(), min_size=200, max_size=200), st.integers(1, 5))
 def test_a_shuffle_by_chunks_visits_each_stored_chunk_once(mask, width):
     mask[0] = True
@@ -323,15 +318,6 @@ def test_samples_run_through_all_sources(lengths, data):
     where = [max(n for n, begin in enumerate(begins) if begin <= sample) for sample in samples]
     expected = [Location("ArraySource", "/", sample - begins[n]) for sample, n in zip(samples, where)]
     assert both.locate(samples) == both.locate(np.array(samples, np.int32)) == expected
-
-
-def test_several_axes_are_read_to_their_places():
-    x = np.arange(60).reshape(10, 3, 2)
-    both = ConcatSource([ArraySource({"x": x[:4]}), ArraySource({"x": x[4:]})])
-    samples = np.array([9, 0, 5, 1, 1, 8])
-    out = np.zeros((6, 3, 2), int)
-    both.read_into(samples, {"x": out})
-    assert np.array_equal(out, x[samples])
 
 
 def test_locate_knows_the_samples_of_subsets():
@@ -498,7 +484,7 @@ def batches_of(source, **options):
 
 
 @pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_reads_subsets_with_ids_of_the_whole(shuffle, workers):
     whole = parted(100, **{"a.h5": 50}, runs=[ChunkRun(50, 8)])
     subset = SubsetSource(SubsetSource(whole, np.arange(50) % 3 > 0), np.arange(5, 30))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import logging
 import pickle
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lit_async_data.sources.composed.split as module
-from lit_async_data import AsyncLoader, ConcatSource, SubsetSource, split
+from lit_async_data import ConcatSource, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.sources.composed.groups import groups_of, hashed
@@ -132,14 +131,6 @@ def test_every_sample_is_on_the_side_of_its_hash(count, fractions, seed):
     assert None not in expected or sum(fractions.values()) < 1
     assert all(subset.group_codes is None for subset in sides.values())
     assert all((np.diff(subset.samples) > 0).all() for subset in sides.values())
-
-
-def test_samples_of_files_that_are_added_move_nothing():
-    few = {"b.h5": 50, "d.h5": 50}
-    more = {"a.h5": 30, "b.h5": 50, "c.h5": 20, "d.h5": 50}
-    before = side_of(split(parted(few), HALVES), 100)
-    after = side_of(split(parted(more), HALVES), 150)
-    assert after[30:80] + after[100:] == before
 
 
 def test_a_subset_and_a_concatenation_draw_the_samples_of_a_file_alike():
@@ -554,14 +545,3 @@ def test_a_split_can_be_pickled():
     copy = pickle.loads(pickle.dumps(sides))
     assert copy.described == sides.described
     assert copy["val"].samples.tolist() == sides["val"].samples.tolist()
-
-
-@pytest.mark.parametrize("shuffle", ["none", "global"])
-def test_loaders_of_the_sides_see_every_sample_once(shuffle):
-    sides, seen = split(numbered(103), THREE), Counter()
-    for side in sides.values():
-        with AsyncLoader(side, {"batch_size": 8, "shuffle": shuffle, "return_indices": True}) as loader:
-            for batch in loader:
-                assert batch["y"].tolist() == batch["index"].tolist()
-                seen.update(batch["index"].tolist())
-    assert seen == Counter(range(103))

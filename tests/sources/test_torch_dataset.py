@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.files.values import some
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
@@ -26,7 +26,7 @@ from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceErr
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.torch_dataset.values import GRAIN, fill_from_equal
+from lit_async_data.sources.torch_dataset.values import GRAIN
 from lit_async_data.testing import ArraySource
 
 LENGTH = 23
@@ -125,13 +125,9 @@ DATASETS = {
 }
 
 
-def as_tuple(batch):
-    return batch if isinstance(batch, dict | list | tuple) else (batch,)
-
-
 def flat(batch):
     """The values of a batch of torch, and of ours; those without an axis but N as int64, by the rule of the house."""
-    values = batch.values() if isinstance(batch, dict) else as_tuple(batch)
+    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else (batch,)
     return [
         value.long() if value.ndim == 1 and not value.is_floating_point() and value.dtype != torch.bool else value
         for value in values
@@ -139,28 +135,23 @@ def flat(batch):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_batches_are_those_of_a_dataloader(name, workers):
+def test_batches_are_those_of_a_dataloader(name):
     dataset = DATASETS[name]
-    options = LoaderOptions(batch_size=4, shuffle=False, workers=workers)
-    with AsyncLoader(DatasetSource(dataset), options) as loader:
+    with AsyncLoader(DatasetSource(dataset), LoaderOptions(batch_size=4, shuffle=False, workers=1)) as loader:
         batches = list(loader)
-    wanted = list(DataLoader(dataset, batch_size=4))
-    assert len(batches) == len(wanted)
-    for got, by_torch in zip(batches, wanted):
-        assert isinstance(got, dict) == isinstance(by_torch, dict)
-        assert isinstance(got, dict) or type(got) is tuple
-        if isinstance(got, dict):
+    for got, by_torch in zip(batches, DataLoader(dataset, batch_size=4), strict=True):
+        if isinstance(by_torch, dict):
             assert list(got) == list(by_torch)
+        else:
+            assert type(got) is tuple
         assert [value.dtype for value in flat(got)] == [value.dtype for value in flat(by_torch)]
         assert all(torch.equal(one, other) for one, other in zip(flat(got), flat(by_torch), strict=True))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Given, Together])
-def test_the_order_is_that_of_any_source(workers, shuffle, kind):
-    options = LoaderOptions(batch_size=4, shuffle=shuffle, seed=3, return_indices=True, workers=workers)
+def test_the_order_is_that_of_any_source(workers, kind):
+    options = LoaderOptions(batch_size=4, shuffle=True, seed=3, return_indices=True, workers=workers)
     dataset = kind(lambda number: {"y": number * 7})
     arrays = ArraySource({"y": np.arange(LENGTH) * 7})
     with AsyncLoader(DatasetSource(dataset), options) as loader, AsyncLoader(arrays, options) as other:
@@ -171,6 +162,7 @@ def test_the_order_is_that_of_any_source(workers, shuffle, kind):
             assert all(torch.equal(batch["y"], batch["index"] * 7) for batch in got)
 
 
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, LENGTH - 1), max_size=40), st.booleans())
 def test_samples_come_in_any_order_and_repeated(samples, together):
     dataset = (Together if together else Given)(lambda number: (IMAGES[number], number))
@@ -179,20 +171,10 @@ def test_samples_come_in_any_order_and_repeated(samples, together):
     assert got["1"].tolist() == samples
 
 
-def test_ids_and_places():
-    with AsyncLoader(DatasetSource(DATASETS["named"]), LoaderOptions(batch_size=4, return_indices=True)) as loader:
-        images, labels, ids = next(loader)
-    assert torch.equal(images, IMAGES[ids])
-    assert torch.equal(labels, ids)
-    source = DatasetSource(DATASETS["tensors"])
-    assert source.locate([3, 0]) == [Location("TensorDataset", "/", 3), Location("TensorDataset", "/", 0)]
-    assert source.locate(np.array([22])) == [Location("TensorDataset", "/", 22)]
-    assert source.locate([]) == []
-
-
 @pytest.mark.parametrize("bad", [-1, LENGTH, 1.0, True])
 def test_a_number_out_of_range_is_an_index_error_and_never_counted_from_the_end(bad):
     source = DatasetSource(DATASETS["tensors"])
+    assert source.locate([3, 22]) == [Location("TensorDataset", "/", 3), Location("TensorDataset", "/", 22)]
     with pytest.raises(IndexError, match=rf"sample {bad} of 23 in TensorDataset"):
         source.locate([bad])
     if type(bad) is int:
@@ -353,22 +335,18 @@ REAL = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?", "
 
 
 @pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("shape", [(2,), (3, 2), ()])
-@pytest.mark.parametrize("kind", ["array", "tensor", "big-endian"])
-def test_numbers_keep_their_type_but_whole_ones_without_an_axis(name, shape, kind):
+@pytest.mark.parametrize("shape", [(3, 2), ()])
+def test_numbers_keep_their_type_but_whole_ones_without_an_axis(name, shape):
     values = some((5, *shape), name)
     if not shape and name[0] == "u":
         values = values >> 1  # int64 has one bit less than uint64
-    if kind == "tensor":
-        dataset = [torch.from_numpy(np.array(value)) for value in values]
-    else:
-        dataset = list(values.astype(values.dtype.newbyteorder(">")) if kind == "big-endian" else values)
-    source = DatasetSource(dataset)
-    wanted = np.dtype(np.int64 if not shape and name[0] in "iu" else name)
-    assert (source.spec["0"].shape, source.spec["0"].dtype) == (shape, wanted)
-    assert source.spec["0"].dtype.isnative
-    got = read(source, [3, 0])["0"]
-    assert np.array_equal(got, values[[3, 0]].astype(wanted), equal_nan=name[0] in "fc")
+    turned = values.astype(values.dtype.newbyteorder(">"))
+    samples = [(native, torch.from_numpy(np.array(native)), big) for native, big in zip(values, turned)]
+    source, wanted = DatasetSource(samples), np.dtype(np.int64 if not shape and name[0] in "iu" else name)
+    for key, got in read(source, [3, 0]).items():
+        assert (source.spec[key].shape, source.spec[key].dtype) == (shape, wanted)
+        assert source.spec[key].dtype.isnative
+        assert np.array_equal(got, values[[3, 0]].astype(wanted), equal_nan=name[0] in "fc")
 
 
 @pytest.mark.parametrize(
@@ -395,7 +373,8 @@ def test_numbers_without_an_axis(value, dtype):
 @pytest.mark.parametrize("value", [2**63, np.uint64(2**63), torch.tensor(2**63, dtype=torch.uint64), -(2**63) - 1])
 def test_a_number_that_no_int64_holds_is_refused_and_never_wrapped(value):
     refused(FormatError, r"list\[0\], field '0': -?9\d+ does not fit into int64", lambda: DatasetSource([value]))
-    refused(FormatError, r"list\[1\], field '0'", lambda: read(DatasetSource([1, value]), [1]))
+    for samples in ([1], [0, 1]):
+        refused(FormatError, r"list\[1\], field '0'", functools.partial(read, DatasetSource([1, value]), samples))
 
 
 def test_gradients_conjugates_and_strides_are_no_matter():
@@ -451,17 +430,6 @@ def test_values_of_one_kind_or_several_in_one_batch(values):
     assert np.array_equal(got, np.stack(wanted).astype(got.dtype))
 
 
-@given(st.lists(st.sampled_from([0, 1, 2.5, True, -(2**63), 2**63, "a", None, 1j]), min_size=1, max_size=5))
-def test_what_is_filled_at_once_is_what_would_be_filled_one_by_one(values):
-    for dtype in ("i8", "f8"):
-        array = np.zeros(len(values), dtype)
-        kind = int if dtype == "i8" else float
-        filled = fill_from_equal(array, values)
-        fits = all(type(value) is kind and (kind is float or -(2**63) <= value < 2**63) for value in values)
-        assert filled == fits
-        assert not filled or array.tolist() == values
-
-
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -493,11 +461,6 @@ def test_small_tensors_are_stacked_and_large_ones_left_to_numpy_which_starts_no_
 def test_a_number_never_fills_an_array(value):
     source = DatasetSource([np.zeros(2, "i8" if value == 3 else "f8"), value])
     refused(FormatError, r"shape \(\), but sample 0 has shape \(2,\)", lambda: read(source, [1]))
-
-
-def test_fields_without_values_come_as_such():
-    with AsyncLoader(DatasetSource(Given(lambda number: (np.zeros((0, 2)), number))), {"batch_size": 4}) as loader:
-        assert next(loader)[0].shape == (4, 0, 2)
 
 
 def test_what_casts_safely_is_cast():
@@ -742,7 +705,7 @@ def test_ctrl_c_passes_through_and_the_lock_is_free(kind):
     assert read(source, [6])["0"].tolist() == [6.0]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_comes_at_its_place_and_the_next_batch_after_it(workers):
     source = DatasetSource(Given(broken(5)))
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False, workers=workers)) as loader:
@@ -774,7 +737,7 @@ def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(cap
     assert "no reader process can be used (this is a test of threads)" in said[0]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_number_of_workers_is_obeyed_and_nothing_said(caplog, workers):
     with AsyncLoader(DatasetSource(DATASETS["tensors"]), LoaderOptions(batch_size=4, workers=workers)) as loader:
         assert loader.footprint.workers.threads == workers
@@ -785,16 +748,6 @@ def test_nothing_is_said_where_nothing_would_be_read_ahead_anyway(caplog):
     AsyncLoader(DatasetSource(DATASETS["tensors"]), LoaderOptions(batch_size=4), device_depth=0).close()
     AsyncLoader(ArraySource({"x": np.zeros(9)}), LoaderOptions(batch_size=4)).close()
     assert not caplog.records
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_in_one_process_of_several_ranks_all_samples_are_read(workers):
-    seen = []
-    for rank in range(2):
-        options = LoaderOptions(batch_size=4, shuffle=True, workers=workers)
-        with AsyncLoader(DatasetSource(Given(int)), options, rank=rank, world_size=2) as loader:
-            seen += [number for (batch,) in loader for number in batch.tolist()]
-    assert sorted(seen) == list(range(LENGTH))
 
 
 def test_a_dataset_in_place_of_a_source_is_pointed_to_this_one():

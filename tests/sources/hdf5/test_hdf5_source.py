@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, read
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
-from lit_async_data.errors import ChangedError, CorruptError, MissingError, WorkerError
+from lit_async_data.errors import ChangedError, MissingError, WorkerError
 from lit_async_data.sources.hdf5.readers.chunk_cache import RecentSlabs
 
 ROWS = 23
@@ -29,12 +28,6 @@ STORAGE = {
     "contiguous": {},
     "chunked": {"chunks": (4, 2, 4, 2)},
     "gzip tiles": {"chunks": (3, 4, 4, 2), "compression": "gzip"},
-}
-DAMAGED = {
-    "fletcher32": {"chunks": (4, 5, 5, 3), "fletcher32": True},
-    "gzip": {"chunks": (7, 5, 6, 3), "compression": "gzip"},
-    "gzip rows": {"chunks": (1, 5, 6, 3), "compression": "gzip"},
-    "all filters": {"chunks": (4, 5, 5, 3), "compression": "gzip", "shuffle": True, "fletcher32": True},
 }
 SHUFFLED = np.random.default_rng(1).permutation(ROWS)
 
@@ -61,11 +54,9 @@ def test_a_string_is_the_layout_of_the_first_field_and_a_mapping_names_them(h5):
 @pytest.mark.parametrize(
     ("layout", "memory_format"), [("NHWC", torch.channels_last), ("NTHWC", torch.channels_last_3d)]
 )
-@pytest.mark.parametrize("chunked", [False, True])
-def test_channels_last_comes_out_of_the_loader_in_that_memory_format(h5, layout, memory_format, side, chunked):
+def test_channels_last_comes_out_of_the_loader_in_that_memory_format(h5, layout, memory_format, side):
     shape = {"N": 10, "T": 2, "H": side, "W": side, "C": 3}
-    data = some([shape[letter] for letter in layout])
-    path = h5(data={"data": data, "chunks": (4, *data.shape[1:]) if chunked else None})
+    path = h5(data=some([shape[letter] for letter in layout]))
     with AsyncLoader(HDF5Source(path, ["data"], layout=layout), LoaderOptions(batch_size=5, shuffle=False)) as loader:
         batches = [x for (x,) in loader]
     for x in batches:
@@ -77,30 +68,12 @@ def test_channels_last_comes_out_of_the_loader_in_that_memory_format(h5, layout,
 # -- fields and files --------------------------------------------------------------------------------------------------
 
 
-def test_a_mapping_of_fields_gives_dicts_with_its_keys(h5):
-    path = h5(images=some((ROWS, 5)), species=np.arange(ROWS))
-    source = HDF5Source(path, {"y": "species", "x": "images"})
-    with AsyncLoader(source, LoaderOptions(batch_size=ROWS, shuffle=False)) as loader:
-        batch = next(loader)
-    assert list(batch) == ["y", "x"]
-    assert batch["y"].tolist() == list(range(ROWS))
-    assert_same_samples(batch["x"].numpy(), some((ROWS, 5)))
-
-
 def test_a_sequence_of_fields_gives_tuples_in_its_order(h5):
     path = h5(images=some((ROWS, 5)), species=np.arange(ROWS))
     with AsyncLoader(HDF5Source(path, ["species", "images"]), LoaderOptions(batch_size=ROWS, shuffle=False)) as loader:
         labels, images = next(loader)
     assert labels.tolist() == list(range(ROWS))
     assert_same_samples(images.numpy(), some((ROWS, 5)))
-
-
-def test_a_path_alone_gives_data_and_labels(images):
-    with AsyncLoader(HDF5Source(images), LoaderOptions(batch_size=100, shuffle=False)) as loader:
-        data, labels = next(loader)
-    assert data[:, 0, 0, 0].tolist() == list(range(100))
-    assert labels.dtype == torch.int64
-    assert labels.tolist() == [number % 10 for number in range(100)]
 
 
 @pytest.fixture
@@ -114,12 +87,6 @@ def scans(h5):
     return paths
 
 
-def test_a_glob_takes_its_files_in_natural_order(scans):
-    source = HDF5Source(Path(scans[0]).parent / "scan*.h5")
-    assert len(source) == 12
-    assert read(source, np.arange(12))["labels"].tolist() == list(range(12))
-
-
 def test_a_list_takes_files_globs_and_path_objects_in_its_own_order(scans, tmp_path):
     source = HDF5Source([scans[2], Path(scans[0]), str(tmp_path / "scan[2].h5")])
     assert read(source, np.arange(12))["labels"].tolist() == [7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6]
@@ -127,20 +94,6 @@ def test_a_list_takes_files_globs_and_path_objects_in_its_own_order(scans, tmp_p
 
 def test_a_name_with_the_letters_of_a_glob_is_a_name_if_there_is_such_a_file(h5):
     assert len(HDF5Source(h5("scan[1]*.h5", data=np.arange(3)), ["data"])) == 3
-
-
-def test_locate_tells_file_group_and_row(scans):
-    source = HDF5Source(scans)
-    assert source.locate([0, 2, 3, 11, 7, 2]) == [
-        (scans[0], "/", 0),
-        (scans[0], "/", 2),
-        (scans[1], "/", 0),
-        (scans[2], "/", 4),
-        (scans[2], "/", 0),
-        (scans[0], "/", 2),
-    ]
-    assert source.locate(np.array([11]))[0].row == 4
-    assert source.locate([]) == []
 
 
 @pytest.mark.parametrize("sample", [-1, 12, 2**40])
@@ -279,13 +232,14 @@ def replaced(path):
     other.replace(path)
 
 
-IN_PLACE = {
+CHANGES = {
     "cut by half": cut(0.5),
     "cut to nothing": cut(0),
     "cut a little": cut(0.999),
     "lengthened": lengthened,
     "written to": written_to,
     "written anew": written_anew,
+    "replaced": replaced,
 }
 
 
@@ -301,31 +255,20 @@ def old(h5):
     return written
 
 
-@pytest.mark.parametrize("change", IN_PLACE)
-@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("storage", STORAGE)
-def test_a_file_that_changes_after_the_source_was_built_is_refused(old, storage, used, change):
+def test_a_file_that_changes_after_the_source_was_built_is_refused(old, storage, change):
     path = old(storage)
-    source = HDF5Source(path, ["data"])
-    if used and change != "written anew":  # which h5py refuses while the file is open
-        read(source, [1])
-    IN_PLACE[change](path)
-    for samples in ([0], [1, 2], [ROWS - 1]):
-        with pytest.raises(ChangedError, match="build the source again") as caught:
-            read(source, samples)
-        assert str(path) in str(caught.value)
-        assert caught.value.file == str(path)
-    source.close()
-
-
-@pytest.mark.parametrize("storage", STORAGE)
-def test_a_replaced_file_is_refused(old, storage):
-    path = old(storage)
-    source = HDF5Source(path, ["data"])
-    replaced(path)
-    with pytest.raises(ChangedError, match="replaced"):
-        read(source, [0, 1])
-    source.close()
+    unread, used = (HDF5Source(path, ["data"]) for _ in range(2))
+    if change not in {"written anew", "replaced"}:  # which h5py refuses while the file is open; the next test
+        read(used, [1])
+    CHANGES[change](path)
+    for source in (unread, used):
+        for samples in ([0], [1, 2], [ROWS - 1]):
+            with pytest.raises(ChangedError, match=f"{path}: .*build the source again") as caught:
+                read(source, samples)
+            assert caught.value.file == str(path)
+        source.close()
 
 
 @pytest.mark.parametrize("storage", STORAGE)
@@ -365,14 +308,11 @@ def test_a_file_that_changes_in_the_middle_of_a_read_is_refused(old, storage, la
     source.close()
 
 
-@pytest.mark.parametrize("storage", STORAGE)
-def test_a_missing_file_is_named(old, storage):
-    path = old(storage)
-    source = HDF5Source(path, ["data"])
-    path.unlink()
-    with pytest.raises(MissingError) as caught:
+def test_a_missing_file_is_named(images):
+    source = HDF5Source(images)
+    os.unlink(images)
+    with pytest.raises(MissingError, match=images):
         read(source, [0])
-    assert str(path) in str(caught.value)
 
 
 def test_a_change_in_one_file_of_several_leaves_the_others_readable(scans):
@@ -382,42 +322,6 @@ def test_a_change_in_one_file_of_several_leaves_the_others_readable(scans):
     with pytest.raises(ChangedError) as caught:
         read(source, [0, 3])
     assert caught.value.file == scans[1]
-
-
-def test_a_change_reaches_the_user_of_a_loader(old):
-    path = old("contiguous")
-    source = HDF5Source(path, ["data"])
-    with AsyncLoader(source, LoaderOptions(batch_size=1, shuffle=False, queue_depth=1)) as loader:
-        next(loader)
-        os.truncate(path, 700)
-        with pytest.raises(ChangedError, match="shrank"):
-            list(loader)
-
-
-def test_a_changed_file_is_fine_for_a_new_source(old):
-    path = old("contiguous")
-    HDF5Source(path, ["data"])
-    written_anew(path)
-    with contextlib.closing(HDF5Source(path, ["data"])) as source:
-        assert_same_samples(read(source, SHUFFLED)["data"], some(SHAPE, seed=1)[SHUFFLED])
-
-
-@pytest.mark.parametrize("storage", DAMAGED)
-def test_a_damaged_chunk_is_an_error_with_file_dataset_and_row(h5, storage):
-    chunks = DAMAGED[storage]["chunks"]
-    path = h5(data={"data": np.zeros(SHAPE, "u1"), **DAMAGED[storage]})
-    with h5py.File(path) as file:
-        stored = file["data"].id.get_chunk_info_by_coord((chunks[0], 0, 0, 0))
-    with Path(path).open("r+b") as file:
-        file.seek(stored.byte_offset)
-        file.write(b"\xff" * (stored.size // 2))
-    source = HDF5Source(path, ["data"])
-    assert not read(source, [0])["data"].any()
-    with pytest.raises(CorruptError) as caught:
-        read(source, [0, chunks[0]])
-    assert f"{path}:/data" in str(caught.value)
-    assert (caught.value.file, caught.value.dataset) == (path, "data")
-    source.close()
 
 
 def test_a_file_replaced_between_two_fields_is_refused(h5):

@@ -1,1 +1,1 @@
-"""Files that tests read: as people have them, with random values, damaged, cut short."""
+"""Files that tests read: as people have them, with random values."""

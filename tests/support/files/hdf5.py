@@ -123,3 +123,13 @@ needs_libhdf5 = pytest.mark.skipif(libhdf5() is None, reason="libhdf5 is a part 
 
 def numbered(shape, dtype="i4"):
     return np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+
+
+def stored_spans(path, name="data"):
+    """Offset and size of the values of a dataset: of each chunk that was written, in grid order, or of all."""
+    with h5py.File(path, "r") as file:
+        dataset, chunks = file[name], {}
+        if dataset.chunks is None:
+            return [(dataset.id.get_offset(), dataset.nbytes)]
+        dataset.id.chunk_iter(lambda chunk: chunks.update({chunk.chunk_offset: (chunk.byte_offset, chunk.size)}))
+        return [chunks[corner] for corner in sorted(chunks)]

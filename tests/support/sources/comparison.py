@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def assert_same_samples(actual, expected, *, key=None, samples=None, places=None, close=False):
+def assert_same_samples(actual, expected, *, key=None, samples=None, places=None):
     """Asserts that arrays have the same shape, dtype and bits.
 
     Args:
@@ -14,13 +14,12 @@ def assert_same_samples(actual, expected, *, key=None, samples=None, places=None
         key: Key of the field, for the message.
         samples: Sample number of each element on axis 0; None for 0, 1, 2, ….
         places: File, group and row of every sample, by sample number.
-        close: Allow relative differences of 1e-6; NaN equals NaN.
     """
     field = "" if key is None else f"field {key!r}: "
     actual_type, expected_type = f"{actual.dtype} {actual.shape}", f"{expected.dtype} {expected.shape}"
     assert actual_type == expected_type, f"{field}got {actual_type}, expected {expected_type}"
     actual, expected = np.atleast_1d(actual), np.atleast_1d(expected)
-    different = ~_equal(actual, expected, close=close)
+    different = ~_equal(actual, expected)
     if not different.any():
         return
     count = np.count_nonzero(different.any(axis=tuple(range(1, different.ndim))))
@@ -36,10 +35,7 @@ def assert_same_samples(actual, expected, *, key=None, samples=None, places=None
     )
 
 
-def _equal(actual, expected, *, close):
-    if close:
-        tolerance = 1e-6 * np.nanmax(np.abs(expected), initial=0)
-        return np.isclose(actual, expected, rtol=1e-6, atol=tolerance, equal_nan=True)
+def _equal(actual, expected):
     if actual.dtype.kind not in "fc":
         return np.asarray(actual == expected)
     shape = (*actual.shape, actual.itemsize)

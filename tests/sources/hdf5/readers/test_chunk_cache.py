@@ -6,16 +6,13 @@ import contextlib
 import itertools
 import threading
 
-import h5py
 import numpy as np
 import pytest
-from support.files.stored import stored_spans
+from support.files.hdf5 import stored_spans
 from support.threads.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, MemoryBudgetError
-from lit_async_data.host.ahead import Ahead
-from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers import chunk_cache
 from lit_async_data.sources.hdf5.readers import part_reader as holding
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
@@ -46,21 +43,6 @@ def test_the_slab_decoded_first_is_evicted_first_however_often_it_was_used():
     slabs = recent(2 * SLAB.nbytes)
     assert [fetched(slabs, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
     assert [fetched(slabs, key)[1] for key in (2, 3, 1)] == [False, False, True]
-
-
-def test_cached_slabs_are_looked_up_at_once_and_leave_one_by_one():
-    slabs = recent(2 * SLAB.nbytes)
-    for number in (1, 2):
-        slabs.get(("x", number), lambda number=number: SLAB * number, wait=True)
-    groups = [(number, np.array([number])) for number in (2, 5, 1)]
-    cached, others = slabs.cached("x", groups)
-    assert others == groups[1:2]
-    assert [(number, slab.tolist(), where.tolist()) for number, slab, where in iter(cached.popleft, None)] == [
-        (2, (SLAB * 2).tolist(), [2]),
-        (1, SLAB.tolist(), [1]),
-    ]
-    assert not cached
-    assert slabs.cached("y", groups)[1] == groups
 
 
 def test_without_room_nothing_is_cached():
@@ -178,17 +160,6 @@ def kept_slabs(cache):
     return cache.kept(10, 4, (2,), np.dtype("i4"))
 
 
-def test_persistent_slabs_stay_and_are_read_right():
-    values = np.arange(20, dtype="i4").reshape(10, 2)
-    kept = kept_slabs(budget(2 * 4 * 8))
-    for number in (2, 0, 1, 0):
-        kept.put(number, values[4 * number : 4 * number + 4])
-    rows, out = np.array([9, 3, 5, 8, 0]), np.zeros((5, 2), "i4")
-    assert kept.copy_rows(rows, out, lambda taken, _: taken).tolist() == [2]
-    assert out.tolist() == [[18, 19], [6, 7], [0, 0], [16, 17], [0, 1]]
-    assert kept.copy_rows(rows[[0, 1]], out[:2], lambda taken, _: taken) is None
-
-
 def test_the_byte_budget_is_shared_and_given_back():
     cache = budget(3 * 4 * 8)
     first, second = kept_slabs(cache), kept_slabs(cache)
@@ -260,15 +231,13 @@ def decodings(monkeypatch):
     return count
 
 
+VALUES = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
+
+
 @pytest.fixture
-def file(tmp_path):
-    """600 samples in 60 chunks, and labels in chunks of their own."""
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as made:
-        values = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
-        made.create_dataset("data", data=values, chunks=(10, 50), compression="gzip")
-        made["labels"] = np.arange(600)
-    return str(path)
+def file(h5):
+    """600 samples in 60 chunks, and their numbers."""
+    return h5(data={"data": VALUES, "chunks": (10, 50), "compression": "gzip"}, labels=np.arange(600))
 
 
 def epochs(source, number, **options):
@@ -299,27 +268,11 @@ def test_a_shuffle_by_chunks_decodes_each_once_per_epoch(file, decodings, worker
     assert 2 * 60 - 16 <= len(decodings) <= 2 * 60 + (16 if workers else 0)
 
 
-def test_a_slow_worker_costs_no_decoding(file, decodings):
-    source = HDF5Source(file)
-    give_back = source.reserve(16, 0)
-    with AsyncLoader(source, {"batch_size": 16, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 1}) as loader:
-        ahead = Ahead(source, 8)
-        decodings.clear()
-        # Five steps make a group. Of group 1 a batch has been read, while one of group 0 still is: nothing of group 2.
-        ahead(loader.machinery.wiring.schedule, [BatchIndex(0, 5)], BatchIndex(0, 4))
-        assert decodings == []
-        ahead(loader.machinery.wiring.schedule, [BatchIndex(0, 4)], BatchIndex(0, 7))
-        assert len(decodings) == len(set(decodings)) >= 2
-    give_back()
-    source.close()
-
-
 def test_each_chunk_of_each_field_is_decoded_once_whatever_its_size(h5, decodings):
-    values = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
     path = h5(
-        data={"data": values, "chunks": (10, 50), "compression": "gzip"},
+        data={"data": VALUES, "chunks": (10, 50), "compression": "gzip"},
         labels={"data": np.arange(600), "chunks": (150,), "compression": "gzip"},
-        mask={"data": -values[:, :20], "chunks": (70, 20), "compression": "gzip"},
+        mask={"data": -VALUES[:, :20], "chunks": (70, 20), "compression": "gzip"},
     )
     source = HDF5Source(path, ["data", "labels", "mask"])
     decodings.clear()
@@ -340,12 +293,12 @@ def test_batches_that_are_read_together_cost_no_decoding(file, decodings, monkey
     monkeypatch.setattr("lit_async_data.host.pipeline.thread_pipeline.COALESCED_S", 1e9)
     options = {"batch_size": 4, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 4}
     decodings.clear()
-    for _ in range(10):
+    for _ in range(4):
         with contextlib.closing(HDF5Source(file)) as source, AsyncLoader(source, options) as loader:
             loader.machinery.wiring.steps_wanted = lambda: (None, 0)  # nothing is read of a second epoch
             assert loader.footprint.layout.batches > 1
             assert sorted(itertools.chain.from_iterable(labels.tolist() for _, labels in loader)) == list(range(600))
-    assert len(decodings) <= 10 * 75
+    assert len(decodings) <= 4 * 75
 
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk", "none"])
@@ -355,42 +308,6 @@ def test_a_dataset_that_fits_the_cache_is_decoded_once_ever(file, decodings, shu
     found = epochs(source, 3, shuffle=shuffle, workers=1, cache_bytes=600 * 50 * 4)
     assert [sorted(epoch) for epoch in found] == [list(range(600))] * 3
     assert len(decodings) == 60
-
-
-def test_a_global_shuffle_decodes_nothing_beforehand(file, decodings):
-    source = HDF5Source(file)
-    decodings.clear()
-    with AsyncLoader(source, {"batch_size": 600, "shuffle": "global", "workers": 1, "queue_depth": 1}) as loader:
-        next(loader)
-    # 600 samples are all 60 chunks; two batches were read at most when the loader was closed, and one was begun.
-    assert len(decodings) <= 3 * 60
-    source.close()
-
-
-@pytest.mark.usefixtures("one_batch_per_slot")
-def test_in_order_the_next_chunk_is_decoded_while_one_is_read(file, decodings):
-    source = HDF5Source(file)
-    with AsyncLoader(source, {"batch_size": 2, "shuffle": "none", "workers": 1, "queue_depth": 1}) as loader:
-        decodings.clear()
-        for _ in range(5):
-            next(loader)
-    # 10 samples are one chunk; 4 slots and the next chunk were read ahead at most.
-    assert 2 <= len(decodings) <= 3
-    source.close()
-
-
-def test_each_chunk_is_decoded_about_once_by_many_workers(tmp_path, decodings):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as made:
-        values = np.arange(6400 * 5, dtype=np.int32).reshape(6400, 5)
-        made.create_dataset("data", data=values, chunks=(4, 5), compression="gzip")
-    source = HDF5Source(path, ["data"])
-    decodings.clear()
-    with AsyncLoader(source, {"batch_size": 256, "shuffle_chunks": 64, "workers": 4}) as loader:
-        for _ in range(4):
-            assert sum(len(batch) for (batch,) in loader) == 6400
-    source.close()
-    assert len(decodings) <= 1.5 * 5 * 1600
 
 
 def test_a_cache_is_given_back_with_its_loader_unless_another_wants_it(file, decodings):
@@ -417,25 +334,16 @@ def test_a_cache_for_half_of_a_dataset_saves_half_of_the_decoding(file, decoding
     assert len(decodings) == 60 + 30
 
 
-def test_one_sample_per_chunk_is_cached_too(tmp_path, decodings):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as made:
-        values = np.arange(40 * 50, dtype=">i4").reshape(40, 50)
-        made.create_dataset("data", data=values, chunks=(1, 50), compression="gzip")
-        made["labels"] = np.arange(40)
-    source = HDF5Source(str(path))
+def test_one_sample_per_chunk_is_cached_too(h5, decodings):
+    data = {"data": VALUES[:40].astype(">i4"), "chunks": (1, 50), "compression": "gzip"}
+    source = HDF5Source(h5(data=data, labels=np.arange(40)))
     decodings.clear()
     epochs(source, 3, shuffle="global", workers=1, cache_bytes=40 * 50 * 4)
     assert len(decodings) == 40
 
 
-def test_filters_that_only_libhdf5_knows_are_shuffled_by_chunks_too(tmp_path):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as made:
-        values = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
-        made.create_dataset("data", data=values, chunks=(7, 50), scaleoffset=0)
-        made["labels"] = np.arange(600)
-    source = HDF5Source(str(path))
+def test_filters_that_only_libhdf5_knows_are_shuffled_by_chunks_too(h5):
+    source = HDF5Source(h5(data={"data": VALUES, "chunks": (7, 50), "scaleoffset": 0}, labels=np.arange(600)))
     assert source.chunks.reading == "locked"
     for epoch in epochs(source, 2, shuffle_chunks=4):
         assert sorted(epoch) == list(range(600))
@@ -456,11 +364,9 @@ def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
         AsyncLoader(source, options | {"memory_budget": needed.total, "cache_bytes": 1})
 
 
-def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, tmp_path):
+def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, h5):
     assert AsyncLoader(HDF5Source(file), {"batch_size": 4}).order.shuffle == "chunk"
-    with h5py.File(tmp_path / "raw.h5", "w") as made:
-        made.create_dataset("data", data=np.zeros((60, 50)), chunks=(10, 50))
-    raw = HDF5Source(tmp_path / "raw.h5", ["data"])
+    raw = HDF5Source(h5("raw.h5", data={"data": np.zeros((60, 50)), "chunks": (10, 50)}), ["data"])
     assert AsyncLoader(raw, {"batch_size": 4}).order.shuffle == "global"
     assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.files.stored import stored_spans
+from support.files.hdf5 import stored_spans
+from support.sources import oracle
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
@@ -18,7 +19,6 @@ from lit_async_data.host.ahead import Ahead
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers.raw import gather_windows
 from lit_async_data.sources.hdf5.storage import open_file, readahead
-from lit_async_data.system import is_cold
 from lit_async_data.testing import ArraySource
 
 
@@ -82,9 +82,15 @@ def read(source, rows):
 ROWS = [49, 0, 17, 16, 23, 24, 31, 31, 5]
 
 
+def no_maps(monkeypatch):
+    monkeypatch.setattr(open_file.OpenFile, "map", lambda self: pytest.fail("a map was made"))
+
+
 @pytest.mark.parametrize("memory_map", [True, False])
-def test_rows_are_read_by_map_and_by_pread(file, memory_map):
+def test_rows_are_read_by_map_and_by_pread(file, memory_map, monkeypatch):
     path, values = file
+    if not memory_map:
+        no_maps(monkeypatch)
     source = HDF5Source(path, memory_map=memory_map)
     assert source.chunks.reading == "copied"
     out = read(source, ROWS)
@@ -92,57 +98,38 @@ def test_rows_are_read_by_map_and_by_pread(file, memory_map):
     assert out["labels"].tolist() == ROWS
 
 
-def test_memory_map_false_maps_nothing(file, monkeypatch):
-    monkeypatch.setattr(open_file.OpenFile, "map", lambda self: pytest.fail("a map was made"))
-    path, values = file
-    assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == values[ROWS]).all()
-
-
-def test_large_rows_need_no_map(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_file.OpenFile, "map", lambda self: pytest.fail("a map was made"))
+def test_large_rows_need_no_map(h5, monkeypatch):
+    no_maps(monkeypatch)
     values = np.random.default_rng(0).integers(0, 255, (5, open_file.PREAD_BYTES), dtype=np.uint8)
-    with h5py.File(tmp_path / "x.h5", "w") as made:
-        made["data"] = values
-    source = HDF5Source(tmp_path / "x.h5", ["data"])
-    out = {"data": np.empty((3, values.shape[1]), np.uint8)}
-    source.read_into(np.array([4, 0, 4]), out)
+    source = HDF5Source(h5(data=values), ["data"])
+    assert (oracle.read(source, [4, 0, 4])["data"] == values[[4, 0, 4]]).all()
     source.close()
-    assert (out["data"] == values[[4, 0, 4]]).all()
 
 
-def test_compressed_chunks_need_no_map_either(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_file.OpenFile, "map", lambda self: pytest.fail("a map was made"))
-    for rows in (1, 8):
-        path = tmp_path / f"{rows}.h5"
-        with h5py.File(path, "w") as made:
-            made.create_dataset("data", data=VALUES, chunks=(rows, 6), compression="gzip")
-            made["labels"] = np.arange(50, dtype="u2")
-        assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == VALUES[ROWS]).all()
+@pytest.mark.parametrize("rows", [1, 8])
+def test_compressed_chunks_need_no_map_either(h5, monkeypatch, rows):
+    no_maps(monkeypatch)
+    path = h5(data={"data": VALUES, "chunks": (rows, 6), "compression": "gzip"}, labels=np.arange(50))
+    assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == VALUES[ROWS]).all()
 
 
-def test_without_a_map_scattered_samples_are_read_by_h5py(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as made:
-        made["data"] = VALUES.T
-    source = HDF5Source(tmp_path / "x.h5", ["data"], layout="CN", memory_map=False)
+def test_without_a_map_scattered_samples_are_read_by_h5py(h5):
+    source = HDF5Source(h5(data=VALUES.T), ["data"], layout="CN", memory_map=False)
     assert source.chunks.reading == "locked"
-    out = {"data": np.zeros((9, 6), "i4")}
-    source.read_into(np.array(ROWS), out)
+    assert (oracle.read(source, ROWS)["data"] == VALUES[ROWS]).all()
     source.close()
-    assert (out["data"] == VALUES[ROWS]).all()
 
 
+@pytest.mark.parametrize("option", ["memory_map", "allow_external"])
 @pytest.mark.parametrize("wrong", [None, 1, "yes"])
-def test_memory_map_is_true_or_false(file, wrong):
-    with pytest.raises(ConfigError, match=r"^memory_map: .* is not true or false"):
-        HDF5Source(file[0], memory_map=wrong)
+def test_what_is_neither_true_nor_false_is_refused(h5, option, wrong):
+    with pytest.raises(ConfigError, match=rf"^{option}: .* is not true or false"):
+        HDF5Source(h5(data=VALUES), ["data"], **{option: wrong})
 
 
-def test_a_row_beyond_the_end_of_the_file_is_an_error(tmp_path, monkeypatch):
+def test_a_row_beyond_the_end_of_the_file_is_an_error(h5, monkeypatch):
     """1. The file is checked and unchanged. 2. It shrinks. 3. Its rows are read."""
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as made:
-        made["data"] = VALUES
-        made["labels"] = np.arange(50)
+    path = h5(data=VALUES, labels=np.arange(50))
     source = HDF5Source(path, ["data"], memory_map=False)
     os.truncate(path, stored_spans(path)[0][0] + 49 * 24 + 3)
     monkeypatch.setattr(open_file.OpenFile, "check", lambda self: self.descriptor())
@@ -170,10 +157,8 @@ class Kernel:
 
 
 @pytest.mark.parametrize("kind", ["in one piece", "in chunks"])
-def test_cold_rows_are_fetched_together_and_neighbours_as_one(tmp_path, monkeypatch, kind):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as made:
-        made.create_dataset("data", data=VALUES, **KINDS[kind])
+def test_cold_rows_are_fetched_together_and_neighbours_as_one(h5, monkeypatch, kind):
+    path = h5(data={"data": VALUES, **KINDS[kind]})
     source = HDF5Source(path, ["data"])
     kernel = Kernel(monkeypatch)
     source.fetch(np.array([3, 5, 4, 30, 3]))
@@ -238,10 +223,8 @@ def test_one_thread_at_a_time_has_pieces_fetched(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_cold_compressed_chunks_are_fetched(tmp_path, monkeypatch, rows):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as made:
-        made.create_dataset("data", data=VALUES, chunks=(rows, 3), compression="gzip")
+def test_cold_compressed_chunks_are_fetched(h5, monkeypatch, rows):
+    path = h5(data={"data": VALUES, "chunks": (rows, 3), "compression": "gzip"})
     source = HDF5Source(path, ["data"])
     spans = np.array(stored_spans(path))
     kernel = Kernel(monkeypatch)
@@ -253,10 +236,8 @@ def test_cold_compressed_chunks_are_fetched(tmp_path, monkeypatch, rows):
     assert sum(end - begin for begin, end in kernel.fetched) == wanted[:, 1].sum()
 
 
-def test_later_batches_are_fetched_while_earlier_ones_are_read(tmp_path, monkeypatch):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as made:
-        made["data"] = np.zeros((400, 20_000), np.uint8)
+def test_later_batches_are_fetched_while_earlier_ones_are_read(h5, monkeypatch):
+    path = h5(data=np.zeros((400, 20_000), np.uint8))
     source = HDF5Source(path, ["data"])
     kernel = Kernel(monkeypatch)
     with AsyncLoader(source, {"batch_size": 2, "shuffle": "global", "workers": 1, "queue_depth": 1}) as loader:
@@ -267,14 +248,6 @@ def test_later_batches_are_fetched_while_earlier_ones_are_read(tmp_path, monkeyp
     begins = stored_spans(path)[0][0] + samples * 20_000
     source.close()
     assert all(any(first <= begin < end for first, end in kernel.fetched) for begin in begins)
-
-
-def test_a_system_without_probes_reports_none(tmp_path, monkeypatch):
-    def unsupported(*_):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(os, "preadv", unsupported)
-    assert is_cold(0, 0) is None
 
 
 def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_path):
@@ -296,11 +269,3 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
     wanted = [schedule.plan(1).batch(step).samples.tolist() for step in range(4)]
     # The batches in between are fetched later, once.
     assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]
-
-
-def test_a_page_in_memory_is_not_cold(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(bytes(2**20))
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        assert is_cold(file.fileno(), 2**19) is False

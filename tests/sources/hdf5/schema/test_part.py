@@ -12,7 +12,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
-from support.sources.oracle import check, read, refused, refused_when_read
+from support.sources.oracle import check, read, read_from, refused, refused_when_read
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
@@ -31,20 +31,6 @@ def length(path, fields, **options):
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_window_of_everything_is_one_sample(h5):
-    assert len(check(h5(data=numbers((29, 2))), {"x": Field("data", window=(0, 29))})) == 1
-    assert len(check(h5(data=numbers((29, 2))), {"x": Field("data", window=(-28, 1))}, stride=3)) == 1
-
-
-def test_channels_come_before_the_axis_of_the_window(h5):
-    path = h5(rows=numbers((29, 3)), columns=numbers((29, 3)).T.copy())
-    fields = {"r": Field("rows", window=(0, 4)), "c": Field("columns", window=(0, 4))}
-    with contextlib.closing(HDF5Source(path, fields, layout={"r": "NC", "c": "CN"})) as source:
-        assert source.spec["r"].shape == source.spec["c"].shape == (3, 4)
-        got = read(source, [7])
-    assert got["r"][0].tolist() == got["c"][0].tolist() == numbers((29, 3))[7:11].T.tolist()
-
-
 def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
     values = numbers((29,), "f4")
     values[13] = 0.5
@@ -53,33 +39,19 @@ def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
         if anchor % 2 == 0:
             error = refused_when_read(SourceError, [path, "data", 13], path, fields, [0, anchor // 2], stride=2)
             assert error.row in (None, 13)
-    with contextlib.closing(HDF5Source(path, fields, stride=2)) as source:
-        assert read(source, [4, 7])["x"].tolist() == [[8, 9, 10, 11], [14, 15, 16, 17]]
+    assert read_from(path, fields, [4, 7], stride=2)["x"].tolist() == [[8, 9, 10, 11], [14, 15, 16, 17]]
 
 
 def test_an_index_that_is_not_in_the_table_is_refused_in_a_window_too(h5):
     who = np.zeros(29, "i4")
     who[13] = 5
     path, fields = h5(age=numbers((5,)), who=who), {"x": Field("age", lookup="who", window=(0, 4))}
-    with pytest.raises(SourceError, match=r"(?s)13.*5|5.*13"), contextlib.closing(HDF5Source(path, fields)) as source:
-        read(source, [12])
-
-
-def test_a_stride_begins_anew_in_every_part(h5):
-    paths = [h5(f"{number}.h5", y=np.arange(number, number + 5)) for number in (10, 20)]
-    assert check(paths, {"y": "y"}, stride=3).values["y"].tolist() == [10, 13, 20, 23]
+    refused_when_read(SourceError, [13, 5], path, fields, [12])
 
 
 @pytest.mark.parametrize("stride", [0, -1, 1.5, "2", True])
 def test_a_stride_that_is_no_number_of_rows_is_named(h5, stride):
     refused(ConfigError, ["stride: ", repr(stride)], h5(y=np.arange(5)), {"y": "y"}, stride=stride)
-
-
-def test_windows_do_not_cross_files(h5):
-    paths = [h5(f"{number}.h5", x=np.arange(first, first + 6)) for number, first in ((1, 0), (2, 100), (3, 200))]
-    model = check(paths, {"x": Field("x", window=(-1, 3))}, stride=1)
-    assert len(model) == 9
-    assert (np.diff(model.values["x"], axis=1) == 1).all()
 
 
 def test_a_part_too_short_for_a_window_is_named_in_a_warning_and_gives_nothing(h5, caplog):
@@ -91,15 +63,6 @@ def test_a_part_too_short_for_a_window_is_named_in_a_warning_and_gives_nothing(h
     assert any("p_2" in line for line in warned)
     assert not any("p_1" in line or "p_3" in line for line in warned)
     check(path, fields, group="p_*")
-    with contextlib.closing(HDF5Source(path, fields, group="p_*")) as source:
-        assert sum(part.samples for part in source.parts) == 4
-
-
-def test_a_file_too_short_for_a_window_is_named_in_a_warning(h5, caplog):
-    paths = [h5("long.h5", x=np.arange(9)), h5("short.h5", x=np.arange(3))]
-    with caplog.at_level(logging.WARNING):
-        check(paths, {"x": Field("x", window=(0, 4))})
-    assert any("short.h5" in record.getMessage() for record in caplog.records)
 
 
 def test_where_every_part_is_too_short_that_is_an_error(h5):
@@ -189,48 +152,43 @@ def ragged_group(file, name, rows):
     group["values"], group["offsets"] = np.ones(2 * rows, "f4"), 2 * np.arange(rows + 1)
 
 
-KINDS = {
-    "plain": (lambda file, name, rows: file.create_dataset(name, data=numbers((rows, 2))), {}),
-    "written with one axis": (
-        lambda file, name, rows: file.create_dataset(name, data=numbers((rows, 2)) if rows else np.array([])),
-        {"layout": "NC"},
-    ),
-    "chunked": (
-        lambda file, name, rows: file.create_dataset(name, (rows, 2), "i2", chunks=(3, 2), maxshape=(None, 2)),
-        {},
-    ),
-    "windows": (lambda file, name, rows: file.create_dataset(name, data=numbers((rows, 2))), {"window": (0, 2)}),
-    "sparse": (sparse_group, {}),
-    "ragged": (ragged_group, {}),
-}
+def plain(file, name, rows):
+    file[name] = numbers((rows, 2))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("among", ["files", "groups"])
-def test_parts_without_rows_are_left_out_with_one_line_that_lists_them(tmp_path, caplog, kind, among):
-    write, options = KINDS[kind]
-    options, sizes = dict(options), {1: 3, 2: 0, 3: 4, 10: 0}
-    for number, rows in sizes.items():
-        with h5py.File(tmp_path / (f"{number}.h5" if among == "files" else "all.h5"), "a") as file:
-            group = file if among == "files" else file.create_group(f"p_{number}")
-            write(group, "x", rows)
-            group["y"] = np.full(rows, number)
-    fields = {"x": Field("x", window=options.pop("window", None)), "y": "y"}
-    options |= {} if among == "files" else {"group": "p_*"}
-    with (
-        caplog.at_level(logging.WARNING),
-        contextlib.closing(HDF5Source(str(tmp_path / "*.h5"), fields, **options)) as source,
-    ):
-        names = [f"{tmp_path}/2.h5", f"{tmp_path}/10.h5"]
-        if among == "groups":
-            names = [f"{tmp_path}/all.h5:/p_2", f"{tmp_path}/all.h5:/p_10"]
-        assert caplog.messages == [f"2 of 4 parts hold no samples and are left out: {', '.join(names)}"]
-        lost = kind == "windows"
-        wanted = [1] * (3 - lost) + [3] * (4 - lost)
-        assert read(source, np.arange(len(source)))["y"].tolist() == wanted
-        copied = pickle.loads(pickle.dumps(source))
-        assert read(copied, [0, len(source) - 1])["y"].tolist() == [1, 3]
-        copied.close()
+def one_axis(file, name, rows):
+    """As some programs write what is empty."""
+    file[name] = numbers((rows, 2)) if rows else np.array([])
+
+
+def chunked(file, name, rows):
+    file.create_dataset(name, (rows, 2), "i2", chunks=(3, 2), maxshape=(None, 2))
+
+
+SIZES = {1: 3, 2: 0, 3: 4, 10: 0}
+
+
+@pytest.mark.parametrize(
+    ("write", "layout"),
+    [(plain, None), (one_axis, "NC"), (chunked, None), (sparse_group, None), (ragged_group, None)],
+)
+def test_files_without_rows_are_left_out_with_one_line_that_lists_them(tmp_path, caplog, write, layout):
+    for number, rows in SIZES.items():
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            write(file, "x", rows)
+            file["y"] = np.full(rows, number)
+    with contextlib.closing(HDF5Source(f"{tmp_path}/*.h5", ["x", "y"], layout=layout)) as source:
+        said = f"2 of 4 parts hold no samples and are left out: {tmp_path}/2.h5, {tmp_path}/10.h5"
+        assert caplog.messages == [said]
+        assert read(source, np.arange(7))["y"].tolist() == [1, 1, 1, 3, 3, 3, 3]
+        with contextlib.closing(pickle.loads(pickle.dumps(source))) as copied:
+            assert read(copied, [0, 6])["y"].tolist() == [1, 3]
+
+
+def test_groups_without_rows_are_left_out_too(h5, caplog):
+    path = h5(**{f"p_{number}/x": np.arange(rows) for number, rows in SIZES.items()})
+    check(path, {"x": Field("x", window=(0, 2))}, group="p_*")
+    assert caplog.messages == [f"2 of 4 parts hold no samples and are left out: {path}:/p_2, {path}:/p_10"]
 
 
 def test_where_no_part_has_rows_that_is_an_error(h5):
@@ -248,21 +206,18 @@ def test_a_field_without_rows_beside_one_with_rows_is_an_error(h5):
 def test_chosen_rows_count_parts_without_rows_as_nothing(h5):
     paths = [h5(f"{n}.h5", y=np.arange(n, n + rows), chosen=np.arange(rows)) for n, rows in ((0, 3), (50, 0), (80, 2))]
     assert check(paths, {"y": "y"}, rows=np.array([0, 2, 3])).values["y"].tolist() == [0, 2, 80]
-    with contextlib.closing(HDF5Source(paths, {"y": "y"}, rows="chosen")) as source:
-        assert read(source, np.arange(5))["y"].tolist() == [0, 1, 2, 80, 81]
+    assert read_from(paths, {"y": "y"}, rows="chosen")["y"].tolist() == [0, 1, 2, 80, 81]
 
 
-@pytest.mark.parametrize("group", ["sparse", "ragged"])
-def test_samples_without_a_single_value_are_not_taken_for_no_samples(tmp_path, group):
+@pytest.mark.parametrize("write", [sparse_group, ragged_group])
+def test_samples_without_a_single_value_are_not_taken_for_no_samples(tmp_path, write):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
-        KINDS[group][0](file, "x", 3)
-        for name in ("data", "indices", "values"):
-            if name in file["x"]:
-                del file["x"][name]
-                file["x"][name] = np.arange(0)
-        ends = "indptr" if group == "sparse" else "offsets"
-        file["x"][ends][...] = 0
+        write(file, "x", 3)
+        for name, dataset in list(file["x"].items()):
+            ends = name in {"indptr", "offsets"}
+            del file["x"][name]
+            file["x"][name] = np.zeros(len(dataset) if ends else 0, "i8")
     refused(FormatError, [f"{path}:/x", "3 rows without a single value"], path, {"x": "x"})
 
 
@@ -306,20 +261,6 @@ def test_a_group_stands_before_the_names_of_indices_too(h5):
     }
     model = check(path, fields, group="train")
     assert [model.values[key].tolist() for key in fields] == [[6, 5, 6], [8, 7, 8], [8, 7, 8]]
-
-
-def test_groups_of_a_pattern_are_parts_in_natural_order(h5):
-    path = patients(h5)
-    model = check(path, FIELDS, group="patient_*")
-    assert model.values["y"].tolist() == [100, 101, 102, 103, 200, 201, 202, 203, 204, 1000, 1001, 1002]
-    with contextlib.closing(HDF5Source(path, FIELDS, group="patient_*")) as source:
-        assert [(part.file, part.group.strip("/"), part.samples) for part in source.parts] == [
-            (path, "patient_1", 4),
-            (path, "patient_2", 5),
-            (path, "patient_10", 3),
-        ]
-        where = source.locate([9])[0]
-        assert (where.file, where.group.strip("/"), where.row) == (path, "patient_10", 0)
 
 
 @pytest.mark.parametrize(
@@ -389,27 +330,24 @@ def test_parts_without_groups_are_files(h5):
             (paths[0], "/", 3),
             (paths[1], "/", 2),
         ]
+        assert source.locate([4, 1]) == [(paths[1], "/", 1), (paths[0], "/", 1)]
 
 
-def test_a_pattern_that_matches_nothing_is_named_with_its_file(h5):
-    paths = [patients(h5, "a.h5"), h5("b.h5", other=np.arange(3))]
-    refused(MissingError, ["b.h5", "patient_*"], paths[1], FIELDS, group="patient_*")
-    with pytest.raises(MissingError, match=r"b\.h5"):
-        HDF5Source(paths, FIELDS, group="patient_*")
-
-
-def test_a_group_without_the_dataset_is_named(h5):
-    path = patients(h5)
-    with h5py.File(path, "r+") as file:
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("patient_*", ["patient_2", "signal"]),
+        ("patient_2", ["patient_2", "signal"]),
+        ("patient_3", ["patient_3"]),
+        ("study/patient_*", ["study"]),
+        ("nobody_*", ["nobody_*"]),
+    ],
+)
+def test_a_group_or_a_dataset_that_is_not_there_is_named_with_its_file(h5, group, said):
+    paths = [patients(h5, f"{name}.h5", {1: 4, 2: 5}) for name in "ab"]
+    with h5py.File(paths[0], "r+") as file:
         del file["patient_2/signal"]
-    refused(MissingError, [path, "patient_2", "signal"], path, FIELDS, group="patient_*")
-    refused(MissingError, [path, "patient_2", "signal"], path, FIELDS, group="patient_2")
-
-
-def test_a_group_that_is_not_there_is_named(h5):
-    path = patients(h5)
-    refused(MissingError, [path, "patient_3"], path, FIELDS, group="patient_3")
-    refused(MissingError, [path, "study"], path, FIELDS, group="study/patient_*")
+    refused(MissingError, [paths[0], *said], paths, FIELDS, group=group)
 
 
 @pytest.mark.parametrize("group", ["*/patient_1", "study?/patient_*", "st[au]dy/patient_1"])
@@ -481,35 +419,14 @@ def test_chosen_rows_that_go_back_to_an_earlier_part_point_to_a_subset(h5):
     refused(ConfigError, ["rows", "SubsetSource"], patients(h5), FIELDS, group="patient_*", rows=np.array([9, 4, 3]))
 
 
-def test_chosen_rows_in_the_file_are_those_of_each_part(h5):
+def test_chosen_rows_in_the_file_are_those_of_each_part_or_the_same_for_all(h5):
     path = patients(h5)
     with h5py.File(path, "r+") as file:
         for number, rows in {1: [3, 0], 2: [4], 10: [2, 1]}.items():
             file[f"patient_{number}/split/train"] = rows
-            file[f"patient_{number}/mask"] = np.isin(np.arange(file[f"patient_{number}/label"].size), rows)
         file["first"] = [0]
-    assert check(path, FIELDS, group="patient_*", rows="split/train").values["y"].tolist() == [
-        103,
-        100,
-        204,
-        1002,
-        1001,
-    ]
-    assert check(path, FIELDS, group="patient_*", rows="mask").values["y"].tolist() == [100, 103, 204, 1001, 1002]
+    check(path, FIELDS, group="patient_*", rows="split/train")
     assert check(path, FIELDS, group="patient_*", rows="/first").values["y"].tolist() == [100, 200, 1000]
-
-
-def test_chosen_rows_are_the_anchors_of_windows(h5):
-    path = h5(
-        data={"data": numbers((29, 2)), "chunks": (8, 2), "compression": "gzip"},
-        labels=np.arange(29),
-        split=np.array([25, 2, 9]),
-    )
-    fields = {"x": Field("data", window=(-2, 4)), "y": Field("labels", window=1)}
-    model = check(path, fields, rows=np.array([25, 2, 9]))
-    assert model.values["y"].tolist() == [26, 3, 10]
-    check(path, fields, rows="split")
-    check(path, fields, rows=np.isin(np.arange(29), [2, 9, 10, 25]))
 
 
 @pytest.mark.parametrize("row", [0, 1, 26, 28])
@@ -535,6 +452,8 @@ WRONG = {
     "mask too long": (np.ones(21, bool), [21]),
     "empty": (np.array([], "i8"), []),
     "empty mask": (np.zeros(20, bool), []),
+    "no whole numbers": (np.array([1.0, 2.0]), ["float64"]),
+    "two axes": (np.array([[1, 2], [3, 4]]), []),
 }
 
 
@@ -544,18 +463,6 @@ def test_wrong_rows_are_named(h5, wrong, in_file):
     rows, said = WRONG[wrong]
     path = h5(labels=np.arange(20), chosen=rows)
     refused(AsyncDataError, ["rows", *said], path, {"y": "labels"}, rows="chosen" if in_file else rows)
-
-
-@pytest.mark.parametrize("rows", [np.array([0.5, 1.0]), np.array([1.0, 2.0])], ids=str)
-@pytest.mark.parametrize("in_file", [False, True])
-def test_rows_that_are_not_whole_numbers_are_named(h5, rows, in_file):
-    path = h5(labels=np.arange(20), chosen=rows)
-    error = refused(AsyncDataError, ["rows"], path, {"y": "labels"}, rows="chosen" if in_file else rows)
-    assert "float" in str(error) or str(rows[0]) in str(error)
-
-
-def test_rows_of_two_axes_are_named(h5):
-    refused(AsyncDataError, ["rows"], h5(y=np.arange(20)), {"y": "y"}, rows=np.array([[1, 2], [3, 4]]))
 
 
 def test_chosen_rows_that_are_not_there_are_named(h5):
@@ -573,16 +480,3 @@ def test_rows_that_are_changed_afterwards_change_nothing(h5):
     with contextlib.closing(HDF5Source(h5(y=np.arange(20)), {"y": "y"}, rows=rows)) as source:
         rows[:] = 7
         assert read(source, [0, 1])["y"].tolist() == [3, 1]
-
-
-# -- reading in general ------------------------------------------------------------------------------------------------
-
-
-def test_samples_beyond_the_last_window_are_an_index_error(h5):
-    path = h5(x=numbers((29,)))
-    with contextlib.closing(HDF5Source(path, {"x": Field("x", window=(0, 4))}, stride=5)) as source:
-        for wrong in (-1, 6, 28):
-            with pytest.raises(IndexError):
-                read(source, [0, wrong])
-            with pytest.raises(IndexError):
-                source.locate([wrong])

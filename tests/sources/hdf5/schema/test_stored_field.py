@@ -10,13 +10,14 @@ import tempfile
 import h5py
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import (
     Model,
     check,
     read,
+    read_from,
     refused,
     refused_sooner_or_later,
     refused_when_read,
@@ -62,14 +63,9 @@ def set_attributes(path, name, **attributes):
 
 
 def test_a_field_is_a_name_a_field_or_a_mapping(h5):
-    path = h5(data=numbers((ROWS, 3)))
-    column = numbers((ROWS, 3))[:, 1].astype(np.int64)
     fields = {"a": "data", "b": Field("data", column=1), "c": {"name": "data", "column": 1}}
-    with contextlib.closing(HDF5Source(path, fields)) as source:
-        got = read(source, np.arange(ROWS))
-    assert_same_samples(got["a"], numbers((ROWS, 3)))
-    assert_same_samples(got["b"], column)
-    assert_same_samples(got["c"], column)
+    model = check(h5(data=numbers((ROWS, 3))), fields)
+    assert model.values["c"].tolist() == numbers((ROWS, 3))[:, 1].tolist()
 
 
 @pytest.mark.parametrize("key", ["y", "a.b"])
@@ -134,12 +130,6 @@ def test_values_are_cast(h5, of, to):
         check(path, {"x": Field(name.format("contiguous"), dtype=to)})
 
 
-@pytest.mark.parametrize("to", ["int8", "uint8", "int32", "uint64"])
-def test_a_type_that_is_asked_for_counts_more_than_int64_for_labels(h5, to):
-    path = h5(labels=numbers((ROWS,), "i2"), table=numbers((ROWS, 2), "i2"))
-    check(path, {"y": Field("labels", dtype=to), "z": Field("table", column=1, dtype=to)})
-
-
 @pytest.mark.parametrize("of", ["u1", "?", ">i2"])
 def test_arrays_of_the_narrower_type_are_filled_as_stored(h5, of):
     values = numbers((ROWS, 3), of)
@@ -154,7 +144,6 @@ def test_arrays_of_the_narrower_type_are_filled_as_stored(h5, of):
 AT = 13  # the row with a bad value
 
 
-@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)], ids=str)
 @pytest.mark.parametrize(
     ("of", "bad", "to"),
     [
@@ -176,16 +165,15 @@ AT = 13  # the row with a bad value
         ("u2", 2**15, "int16"),
     ],
 )
-def test_a_value_that_a_type_does_not_hold_is_refused_when_its_row_is_read(h5, shape, of, bad, to):
-    values = numbers(shape, of)
-    values.reshape(ROWS, -1)[AT, -1] = bad
-    path, others = h5(**in_every_way(values)), np.delete(np.arange(ROWS), AT)
-    for storage in STORAGE:
-        fields = {"x": Field(storage, dtype=to)}
-        error = refused_when_read(SourceError, [path, storage, AT], path, fields, [2, AT, 7])
+def test_a_value_that_a_type_does_not_hold_is_refused_when_its_row_is_read(h5, of, bad, to):
+    rows, others = numbers((ROWS, 3), of), np.delete(np.arange(ROWS), AT)
+    rows[AT, -1] = bad
+    path = h5(line=rows[:, -1], gzip=stored(rows, "gzip"))
+    for name, values in {"line": rows[:, -1], "gzip": rows}.items():
+        fields = {"x": Field(name, dtype=to)}
+        error = refused_when_read(SourceError, [path, name, AT], path, fields, [2, AT, 7])
         assert error.row in (None, AT)
-        with contextlib.closing(HDF5Source(path, fields)) as source:
-            assert_same_samples(read(source, others)["x"], values[others].astype(to))
+        assert_same_samples(read_from(path, fields, others)["x"], values[others].astype(to))
 
 
 @pytest.mark.parametrize(
@@ -202,8 +190,8 @@ def test_a_value_that_a_type_does_not_hold_is_refused_when_its_row_is_read(h5, s
     ],
 )
 def test_the_ends_of_a_type_are_in_range(h5, of, to, ends):
-    with contextlib.closing(HDF5Source(h5(data=np.array(ends, of)), {"x": Field("data", dtype=to)})) as source:
-        assert read(source, np.arange(len(ends)))["x"].tolist() == [int(end) for end in ends]
+    got = read_from(h5(data=np.array(ends, of)), {"x": Field("data", dtype=to)})["x"]
+    assert got.tolist() == [int(end) for end in ends]
 
 
 # -- via ---------------------------------------------------------------------------------------------------------------
@@ -222,7 +210,7 @@ def test_via_goes_with_column_and_dtype(h5):
     )
 
 
-@pytest.mark.parametrize("bad", [-1, 4, 100, -4])
+@pytest.mark.parametrize("bad", [-1, 4])
 def test_an_index_that_is_not_in_the_table_is_refused(h5, bad):
     index = np.array([0, 3, 1, 2] * 5)
     index[AT] = bad
@@ -246,13 +234,12 @@ HOLES[4, 1] = HOLES[11] = 121
 
 
 @pytest.mark.parametrize("of", DELIVERED)
-@pytest.mark.parametrize("as_array", [False, True])
-def test_packed_values_are_unpacked(h5, of, as_array):
+def test_packed_values_are_unpacked(h5, of):
     path = h5(**in_every_way(HOLES.astype(of)))
-    given = {"scale_factor": np.float64(0.01), "add_offset": np.float64(20.5), "_FillValue": np.array(121, of)[()]}
+    given = {"scale_factor": np.float64(0.25), "add_offset": np.array([20.5]), "_FillValue": np.array([121], of)}
     for storage in STORAGE:
-        set_attributes(path, storage, **{key: np.array([value]) if as_array else value for key, value in given.items()})
-    model = check(path, {storage: Field(storage, mask_and_scale=True) for storage in STORAGE}, close=True)
+        set_attributes(path, storage, **given)
+    model = check(path, {storage: Field(storage, mask_and_scale=True) for storage in STORAGE})
     for values in model.values.values():
         assert values.dtype == DELIVERED[of]
         assert (np.isnan(values) == (HOLES == 121)).all()
@@ -265,21 +252,18 @@ def test_packed_values_are_unpacked(h5, of, as_array):
         {"add_offset": -3.0},
         {"_FillValue": np.int16(121)},
         {"missing_value": np.int16(121)},
-        {"missing_value": np.array([121], "i2"), "scale_factor": np.array([0.25], "f4")},
+        {"missing_value": np.int16(121), "scale_factor": np.array([0.25], "f4")},
         {"missing_value": np.int16(121), "_FillValue": np.int16(0), "add_offset": np.float32(4)},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("of", ["i2", "u1", "f4"])
-def test_each_attribute_counts_by_itself(h5, attributes, of):
-    path = h5(data=HOLES.astype(of), line=HOLES[:, 1].astype(of))
-    marks = {
-        key: np.asarray(attributes[key]).astype(of) for key in ("_FillValue", "missing_value") if key in attributes
-    }
+def test_each_attribute_counts_by_itself(h5, attributes):
+    path = h5(data=HOLES.astype("i2"), line=HOLES[:, 1].astype("i2"))
     for name in ("data", "line"):
-        set_attributes(path, name, **{**attributes, **marks})
+        set_attributes(path, name, **attributes)
     model = check(path, {"x": Field("data", mask_and_scale=True), "y": Field("line", mask_and_scale=True)})
-    assert (np.isnan(model.values["x"]) == np.isin(HOLES, [mark.ravel()[0] for mark in marks.values()])).all()
+    marks = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
+    assert (np.isnan(model.values["x"]) == np.isin(HOLES, marks)).all()
 
 
 def test_a_fill_value_of_nan_stays_nan(h5):
@@ -292,17 +276,14 @@ def test_a_fill_value_of_nan_stays_nan(h5):
 
 @pytest.mark.parametrize("of", ["i1", "i2", ">i2", "i4"])
 @pytest.mark.parametrize("said", ["true", np.bytes_(b"true"), "false"], ids=repr)
-@pytest.mark.parametrize("fill", [-1, 5, None])
-def test_unsigned_reinterprets_what_is_stored(h5, of, said, fill):
+def test_unsigned_reinterprets_what_is_stored(h5, of, said):
     values = np.array([[0, 1, -1], [5, -2, -128], [127, -1, 5]], of)
-    path = h5(data=values)
-    set_attributes(path, "data", _Unsigned=said, scale_factor=0.5)
-    if fill is not None:
-        set_attributes(path, "data", _FillValue=np.array(fill, of)[()])
-    check(path, {"x": Field("data", mask_and_scale=True)})
-    with contextlib.closing(HDF5Source(path, {"x": Field("data", mask_and_scale=True)})) as source:
-        below_zero = read(source, [1])["x"][0, 1]
-    assert below_zero == (-1 if said == "false" else (256 ** np.dtype(of).itemsize - 2) / 2)
+    path = h5(plain=values, below=values, above=values)
+    for name, fill in {"plain": {}, "below": {"_FillValue": -1}, "above": {"_FillValue": 5}}.items():
+        set_attributes(path, name, _Unsigned=said, scale_factor=0.5, **fill)
+    model = check(path, {name: Field(name, mask_and_scale=True) for name in ("plain", "below", "above")})
+    below_zero = -1 if said == "false" else (256 ** np.dtype(of).itemsize - 2) / 2
+    assert [values[1, 1] for values in model.values.values()] == [below_zero] * 3
 
 
 def test_unpacked_values_become_whole_numbers_only_where_they_are(h5):
@@ -311,8 +292,7 @@ def test_unpacked_values_become_whole_numbers_only_where_they_are(h5):
     fields = {"x": Field("data", mask_and_scale=True, dtype="int64")}
     for row in (4, 11):
         refused_when_read(SourceError, [path, "data", row], path, fields, [0, row])
-    with contextlib.closing(HDF5Source(path, fields)) as source:
-        assert_same_samples(read(source, [0, 7])["x"], 2 * HOLES[[0, 7]].astype("i8"))
+    assert_same_samples(read_from(path, fields, [0, 7])["x"], 2 * HOLES[[0, 7]].astype("i8"))
     set_attributes(path, "data", add_offset=0.5)
     with pytest.raises(ConfigError, match=r"fields.x.dtype: int64 holds no fractions, but .* add_offset 0.5"):
         HDF5Source(path, fields)
@@ -393,49 +373,41 @@ def test_classes_may_be_named_by_the_user(h5):
     assert classes_of(path, "labels") == ()
 
 
-@pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("bad", [3, 100, -1])
 @pytest.mark.parametrize("kind", ["enumeration", "user"])
-def test_a_label_outside_its_classes_is_refused_when_it_is_read(h5, storage, kind, bad):
+def test_a_label_outside_its_classes_is_refused_when_it_is_read(h5, kind, bad):
     values = (np.arange(ROWS) % 3).astype("i1")
     values[AT] = bad
-    path = h5(labels=stored(values, storage, **({"dtype": ANIMALS} if kind == "enumeration" else {})))
+    path = h5(labels={"data": values, "dtype": ANIMALS if kind == "enumeration" else "i1"})
     fields = {"y": "labels" if kind == "enumeration" else Field("labels", classes=["a", "b", "c"])}
     refused_when_read(SourceError, [path, "labels", AT, bad], path, fields, [1, AT])
-    with contextlib.closing(HDF5Source(path, fields)) as source:
-        assert read(source, [0, 1, ROWS - 1])["y"].tolist() == [0, 1, (ROWS - 1) % 3]
+    assert read_from(path, fields, [0, 1, ROWS - 1])["y"].tolist() == [0, 1, (ROWS - 1) % 3]
 
 
-def add_categorical(path, name, codes, categories, **options):
+def add_categorical(path, name, codes):
     with h5py.File(path, "a") as file:
         group = file.create_group(name)
-        group.attrs["encoding-type"], group.attrs["encoding-version"], group.attrs["ordered"] = (
-            "categorical",
-            "0.2.0",
-            False,
-        )
-        group.create_dataset("codes", data=codes, **options)
-        group.create_dataset("categories", data=np.array(categories, object), dtype=h5py.string_dtype())
-        group["categories"].attrs["encoding-type"] = "string-array"
+        group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
+        group["codes"] = codes
+        group["categories"] = np.array(["B", "NK", "T"], object)
 
 
 @pytest.mark.parametrize("kind", ["i1", "u1", "i2"])
-@pytest.mark.parametrize("options", [{}, {"chunks": (6,), "compression": "gzip"}], ids=str)
-def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes(h5, kind, options):
+def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes(h5, kind):
     path = h5(data=numbers((ROWS, 2)))
-    add_categorical(path, "cells/type", (np.arange(ROWS) % 3).astype(kind), ["B", "NK", "T"], **options)
+    add_categorical(path, "cells/type", (np.arange(ROWS) % 3).astype(kind))
     model = check(path, {"x": "data", "y": "cells/type"})
     assert model.values["y"].dtype == np.int64
     assert classes_of(path, "cells/type") == ("B", "NK", "T")
-    assert check(path, {"y": "type"}, group="cells").values["y"].tolist() == (np.arange(ROWS) % 3).tolist()
+    check(path, {"y": "type"}, group="cells")
 
 
-@pytest.mark.parametrize("bad", [-1, 3, 100])
+@pytest.mark.parametrize("bad", [-1, 3])
 def test_a_code_without_a_category_names_its_row(h5, bad):
     codes = (np.arange(ROWS) % 3).astype("i1")
     codes[AT] = bad
     path = h5(data=numbers((ROWS, 2)))
-    add_categorical(path, "type", codes, ["B", "NK", "T"])
+    add_categorical(path, "type", codes)
     refused_sooner_or_later(SourceError, [path, "type", AT], path, {"y": "type"})
 
 
@@ -448,19 +420,13 @@ def add_csr(path, matrix, *, name="X", kind="csr_matrix", index="i4", backwards=
     if backwards:
         order = np.lexsort((-columns, rows))
         rows, columns = rows[order], columns[order]
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(matrix)))])
+    ends = np.cumsum([0, *np.bincount(rows, minlength=len(matrix))])
     with h5py.File(path, "a") as file:
         group = file.create_group(name)
-        group.attrs["encoding-type"], group.attrs["encoding-version"] = kind, "0.1.0"
-        group.attrs["shape"] = np.array(matrix.shape)
-        if options.get("chunks"):
-            options["maxshape"] = (None,)
-        for key, values in {
-            "data": matrix[rows, columns],
-            "indices": columns.astype(index),
-            "indptr": indptr.astype(index),
-        }.items():
-            group.create_dataset(key, data=values, **options)
+        group.attrs.update({"encoding-type": kind, "encoding-version": "0.1.0", "shape": matrix.shape})
+        group.create_dataset("data", data=matrix[rows, columns], **options)
+        group.create_dataset("indices", data=columns.astype(index), **options)
+        group.create_dataset("indptr", data=ends.astype(index), **options)
 
 
 def sparse(rows, columns, dtype="f4", seed=0):
@@ -468,17 +434,7 @@ def sparse(rows, columns, dtype="f4", seed=0):
     return (random.integers(1, 100, (rows, columns)) * (random.random((rows, columns)) < 0.3)).astype(dtype)
 
 
-CSR = {"contiguous": {}, "chunked": {"chunks": (5,)}, "gzip": {"chunks": (5,), "compression": "gzip", "shuffle": True}}
-
-
-def test_sparse_rows_may_be_cast_and_lie_in_groups_of_several_files(h5):
-    paths = [h5(f"s{number}.h5", y=np.arange(ROWS)) for number in (1, 2)]
-    for number, path in enumerate(paths):
-        add_csr(path, sparse(ROWS + number, 9, "f8", number), name="raw/X")
-    check(paths, {"x": Field("X", dtype="float32")}, group="raw")
-    check(paths, {"x": Field("/raw/X", dtype="int16")})
-
-
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 12),
     columns=st.integers(1, 9),
@@ -495,7 +451,7 @@ def test_any_sparse_matrix_comes_out_dense(*, rows, columns, filled, chunk, gzip
         if row < rows and column < columns:
             matrix[row, column] = number
     assume(matrix.any())  # without a value there is no sample to speak of
-    options = {"chunks": (chunk,), "compression": "gzip" if gzip else None} if chunk else {}
+    options = {"chunks": (chunk,), "maxshape": (None,), "compression": "gzip" if gzip else None} if chunk else {}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "x.h5")
         add_csr(path, matrix, backwards=backwards, index=index, **options)
@@ -523,19 +479,16 @@ def test_columns_instead_of_rows_are_refused_with_a_way_out(h5):
         ("indices", "of AT", 10**6, AT),
     ],
 )
-@pytest.mark.parametrize("storage", CSR)
-def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, storage, name, place, value, row):  # noqa: PLR0917
+def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, value, row):
     matrix = sparse(ROWS, 11)
     matrix[:, 3] = 1
     path = h5(y=np.arange(ROWS))
-    add_csr(path, matrix, **CSR[storage])
+    add_csr(path, matrix, chunks=(5,), compression="gzip")
     with h5py.File(path, "r+") as file:
         file["X"][name][file["X/indptr"][AT] if place == "of AT" else place] = value
-    error = refused_sooner_or_later(SourceError, [path, "X"], path, {"x": "X"})
-    assert "row" in str(error)
-    if row is not None:
-        assert error.row in (None, row)
-        refused_sooner_or_later(SourceError, [row], path, {"x": "X"})
+    said = [path, "X", "row"] if row is None else [path, "X", "row", row]
+    error = refused_sooner_or_later(SourceError, said, path, {"x": "X"})
+    assert row is None or error.row in (None, row)
 
 
 # -- rows of different lengths -----------------------------------------------------------------------------------------
@@ -552,7 +505,6 @@ def add_ragged(path, samples, name="words", **options):
 
 
 LENGTHS = [3, 0, 7, 1, 1, 7, 0, 2, 5, 4]
-RAGGED = {"contiguous": {}, "chunked": {"chunks": 4}, "gzip": {"chunks": 4, "compression": "gzip"}}
 
 
 def ragged(dtype, rest=()):
@@ -560,14 +512,14 @@ def ragged(dtype, rest=()):
     return [random.integers(1, 100, (length, *rest)).astype(dtype) for length in LENGTHS]
 
 
-@pytest.mark.parametrize("storage", RAGGED)
-@pytest.mark.parametrize("dtype", ["i2", ">f4", "i8"])
-@pytest.mark.parametrize("rest", [(), (3,)], ids=str)
-@pytest.mark.parametrize("max_length", [None, 7, 9])
-def test_samples_of_different_lengths_are_padded_with_zeros(h5, storage, dtype, rest, max_length):
+@pytest.mark.parametrize("options", [{}, {"chunks": 4}, {"chunks": 4, "compression": "gzip"}], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "rest", "max_length"), [("i2", (), None), (">f4", (3,), 7), ("i8", (3,), None), (">f4", (), 9)]
+)
+def test_samples_of_different_lengths_are_padded_with_zeros(h5, options, dtype, rest, max_length):
     samples = ragged(dtype, rest)
     path = h5(y=np.arange(len(samples)))
-    add_ragged(path, samples, **RAGGED[storage])
+    add_ragged(path, samples, **options)
     model = check(path, {"x": Field("words", max_length=max_length), "y": "y"})
     assert list(model.values) == ["x", "x_length", "y"]
     assert model.values["x"].shape == (10, max_length or 7, *rest)
@@ -575,16 +527,6 @@ def test_samples_of_different_lengths_are_padded_with_zeros(h5, storage, dtype, 
     for got, wanted in zip(model.values["x"], samples):
         assert got[: len(wanted)].tolist() == wanted.tolist()
         assert not got[len(wanted) :].any()
-    with contextlib.closing(HDF5Source(path, {"x": Field("words", max_length=max_length)})) as source:
-        assert source.spec["x_length"].dtype == np.int64
-        assert source.spec["x_length"].shape == ()
-
-
-def test_samples_of_different_lengths_may_be_cast_and_lie_in_a_group(h5):
-    path = h5(y=np.arange(3))
-    add_ragged(path, ragged("f8", (2,)), name="train/words")
-    check(path, {"x": Field("words", dtype="float32")}, group="train")
-    check(path, {"x": Field("/train/words", dtype="int16", max_length=8)})
 
 
 def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
@@ -610,14 +552,7 @@ def test_a_netcdf_3_file_is_refused_with_the_command_that_converts_it(tmp_path, 
 # -- what is not there -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "field", [Field("dta", column=1), Field("dta", dtype="f4"), Field("dta", lookup="who")], ids=str
-)
+@pytest.mark.parametrize("field", [Field("dta", column=1), Field("dta", lookup="who"), Field("data", lookup="dta")])
 def test_a_dataset_that_is_not_there_is_still_named(h5, field):
     path = h5(data=numbers((ROWS, 3)), who=np.zeros(ROWS, "i4"))
     refused(MissingError, [path, "dta"], path, {"x": field})
-
-
-def test_an_index_that_is_not_there_is_named(h5):
-    path = h5(data=numbers((ROWS, 3)))
-    refused(MissingError, [path, "whoo"], path, {"x": Field("data", lookup="whoo")})
