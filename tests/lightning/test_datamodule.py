@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, HDF5Source, LoaderOptions
-from lit_async_data.errors import ConfigError, MemoryBudgetError, TransformError
+from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.lightning.stages import LoaderArguments
 from lit_async_data.lightning.summary import summary_lines
@@ -88,6 +88,7 @@ def test_a_stage_may_differ_and_null_inherits():
         ({"predict_loader": {"workers": -1}}, "predict_loader.workers: -1 is not"),
         ({"train": [source()]}, "train: .* is not a source"),
         ({"val": [source(), 3]}, "val: 3 is not a source or a list of sources"),
+        ({"val": "x.h5"}, "val: 'x.h5' is not a source or a list of sources"),
         (
             {"val": {"day": source(), "night": source()}},
             r"val: .* the names day, night, .*write a list: val=\[day, night\]",
@@ -101,9 +102,10 @@ def test_a_wrong_argument_is_named(options, said):
         dm_of(**options)
 
 
-def test_slots_beyond_the_budget_are_refused_when_the_loader_is_built():
-    with pytest.raises(MemoryBudgetError, match="memory_budget: 5 slots"):
-        dm_of(loader={"batch_size": 10, "memory_budget": 10}).train_dataloader()
+def test_the_batch_size_cannot_be_set_beyond_the_data():
+    dm = dm_of()
+    dm.batch_size = 5000
+    assert dm.batch_size == 1000
 
 
 @pytest.mark.parametrize("shape", [(1000,), (1000, 1)])
@@ -115,16 +117,6 @@ def test_classes_are_counted(shape):
 
 def test_numbers_below_zero_are_no_classes():
     assert dm_of(train=source(y=np.arange(1000) % 5, shift=np.arange(1000) - 3)).num_classes == {"y": 5}
-
-
-def test_transforms_are_chosen_by_stage():
-    calls = {"train": lambda batch: "train", "eval": lambda batch: "eval", "test": lambda batch: "test"}
-    dm = dm_of(device_transform=calls, test=source(10), predict=source(10))
-    assert next(dm.train_dataloader()) == "train"
-    assert next(dm.val_dataloader()[0]) == "eval"
-    assert next(dm.test_dataloader()[0]) == "test"
-    assert next(dm.predict_dataloader()[0]) == "eval"
-    dm.close()
 
 
 def test_close_closes_loaders_and_files(h5):
@@ -193,18 +185,16 @@ def test_a_described_loader_that_no_longer_fits_is_built_anew(change):
     dm.close()
 
 
-@pytest.mark.parametrize(
-    ("transform", "option"),
-    [
-        ({"eval": lambda batch: None}, r"device_transform\.eval"),
-        ({"val": lambda batch: None}, r"device_transform\.val"),
-        (lambda batch: None, "device_transform"),
-    ],
-)
-def test_an_error_of_a_transform_names_its_option_and_the_stage(transform, option):
-    with contextlib.closing(dm_of(device_transform=transform)) as dm:
+def fails(values):
+    raise OSError("no such colour")
+
+
+@pytest.mark.parametrize("name", ["sample_transform", "batch_transform", "device_transform"])
+@pytest.mark.parametrize(("given", "key"), [({"eval": fails}, ".eval"), ({"val": fails}, ".val"), (fails, "")])
+def test_an_error_of_a_transform_names_its_option_and_the_stage(name, given, key):
+    with contextlib.closing(dm_of(**{name: given})) as dm:
         (loader,) = dm.val_dataloader()
-        with pytest.raises(TransformError, match=f"^{option}, stage val: returned None for batch 0 of epoch 0"):
+        with pytest.raises(TransformError, match=f"^{name}{key}, stage val: .*OSError: no such colour"):
             next(loader)
 
 

@@ -131,7 +131,6 @@ def test_predictions_that_differ_between_batches_are_refused(tmp_path):
     ("value", "stored"),
     [
         (torch.tensor([1.5, float("nan")], dtype=torch.bfloat16), "float32"),
-        (torch.tensor([1.5, float("nan")], dtype=torch.float16), "float32"),
         (torch.tensor([1.5, 2.0]).to(torch.float8_e5m2), "float32"),
         (torch.tensor([1.5, float("inf")], dtype=torch.float64), "float64"),
         (torch.arange(8.0).reshape(2, 4)[:, ::2], "float32 (2,)"),
@@ -139,7 +138,6 @@ def test_predictions_that_differ_between_batches_are_refused(tmp_path):
         (torch.eye(2).to_sparse(), "float32 (2,)"),
         (torch.ones(2, requires_grad=True), "float32"),
         (np.array([1, 2], ">i4"), "int32"),
-        (np.array(["a", "bc"]), "text"),
         (("a", "bc"), "text"),
     ],
 )

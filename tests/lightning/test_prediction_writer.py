@@ -51,8 +51,9 @@ def predict(path, source, predicted=predicted_of, callbacks=(), **options):
     assert not os.path.exists(f"{path}.partial")
 
 
-@pytest.mark.parametrize("callbacks", [(), (lad.DevicePrefetcher,)], ids=["alone", "with DevicePrefetcher"])
-@pytest.mark.parametrize("samples", [1, 3, 4, 22])
+@pytest.mark.parametrize(
+    ("samples", "callbacks"), [(1, []), (4, [lad.DevicePrefetcher]), (22, []), (22, [lad.DevicePrefetcher])]
+)
 def test_predictions_come_back_in_the_order_of_the_dataset(tmp_path, samples, callbacks):
     predict(tmp_path / "out", numbered(samples), callbacks=[kind() for kind in callbacks])
     check_files(tmp_path / "out", range(samples))

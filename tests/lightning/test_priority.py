@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from support.lightning.trainer import (
@@ -28,6 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .*_dataloader.* does not have many workers"),
     pytest.mark.filterwarnings("ignore:Your `.*_dataloader`'s sampler has shuffling enabled"),
 ]
+KINDS = ("datamodule", "bare", "DataLoader")
 HOOKS = (
     "on_train_start",
     "on_train_epoch_start",
@@ -35,6 +38,11 @@ HOOKS = (
     "on_validation_epoch_start",
     "on_train_epoch_end",
 )
+# Every kind in every hook; stages, and one batch or all, take turns, so that every two of them occur together.
+LOOKS = [
+    (kind, hook, ("train", "val")[number % 2], (1, 10**6)[number // 2 % 2])
+    for number, (hook, kind) in enumerate(itertools.product(HOOKS, KINDS))
+]
 
 
 class Batches(pl.LightningModule):
@@ -90,10 +98,7 @@ def given(kind):
     return {"train_dataloaders": dataloader(), "val_dataloaders": dataloader()}, lambda _: STORED
 
 
-@pytest.mark.parametrize("batches", [1, 10**6])
-@pytest.mark.parametrize("stage", ["train", "val"])
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("kind", ["datamodule", "bare", "DataLoader"])
+@pytest.mark.parametrize(("kind", "hook", "stage", "batches"), LOOKS)
 def test_a_look_at_a_loader_changes_no_epoch(kind, hook, stage, batches):
     loaders, wanted = given(kind)
     model, walk = Recorder(), Walk(hook, stage, batches)
@@ -144,24 +149,6 @@ def test_one_loader_serves_training_and_validation(callbacks):
     assert all(sorted(flat(each)) == list(range(SAMPLES)) for each in model.seen["val 0"])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_one_dataloader_serves_training_and_validation(workers):
-    loader = dataloader(num_workers=workers, persistent_workers=workers > 0)
-    model = Recorder()
-    trainer(lad.DevicePrefetcher(), max_epochs=2, num_sanity_val_steps=1, val_check_interval=0.5).fit(
-        model, loader, loader
-    )
-    assert model.seen["train"] == [STORED] * 2
-    assert model.seen["val 0"] == [STORED] * 4
-
-
-def test_predictions_of_a_bare_loader_come_in_the_order_of_the_samples():
-    model = Recorder()
-    loader = lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "return_indices": True})
-    trainer(lad.DevicePrefetcher()).predict(model, loader)
-    assert model.seen["predict 0"] == [STORED]
-
-
 def test_lightning_warns_of_a_shuffle_in_evaluation():
     loader = lad.AsyncLoader(ArraySource({"x": rows()}), {"batch_size": BATCH, "return_indices": True, "shuffle": True})
     with pytest.warns(UserWarning, match="predict_dataloader`'s sampler has shuffling enabled"):
@@ -180,8 +167,7 @@ class Save(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize("seeded", [True, False])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("workers", "seeded"), [(0, True), (1, False)])
 def test_a_shuffled_dataloader_goes_on_in_the_middle_of_an_epoch(tmp_path, workers, seeded):
     def loader():
         generator = torch.Generator().manual_seed(5) if seeded else None

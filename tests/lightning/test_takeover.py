@@ -1,32 +1,43 @@
-"""Users' DataLoaders, wrapped by the callback: their state after a run, and the device of their batches."""
+"""Users' DataLoaders, wrapped by the callback for one run: who reads them, and what is left afterwards."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import multiprocessing
+import os
+import pickle
+import signal
 import types
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from support.lightning.trainer import CountingSource, Recorder, datamodule, pl, readers, trainer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import TransferError
 from lit_async_data.host.stats import QueueFill
 from lit_async_data.lightning.takeover import Takeover
 from lit_async_data.prefetch.loader import PrefetchedLoader
+from lit_async_data.testing import ArraySource
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*`IterableDataset` has `__len__` defined:UserWarning"),
 ]
 BATCHES = [[0, 1], [2, 3], [4, 5]]
 
 
+def numbers(**options):
+    return DataLoader(range(6), batch_size=2, **options)
+
+
 class Model(pl.LightningModule):
+    """Records the batches of training."""
+
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
@@ -40,8 +51,72 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def numbers(**options):
-    return DataLoader(range(6), batch_size=2, **options)
+class Everywhere(Model):
+    """Records the type of loader of each stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = {}
+
+    def training_step(self, batch, number):
+        self.kinds["train"] = type(self.trainer.train_dataloader)
+        return super().training_step(batch, number)
+
+    def validation_step(self, batch, number, dataloader_idx=0):
+        self.kinds["val"] = type(self.trainer.val_dataloaders)
+
+    def test_step(self, batch, number):
+        self.kinds["test"] = type(self.trainer.test_dataloaders)
+
+    def predict_step(self, batch, number):
+        self.kinds["predict"] = type(self.trainer.predict_dataloaders)
+        return batch
+
+
+def test_every_stage_reads_through_the_wrapper_and_nothing_stays_behind():
+    model, callback = Everywhere(), lad.DevicePrefetcher()
+    fit = trainer(callback, max_epochs=2)
+    before = fit.strategy.process_dataloader
+    fit.fit(model, numbers(), numbers())
+    fit.test(model, numbers(), verbose=False)
+    fit.predict(model, numbers())
+    assert model.seen == BATCHES * 2
+    assert model.kinds == dict.fromkeys(["train", "val", "test", "predict"], PrefetchedLoader)
+    assert fit.strategy.process_dataloader == before
+    assert "process_dataloader" not in vars(fit.strategy)
+    assert callback.waited.steps == 6
+    assert readers() == []
+
+
+def test_after_a_run_with_several_callbacks_the_strategy_wraps_nothing():
+    fit, loader = trainer(lad.DevicePrefetcher(), lad.DevicePrefetcher()), numbers()
+    fit.fit(Model(), loader)
+    assert fit.strategy.process_dataloader(loader) is loader
+    assert readers() == []
+
+
+class Copies(pl.Callback):
+    """Copies the Trainer in mid-epoch, as Lightning allows without our callback. ``seen`` is not part of a pickle."""
+
+    def __init__(self, make):
+        self.make = make
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, *_):
+        self.seen.append(self.make(trainer))
+
+    def __getstate__(self):
+        return {}
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_trainer_can_be_copied_while_it_trains(make):
+    copies = Copies(make)
+    trainer(lad.DevicePrefetcher(), copies).fit(Model(), numbers())
+    assert len(copies.seen) == 3
+    strategy, loader = copies.seen[0].strategy, numbers()
+    assert strategy.process_dataloader(loader) is loader
+    assert strategy.process_dataloader.__self__ is strategy
 
 
 # -- what is left ------------------------------------------------------------------------------------------------------
@@ -80,16 +155,6 @@ def test_workers_that_a_dataloader_keeps_end_with_the_run(fails):
     assert loader._iterator is None
 
 
-def test_the_strategy_is_as_it_was_also_after_several_callbacks():
-    fit = trainer(lad.DevicePrefetcher(), lad.DevicePrefetcher())
-    model, loader = Model(), numbers()
-    for _ in range(2):
-        fit.fit_loop.epoch_progress.reset()
-        fit.fit(model, loader)
-    assert fit.strategy.process_dataloader(loader) is loader
-    assert readers() == []
-
-
 class Keeping:
     """A strategy whose method other code wraps, keeping the original."""
 
@@ -108,13 +173,31 @@ def run_of(strategy, module=None):
     return Run(strategy=strategy, lightning_module=module or Model(), datamodule=None, state=state)
 
 
+def test_what_somebody_else_has_composed_is_kept():
+    strategy, takeover, asked = Keeping(), Takeover(), []
+
+    def theirs(loader):
+        asked.append(loader)
+        return loader
+
+    strategy.process_dataloader = theirs
+    takeover.attach(run_of(strategy), 2)
+    given = numbers()
+    assert isinstance(strategy.process_dataloader(given), PrefetchedLoader)
+    assert asked == [given]
+    takeover.detach()
+    assert strategy.process_dataloader is theirs
+
+
 def test_a_method_that_others_keep_wraps_nothing_once_the_run_is_over():
     strategy, takeover = Keeping(), Takeover()
     takeover.attach(run_of(strategy), 2)
-    kept = strategy.process_dataloader
-    strategy.process_dataloader = functools.partial(kept)
+    strategy.process_dataloader = over = functools.partial(strategy.process_dataloader)
     assert isinstance(strategy.process_dataloader(numbers()), PrefetchedLoader)
+    batches = [torch.zeros(1)]
+    assert strategy.process_dataloader(batches) is batches  # which is no DataLoader
     takeover.detach()
+    assert strategy.process_dataloader is over  # composed since: it is not ours to take away
     assert isinstance(strategy.process_dataloader(numbers()), DataLoader)
 
 
@@ -195,17 +278,6 @@ def test_the_device_is_right_from_the_first_batch(monkeypatch, made, device):
     takeover.detach()
 
 
-class Unsized(IterableDataset):
-    def __iter__(self):
-        return iter(range(6))
-
-
-def test_a_loader_without_length_is_served():
-    model = Model()
-    trainer(lad.DevicePrefetcher(), max_epochs=2).fit(model, DataLoader(Unsized(), batch_size=2))
-    assert model.seen == BATCHES * 2
-
-
 @pytest.mark.parametrize("mode", ["sequential", "max_size"])
 def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch, mode):
     asked = []
@@ -234,13 +306,56 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
     assert asked[:-1] == ([[0, 1]] * 2 if mode == "max_size" else [[0], [0], [0, 1], [0, 1], [0, 1]])
 
 
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signals_as_before():
+    """Restores the signal handlers: after a Ctrl-C Lightning leaves SIGINT ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def of_ours():
+    loader = {"batch_size": 2, "shuffle": False}
+    return lad.AsyncDataModule(
+        train=ArraySource({"x": np.arange(6)}), loader=loader, device_transform=lambda batch: batch["x"]
+    )
+
+
+@pytest.mark.usefixtures("signals_as_before")
+@pytest.mark.filterwarnings("ignore:Total length of `(list|CombinedLoader)` across ranks is zero:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "made", "number"),
+    [
+        ("train_dataloaders", lambda: numbers(num_workers=1), signal.SIGINT),
+        ("datamodule", of_ours, signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_the_run_and_everything_that_was_started(name, made, number, tmp_path):
+    """Leftover threads, processes and files fail the test by themselves; the loader keeps its state."""
+
+    class Signalled(Model):
+        def training_step(self, batch, step):
+            loss = super().training_step(batch, step)
+            if step == 1:
+                os.kill(os.getpid(), number)
+            return loss
+
+    model, kept = Signalled(), pl.callbacks.ModelCheckpoint(tmp_path, save_on_exception=True)
+    fit = trainer(lad.DevicePrefetcher(), kept, enable_checkpointing=True)
+    with pytest.raises(SystemExit):
+        fit.fit(model, **{name: made()})
+    assert model.seen == BATCHES[:2]
+    assert "process_dataloader" not in vars(fit.strategy)
+    (checkpoint,) = tmp_path.iterdir()
+    progress = torch.load(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+    assert progress["ready"] == 2
+
+
 # -- what Lightning says -----------------------------------------------------------------------------------------------
-
-
-class Everywhere(Model):
-    def validation_step(self, batch, number, dataloader_idx=0): ...
-    def test_step(self, batch, number): ...
-    def predict_step(self, batch, number): ...
 
 
 def said(run, *callbacks):
@@ -256,7 +371,6 @@ def said(run, *callbacks):
     [
         (lambda made, model: made.fit(model, numbers(), numbers()), ["train_dataloader", "val_dataloader"]),
         (lambda made, model: made.validate(model, [numbers(), numbers()], verbose=False), ["val_dataloader"] * 2),
-        (lambda made, model: made.test(model, numbers(), verbose=False), ["test_dataloader"]),
         (lambda made, model: made.predict(model, numbers()), ["predict_dataloader"]),
     ],
 )

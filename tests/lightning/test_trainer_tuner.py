@@ -1,10 +1,9 @@
-"""More of `test_trainer`: failures, tuners, transforms, metrics, and loaders without the DataModule."""
+"""More of `test_trainer`: errors, tuners, metrics, and loaders without the DataModule."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import re
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from support.lightning.trainer import (
     NAME,
     NO_STAGES,
     QUEUE,
-    SAMPLES,
     STORED,
     CountingSource,
     Recorder,
@@ -36,7 +34,7 @@ from support.lightning.trainer import (
 from support.threads.leaks import open_files
 
 import lit_async_data as lad
-from lit_async_data.errors import ClosedError, ReadError, TransformError
+from lit_async_data.errors import ClosedError, ReadError
 from lit_async_data.lightning import verdicts
 
 pytestmark = NO_STAGES
@@ -70,8 +68,15 @@ def sigint():
 
 
 @with_and_without
-@pytest.mark.parametrize("stage", ["train", "val 0", "sanity 0"])
-@pytest.mark.parametrize(("error", "ended"), [(RuntimeError, "stop"), (KeyboardInterrupt, "^1$")])
+@pytest.mark.parametrize(
+    ("stage", "error", "ended"),
+    [
+        ("train", RuntimeError, "stop"),
+        ("train", KeyboardInterrupt, "^1$"),
+        ("val 0", KeyboardInterrupt, "^1$"),
+        ("sanity 0", RuntimeError, "stop"),
+    ],
+)
 @pytest.mark.usefixtures("sigint")
 def test_an_error_or_a_ctrl_c_in_a_step_closes_every_loader_and_file(callbacks, stage, error, ended, h5):
     path = h5("rows.h5", rows=rows())
@@ -120,27 +125,18 @@ def test_loaders_without_the_datamodule_stay_open_for_their_owner(callbacks):
     options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
     stored = options | {"shuffle": False}
     model = Recorder()
+
+    def fails(stage, batch):
+        raise RuntimeError("stop")
+
     with lad.AsyncLoader(CountingSource(), options) as train, lad.AsyncLoader(CountingSource(), stored) as val:
         trainer(*callbacks(), max_epochs=2, limit_train_batches=3).fit(model, train, val)
         assert model.seen["train"] == [plan(0)[:3], plan(1)[:3]]
         assert next(iter(train))["index"].tolist() == plan(2)[0]
+        with pytest.raises(RuntimeError, match="stop"):
+            trainer(*callbacks()).fit(Recorder(fails), train, val)
+        assert not train.machinery.wiring.externally_driven
     assert readers() == []
-
-
-@with_and_without
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")  # and that is so
-def test_two_ranks_see_every_sample_once_between_them(callbacks):
-    seen = []
-    for rank in range(2):
-        model = Recorder()
-        options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
-        with lad.AsyncLoader(CountingSource(), options, rank=rank, world_size=2) as loader:
-            trainer(*callbacks(), max_epochs=2).fit(model, loader)
-        seen.append(model.seen["train"])
-        assert seen[rank] == [plan(epoch, rank=rank, world_size=2) for epoch in range(2)]
-    for first, second in zip(*seen, strict=True):
-        assert len(first) == len(second)
-        assert sorted(itertools.chain(*first, *second)) == list(range(SAMPLES))
 
 
 @with_and_without
@@ -154,62 +150,36 @@ def test_batches_can_be_differentiated_even_if_they_were_read_while_lightning_fo
 
 
 @at_every_depth
-def test_each_stage_has_its_transform_applied_once_to_each_batch(callbacks):
+def test_each_stage_has_its_transform_applied_once_to_each_batch_and_draws_in_training_only(callbacks):
     def marked(by):
-        return lambda batch: batch | {"mark": batch.get("mark", torch.zeros(len(batch["index"]))) + by}
+        def mark(batch, rng):
+            before = batch.get("mark", torch.zeros(len(batch["index"])))
+            return batch | {"mark": before + by, "drawn": torch.tensor(rng is not None)}
+
+        return mark
 
     marks = []
-    model = Recorder(lambda stage, batch: marks.append((stage, set(batch["mark"].tolist()))))
+    model = Recorder(lambda stage, batch: marks.append((stage, set(batch["mark"].tolist()), batch["drawn"].item())))
     sources = {stage: CountingSource() for stage in ("train", "val", "test", "predict")}
-    dm = datamodule(**sources, device_transform={"train": marked(1), "eval": marked(10), "test": marked(100)})
+    dm = datamodule(**sources, device_transform={"train": marked(1), "val": marked(10), "eval": marked(100)})
     run = trainer(*callbacks())
     run.fit(model, datamodule=dm)
     run.test(model, datamodule=dm, verbose=False)
     run.predict(model, datamodule=dm)
-    expected = {"train": 1.0, "val 0": 10.0, "test 0": 100.0, "predict 0": 10.0}
-    assert marks == [(stage, {mark}) for stage, mark in expected.items() for _ in STORED]
-
-
-def test_a_transform_that_fails_ends_training_and_says_on_which_batch():
-    dm = datamodule(train=CountingSource(), device_transform=lambda batch: batch["none"])
-    with pytest.raises(TransformError, match=r"batch 0 of epoch 0.*KeyError"):
-        trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
-    assert readers() == []
+    expected = {"train": 1.0, "val 0": 10.0, "test 0": 100.0, "predict 0": 100.0}
+    assert marks == [(stage, {mark}, stage == "train") for stage, mark in expected.items() for _ in STORED]
 
 
 # -- tuners --------------------------------------------------------------------------------------------------------
 
 
 Tuner = importlib.import_module(f"{NAME}.tuner").Tuner
-# Since version 2.6, the finder of batch sizes keeps a margin. Before, it found the size after the last that fitted,
-# which a search by halves tries too.
-NO_MARGIN = {"margin": 0} if "margin" in inspect.signature(Tuner.scale_batch_size).parameters else {}
-FOUND = 8 if NO_MARGIN else 16
-
-
-def tuner(*callbacks, tmp_path, **options):
-    run = trainer(*callbacks, default_root_dir=tmp_path, **options)
-    return run, Tuner(run)
+# Since version 2.6, the finder of batch sizes keeps a margin. Before, it found the size after the last that fitted.
+FOUND = 8 if "margin" in inspect.signature(Tuner.scale_batch_size).parameters else 16
 
 
 @with_and_without
-@pytest.mark.parametrize("mode", ["power", "binsearch"])
-def test_the_batch_size_finder_tries_sizes_and_leaves_the_best_to_the_fit(callbacks, mode, tmp_path):
-    threads = []
-    model = Recorder(lambda stage, batch: threads.append(len(readers())))
-    dm = datamodule({"batch_size": 2}, train=CountingSource(), val=CountingSource(width=1))
-    run, tune = tuner(*callbacks(), tmp_path=tmp_path)
-    found = tune.scale_batch_size(model, datamodule=dm, mode=mode, steps_per_trial=2, max_trials=3, **NO_MARGIN)
-    assert found == dm.batch_size == FOUND
-    tried = [2, 4, 8] if NO_MARGIN or mode == "power" else [2, 4, 8, 16]
-    assert [len(trial[0]) for trial in model.seen["train"]] == tried
-    assert max(threads) <= 3
-    run.fit(model, datamodule=dm)
-    assert model.seen["train"][-1] == plan(0, batch_size=FOUND)
-
-
-@with_and_without
-def test_the_batch_size_finder_as_a_callback_does_the_same_at_the_start_of_the_fit(callbacks, tmp_path):
+def test_the_batch_size_finder_leaves_the_best_size_to_the_fit(callbacks, tmp_path):
     model, dm = Recorder(), datamodule(train=CountingSource(), val=CountingSource(width=1))
     finder = pl.callbacks.BatchSizeFinder(steps_per_trial=1, max_trials=3)
     trainer(*callbacks(), finder, default_root_dir=tmp_path, max_epochs=2).fit(model, datamodule=dm)
@@ -221,8 +191,8 @@ def test_the_batch_size_finder_as_a_callback_does_the_same_at_the_start_of_the_f
 def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_path, monkeypatch):
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else its bar leaves a thread behind
     model, dm = Recorder(), datamodule(train=CountingSource(), val=CountingSource(width=1))
-    run, tune = tuner(*callbacks(), tmp_path=tmp_path, max_epochs=2)
-    found = tune.lr_find(model, datamodule=dm, num_training=9, early_stop_threshold=None)
+    run = trainer(*callbacks(), default_root_dir=tmp_path, max_epochs=2)
+    found = Tuner(run).lr_find(model, datamodule=dm, num_training=9, early_stop_threshold=None)
     assert len(found.results["lr"]) == 9
     run.fit(model, datamodule=dm)
     assert model.seen["train"][-2:] == [plan(0), plan(1)]
@@ -312,10 +282,9 @@ def test_the_means_of_an_epoch_are_reduced_over_the_ranks_all_at_once(monkeypatc
     assert reduced == [{"reduce_op": "mean"}] * 2
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_metrics_of_read_ahead_batches_are_logged_too(depth):
+def test_metrics_of_read_ahead_batches_are_logged_too():
     logger = Recording()
-    fit = trainer(lad.DevicePrefetcher(depth), logger=logger, log_every_n_steps=1, max_epochs=2)
+    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, max_epochs=2)
     fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
     assert set(fit.callback_metrics) == METRICS
     assert [step for step, row in logger.rows if set(row) == METRICS] == list(range(12))
@@ -324,19 +293,33 @@ def test_metrics_of_read_ahead_batches_are_logged_too(depth):
         assert row["data/wait_ms"] >= 0 < row["data/read_mb_s"]
 
 
-@pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
-def test_whichever_lightning_is_imported_first_is_the_one_that_is_used(name):
-    program = f"""
-        import {name} as pl
-        from {name}.demos.boring_classes import BoringModel
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 2])])
+def test_a_step_is_logged_once_however_many_batches_it_takes(accumulate, steps):
+    logger = Recording()
+    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, accumulate_grad_batches=accumulate)
+    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource()))
+    assert [step for step, row in logger.rows if set(row) == METRICS] == steps
+
+
+def test_a_trainer_that_never_logs_is_served_too():
+    callback = lad.DevicePrefetcher()
+    trainer(callback, log_every_n_steps=0).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
+    assert callback.waited.steps == 6
+
+
+def test_whichever_lightning_is_imported_first_is_the_one_that_is_used():
+    """All other tests import the other one."""
+    program = """
+        import lightning.pytorch as pl
+        from lightning.pytorch.demos.boring_classes import BoringModel
         import numpy as np
         import lit_async_data as lad
         from lit_async_data.testing import ArraySource
 
         assert issubclass(lad.AsyncDataModule, pl.LightningDataModule)
         assert issubclass(lad.DevicePrefetcher, pl.Callback)
-        callback, source = lad.DevicePrefetcher(), ArraySource({{"x": np.zeros((12, 32), np.float32)}})
-        dm = lad.AsyncDataModule(train=source, loader={{"batch_size": 4}}, device_transform=lambda batch: batch["x"])
+        callback, source = lad.DevicePrefetcher(), ArraySource({"x": np.zeros((12, 32), np.float32)})
+        dm = lad.AsyncDataModule(train=source, loader={"batch_size": 4}, device_transform=lambda batch: batch["x"])
         pl.Trainer(fast_dev_run=3, accelerator="cpu", callbacks=[callback]).fit(BoringModel(), datamodule=dm)
         print("steps", callback.waited.steps)
     """

@@ -47,6 +47,32 @@ class CountingSource(ArraySource):
         super().read_into(samples, out)
 
 
+class Stateful:
+    """Somebody else's loader, with a state as that of torchdata's StatefulDataLoader: batches taken by `next`."""
+
+    def __init__(self, batches):
+        self.batches, self.taken, self.load = batches, 0, 0
+
+    def __len__(self):
+        return self.batches
+
+    def __iter__(self):
+        self.taken, self.load = self.load % self.batches, 0  # a state of the end begins anew
+        return self.rest()
+
+    def rest(self):
+        for batch in range(self.taken, self.batches):
+            self.taken = batch + 1
+            index = torch.tensor([batch])
+            yield {"index": index, "x": index[:, None].float()}
+
+    def state_dict(self):
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state):
+        self.load = state["taken"]
+
+
 class Recorder(pl.LightningModule):
     """Records samples as ``seen[stage][pass][batch]``, and asserts that the values of each batch match its indices."""
 
