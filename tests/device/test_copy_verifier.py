@@ -42,14 +42,6 @@ def test_any_changed_byte_changes_the_sum(content, data):
     assert summed(changed) != summed(content)
 
 
-@given(CONTENTS, st.data())
-def test_bytes_that_change_places_change_the_sum(content, data):
-    one, other = (data.draw(st.integers(0, len(content) - 1)) for _ in range(2))
-    swapped = bytearray(content)
-    swapped[one], swapped[other] = content[other], content[one]
-    assert (summed(swapped) != summed(content)) is (content[one] != content[other])
-
-
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=6), st.data())
 def test_words_that_change_places_change_the_sum(words, data):
     one, other = (data.draw(st.integers(0, len(words) - 1)) for _ in range(2))
@@ -68,11 +60,6 @@ def test_highest_bits_that_change_places_change_the_sum():
         found.add(int(checksum(words)))
         words[place] = 0
     assert len(found) == 100
-
-
-@given(CONTENTS)
-def test_a_missing_byte_changes_the_sum(content):
-    assert summed(content[:-1] or b"\0\0") != summed(content)
 
 
 def test_zeros_at_the_end_count():
@@ -110,9 +97,7 @@ def test_a_tensor_with_gradients_is_summed_without():
 
 
 @SLOW
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("transforms", [False, True])
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("depth", "transforms", "late"), [(0, True, False), (2, False, True), (2, True, True)])
 def test_it_is_silent_where_every_batch_arrives(slow, depth, transforms, late):
     streams = FakeStreams(slow)
     transform = on_device(streams) if transforms else None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import os
 import re
 import weakref
 
 import numpy as np
 import pytest
-import torch
 from support.device.training_loop import STEPS, pretend, queue_on, write_numbers
+from support.lightning.trainer import Recorder, pl, trainer
 
 import lit_async_data as lad
 from lit_async_data.device.clock import DeviceClock
@@ -23,8 +21,6 @@ from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams
-
-pl = importlib.import_module(os.environ.get("LIT_ASYNC_DATA_LIGHTNING", "pytorch_lightning"))
 
 COPY_S, STEP_S = 0.03, 0.05
 # A batch travels in two copies.
@@ -249,16 +245,10 @@ def test_a_loader_tells_what_its_device_waited_and_keeps_it_when_it_is_closed():
     assert loader.stats().device == stats.device
 
 
-class Model(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
+class Blind(Recorder):
+    """Looks at no value: on this device none has arrived when the host asks."""
 
-    def training_step(self, batch, number):
-        return self.layer(batch["x"][:, :1]).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def see(self, stage, batch, number): ...
 
 
 class Rows(pl.loggers.logger.DummyLogger):
@@ -277,18 +267,9 @@ def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog,
     monkeypatch.setattr(verdicts, "LEAST_S", 0.0)
     monkeypatch.setattr(verdicts, "LEAST_STEPS", 1)
     callback, logger = lad.DevicePrefetcher(), Rows()
-    fit = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=logger,
-        log_every_n_steps=1,
-        callbacks=[callback],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    with AsyncLoader(source_of(), LoaderOptions(batch_size=4, shuffle=False)) as loader:
-        fit.fit(Model(), loader)
+    fit = trainer(callback, logger=logger, log_every_n_steps=1, max_epochs=2)
+    with AsyncLoader(source_of(), {"batch_size": 4, "shuffle": False}) as loader:
+        fit.fit(Blind(), loader)
     steps = [row["data/device_wait_ms"] for row in logger.rows if "data/device_wait_ms" in row]
     assert steps == pytest.approx([1e3 * COPY_S] * 10)
     assert fit.callback_metrics["data/device_wait_ms"] == pytest.approx(1e3 * COPY_S)

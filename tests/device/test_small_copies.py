@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.device.slot_feed import BLOCK, MOST_BLOCKS, SmallCopies
@@ -77,18 +76,3 @@ def test_a_loop_that_keeps_nothing_needs_one_block():
     for number in range(1000):
         assert (copies.of(numbered(number)) == number).all()
     assert len(copies._blocks) == 1
-
-
-def test_a_part_of_a_tensor_that_is_kept_never_changes():
-    copies = SmallCopies()
-    kept = [torch.from_numpy(copies.of(numbered(number)))[90:].detach() for number in range(3)]
-    for number in range(3, 1000):
-        torch.from_numpy(copies.of(numbered(number)))
-    assert [part.tolist() for part in kept] == [[number] * 10 for number in range(3)]
-
-
-def test_a_copy_outlives_who_made_it():
-    copies = SmallCopies()
-    copy = copies.of(numbered(7))
-    del copies
-    assert (copy == 7).all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -15,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.threads.meanwhile import GoneAtSecondRead
 from support.threads.waits import LONG
 
 import lit_async_data as lad
@@ -44,11 +44,16 @@ def in_another_thread(call):
 
 
 def of_a_source():
-    return lad.AsyncLoader(ArraySource({"x": np.arange(6)}), {"batch_size": 2, "workers": 0}, device_depth=0)
+    options = {"batch_size": 2, "workers": 0, "shuffle": False}
+    return lad.AsyncLoader(ArraySource({"x": np.arange(6)}), options, device_depth=0)
 
 
 def of_an_iterable():
-    return lad.prefetched([[0], [1], [2]], device_depth=0, device="cpu")
+    return lad.prefetched([[0, 1], [2, 3], [4, 5]], device_depth=0, device="cpu")
+
+
+def values(batch):
+    return batch if isinstance(batch, list) else batch["x"].tolist()
 
 
 @pytest.mark.parametrize("make", [of_a_source, of_an_iterable])
@@ -83,7 +88,9 @@ def test_of_two_threads_that_call_next_at_once_one_gets_the_error(make, monkeypa
         finally:
             inside.set()
             go_on.set()
-        b.result(LONG)
+        loader._take = take
+        batches = [b.result(LONG), next(loader), next(loader)]  # and no batch is lost
+        assert [values(batch) for batch in batches] == [[0, 1], [2, 3], [4, 5]]
 
 
 class LoggedByAnother(list):
@@ -110,6 +117,23 @@ def test_of_two_threads_with_an_unexpected_error_one_logs_it(caplog):
 
 
 # -- attributes that are read twice ------------------------------------------------------------------------------------
+
+
+class GoneAtSecondRead:
+    """An attribute that another thread has set to None when it is read for the second time.
+
+    Put it on a class in place of an attribute: objects keep their values, and have them when it is gone again.
+    """
+
+    def __init__(self, name):
+        self._name = name
+        self._reads = itertools.count(1)
+
+    def __get__(self, holder, owner=None):
+        return None if next(self._reads) == 2 else vars(holder)[self._name]
+
+    def __set__(self, holder, value):
+        vars(holder)[self._name] = value
 
 
 def test_a_worker_that_ends_its_task_while_a_message_names_it_is_named(monkeypatch):

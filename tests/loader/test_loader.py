@@ -19,7 +19,7 @@ from support.threads.waits import until
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.device import clock
 from lit_async_data.device.inline_queue import InlineQueue
-from lit_async_data.errors import ClosedError, ConfigError, MemoryBudgetError, ReadError, TransformError
+from lit_async_data.errors import ClosedError, ConfigError, ReadError, TransformError
 from lit_async_data.host.pipeline.slots import READY
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -56,39 +56,18 @@ def seen(batches):
     return [number for batch in batches for number in batch["y"].tolist()]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("queue_depth", [1, 4])
-@pytest.mark.parametrize("device_depth", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "queue_depth", "device_depth"), [(0, 4, 2), (1, 1, 2), (1, 4, 0), (2, 1, 0), (2, 4, 2)]
+)
 def test_the_order_never_depends_on_how_it_is_read(workers, queue_depth, device_depth):
     with loader_of(workers=workers, queue_depth=queue_depth, device_depth=device_depth) as loader:
         assert [seen(loader) for _ in range(3)] == [order(0), order(1), order(2)]
-
-
-def test_values_are_those_of_the_source():
-    with loader_of() as loader:
-        for batch in loader:
-            assert torch.equal(batch["x"], batch["y"].float()[:, None].expand(-1, WIDE))
 
 
 def test_the_length_is_the_number_of_batches():
     with loader_of() as loader, loader_of(drop_last=True) as dropping:
         assert len(loader) == len(list(loader)) == 5
         assert len(dropping) == len(list(dropping)) == 4
-
-
-def test_ranks_share_an_epoch():
-    shares = []
-    for rank in range(3):
-        with loader_of(rank=rank, world_size=3) as loader:
-            shares.append(seen(loader))
-    assert sorted(itertools.chain(*shares)) == list(range(LENGTH))
-
-
-def test_batches_are_tuples_where_fields_are_a_sequence(images):
-    with AsyncLoader(HDF5Source(images), {"batch_size": 10, "shuffle": "none"}) as loader:
-        data, labels = next(loader)
-        assert data[:, 0, 0, 0].tolist() == list(range(10))
-        assert labels.dtype == torch.int64
 
 
 def test_ids_come_with_the_batch(images):
@@ -198,7 +177,7 @@ def test_epochs_are_read_once_and_nothing_is_dropped_between_them():
         assert 20 <= loader.stats().read.batches <= 20 + loader.footprint.budget.slots
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 8, 12])
+@pytest.mark.parametrize("length", [1, 4, 8, 12])
 @pytest.mark.parametrize("keep", [False, True])
 def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
     with loader_of(numbers(length), shuffle="none", timeout_s=20) as loader:
@@ -233,12 +212,6 @@ def test_set_epoch_chooses_the_next_pass():
         loader.batch_sampler.sampler.set_epoch(9)
         assert seen(loader) == order(9)
         assert seen(loader) == order(10)
-
-
-def test_next_goes_on_into_the_next_epoch():
-    with loader_of() as loader:
-        loader.machinery.prefetch()
-        assert seen(loader.next() for _ in range(10)) == order(0) + order(1)
 
 
 def test_prefetch_reads_without_being_asked_for_a_batch():
@@ -298,19 +271,6 @@ def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_colle
         gc.enable()
 
 
-def test_a_device_transform_runs_once_on_every_batch():
-    calls = []
-
-    def doubled(batch):
-        calls.append(batch["y"].tolist())
-        return {"x": batch["x"] * 2, "y": batch["y"]}
-
-    with loader_of(device_transform=doubled) as loader:
-        for batch in loader:
-            assert torch.equal(batch["x"][:, 0], 2.0 * batch["y"])
-    assert list(itertools.chain(*calls)) == order(0)
-
-
 def test_a_device_transform_that_fails_is_an_error_at_its_place():
     def fails(batch):
         raise KeyError("image")
@@ -351,21 +311,15 @@ def test_a_loader_cannot_be_pickled_or_copied_and_says_what_to_do(way, used):
             way(loader)
 
 
-@pytest.mark.parametrize("kind", ["array", "hdf5"])
-def test_a_daemon_thread_that_iterates_at_the_interpreters_exit_prints_no_traceback(kind, images):
+def test_a_daemon_thread_that_iterates_at_the_interpreters_exit_prints_no_traceback(images):
     program = f"""
 import threading
-import numpy as np
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.testing import ArraySource
-
-def source():
-    return ArraySource({{"x": np.zeros((1000, 100))}}) if {kind!r} == "array" else HDF5Source({images!r})
 
 enough = threading.Semaphore(0)
 
 def consume():
-    loader = AsyncLoader(source(), dict(batch_size=4, workers=2))
+    loader = AsyncLoader(HDF5Source({images!r}), dict(batch_size=4, workers=2))
     while True:
         for batch in loader:
             enough.release()
@@ -390,12 +344,6 @@ def test_a_loader_that_is_forgotten_ends_its_threads():
     assert len(batch["y"]) == 4
 
 
-def test_slots_beyond_the_budget_are_refused_with_the_bytes_they_need():
-    needed = 5 * loader_of().footprint.layout.nbytes
-    with pytest.raises(MemoryBudgetError, match=f"memory_budget: 5 slots .* need {needed} bytes"):
-        loader_of(memory_budget=needed - 1)
-
-
 def test_nothing_is_allocated_or_started_before_the_first_batch():
     before = threading.active_count()
     with loader_of() as loader:
@@ -403,12 +351,6 @@ def test_nothing_is_allocated_or_started_before_the_first_batch():
         assert len(loader) == 5
         assert loader.stats().read.slots == 0
         assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("depth", [-1, 1.5, True, None])
-def test_a_depth_that_is_none_is_refused(depth):
-    with pytest.raises(ConfigError, match="device_depth"):
-        loader_of(device_depth=depth)
 
 
 @pytest.mark.parametrize("given", [{}, {"world_size": 1}, {"rank": 1, "world_size": 2}], ids=str)

@@ -37,10 +37,10 @@ def test_another_key_is_another_order(n, key):
     assert not np.array_equal(Permutation(n, key)(np.arange(n)), Permutation(n, key ^ 1)(np.arange(n)))
 
 
-@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.long) for n in (2, 3)), 5, 10, 64, 65])
+@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 10)), 5, 65])
 def test_every_element_is_equally_likely_at_every_position(n):
-    """Chi-squared over 2000 keys; the mean of the statistic is its (n − 1)² degrees of freedom."""
-    keys = 2000
+    """Chi-squared over 1000 keys; the mean of the statistic is its (n − 1)² degrees of freedom."""
+    keys = 1000
     counts = np.zeros((n, n))
     for key in range(keys):
         counts[np.arange(n), Permutation(n, derived_key(key, 0))(np.arange(n))] += 1

@@ -108,7 +108,10 @@ def test_seeking_costs_the_same_anywhere_in_a_huge_dataset():
     ("arguments", "message"),
     [
         ({"length": 3, "world_size": 4}, "3 samples cannot be shared by 4 ranks"),
-        ({"length": 3, "batch_size": 4, "drop_last": True}, "4 is more than the 3 samples"),
+        (
+            {"length": 3, "batch_size": 4, "drop_last": True},
+            "batch_size: 4 is more than the 3 samples.*drop_last=false.*smaller batch_size",
+        ),
         ({"length": 7, "world_size": 2, "drop_last": True}, "4 × 2 ranks = 8 is more than the 7 samples"),
         ({"length": 10, "rank": 2, "world_size": 2}, "rank: 2 is not one of 2 ranks"),
     ],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.chunks import all_of, chunk_numbers, chunks_of
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
@@ -35,26 +36,6 @@ def weighted(draw):
     weights = draw(st.lists(some_weight, min_size=samples, max_size=samples))
     assume(any(weights))
     return runs, weights
-
-
-def chunks_of(runs):
-    """The samples of each chunk."""
-    chunks, begin = [], 0
-    for run in runs:
-        end = begin + run.samples
-        chunks += [range(first, min(first + run.rows, end)) for first in range(begin, end, run.rows)]
-        begin = end
-    return chunks
-
-
-def chunk_numbers(runs):
-    """The chunk of each sample."""
-    chunks = chunks_of(runs)
-    return np.repeat(np.arange(len(chunks)), [len(chunk) for chunk in chunks])
-
-
-def all_of(order):
-    return order.samples(np.arange(order.length))
 
 
 def reference_uniform(key, position):
@@ -142,11 +123,8 @@ def test_labels_may_be_numbers_or_text(labels):
         ([0.0, 1.0], "weights: the labels are float64 numbers, which seldom .* or give a weight for each sample"),
         (np.array([0, 1, np.nan, np.nan], "f4"), r"weights: .*float32 numbers \(that of sample 2 is NaN\)"),
         (np.zeros((4, 1), int), r"weights: the array has shape \(4, 1\)"),
-        (3, r"weights: the array has shape \(\)"),
         ([], r"weights: the array has shape \(0,\)"),
         ([[1], [2, 3]], "weights: not an array: .*give one value"),
-        ([1j, 2j], "weights: the labels are of type complex128"),
-        (["a", None], "weights: the labels are of type object"),
         (np.array(["a", b"a"], object), "weights: the labels are of type object"),
         (np.array(["2020-01-01"], "M8[D]"), "weights: the labels are of type datetime64"),
     ],
@@ -160,16 +138,12 @@ def test_labels_that_cannot_be_counted_are_refused(labels, message):
     ("weights", "message"),
     [
         ([1, np.nan, -1], "weights: sample 1 has nan; each must be a finite number from 0 on"),
-        ([1, 1, np.inf], "weights: sample 2 has inf"),
         ([-1e-300, 1], "weights: sample 0 has -1e-300"),
-        ([0, -np.inf], "weights: sample 1 has -inf"),
         ([0, 0.0], "weights: all of them are 0"),
         ([1e308, 1e308], "weights: their sum exceeds the range of float64"),
         (np.ones((2, 2)), r"weights: the array has shape \(2, 2\)"),
         ([], r"weights: the array has shape \(0,\)"),
-        ([[1], [2, 3]], "weights: not an array"),
         (["1", "2"], "weights: they are of type <U1"),
-        ([1j], "weights: they are of type complex128"),
         ([None, 1], "weights: they are of type object"),
     ],
 )
@@ -186,7 +160,7 @@ def test_a_wrong_number_of_weights_is_refused():
         WeightedChunkOrder([ChunkRun(3, 2)], 1, Weights([1, 2]), 10, key=0)
 
 
-@pytest.mark.parametrize("dtype", ["?", "u1", "i8", "f2", "f4", ">f8", "g"])
+@pytest.mark.parametrize("dtype", ["?", "u1", ">f8", "g"])
 def test_weights_may_be_of_any_type_of_number(dtype):
     weights = np.array([1, 0, 1], dtype)
     table = Weights(weights)
@@ -234,14 +208,6 @@ def test_a_single_position_gives_the_same_sample_as_in_a_block(case, width, leng
         assert together.dtype == np.int64
         assert [int(order.samples([position])[0]) for position in positions] == together.tolist()
         assert together.tolist() == all_of(order)[positions].tolist()
-
-
-@given(weighted(), widths, lengths, keys)
-def test_a_sample_of_no_weight_is_never_drawn(case, width, length, key):
-    runs, weights = case
-    table = Weights(weights)
-    for order in (WeightedOrder(table, length, key), WeightedChunkOrder(runs, width, table, length, key)):
-        assert all(weights[sample] > 0 for sample in all_of(order))
 
 
 @given(st.lists(some_weight, min_size=1, max_size=200), st.lists(st.floats(0, ALMOST_ONE), max_size=20))
@@ -317,14 +283,6 @@ def test_by_chunks_the_proportions_are_the_same_over_epochs(length):
     assert chi2_is_likely(counts, epochs * length * WEIGHTS / WEIGHTS.sum())
 
 
-def test_in_one_epoch_the_proportions_are_off_by_no_more_than_the_share_of_a_group():
-    length = 200_000
-    order = both(length, key=2)[1]
-    expected = length * WEIGHTS / WEIGHTS.sum()
-    counts = np.bincount(all_of(order), minlength=60)
-    assert chi2_is_likely(counts, expected)
-
-
 @given(weighted(), widths, st.integers(1, 10**6), keys)
 def test_each_group_gets_its_exact_share_rounded_up_or_down(case, width, length, key):
     runs, weights = case
@@ -345,7 +303,7 @@ def test_each_group_gets_its_exact_share_rounded_up_or_down(case, width, length,
 
 def test_shares_are_exact_on_average_over_keys():
     """Three groups of one chunk, with 1/2, 3/8 and 1/8 of 2 positions."""
-    table, counts, epochs = Weights([4, 3, 1]), Counter(), 500
+    table, counts, epochs = Weights([4, 3, 1]), Counter(), 200
     for epoch in range(epochs):
         order = WeightedChunkOrder([ChunkRun(3, 1)], 1, table, 2, derived_key(7, epoch))
         counts.update(all_of(order).tolist())
@@ -500,14 +458,6 @@ def test_groups_of_one_chunk_decode_just_the_chunks_that_get_positions():
         order = WeightedChunkOrder(runs, 1, table, 2, key)
         decoded = rows[np.unique(chunk_numbers(runs)[all_of(order)])].sum()
         assert order.amplification() == pytest.approx(decoded / 2)
-
-
-def test_chunks_of_no_weight_are_not_decoded():
-    weights = np.zeros(1000)
-    weights[200:300] = 1
-    order = WeightedChunkOrder([ChunkRun(1000, 10)], 4, Weights(weights), 10_000, key=0)
-    assert (order.chunks, order.groups) == (10, 3)
-    assert order.amplification() == pytest.approx(100 / 10_000)
 
 
 def test_chunks_per_global_batch_equals_a_count():

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.nn.utils.rnn import pack_sequence
 from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.device.feed import Arrived
 from lit_async_data.device.stream_queue import StreamQueue
+from lit_async_data.device.streams import moved
 from lit_async_data.host.pipeline.slots import Lease
 from lit_async_data.host.resources.memory import pinned
 from lit_async_data.order.plan import BatchIndex
@@ -81,15 +83,18 @@ class Memory:
         return np.zeros(nbytes, np.uint8)
 
 
+def packer_of(memory=None, *, most=1):
+    """One that takes no tensor for pinned."""
+    return Packer(PinnedBufferPool(memory or Memory(), most=most), is_pinned=lambda tensor: False)
+
+
 def trained(streams, make, *, depth=2, ahead=2, epochs=3, late=False, packer=None, memory=None):
     """Passes as a training loop would make them; the places at which a step saw wrong values.
 
     With ``late``, host batches are not ready at the start of a step but at its end.
     """
     step = Step(streams)
-    packer = packer or Packer(
-        PinnedBufferPool(memory or Memory(), most=depth + ahead + 1), is_pinned=lambda tensor: False
-    )
+    packer = packer or packer_of(memory, most=depth + ahead + 1)
     feed = IteratorFeed(EpochCursor(make), packer, ahead)
     queue = StreamQueue(feed, streams, depth, None)
     poll = feed.poll
@@ -123,9 +128,7 @@ class EpochCursor:
 
 
 @SLOW
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
-@pytest.mark.parametrize("ahead", [0, 2])
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("depth", "ahead", "late"), [(0, 2, False), (1, 0, True), (2, 2, True), (4, 0, False)])
 @pytest.mark.parametrize("make", [detection, everything, same_shapes])
 def test_every_step_sees_its_own_batch(slow, depth, ahead, late, make):
     assert trained(FakeStreams(slow), make, depth=depth, ahead=ahead, late=late) == []
@@ -156,7 +159,7 @@ def test_a_batch_is_read_while_the_one_before_is_copied():
         under_way.append([copying.done.done for copying in queue.copying])
         return same_shapes(step)
 
-    packer = Packer(PinnedBufferPool(Memory(), most=2), is_pinned=lambda tensor: False)
+    packer = packer_of(most=2)
     queue = StreamQueue(IteratorFeed(EpochCursor(make), packer, 0), streams, 1, None)
     for step in range(4):
         queue.take(BatchIndex(0, step))
@@ -169,9 +172,7 @@ def test_the_side_stream_does_not_wait_for_a_step_that_came_later():
     """Where two batches were alike, the third has its destinations before it is read: the copy waits for the steps
     before this one and not for this one."""
     streams = FakeStreams("compute")
-    feed = IteratorFeed(
-        EpochCursor(same_shapes), Packer(PinnedBufferPool(Memory(), most=3), is_pinned=lambda tensor: False), 0
-    )
+    feed = IteratorFeed(EpochCursor(same_shapes), packer_of(most=3), 0)
     queue = StreamQueue(feed, streams, 1, None)
     for number in range(2):
         queue.take(BatchIndex(0, number))
@@ -204,8 +205,7 @@ def test_blocks_grow_with_the_batches_and_then_no_more():
     warm = len(memory.sizes)
     assert warm <= 5 * len(set(memory.sizes))
     memory.sizes.clear()
-    staging = PinnedBufferPool(memory, most=3)
-    packer = Packer(staging, is_pinned=lambda tensor: False)
+    packer = packer_of(memory, most=3)
     for _ in range(4):
         for step in range(STEPS):
             packer(detection(step), lambda work: work()).release()
@@ -225,8 +225,7 @@ def test_a_block_is_not_claimed_twice():
 
 def test_a_block_is_given_back_where_packing_fails(monkeypatch):
     """Else the thread would ask for one that nobody can give."""
-    staging = PinnedBufferPool(lambda nbytes: np.zeros(nbytes, np.uint8), most=1)
-    packer, batch = Packer(staging, is_pinned=lambda tensor: False), torch.zeros(5)
+    packer, batch = packer_of(), torch.zeros(5)
 
     def fails(tensor):
         raise MemoryError("mine")
@@ -305,7 +304,7 @@ def test_pinned_tensors_live_until_they_have_been_copied(made, right):
 
 
 def test_small_tensors_travel_in_one_block_and_large_ones_alone():
-    packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)
+    packer = packer_of()
     small, large = torch.zeros(SMALL_BYTES, dtype=torch.uint8), torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8)
     host = packer([small, large, small.clone()], lambda work: work())
     assert list(host.large) == ["batch[1]"]
@@ -335,7 +334,7 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_tensors_that_are_more_than_values_move_themselves(name):
     value = OWN[name]()
-    packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)
+    packer = packer_of()
     host = packer([value], lambda work: work())
     assert list(host.movable) == ["batch[0]"]
     assert not host.large
@@ -361,8 +360,6 @@ class InPlace:
 
 
 def test_objects_are_moved_in_their_own_way():
-    from lit_async_data.device.streams import moved
-
     cpu = torch.device("cpu")
     assert moved(Once(), cpu) == cpu
     itself = InPlace()
@@ -405,7 +402,7 @@ class Moment(Quantity):
 
 def test_objects_that_convert_to_a_unit_or_a_time_zone_are_handed_on_as_they_are():
     batch = [made(3.5) for made in (Quantity, WithUnit, InUnits, Moment)]
-    host = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: False)(batch, lambda work: work())
+    host = packer_of()(batch, lambda work: work())
     assert host.movable == {}
     made = host.unpack(Arrived({}, None, {}), torch.clone)
     assert all(one is other for one, other in zip(batch, made, strict=True))
@@ -426,36 +423,15 @@ def test_objects_move_themselves_however_they_call_the_device(kind):
     assert moves(kind())
 
 
-class PinsItself:
-    def pin_memory(self):
-        self.pinned = True
+def test_objects_are_pinned_in_their_own_way_or_stay_as_they_are():
+    def not_for_me():
+        raise NotImplementedError
 
-
-class SaysWhetherItIsPinned:
-    pin_memory = True
-
-
-def test_objects_are_pinned_in_their_own_way():
-    assert pinned(mine := PinsItself()) is mine
-    assert mine.pinned
-    assert pinned(other := SaysWhetherItIsPinned()) is other
-
-
-def test_what_cannot_be_pinned_is_moved_all_the_same():
-    from lit_async_data.host.resources.memory import pinned
-
-    class Stubborn:
-        def pin_memory(self):
-            raise NotImplementedError("not for me")
-
-    class Willing:
-        def pin_memory(self):
-            return "pinned"
-
-    assert pinned(Willing()) == "pinned"
+    assert pinned(SimpleNamespace(pin_memory=lambda: "pinned")) == "pinned"
+    for unpinned in (SimpleNamespace(pin_memory=lambda: None), SimpleNamespace(pin_memory=True)):
+        assert pinned(unpinned) is unpinned
+    assert pinned(stubborn := SimpleNamespace(pin_memory=not_for_me)) is stubborn
     assert pinned(7) == 7
-    stubborn = Stubborn()
-    assert pinned(stubborn) is stubborn
 
 
 def test_an_object_that_fails_to_move_is_an_error_at_its_place():

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import gc
-import itertools
 import logging
 import os
 import pickle
@@ -27,7 +26,7 @@ from support.threads.waits import LONG, until
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from lit_async_data import Normalize, ToFloat, prefetched
+from lit_async_data import prefetched
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, WorkerError
 from lit_async_data.host import supervisor
 from lit_async_data.loader.async_loader import AsyncLoader
@@ -147,13 +146,6 @@ def anywhere(request, streamed):
         streamed(FakeStreams("side"))
 
 
-@pytest.fixture(params=["the CPU", "a device"])
-def transformed(request, streamed):
-    """As ``anywhere``, but copies run at once, since torch's own functions do not wait for a simulated stream."""
-    if request.param == "a device":
-        streamed(FakeStreams("side")).side.eager = True
-
-
 def numbers(count=6):
     return [torch.full((3,), float(number)) for number in range(count)]
 
@@ -201,9 +193,7 @@ class Stream(IterableDataset):
 ITERABLES = {
     "a list": numbers,
     "no batches": list,
-    "a tuple": lambda: tuple(numbers()),
     "a tensor": lambda: torch.arange(6.0)[:, None].expand(-1, 3).contiguous(),
-    "a deque": lambda: collections.deque(numbers()),
     "the values of a dict": lambda: dict(enumerate(numbers())).values(),
     "an object that yields": Yielding,
     "an object with __getitem__ alone": OnlyGetitem,
@@ -214,7 +204,7 @@ ITERABLES = {
 }
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 10])
+@pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("kind", ITERABLES)
 def test_any_iterable_is_read_in_order_pass_after_pass(kind, depth, anywhere):
     loader = ITERABLES[kind]()
@@ -228,19 +218,13 @@ def test_any_iterable_is_read_in_order_pass_after_pass(kind, depth, anywhere):
         shut_down(loader._iterator)
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("made", [function, lambda: iter(numbers()), lambda: map(torch.clone, numbers())])
-def test_an_iterator_has_one_pass_and_that_is_said_once(caplog, made, depth, anywhere):
+@pytest.mark.parametrize(("made", "depth"), [(function, 0), (lambda: iter(numbers()), 2)])
+def test_an_iterator_has_one_pass_and_that_is_said_once(caplog, made, depth):
     with prefetched(made(), depth, device="cpu") as batches:
         assert listed(batches) == [0, 1, 2, 3, 4, 5]
         assert "used up" not in caplog.text
         assert list(batches) == list(batches) == []
     assert caplog.text.count("is an iterator, which its first pass has used up") == 1
-
-
-def test_two_loaders_are_read_side_by_side(anywhere):
-    with prefetched(numbers(), device="cpu") as one, prefetched(numbers(3), device="cpu") as other:
-        assert [(b[0].item(), a[0].item()) for b, a in zip(other, one)] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_the_length_is_that_of_the_loader():
@@ -264,13 +248,6 @@ class Pair(typing.NamedTuple):
 class Record:
     x: torch.Tensor
     name: str = ""
-    derived: object = dataclasses.field(init=False, default=None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    x: torch.Tensor
-    inner: object = None
 
 
 class Movable:
@@ -327,61 +304,40 @@ def t(*shape, dtype=torch.float32):
     return torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape).to(dtype)
 
 
-def derived():
-    record = Record(t(2), "a")
-    record.derived = t(3)
-    return record
-
-
 class Slotted(dict):
     """A dict with attributes, as configurations and batches of some libraries are."""
 
 
 FORMS = {
-    "a tensor": lambda: t(2, 3),
-    "a dict": lambda: {"x": t(2), "y": t(2, dtype=torch.int64)},
     "an OrderedDict": lambda: collections.OrderedDict(b=t(2), a=t(1)),
-    "a defaultdict": lambda: collections.defaultdict(list, x=[t(2)]),
     "a subclass of dict": lambda: Slotted(x=t(2)),
     "a UserDict that moves": lambda: Encoding(x=t(2)),
-    "a UserDict": lambda: collections.UserDict(x=t(2)),
-    "a list": lambda: [t(2), t(3)],
-    "a tuple": lambda: (t(2), t(3)),
-    "a named tuple": lambda: Pair(t(2)),
     "a dataclass": lambda: Record(t(2), "name"),
-    "a dataclass with a field that is no argument": derived,
-    "a frozen dataclass": lambda: Frozen(t(2), Frozen(t(1))),
-    "all in one another": lambda: {"a": [Pair(({"b": t(2)},), Frozen(t(1), [t(3)]))], 1: None, ("k",): "text"},
+    "all in one another": lambda: {"a": [Pair(({"b": t(2)},), Record(t(1)))], 1: None, ("k",): "text"},
     "images of different sizes": lambda: ([t(3, 5, 4), t(3, 2, 7)], ({"boxes": t(0, 4)}, {"boxes": t(2, 4)})),
     "strings, numbers, None": lambda: ["text", b"bytes", 1, 2.5, 1j, None, True, ...],
     "nothing": lambda: None,
     "an empty dict": dict,
-    "an empty list": list,
-    "an empty tuple": tuple,
     "arrays": lambda: {"n": np.arange(3), "s": np.array(["a", "bc"]), "x": t(2)},
     "no dimension": lambda: torch.tensor(3.5),
     "no element": lambda: {"x": torch.zeros(0, 3), "y": torch.zeros(2, 0, dtype=torch.uint8)},
     "channels last": lambda: t(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "not contiguous": lambda: t(4, 6)[:, ::2].mT,
-    "one element of a big one": lambda: t(100, 100)[3:4, 5:6],
     "packed": lambda: pack_sequence([t(3), t(2), t(1)]),
     "sparse": lambda: {"s": t(3, 3).to_sparse(), "c": t(3, 3).to_sparse_csr()},
     "what moves itself": lambda: {"m": Movable(t(3)), "x": t(2)},
     "a set": lambda: ({1, 2}, frozenset([3])),
-    "a range": lambda: {"r": range(3), "x": t(2)},
     **{
         str(dtype): lambda dtype=dtype: {"x": t(3, 2, dtype=dtype), "y": t(1)}
-        for dtype in (
-            *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16),
-            *(torch.float64, torch.complex64, torch.uint16, torch.float8_e4m3fn),
-        )
+        for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.complex64, torch.uint16, torch.float8_e4m3fn)
     },
 }
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 @pytest.mark.parametrize("kind", FORMS)
-def test_a_batch_of_any_form_arrives_as_it_is(kind, anywhere):
+def test_a_batch_of_any_form_arrives_on_a_device_as_it_is(kind, streamed):
+    streamed(FakeStreams("side"))
     # twice in a row, and once smaller ones in between: memory is used again
     given = [FORMS[kind](), {"x": t(7)}, FORMS[kind](), FORMS[kind]()]
     with prefetched(given, device="cpu") as batches:
@@ -394,18 +350,10 @@ def test_a_batch_of_any_form_arrives_as_it_is(kind, anywhere):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
-@pytest.mark.parametrize("kind", FORMS)
-def test_on_the_cpu_a_batch_is_the_very_object(kind):
-    given = [FORMS[kind]() for _ in range(3)]
+def test_on_the_cpu_a_batch_is_the_very_object():
+    given = [made() for made in FORMS.values()]
     with prefetched(given, device="cpu") as batches:
         assert all(made is expected for made, expected in zip(batches, given, strict=True))
-
-
-def test_what_stands_twice_in_a_batch_is_equal_twice(anywhere):
-    x = t(3)
-    with prefetched([{"a": x, "b": x, "part": x[1:]}], device="cpu") as batches:
-        (made,) = list(batches)
-    assert [made["a"].tolist(), made["b"].tolist(), made["part"].tolist()] == [[0, 1, 2], [0, 1, 2], [1, 2]]
 
 
 def test_what_is_kept_never_changes(anywhere):
@@ -413,16 +361,6 @@ def test_what_is_kept_never_changes(anywhere):
         kept = list(batches)
         list(batches)
     assert [(x.unique().tolist(), y.item()) for x, (y,) in kept] == [([n], n) for n in range(30)]
-
-
-def test_gradients_flow_into_what_a_batch_is_multiplied_with(anywhere):
-    weight = torch.ones(3, requires_grad=True)
-    with prefetched(numbers(3), device="cpu") as batches:
-        for batch in batches:
-            assert not batch.requires_grad
-            assert not batch.is_inference()
-            (weight * batch).sum().backward()
-    assert weight.grad.tolist() == [3, 3, 3]
 
 
 def test_batches_of_an_evaluation_may_be_trained_on_later(anywhere):
@@ -462,16 +400,6 @@ def test_the_next_pass_is_not_begun_before_it_is_asked_for():
             next(batches)
         assert loader.log == ["iter"]
         assert reader() == []
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_pass_that_was_left_early_is_followed_by_a_whole_one(depth):
-    loader = Loader()
-    with prefetched(loader, depth, device="cpu") as batches:
-        for _ in range(3):
-            assert next(iter(batches))["step"] == 0
-        assert next(batches)["step"] == 1
-        assert steps(batches) == list(range(6))
 
 
 def test_a_pass_ends_before_the_next_begins(monkeypatch):
@@ -543,10 +471,17 @@ def test_the_depth_can_be_changed_in_the_middle_of_a_pass():
 
 
 @pytest.mark.parametrize(
-    "error", [MineError(1, 2), KeyError("x"), TimeoutError(), SystemExit(3), MemoryError()], ids=repr
+    ("error", "at", "depth"),
+    [
+        (MineError(1, 2), 0, 1),
+        (MineError(1, 2), 4, 10),
+        (TimeoutError(), 2, 0),
+        (SystemExit(3), 2, 1),
+        (SystemExit(3), 0, 0),
+        (KeyboardInterrupt(), 1, 2),  # of the loader's own, in its thread
+    ],
+    ids=repr,
 )
-@pytest.mark.parametrize("at", [0, 2, 4])
-@pytest.mark.parametrize("depth", [0, 1, 10])
 def test_an_error_comes_at_its_place_as_it_was_raised_and_the_rest_after_it(error, at, depth, anywhere):
     with prefetched(Loader(5, fail={at: error}), depth, device="cpu") as batches:
         for _ in range(2):
@@ -621,14 +556,6 @@ def test_a_keyboard_interrupt_in_a_read_of_our_own_thread_ends_the_pass():
                 next(batches)
         loader.fail.clear()
         assert steps(batches) == list(range(6))
-
-
-def test_a_keyboard_interrupt_that_the_loader_raises_in_its_thread_comes_at_its_place():
-    with prefetched(Loader(fail={1: KeyboardInterrupt()}), 2, device="cpu") as batches:
-        next(batches)
-        with pytest.raises(KeyboardInterrupt):
-            next(batches)
-        assert next(batches)["step"] == 2
 
 
 def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
@@ -804,19 +731,6 @@ def test_what_makes_no_sense_is_refused(options, message):
         prefetched(**options)
 
 
-def test_random_numbers_of_the_program_are_those_of_a_plain_loop(anywhere):
-    def program(wrap):
-        torch.manual_seed(3)
-        loader, seen = wrap(DataLoader(range(14), 4, shuffle=True, num_workers=1)), []
-        for _ in range(3):
-            seen += [(batch.tolist(), torch.rand(1).item()) for batch in loader]
-        return seen
-
-    with contextlib.ExitStack() as stack:
-        wrapped = program(lambda loader: stack.enter_context(prefetched(loader, device="cpu")))
-    assert wrapped == program(lambda loader: loader)
-
-
 def test_it_can_be_pickled_and_copied():
     batches = prefetched([-1, 2, -3], 3, device="cpu", device_transform=abs)
     next(batches)
@@ -899,8 +813,7 @@ class Detection(Loader):
 
 
 @pytest.mark.parametrize("slow", ["side", "compute"])
-@pytest.mark.parametrize("externally_driven", [False, True])
-@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize(("depth", "externally_driven"), [(0, True), (1, False), (2, True)])
 def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, externally_driven, depth):
     streams = streamed(FakeStreams(slow))
     step = Step(streams)
@@ -1038,16 +951,11 @@ def test_one_device_has_one_name(monkeypatch):
     assert batches.device == torch.device("cuda:3")
 
 
-def test_without_an_accelerator_the_device_is_the_cpu():
-    if torch.accelerator.is_available():
-        pytest.skip("there is one")
-    assert prefetched([1]).device == torch.device("cpu")
-
-
 # -- transforms on the device ------------------------------------------------------------------------------------------
 
 
-def test_a_transform_may_change_a_batch_in_place_or_its_form(transformed):
+def test_a_transform_may_change_a_batch_in_place_or_its_form(streamed):
+    streamed(FakeStreams("side")).side.eager = True  # torch's own functions do not wait for a simulated stream
     given = [{"x": t(3), "y": [t(2)]} for _ in range(4)]
 
     def changed(batch):
@@ -1056,19 +964,6 @@ def test_a_transform_may_change_a_batch_in_place_or_its_form(transformed):
 
     with prefetched(given, device="cpu", device_transform=changed) as batches:
         assert [(x.tolist(), y.tolist(), z) for x, y, z in batches] == [([1, 2, 3], [0, 1], "more")] * 4
-
-
-def test_built_in_transforms_take_what_loaders_give(transformed):
-    images = [(torch.arange(0, 240, 10, dtype=torch.uint8).reshape(2, 3, 2, 2), torch.tensor([1, 2]))] * 3
-    for transform in Normalize([0.1, 0.2, 0.3], [1, 2, 3], scale="type"), ToFloat():
-        with prefetched(images, device="cpu", device_transform=transform) as batches:
-            for x, y in batches:
-                assert y.tolist() == [1, 2]
-                expected = images[0][0].float() / 255
-                if isinstance(transform, Normalize):
-                    mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in ([0.1, 0.2, 0.3], [1.0, 2, 3]))
-                    expected = (expected - mean) / std
-                assert torch.allclose(x, expected, atol=1e-6)
 
 
 # -- several ranks -----------------------------------------------------------------------------------------------------
@@ -1119,31 +1014,10 @@ def test_ranks_do_not_read_the_same(monkeypatch, ranks, loader, judged):
 # -- worker processes, and Lightning -----------------------------------------------------------------------------------
 
 
-class Numbers(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        if index == 7:
-            raise MineError(index, "is wrong")
-        return {"x": torch.full((3,), index), "name": f"{index}"}
-
-
 def shut_down(iterator):
     """End the workers of an iterator that its DataLoader keeps."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
-
-
-def test_an_error_in_a_worker_is_that_which_the_dataloader_raises():
-    with prefetched(DataLoader(Numbers(), batch_size=2, num_workers=1), device="cpu") as batches:
-        assert [next(batches)["name"] for _ in range(3)] == [["0", "1"], ["2", "3"], ["4", "5"]]
-        with pytest.raises(Exception, match="7 is wrong") as caught:
-            next(batches)
-        assert "Caught MineError in DataLoader worker process 0" in str(caught.value)
-        assert next(batches)["name"] == ["8", "9"]
-        # Torch's own error refers to itself and to the iterator: without this, the collector would end the worker.
-        shut_down(batches.machinery.engine.feed.reader.iterator)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -1170,17 +1044,6 @@ def test_the_state_of_torchdata_counts_batches_that_were_handed_out(workers):
 
 
 # -- passes that are taken up again ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_what_iter_gives_goes_on_where_it_is(depth):
-    with prefetched(Loader(), depth, device="cpu") as batches:
-        one = iter(batches)
-        assert steps([next(one)]) == [0]
-        assert steps(itertools.islice(one, 2)) == [1, 2]
-        assert steps(one) == [3, 4, 5]
-        assert steps(one) == []
-        assert steps(batches) == list(range(6))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -1212,7 +1075,7 @@ class Prepared:
         self.base_dataloader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("depth", [0, 3])
 def test_a_state_that_cannot_be_asked_for_is_no_error_of_a_batch(depth):
     with prefetched(Prepared([1, 2, 3]), depth, device="cpu") as batches:
         for _ in range(2):

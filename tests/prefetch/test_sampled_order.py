@@ -59,8 +59,7 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(("workers", "persistent", "alone"), [(0, False, False), (0, False, True), (1, True, False)])
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_pass_goes_on_in_the_middle_without_reading_what_came_before(sampler, workers, persistent, alone):
     dataset, sampler = Numbers(), sampler()
