@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from lit_async_data import AsyncLoader, Field, HDF5Source, LoaderOptions
 from lit_async_data.batch.transforms import Normalize
@@ -105,13 +102,10 @@ def test_a_path_that_is_none_is_quoted(path):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("label", "did you mean labels?"),
         ("Data", "did you mean data?"),
         ("patient/dat", "did you mean patient/data?"),
-        ("/labels_", "did you mean labels?"),
         ("species", "holds: data, labels, others, patient"),
         ("patient/species", "/patient holds: age, data"),
-        ("nobody/data", "holds: data, labels, others, patient"),
         ("data/x", "holds: data, labels, others, patient"),
     ],
 )
@@ -267,11 +261,6 @@ def test_an_attribute_is_called_one(h5, file):
         refused(MissingError, said, lambda name=name: HDF5Source(file, ["data", name]))
 
 
-def test_several_datasets_as_one_field_are_pointed_to_a_transform(file):
-    said = ["fields.x: ['data', 'others'] are several datasets", "torch.stack([batch['data'], …], 1)"]
-    refused(ConfigError, said, lambda: HDF5Source(file, {"x": ["data", "others"]}))
-
-
 def test_channels_that_are_not_on_axis_1_are_pointed_to_the_layout(h5):
     path = h5(data=np.zeros((600, 3), "f4"))
     field, normalize = Field("data", window=(0, 512)), Normalize(mean=[0, 0, 0], std=[1, 1, 1])
@@ -312,12 +301,9 @@ def test_wildcards_before_the_last_component_are_pointed_to_the_names(h5, group,
     [
         (np.zeros((4, 8, 8, 1), "u1"), ["(8, 8, 1)", "(8, 8, 3)"]),
         (np.zeros((4, 8, 8), "u1"), ["(8, 8)", "(8, 8, 3)"]),
-        (np.zeros((4, 8, 8, 3), "u2"), ["uint16", "uint8"]),
-        (np.zeros((4, 8, 8, 3), "f4"), ["float32", "uint8"]),
-        (np.zeros((4, 8, 3, 8), "u1"), ["(8, 3, 8)", "(8, 8, 3)"]),
         (np.zeros((4, 8, 8, 3), "i1"), ["int8", "uint8"]),
     ],
-    ids=["channels", "rank", "width", "kind", "axes", "sign"],
+    ids=["channels", "rank", "sign"],
 )
 def test_files_of_one_source_that_differ_in_shape_or_type_are_both_named(h5, file, other, said):
     path = h5("scan2.h5", data=other, labels=np.arange(4))
@@ -330,78 +316,71 @@ def test_a_file_of_several_without_the_dataset_is_the_one_named(h5, file):
     assert refused(MissingError, [path, "'labels'"], lambda: HDF5Source([file, path])).file == path
 
 
-@pytest.mark.parametrize("fields", ["data", None, 5, [], {}, {"data"}, {3: "data"}], ids=repr)
-def test_fields_that_are_none_are_quoted(file, fields):
-    said = ["fields: ", repr(fields), "mapping from batch key to dataset name or a list of names"]
+NO_FIELDS_AT_ALL = "mapping from batch key to dataset name or a list of names"
+NO_FIELD = "not a dataset name, a Field or a mapping"
+LETTERS = "different capital letters, one per axis, with N for the samples"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        *(
+            (fields, ["fields: ", repr(fields), NO_FIELDS_AT_ALL])
+            for fields in ("data", None, [], {"data"}, {3: "data"})
+        ),
+        ([""], ["fields.0: ", "''", NO_FIELD]),
+        (["data", 3], ["fields.1: ", "3", NO_FIELD]),
+        ({"x": None}, ["fields.x: ", "None", NO_FIELD]),
+        (
+            {"x": ["data", "others"]},
+            ["fields.x: ['data', 'others'] are several datasets", "torch.stack([batch['data'],"],
+        ),
+        (["data", "data"], ["fields: ", "'data', 'data'", "names a dataset twice", "mapping"]),
+    ],
+    ids=repr,
+)
+def test_fields_that_are_none_are_quoted(file, fields, said):
     refused(ConfigError, said, lambda: HDF5Source(file, fields))
 
 
 @pytest.mark.parametrize(
-    ("fields", "where", "given"),
+    ("layout", "said"),
     [
-        ([""], "fields.0: ", "''"),
-        (["data", 3], "fields.1: ", "3"),
-        ({"x": 3}, "fields.x: ", "3"),
-        ({"x": None}, "fields.x: ", "None"),
+        ("NHW", ["'NHW'", "names 3 axes", "data has 4", "(10, 8, 8, 3)"]),
+        ("NTHWC", ["'NTHWC'", "names 5 axes"]),
+        *((layout, [repr(layout), LETTERS]) for layout in ("nhwc", "NHHC", "HWCD", "", "N,H,W,C")),
+        ({"image": "NHWC"}, ["'image'", "not one of the fields x, labels"]),
+        ({"data": "NHWC"}, ["'data'", "not one of the fields x, labels"]),  # it goes by batch key
+        (5, []),
+        ({"x": 5}, []),
     ],
+    ids=repr,
 )
-def test_a_field_that_is_none_is_quoted(file, fields, where, given):
-    refused(ConfigError, [where, given, "not a dataset name, a Field or a mapping"], lambda: HDF5Source(file, fields))
-
-
-def test_a_dataset_named_twice_points_to_a_mapping(file):
-    said = ["fields: ", "'data', 'data'", "names a dataset twice", "mapping"]
-    refused(ConfigError, said, lambda: HDF5Source(file, ["data", "data"]))
-
-
-@pytest.mark.parametrize("layout", ["NHW", "NTHWC", "N"])
-def test_a_layout_of_another_rank_names_dataset_and_shape(file, layout):
-    said = ["layout: ", repr(layout), f"names {len(layout)} axes", f"{file}:/data has 4", "(10, 8, 8, 3)"]
-    refused(ConfigError, said, lambda: HDF5Source(file, layout=layout))
-
-
-@pytest.mark.parametrize("layout", ["nhwc", "NHW3", "NHHC", "HWCD", "", "N HWC", "N,H,W,C"])
-def test_a_layout_of_other_letters_is_told_which_are_good(file, layout):
-    said = [
-        "layout: ",
-        repr(layout),
-        f"{file}:/data",
-        "different capital letters, one per axis, with N for the samples",
-    ]
-    refused(ConfigError, said, lambda: HDF5Source(file, layout=layout))
-
-
-@pytest.mark.parametrize("key", ["x", "image", "data/"])
-def test_a_layout_for_an_unknown_field_is_told_the_fields(file, key):
-    said = ["layout: ", repr(key), "not one of the fields data, labels"]
-    refused(ConfigError, said, lambda: HDF5Source(file, layout={key: "NHWC"}))
-
-
-def test_a_layout_goes_by_batch_key_and_not_by_dataset_name(file):
-    said = ["layout: 'data'", "fields x, y"]
-    refused(ConfigError, said, lambda: HDF5Source(file, {"x": "data", "y": "labels"}, layout={"data": "NHWC"}))
+def test_a_layout_that_does_not_fit_is_quoted_with_what_would(file, layout, said):
+    fields = {"x": "data", "labels": "labels"}
+    refused(ConfigError, ["layout: ", *said], lambda: HDF5Source(file, fields, layout=layout))
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
 
-NO_NUMBER = [None, True, "4", "many", [4], 2.0, 2.5, NAN, INFINITY]
-NO_BOOL = [None, 0, 1, 1.0, "true", "false", []]
+NO_NUMBER = [None, True, "4", 2.0, NAN]
+NO_BOOL = [None, 1, "true"]
 
 BAD = {
     "batch_size": [*NO_NUMBER, 0, -1],
-    "shuffle": [None, 0, 1, 2.5, "", "Global", "yes", ["global"]],
+    "shuffle": [None, 1, "Global", ["global"]],
     "seed": [*NO_NUMBER, -1, 2**63],
     "drop_last": NO_BOOL,
     "workers": [*NO_NUMBER, -1, 10**6, "Auto"],
-    "worker_kind": ["processes", "Thread", 1, True, ["thread"]],
+    "worker_kind": ["processes", 1, ["thread"]],
     "shuffle_chunks": [*NO_NUMBER, 0, -1],
     "queue_depth": [*NO_NUMBER, 0, -1],
     "cache_bytes": [*NO_NUMBER, -1, "4 GB"],
     "memory_budget": [*NO_NUMBER[1:], 0, -1, "4 GB", 1e9],
-    "timeout_s": [None, True, "60", [60], 0, -1, 0.0, -0.5, NAN, INFINITY],
+    "timeout_s": [None, True, "60", 0, -0.5, NAN, INFINITY],
     "augment": NO_BOOL,
     "return_indices": NO_BOOL,
-    "weights": [True, 0, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],
+    "weights": [True, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],
     "epoch_size": [*NO_NUMBER[1:], 0, -1],
 }
 EVERY_BAD = [pytest.param(name, value, id=f"{name}-{value!r}") for name, values in BAD.items() for value in values]
@@ -418,11 +397,10 @@ def test_an_absurd_option_is_named_and_its_value_quoted(name, value):
     assert isinstance(error, ValueError)
 
 
-@pytest.mark.parametrize("name", ["batch_size", "workers", "shuffle"])
-def test_a_bad_option_in_a_mapping_says_the_same(file, name):
-    value = -1
-    error = refused(ConfigError, [], lambda: AsyncLoader(HDF5Source(file), {"batch_size": 4, name: value}))
-    assert str(error).startswith(f"{name}: {value} is not ")
+@pytest.mark.parametrize(("name", "said"), [("workers", "workers: -1 is not "), ("pin_memory", "pin_memory: no such")])
+def test_a_bad_option_in_a_mapping_says_the_same(file, name, said):
+    error = refused(ConfigError, [], lambda: AsyncLoader(HDF5Source(file), {"batch_size": 4, name: -1}))
+    assert str(error).startswith(said)
 
 
 @pytest.mark.parametrize("options", [None, {}, {"workers": 2}])
@@ -441,20 +419,12 @@ def test_options_that_are_none_are_quoted(file, options):
         ("num_workers", "use workers"),
         ("prefetch_factor", "use queue_depth"),
         ("pin_memory", "leave it out"),
-        ("persistent_workers", "leave it out"),
-        ("timeout", "use timeout_s"),
-        ("generator", "use seed"),
         ("sampler", "use shuffle"),
-        ("batch_sampler", "use batch_size, shuffle"),
-        ("collate_fn", "leave it out"),
         ("multiprocessing_context", "worker_kind"),
     ],
 )
-@pytest.mark.parametrize("as_mapping", [False, True])
-def test_an_option_of_torch_points_to_ours(file, name, pointer, as_mapping):
-    options = {"batch_size": 4, name: 2}
-    build = (lambda: AsyncLoader(HDF5Source(file), options)) if as_mapping else (lambda: LoaderOptions(**options))
-    error = refused(ConfigError, ["no such option", pointer], build)
+def test_an_option_of_torch_points_to_ours(name, pointer):
+    error = refused(ConfigError, ["no such option", pointer], lambda: LoaderOptions(**{"batch_size": 4, name: 2}))
     assert str(error).startswith(f"{name}: ")
 
 
@@ -462,7 +432,6 @@ def test_an_option_of_torch_points_to_ours(file, name, pointer, as_mapping):
     ("name", "hint"),
     [
         ("batchsize", "did you mean batch_size?"),
-        ("shufle", "did you mean shuffle?"),
         ("queue_dept", "did you mean queue_depth?"),
         ("kiwi", "choose from batch_size, shuffle, shuffle_chunks, seed"),
     ],
@@ -483,25 +452,9 @@ def test_a_field_called_index_cannot_go_with_return_indices(h5, fields):
     assert len(AsyncLoader(source, LoaderOptions(batch_size=2))) == 5
 
 
-def test_a_batch_larger_than_the_data_cannot_be_filled_with_drop_last(file):
-    source, options = HDF5Source(file), LoaderOptions(batch_size=11, drop_last=True)
-    said = ["batch_size: 11", "10 samples", "drop_last=false", "smaller batch_size"]
-    refused(ConfigError, said, lambda: AsyncLoader(source, options))
-    assert len(AsyncLoader(source, LoaderOptions(batch_size=11))) == 1
-
-
-def test_a_step_of_all_ranks_larger_than_the_data_names_the_ranks(file):
-    source, options = HDF5Source(file), LoaderOptions(batch_size=4, drop_last=True)
-    said = ["batch_size: 4 × 3 ranks = 12", "10 samples", "drop_last=false"]
-    refused(ConfigError, said, lambda: AsyncLoader(source, options, world_size=3))
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("rank", [0, 10])
-def test_fewer_samples_than_ranks_names_both(file, rank, drop_last):
-    source, options = HDF5Source(file), LoaderOptions(batch_size=1, drop_last=drop_last)
+def test_fewer_samples_than_ranks_names_both(file):
     said = ["10 samples", "11 ranks", "at most 10 ranks"]
-    refused(ConfigError, said, lambda: AsyncLoader(source, options, rank=rank, world_size=11))
+    refused(ConfigError, said, lambda: AsyncLoader(HDF5Source(file), {"batch_size": 1}, rank=0, world_size=11))
 
 
 @pytest.mark.parametrize("world_size", [0, -1])
@@ -515,13 +468,6 @@ def test_a_number_of_ranks_that_is_none_is_named(file, world_size):
 
 def test_a_path_is_no_source(file):
     refused(ConfigError, [f"source: '{file}'", "HDF5Source("], lambda: AsyncLoader(file, {"batch_size": 2}))
-
-
-@pytest.mark.parametrize(("device", "said"), [("cuda", "no cuda here"), ("nonsense", "'nonsense'"), (3.5, "3.5")])
-def test_a_device_that_is_not_there_is_named(file, device, said):
-    if device == "cuda" and torch.cuda.is_available():
-        device, said = "xpu", "no xpu here"
-    refused(ConfigError, ["device: ", said], lambda: AsyncLoader(HDF5Source(file), {"batch_size": 2}, device=device))
 
 
 @pytest.mark.parametrize(
@@ -554,29 +500,6 @@ def test_unpacking_what_is_not_packed_is_an_error(h5, attribute):
     ) as caught:
         HDF5Source(path, {"x": Field("data", mask_and_scale=True)})
     assert (caught.value.file, caught.value.dataset) == (path, "/data")
-
-
-def test_a_file_that_another_process_writes_is_named_as_such(tmp_path):
-    path = str(tmp_path / "live.h5")
-    write = "import h5py, sys; file = h5py.File(sys.argv[1], 'w'); file['data'] = [1]; print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", write, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as writer:
-        writer.stdout.readline()
-        refused(FormatError, [path, "open for writing in another process"], lambda: HDF5Source(path, ["data"]))
-        writer.communicate("\n", timeout=30)
-
-
-@pytest.mark.parametrize("layout", [5, ["NHWC"], b"NHWC", {"data": 5}], ids=repr)
-def test_a_layout_that_is_none_is_quoted(file, layout):
-    refused(ConfigError, ["layout: "], lambda: HDF5Source(file, layout=layout))
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2)])
-def test_a_rank_that_is_not_one_of_the_ranks_is_named(file, rank, world_size):
-    ranks = {"rank": rank, "world_size": world_size}
-    said = [f"rank: {rank}", f"{world_size} ranks"]
-    refused(ConfigError, said, lambda: AsyncLoader(HDF5Source(file), {"batch_size": 2}, **ranks))
 
 
 @pytest.mark.parametrize("depth", [-1, 1.0, "2", True, None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import re
 
 import h5py
@@ -18,13 +19,11 @@ from lit_async_data import (
     AsyncDataModule,
     AsyncLoader,
     Balanced,
-    ConcatSource,
     DatasetSource,
     DevicePrefetcher,
     Field,
     HDF5Source,
     LoaderOptions,
-    SubsetSource,
     split,
 )
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
@@ -197,9 +196,7 @@ def test_the_same_from_a_configuration_of_hydra(scans):
         assert model.all(stage, "y").tolist() == labels[:, 2].tolist()
 
 
-@pytest.mark.parametrize(
-    ("chunks", "least", "most"), [(1, 0.0, 0.5), (2, 0.0, 0.7), (1000, 0.95, 1.0)], ids=["1", "2", "all"]
-)
+@pytest.mark.parametrize(("chunks", "least", "most"), [(1, 0.0, 0.5), (1000, 0.95, 1.0)], ids=["1", "all"])
 def test_batches_from_few_chunks_of_one_patient_each_are_said_to_mix_patients_badly(scans, chunks, least, most):
     src = HDF5Source(scans, fields={"x": "data", "y": Field("labels", column=0)}, layout={"x": "NHWC"})
     dm = AsyncDataModule(
@@ -251,26 +248,14 @@ def test_windows_of_recordings_never_cross_a_patient_nor_a_side(rec, groups):
         assert sum(map(len, whose)) == len(LONG)
     else:
         assert all(len({group for group, _ in side}) == len(LONG) for side in of_side.values())
-    for stage in THREE:
-        for batch in model.seen[stage]:
-            for sample, place in enumerate(rec.locate(batch["index"].numpy())):
-                with h5py.File(place.file) as file:
-                    values = file[f"{place.group}/data"][place.row : place.row + WINDOW + AHEAD]
-                np.testing.assert_array_equal(batch["x"][sample], values[:WINDOW])
-                np.testing.assert_array_equal(batch["y"][sample], values[WINDOW:])
+    with h5py.File(rec.locate([0])[0].file) as file:
+        rows = {f"/{name}": group["data"][:] for name, group in file.items()}
+    for batch in itertools.chain(*model.seen.values()):
+        for x, y, place in zip(batch["x"], batch["y"], rec.locate(batch["index"].numpy()), strict=True):
+            values = rows[place.group][place.row : place.row + WINDOW + AHEAD]
+            np.testing.assert_array_equal(x, values[:WINDOW])
+            np.testing.assert_array_equal(y, values[WINDOW:])
     assert {place.row % STRIDE for place in rec.locate(model.all("train"))} == {0}
-
-
-def test_windows_that_overlap_are_not_split_one_by_one(rec):
-    with pytest.raises(ConfigError, match=r"^groups: .* shares values with the next 8.*groups='group'.*groups='time'"):
-        AsyncDataModule(source=rec, split=THREE, loader={"batch_size": 32})
-
-
-def test_the_gap_between_stretches_of_time_is_no_larger_than_it_must_be(rec):
-    sides = split(rec, {"train": 0.5, "val": 0.5}, groups="time")
-    ends = dict(sorted(touched(rec, sides["train"].samples)))
-    begins = dict(sorted(touched(rec, sides["val"].samples), reverse=True))
-    assert {begins[group] - ends[group] for group in ends} == {9 * STRIDE - (WINDOW + AHEAD) + 1}
 
 
 # -- rare classes ------------------------------------------------------------------------------------------------------
@@ -300,28 +285,35 @@ def test_balance_draws_both_classes_as_often_and_leaves_evaluation_alone():
 
 
 @pytest.mark.parametrize(
-    "how",
-    [{"weights": Balanced("y")}, {"weights": np.where(RARE, 19.0, 1.0)}, {"weights": "w"}, {"weights": [1.0] * 2000}],
+    ("weights", "size", "share"),
+    [
+        (Balanced("y"), 30, 0.5),
+        (np.where(RARE, 19.0, 1.0), 5000, 0.5),
+        ("w", 120, 0.5),
+        ([1.0] * 2000, 120, 0.05),
+    ],
+    ids=["balanced", "array", "field", "list"],
 )
-def test_an_epoch_may_be_longer_or_shorter_than_the_data(how):
+def test_an_epoch_may_be_longer_or_shorter_than_the_data(weights, size, share):
     source = arrays(RARE.astype(int), w=np.where(RARE, 19, 1).astype(np.uint8))
-    for size in (30, 120, 5000):
-        dm = AsyncDataModule(train=source, val=source, loader={"batch_size": 50, "epoch_size": size, **how})
-        model = fitted(dm, 1, 2, max_epochs=2)
-        assert len(model.all("train", "y")) == 2 * size
-        assert len(model.seen["train"]) == 2 * -(-size // 50)
-        assert len(model.all("val", "y")) == 2 * 2000
-        share = 0.05 if isinstance(how.get("weights"), list) else 0.5
-        assert abs(model.all("train", "y").mean() - share) < 5 * 0.5 / np.sqrt(2 * size)
-        drawn_by = "balanced y" if isinstance(how["weights"], Balanced) else "weights"
-        assert f"{size:,} samples drawn by {drawn_by}, " in str(dm)
+    val = arrays([0] * 70)
+    dm = AsyncDataModule(train=source, val=val, loader={"batch_size": 50, "epoch_size": size, "weights": weights})
+    model = fitted(dm, 1, 2, max_epochs=2)
+    assert len(model.all("train", "y")) == 2 * size
+    assert len(model.seen["train"]) == 2 * -(-size // 50)
+    assert len(model.all("val", "y")) == 2 * 70
+    assert abs(model.all("train", "y").mean() - share) < 5 * 0.5 / np.sqrt(2 * size)
+    drawn_by = "balanced y" if isinstance(weights, Balanced) else "weights"
+    assert f"{size:,} samples drawn by {drawn_by}, " in str(dm)
 
 
-@pytest.mark.parametrize("how", [{"weights": Balanced("y")}, {"weights": np.where(RARE, 19.0, 1.0)}])
-@pytest.mark.parametrize("shuffle", ["global", "chunk"])
-def test_two_ranks_draw_what_one_would_and_share_it(tmp_path, how, shuffle):
+@pytest.mark.parametrize(
+    ("weights", "shuffle"), [(Balanced("y"), "chunk"), (np.where(RARE, 19.0, 1.0), "global")], ids=["chunk", "global"]
+)
+def test_two_ranks_draw_what_one_would_and_share_it(tmp_path, weights, shuffle):
     with rare_file(tmp_path) as source:
-        options = {"batch_size": 20, "return_indices": True, "shuffle": shuffle, "shuffle_chunks": 6, "seed": 3, **how}
+        options = {"batch_size": 20, "return_indices": True, "shuffle": shuffle, "shuffle_chunks": 6, "seed": 3}
+        options |= {"weights": weights}
         whole = ids_of_two_epochs(source, options | {"batch_size": 40})
         ours = [ids_of_two_epochs(source, options, rank=rank, world_size=2) for rank in range(2)]
     for alone, left, right in zip(whole, *ours, strict=True):
@@ -390,7 +382,7 @@ def test_weights_of_the_whole_source_point_to_those_of_the_side():
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["val", "test", "predict"])
+@pytest.mark.parametrize("stage", ["val", "predict"])
 def test_stages_in_which_the_same_number_is_another_class_are_refused(h5, stage):
     path = h5(data=np.zeros((30, 2), np.float32), labels=np.arange(30) % 2)
 
@@ -448,8 +440,10 @@ def test_a_checkpoint_goes_on_with_the_same_classes(h5, checkpoint, what):
     assert len(model.all({"fit": "train"}.get(what, what), "y")) == 30
 
 
-@pytest.mark.parametrize("what", ["fit", "test"])
-@pytest.mark.parametrize("names", [("dog", "cat", "eel"), ("cat", "dog"), ("cat", "dog", "eel", "fox")])
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [("fit", ("dog", "cat", "eel")), ("test", ("cat", "dog")), ("test", ("cat", "dog", "eel", "fox"))],
+)
 def test_a_checkpoint_of_other_classes_is_refused_and_both_are_named(h5, checkpoint, what, names):
     if len(names) < 3:
         dm = AsyncDataModule(**dict.fromkeys(("train", "test"), fewer(h5, names)), loader={"batch_size": 10})
@@ -466,9 +460,8 @@ def fewer(h5, names):
     return HDF5Source(path, {"x": "data", "y": Field("labels", classes=names)})
 
 
-@pytest.mark.parametrize("what", ["fit", "test"])
-def test_a_checkpoint_says_nothing_of_classes_without_names(h5, checkpoint, what):
-    assert run(what, named(h5), checkpoint).seen
+def test_a_checkpoint_says_nothing_of_classes_without_names(h5, checkpoint):
+    assert run("test", named(h5), checkpoint).seen
 
 
 # -- other sources -----------------------------------------------------------------------------------------------------
@@ -484,13 +477,8 @@ class Points(torch.utils.data.Dataset):
         return {"x": torch.full((3,), float(number)), "y": number % 3}
 
 
-@pytest.mark.parametrize("workers", ["auto", 1])
-def test_a_dataset_of_torch_trains_in_a_trainer(workers):
-    dm = AsyncDataModule(
-        source=DatasetSource(Points()),
-        split=THREE,
-        loader={"batch_size": 8, "return_indices": True, "workers": workers},
-    )
+def test_a_dataset_of_torch_trains_in_a_trainer():
+    dm = AsyncDataModule(source=DatasetSource(Points()), split=THREE, loader={"batch_size": 8, "return_indices": True})
     model = fitted(dm, 3, 3, max_epochs=2)
     for stage in THREE:
         epochs = {"test": 1}.get(stage, 2)
@@ -512,93 +500,25 @@ def test_a_dataset_of_tuples_gives_tuples_to_transform_and_model():
     assert dm.num_classes == {"1": 2}
 
 
-def test_files_of_two_clinics_are_trained_on_as_one(h5):
-    """One clinic compresses, the other does not."""
-    values = np.arange(100, dtype=np.float32)[:, None]
-    packed = h5("a.h5", data={"data": values, "chunks": (8, 1), "compression": "gzip"}, labels=np.zeros(100, int))
-    plain = h5("b.h5", data=values[:60] + 1000, labels=np.ones(60, int))
-    both = ConcatSource([HDF5Source(path, {"x": "data", "y": "labels"}) for path in (packed, plain)])
-    dm = AsyncDataModule(
-        train=both, test=both, loader={"batch_size": 16, "return_indices": True, "weights": Balanced("y")}
-    )
-    model = fitted(dm, 1, 2)
-    assert model.all("test").tolist() == list(range(160))
-    assert model.all("test", "x")[:, 0].tolist() == [*range(100), *range(1000, 1060)]
-    for sample, place in zip(model.all("train", "x")[:, 0], both.locate(model.all("train")), strict=True):
-        assert (sample % 1000, sample >= 1000) == (place.row, place.file == plain)
-    assert abs(model.all("train", "y").mean() - 0.5) < 0.2
-    sides = split(both, {"train": 0.5, "val": 0.5}, groups=np.arange(160) // 10)
-    again = AsyncDataModule(**sides, loader={"batch_size": 16, "return_indices": True})
-    seen = fitted(again, 1, 2)
-    assert sorted([*seen.all("train"), *seen.all("val")]) == list(range(160))
-
-
-def test_folds_of_a_users_own_cross_validation(images):
-    source = HDF5Source(images, {"x": "data", "y": "labels"})
-    fold_of = np.random.default_rng(0).integers(0, 4, len(source))
-    validated = []
-    for fold in range(4):
-        dm = AsyncDataModule(
-            train=SubsetSource(source, fold_of != fold),
-            val=SubsetSource(source, np.flatnonzero(fold_of == fold)),
-            loader={"batch_size": 16, "return_indices": True},
-        )
-        model = fitted(dm, 64, 10)
-        assert set(fold_of[model.all("train")]) == {0, 1, 2, 3} - {fold}
-        assert model.all("val", "x")[:, 0, 0, 0].tolist() == model.all("val").tolist()
-        assert model.all("train", "y").tolist() == (model.all("train") % 10).tolist()
-        validated += model.all("val").tolist()
-    assert sorted(validated) == list(range(100))
-
-
-def test_cells_of_a_file_of_anndata(tmp_path):
-    random = np.random.default_rng(0)
-    counts = random.poisson(0.3, (120, 40)).astype(np.float32)
-    kinds, names = random.integers(0, 3, 120), ["B cell", "NK cell", "T cell"]
-    with h5py.File(tmp_path / "cells.h5ad", "w") as file:
-        file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-        x = file.create_group("X")
-        x.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": counts.shape})
-        rows, columns = np.nonzero(counts)
-        x.create_dataset("data", data=counts[rows, columns], chunks=(100,), compression="gzip")
-        x.create_dataset("indices", data=columns.astype("i4"), chunks=(100,), compression="gzip")
-        x["indptr"] = np.searchsorted(rows, np.arange(121)).astype("i4")
-        kind = file.create_group("obs/cell_type")
-        file["obs"].attrs.update({"encoding-type": "dataframe", "_index": "_index", "column-order": ["cell_type"]})
-        kind.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
-        kind["codes"], kind["categories"] = kinds.astype("i1"), np.array(names, object)
-    source = HDF5Source(tmp_path / "cells.h5ad", fields={"x": "X", "y": "obs/cell_type"})
-    dm = AsyncDataModule(
-        source=source, split=THREE, loader={"batch_size": 16, "return_indices": True, "weights": Balanced("y")}
-    )
-    assert dm.classes == {"y": tuple(names)}
-    model = fitted(dm, 40, dm.num_classes["y"], max_epochs=2)
-    for stage in THREE:
-        np.testing.assert_array_equal(model.all(stage, "x"), counts[model.all(stage)])
-        assert model.all(stage, "y").tolist() == kinds[model.all(stage)].tolist()
-
-
 # -- fields that are stored in fewer bytes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("as_mapping", [True, False])
-def test_bytes_travel_to_a_device_as_bytes_and_are_float32_there(images, monkeypatch, as_mapping):
+def test_bytes_travel_to_a_device_as_bytes_and_are_float32_there(images, monkeypatch):
     # The cast is torch's own and waits for no pretended copy, so copies come at once here.
     streams, copied, seen = FakeStreams("compute"), [], []
     copy = streams.copy
     monkeypatch.setattr(streams, "copy", lambda to, of: (copied.append(of.numel() * of.element_size()), copy(to, of)))
     pretend(monkeypatch, lambda device: streams)
-    fields = {"x": Field("data", dtype="float32"), "y": "labels"}
-    source = HDF5Source(images, fields if as_mapping else [fields["x"], "labels"])
+    source = HDF5Source(images, {"x": Field("data", dtype="float32"), "y": "labels"})
 
     def transform(batch):
-        seen.append(batch["x"] if as_mapping else batch[0])
+        seen.append(batch["x"])
         return batch
 
     with AsyncLoader(source, {"batch_size": 20, "shuffle": False}, device_transform=transform) as loader:
         for step, batch in enumerate(loader):
             streams.synchronize()
-            x, y = (batch["x"], batch["y"]) if as_mapping else batch
+            x, y = batch["x"], batch["y"]
             assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (20, 1, 8, 8))
             assert x[:, 0, 0, 0].tolist() == list(range(20 * step, 20 * step + 20))
             assert y.tolist() == [*range(10)] * 2
@@ -645,25 +565,17 @@ BAD = {
     "no mapping": ({"split": 0.7}, "split: 0.7 is not a mapping"),
     "too much": ({"split": {"train": 0.7, "val": 0.7}}, "split: the fractions add up to 1.4"),
     "no share": ({"split": {"train": 0.7, "val": 0}}, "split: val = 0 is not a fraction"),
-    "text": ({"split": {"train": "0.7"}}, "split: train = '0.7' is not a fraction"),
     "source and train": ({"train": bad_source()}, "train: cannot be combined with source, split or groups"),
     "source and val": ({"val": bad_source(), "split": {"train": 1}}, "val: cannot be combined with source"),
     "groups without split": ({"groups": "file"}, "groups: only with split"),
     "groups alone": ({"source": None, "groups": "file"}, "source: missing"),
-    "split alone": ({"source": None, "split": {"train": 1}}, "source: missing"),
     "split with train": ({"source": None, "split": {"train": 1}, "train": bad_source()}, "train: cannot be combined"),
     "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
-    "a path to split": ({"source": "x.h5", "split": {"train": 1}}, "source: 'x.h5' is not a source"),
     "no such groups": ({"split": THREE, "groups": "patient"}, "groups: 'patient' is neither file, file:REGEX"),
     "no files": ({"split": THREE, "groups": "file"}, "groups: 'file' needs a source that knows its files"),
     "no such field": (
         {"loader": {"weights": {"balanced": "z"}}},
         "weights: 'z' is not one of the fields x, y, f, v, n",
-    ),
-    "floats": ({"loader": {"weights": {"balanced": "f"}}}, "weights: the labels are float64 numbers"),
-    "NaNs": (
-        {"loader": {"weights": {"balanced": "n"}}},
-        r"weights: the labels are float64 numbers \(that of sample 0 is NaN\)",
     ),
     "vectors": ({"loader": {"weights": {"balanced": "v"}}}, r"weights: v has samples of shape \(2,\)"),
     "labels": (
@@ -672,13 +584,7 @@ BAD = {
     ),
     "balance": ({"loader": {"balance": 3}}, "loader.balance: no such option; use weights=Balanced"),
     "too few": ({"loader": {"weights": np.ones(99)}}, "weights: there are 99 for 100 samples"),
-    "too many": ({"loader": {"weights": [1.0] * 101}}, "weights: there are 101 for 100 samples"),
-    "negative": ({"loader": {"weights": np.arange(100) - 3}}, "weights: sample 0 has -3.0; each must be a finite"),
-    "NaN": ({"loader": {"weights": [1.0, np.nan] * 50}}, "weights: sample 1 has nan; each must be a finite"),
-    "infinite": ({"loader": {"weights": [1.0, np.inf] * 50}}, "weights: sample 1 has inf; each must be a finite"),
-    "zeros": ({"loader": {"weights": np.zeros(100)}}, "weights: all of them are 0"),
     "no such weights": ({"loader": {"weights": "z"}}, "weights: 'z' is not one of the fields x, y, f, v, n"),
-    "weights of NaN": ({"loader": {"weights": "n"}}, "weights: sample 0 has nan"),
     "vectors as weights": ({"loader": {"weights": "v"}}, r"weights: v has samples of shape \(2,\)"),
     "one number": (
         {"loader": {"weights": 3}},
@@ -688,23 +594,13 @@ BAD = {
         {"loader": {"weights": {"balanced": "y"}, "shuffle": "none"}},
         "loader.weights: .* which shuffle=none forbids",
     ),
-    "false": ({"loader": {"weights": "f", "shuffle": False}}, "loader.weights: .* which shuffle=none forbids"),
     "size alone": ({"loader": {"epoch_size": 30}}, "loader.epoch_size: needs weights"),
-    "size of 0": (
-        {"loader": {"weights": {"balanced": "y"}, "epoch_size": 0}},
-        "loader.epoch_size: 0 is not a whole number",
-    ),
     "balanced validation": (
         {"val_loader": {"weights": {"balanced": "y"}}},
         "val_loader.weights: in training only; evaluation",
     ),
-    "even shuffled": (
-        {"test_loader": {"weights": {"balanced": "y"}, "shuffle": True}},
-        "test_loader.weights: in training only",
-    ),
     "augmented validation": ({"val_loader": {"augment": True}}, "val_loader.augment: in training only; evaluation"),
     "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
-    "a short test": ({"predict_loader": {"epoch_size": 3}}, "predict_loader.epoch_size: in training only"),
     "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of options"),
     "no function": ({"device_transform": {"train": "augment"}}, "device_transform.train: 'augment' cannot be called"),
     "one for all": ({"device_transform": 3}, "device_transform: 3 cannot be called with a batch"),
@@ -712,34 +608,15 @@ BAD = {
         {"split": {"train": 1e-9, "val": 0.5}},
         r"split: 'train' gets none of .*split\(source, .*seed=1",
     ),
-    "near": ({"loader": {"weight": "y"}}, "loader.weight: no such option; did you mean weights?"),
     "sampler": ({"loader": {"sampler": None}}, "loader.sampler: no such option; use .* weights"),
 }
 
 
-def build(given, wrapped):
-    loader = {"batch_size": 10} | given.get("loader", {})
-    return AsyncDataModule(**{"source": bad_source()} | given | {"loader": wrapped(loader)})
-
-
-def of_hydra(options):
-    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in options.items()}
-    return OmegaConf.create(plain)
-
-
-@pytest.mark.parametrize("wrapped", [dict, of_hydra], ids=["dict", "hydra"])
 @pytest.mark.parametrize(("given", "said"), BAD.values(), ids=BAD)
-def test_bad_input_is_named_by_its_key(given, said, wrapped):
+def test_bad_input_is_named_by_its_key(given, said):
+    loader = {"batch_size": 10} | given.get("loader", {})
     with pytest.raises(ConfigError, match=f"^{said}"):
-        build(given, wrapped).train_dataloader()
-
-
-@pytest.mark.parametrize("name", [name for name, (given, said) in BAD.items() if said.startswith("loader.")])
-def test_options_as_an_object_say_the_same(name):
-    given, said = BAD[name]
-    if not {"balance", "sampler"} & set(given["loader"]):
-        with pytest.raises(ConfigError, match=f"^{said.removeprefix('loader.')}"):
-            LoaderOptions(batch_size=10, **given["loader"])
+        AsyncDataModule(**{"source": bad_source()} | given | {"loader": loader}).train_dataloader()
 
 
 def test_bad_weights_end_a_fit_before_anything_is_read():

@@ -9,7 +9,6 @@ import string
 import h5py
 import numpy as np
 import pytest
-import torch
 from support.sources.parts import parts_of
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
@@ -54,14 +53,6 @@ def test_a_cast_that_may_lose_a_value_is_not_left_to_the_device(h5, stored, to):
     with contextlib.closing(HDF5Source(h5(y=np.array([0, 1, -1], stored)), {"y": Field("y", dtype=to)})) as source:
         assert source.spec["y"].narrow is None
         assert widened(source.spec) is None
-
-
-def test_a_cast_that_loses_nothing_is_left_to_the_device(h5):
-    with contextlib.closing(HDF5Source(h5(x=np.arange(6, dtype="u1")), {"x": Field("x", dtype="float32")})) as source:
-        cast = widened(source.spec)
-        assert cast is not None
-        found = cast({"x": torch.arange(6, dtype=torch.uint8)})["x"]
-        assert (found.dtype, found.tolist()) == (torch.float32, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
 
 
 def test_rows_that_are_there_several_times_are_not_split_by_sample(h5):

@@ -9,7 +9,7 @@ from support.lightning.programs import (
     repeated_runs,
     taken_batches,
 )
-from support.lightning.programs.catalogue import PROGRAMS
+from support.lightning.runs import PROGRAMS
 
 __all__ = [
     "PROGRAMS",

@@ -8,8 +8,7 @@ import random
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
-from support.lightning.programs.catalogue import program
-from support.lightning.runs import WIDTH, Numbers, Stream
+from support.lightning.runs import WIDTH, Numbers, Stream, program
 
 
 class ByEpoch(SequentialSampler):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-import torch
 from torch.utils.data import DataLoader
 
-from support.lightning.programs.catalogue import program
-from support.lightning.runs import BATCH, Numbers, our_threads
-from support.lightning.trainer import pl
+from support.lightning.runs import BATCH, Numbers, our_threads, program
 
 
 class BrokenError(Exception):
@@ -49,18 +46,6 @@ def an_error_in_a_dataset(run, kind):
 
 
 @program
-def an_error_in_a_collate(run):
-    def collate(samples):
-        if samples[0]["index"] == 8:
-            raise BrokenError("collate")
-        return torch.utils.data.default_collate(samples)
-
-    with run.fails(BrokenError):
-        run.trainer().fit(run.model, run.load(collate_fn=collate))
-    run.fit(run.load(), run.val())
-
-
-@program
 def an_error_in_iter(run):
     class Refusing(DataLoader):
         asked = 0
@@ -75,7 +60,7 @@ def an_error_in_iter(run):
         run.trainer(max_epochs=2).fit(run.model, Refusing(Numbers(), BATCH))
 
 
-@program(stage=["train", "val", "predict"])
+@program(stage=["train", "predict"])
 def ctrl_c(run, stage):
     def interrupt(now, number):
         if (now, number) == (stage, 1):
@@ -104,16 +89,4 @@ def sigterm(run):
             run.trainer().fit(run.model, run.load())
     finally:
         signal.signal(signal.SIGTERM, handler)  # Lightning leaves its own handler
-    assert our_threads() == []
-
-
-@program
-def other_callbacks_that_fail(run):
-    class Failing(pl.Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, number):
-            if number == 1:
-                raise BrokenError("callback")
-
-    with run.fails(BrokenError):
-        run.trainer(Failing()).fit(run.model, run.load())
     assert our_threads() == []

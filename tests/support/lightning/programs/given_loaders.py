@@ -10,8 +10,7 @@ import torch
 
 from lit_async_data import AsyncLoader, LoaderOptions, prefetched
 from lit_async_data.testing import ArraySource
-from support.lightning.programs.catalogue import program
-from support.lightning.runs import BATCH, VAL, WIDTH, Learner
+from support.lightning.runs import BATCH, VAL, WIDTH, Learner, program
 from support.lightning.trainer import pl
 
 CombinedLoader = sys.modules[pl.__name__ + ".utilities"].CombinedLoader

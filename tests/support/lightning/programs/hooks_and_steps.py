@@ -7,9 +7,8 @@ import sys
 
 import torch
 
-from support.lightning.programs.catalogue import program
 from support.lightning.programs.given_loaders import Theirs
-from support.lightning.runs import Learner
+from support.lightning.runs import Learner, program
 from support.lightning.trainer import pl
 
 
@@ -106,19 +105,6 @@ def a_module_reads_attributes_of_its_loaders(run):
 
     run.model.on_train_start = note_attributes
     run.fit(run.load(shuffle=True), [run.val(), run.val(3)], max_epochs=2)
-
-
-@program
-def the_learning_rate_finder(run):
-    run.model.learning_rate = 0.1
-    tuner = sys.modules[pl.__name__ + ".tuner"].Tuner
-    cwd = os.getcwd()
-    os.chdir(run.folder)  # Lightning saves a checkpoint in the working directory
-    try:
-        finder = tuner(run.trainer()).lr_find(run.model, run.load(), run.val(), num_training=5, update_attr=False)
-        run.note(finder.results["loss"])
-    finally:
-        os.chdir(cwd)
 
 
 @program

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 
-import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from lit_async_data import DevicePrefetcher
-from support.lightning.programs.catalogue import program
-from support.lightning.runs import BATCH, Learner, Numbers, Run
+from support.lightning.runs import BATCH, Learner, Numbers, Run, program
 from support.lightning.trainer import pl
 
 
@@ -92,20 +90,8 @@ def resumed(run, new_loader, step, **options):
     run.note(step=fit.global_step)
 
 
-@program(step=[4])  # in the middle of an epoch the callback does better: see lightning/test_priority.py
-def a_plain_loader_goes_on_from_a_checkpoint(run, step):
-    resumed(run, run.load, step, max_epochs=3)
-
-
-@program(step=[1, 3, 6])
+@program(step=[3, 6])
 def a_loader_with_a_state_goes_on_from_a_checkpoint(run, step):
     resumed(run, lambda: Stateful(Numbers(), BATCH, num_workers=run.workers), step, max_epochs=3)
     trained = [ids for stage, _, _, ids in run.model.journal if stage == "train"]
     assert len(trained) == 12 - step, "a batch was lost, or came twice"
-
-
-@program(step=[1, 3, 6])
-def the_loader_of_torchdata_goes_on_from_a_checkpoint(run, step):
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    resumed(run, lambda: stateful(Numbers(), BATCH, shuffle=True, num_workers=run.workers), step, max_epochs=3)
-    run.notes.pop(1)  # its state holds times and seeds

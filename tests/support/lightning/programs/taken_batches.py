@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
-from support.lightning.programs.catalogue import program
+from support.lightning.runs import program
 from support.lightning.trainer import pl
 
 EarlyStopping, ModelCheckpoint = pl.callbacks.EarlyStopping, pl.callbacks.ModelCheckpoint
@@ -14,30 +12,20 @@ EarlyStopping, ModelCheckpoint = pl.callbacks.EarlyStopping, pl.callbacks.ModelC
 
 @program(
     options=[
-        {"num_sanity_val_steps": 2},
         {"num_sanity_val_steps": -1},
-        {"limit_train_batches": 2, "limit_val_batches": 1},
         {"limit_train_batches": 0.5, "limit_val_batches": 0.5},
         {"limit_val_batches": 0},
         {"limit_train_batches": 0},
         {"max_steps": 6, "max_epochs": 5},
-        {"max_steps": 4, "max_epochs": 5},
-        {"val_check_interval": 2},
         {"val_check_interval": 0.25},
         {"val_check_interval": 3, "check_val_every_n_epoch": None, "max_epochs": 4},
         {"check_val_every_n_epoch": 2, "max_epochs": 4},
-        {"overfit_batches": 2},
         {"overfit_batches": 0.5},
-        {"fast_dev_run": True},
         {"fast_dev_run": 3},
-        {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 3},
         {"reload_dataloaders_every_n_epochs": 2, "max_epochs": 4, "num_sanity_val_steps": 1},
-        {"accumulate_grad_batches": 3},
         {"accumulate_grad_batches": 2, "max_steps": 3, "max_epochs": 9},
-        {"gradient_clip_val": 0.01, "max_epochs": 3},
         {"max_epochs": 0},
         {"min_epochs": 2, "max_epochs": 4, "max_steps": 7},
-        {"precision": "bf16-true"},
         {"precision": "64-true"},
         {"precision": "bf16-mixed"},
         {"inference_mode": False, "num_sanity_val_steps": 1},
@@ -56,7 +44,7 @@ def the_trainer_with(run, options):
     run.fit(**{"max_epochs": 2} | options)
 
 
-@program(limit=[1, 0.5, 0, 1.0])
+@program(limit=[0.5, 0])
 def limits_of_evaluation(run, limit):
     fit = run.trainer(limit_val_batches=limit, limit_test_batches=limit, limit_predict_batches=limit)
     loaders = [run.val(), run.load(9)]
@@ -102,11 +90,3 @@ def the_number_of_steps_is_known_before_training(run):
 
     run.model.configure_optimizers = optimizers
     run.fit(run.load(shuffle=True), run.val(), max_epochs=3)
-
-
-@program
-def checkpoints_and_the_best_of_them(run):
-    best = ModelCheckpoint(run.folder, monitor="worse", mode="max", save_top_k=2)
-    fit = run.fit(run.load(), run.val(), more=[best], max_epochs=3, enable_checkpointing=True)
-    run.note(os.path.basename(best.best_model_path), sorted(os.listdir(run.folder)))
-    fit.test(run.model, run.load(5), ckpt_path=best.best_model_path, verbose=False)
