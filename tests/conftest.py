@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
+import io
 import multiprocessing
 import os
 import signal
@@ -43,6 +45,10 @@ settings.load_profile("repeatable")
 def pytest_collection_finish(session: pytest.Session) -> None:
     if any(item.get_closest_marker("gpu") for item in session.items):
         open_gpu()
+    with contextlib.suppress(ImportError):
+        from pyarrow import csv
+
+        csv.read_csv(io.BytesIO(b"a\n1\n"))  # with the first file that it reads, it opens a pipe, and keeps it
     gc.collect()
     gc.freeze()
     if multiprocessing.get_start_method() == "forkserver":  # as Python 3.14 does; it keeps its pipes

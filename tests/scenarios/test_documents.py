@@ -6,7 +6,6 @@ Links, and the pages and programs that documents and messages name, are where th
 from __future__ import annotations
 
 import csv
-import io
 import re
 import sys
 import types
@@ -22,9 +21,6 @@ from support.ranks.processes import free_port, run_together
 from torch.utils.data import DataLoader, Dataset
 
 from lit_async_data import HDF5Source
-
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import functools
-import io
 import re
 import threading
 from multiprocessing import resource_tracker
@@ -14,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_async_data import (
@@ -36,8 +36,6 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.sources.contract.places import Part
 from lit_async_data.testing import ArraySource, PartedArrays, check_contract
 
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 ROWS = 300
 # With the first process that it spawns, multiprocessing starts another one, and keeps a pipe to it.
 resource_tracker.ensure_running()
@@ -96,11 +94,10 @@ def test_hdf5_files_keep_the_contract(recordings, fields):
 
 
 def test_a_table_of_files_keeps_the_contract(tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
     random = np.random.default_rng(0)
     rows = [("path", "label", "array")]
     for number in range(12):
-        image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8)).save(tmp_path / f"{number}.png")
+        Image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8)).save(tmp_path / f"{number}.png")
         np.save(tmp_path / f"{number}.npy", random.normal(size=4).astype("f4"))
         rows.append((f"{number}.png", "abc"[number % 3], f"{number}.npy"))
     with (tmp_path / "table.csv").open("w", newline="") as file:

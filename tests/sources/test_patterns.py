@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 
 import h5py
 import numpy as np
@@ -14,9 +13,6 @@ from lit_async_data.__main__ import main
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.tools.given_source import add_source_arguments, given_source
 from lit_async_data.tools.inspect.command import report_on
-
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 FILES = ("n2", "n10", "a/1", "a/b/2", ".hidden/3", "a/.hidden")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import io
 import json
 import re
 import shlex
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
 from support.files import examples
 from support.lightning.command_line import CONFIGS
 
@@ -27,12 +27,6 @@ from lit_async_data.tools.call import Call
 from lit_async_data.tools.inspect.command import report_on
 from lit_async_data.tools.inspect.contents import SHOWN
 from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion
-
-with contextlib.suppress(ImportError):
-    from pyarrow import csv as arrow_csv
-
-    # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-    arrow_csv.read_csv(io.BytesIO(b"a\n1\n"))
 
 ROOT = Path(__file__).parents[2]
 
@@ -209,7 +203,6 @@ def test_a_path_with_everything_that_shells_hydra_and_patterns_treat_specially()
 
 @pytest.mark.parametrize("sizes", [1, 3])
 def test_a_folder_of_classes(folder, sizes, capsys):
-    pytest.importorskip("pyarrow")
     examples.class_folders("photos", sizes)
     report = report_on(["photos"])
     suggestion = only(report)
@@ -222,12 +215,10 @@ def test_a_folder_of_classes(folder, sizes, capsys):
 
 @pytest.mark.parametrize("table", ["tables/birds.csv", "photos/birds.csv"])
 def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, table):
-    pytest.importorskip("pyarrow")
-    image = pytest.importorskip("PIL.Image")
     rows = ["file,species"]
     for name in ("auk", "owl"):
         (folder / "photos" / name).mkdir(parents=True)
-        image.new("RGB", (8, 8)).save(f"photos/{name}/1.png")
+        Image.new("RGB", (8, 8)).save(f"photos/{name}/1.png")
         rows += [f"{folder}/photos/{name}/1.png,{name}"] * 4
     Path("tables").mkdir()
     Path(table).write_text("\n".join(rows))
@@ -240,8 +231,6 @@ def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, ta
 
 @pytest.fixture(params=["csv", "semicolons", "parquet", "jsonl"])
 def birds(request, folder):
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("PIL.Image")
 
     def write(table, path):
         rows = table.to_pylist()
@@ -284,7 +273,6 @@ def test_a_table_with_a_column_of_stages_and_images_of_several_sizes(birds):
 
 
 def test_folders_that_fit_are_all_named(folder):
-    pytest.importorskip("pyarrow")
     for name in ("large", "small"):
         examples.class_folders(f"tables/{name}", 1)
     Path("tables/t.csv").write_text("file,species\n" + "auk/0.png,auk\nowl/1.png,owl\n" * 20)
@@ -295,7 +283,6 @@ def test_folders_that_fit_are_all_named(folder):
 
 
 def test_a_table_of_numbers_becomes_vectors(folder):
-    pytest.importorskip("pyarrow")
     Path("iris.csv").write_text("a,b,target,when\n" + "".join(f"{n},{n / 2},{n % 2},x\n" for n in range(12)))
     suggestion = only(report_on(["iris.csv"]))
     assert '{"x": ["a", "b"], "y": "target"}' in suggestion.call.python()
@@ -381,7 +368,6 @@ TABLES = [
 
 @pytest.mark.parametrize(("rows", "suggested", "noted"), TABLES)
 def test_what_is_suggested_for_a_table_can_be_meant(rows, suggested, noted):
-    pytest.importorskip("pyarrow")
     examples.images("x.h5")
     header, _, rest = rows.partition("\n")
     Path("t.csv").write_text(f"{header}\n{rest * 6}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
 import shutil
@@ -18,14 +16,9 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
 
 import lit_async_data.conf
-
-with contextlib.suppress(ImportError):
-    from pyarrow import csv
-
-    # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-    csv.read_csv(io.BytesIO(b"a\n1\n"))
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(*lit_async_data.conf.__path__)
@@ -58,12 +51,10 @@ def files(tmp_path, monkeypatch):
 
 @pytest.fixture
 def table(files, tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
-    pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-    image.new("RGB", (10, 12)).save("x.png")
+    Image.new("RGB", (10, 12)).save("x.png")
     for number in range(30):
         os.makedirs(folder := f"animals/{('auk', 'owl')[number % 2]}", exist_ok=True)
-        image.new("RGB", (10, 12)).save(f"{folder}/{number}.png")
+        Image.new("RGB", (10, 12)).save(f"{folder}/{number}.png")
     Path("x.csv").write_text("path,kind\n" + "x.png,auk\nx.png,owl\n" * 15)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import struct
@@ -10,7 +9,9 @@ import zlib
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image
 from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, LoaderOptions, ManifestSource
@@ -23,11 +24,6 @@ from lit_async_data.errors import (
     MissingError,
     SourceError,
 )
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 COUNT = 8
 BAD = 5

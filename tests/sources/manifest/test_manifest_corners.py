@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image
 from support.sources.oracle import read
 
 from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, LoaderOptions, ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ import pickle
 import re
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.sources.oracle import read
 
@@ -22,11 +25,6 @@ from lit_async_data import (
     split,
 )
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, MissingError
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-pq = pytest.importorskip("pyarrow.parquet")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 COUNT = 12
 IDS = [f"{number:03d}" for number in range(COUNT)]
@@ -146,8 +144,8 @@ def test_a_table_in_memory(kind, folder, monkeypatch):
 
 
 def test_the_index_of_a_dataframe_says_nothing(folder):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(COLUMNS).iloc[::-1]
+
+    frame = pd.DataFrame(COLUMNS).iloc[::-1]
     source = ManifestSource(frame, FIELDS, id="id", root=folder)
     assert [where.id for where in source.locate([0, 1])] == ["011", "010"]
     assert [where.row for where in source.locate([0, 1])] == [0, 1]
@@ -535,8 +533,7 @@ def ordered_table(name, folder):
         return pa.table({"a": pa.chunked_array([first, empty, dictionary[2:]])})
     table = pa.table({"a": dictionary})
     if "pandas" in name:
-        pandas = pytest.importorskip("pandas")
-        table = pandas.DataFrame({"a": pandas.Categorical(VALUES, ORDER, ordered=True)})
+        table = pd.DataFrame({"a": pd.Categorical(VALUES, ORDER, ordered=True)})
     if name == "pandas in Parquet":
         table = pa.Table.from_pandas(table)
     if "Parquet" not in name:

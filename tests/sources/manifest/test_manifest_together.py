@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.sources.oracle import read
 
@@ -21,10 +21,6 @@ from lit_async_data import (
 )
 from lit_async_data.errors import ChangedError, ConfigError, ManifestError, ResumeError
 from lit_async_data.sources.manifest.fields import hdf5 as hdf5_fields
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 
 def csv(tmp_path, name, *lines):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lit_async_data import AsyncDataModule, ManifestSource, Normalize, ToFloat
 
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
 datasets = pytest.importorskip("sklearn.datasets")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 
 @pytest.fixture(scope="module")

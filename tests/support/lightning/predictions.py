@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import h5py
 import numpy as np
 import pyarrow.csv
@@ -12,9 +10,6 @@ import pyarrow.parquet
 from lit_async_data import AsyncLoader
 from lit_async_data.lightning.predictions import LoaderPredictions
 from lit_async_data.testing import ArraySource
-
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))
 
 
 def numbered(samples):

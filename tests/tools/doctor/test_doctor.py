@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import shlex
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 
 import h5py
 import numpy as np
-import pyarrow.csv
 import pytest
 from PIL import Image
 from support.files import examples
@@ -27,9 +25,6 @@ from lit_async_data.tools.call import Call
 from lit_async_data.tools.doctor import command, examination, rates
 from lit_async_data.tools.doctor.examination import Trial, best, why_pack
 from lit_async_data.tools.doctor.rates import measured
-
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))
 
 
 @pytest.fixture(autouse=True)

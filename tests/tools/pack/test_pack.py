@@ -24,8 +24,6 @@ from lit_async_data.tools.pack import packing, plan, writing
 from lit_async_data.tools.pack.command import ProgressLine
 from lit_async_data.tools.pack.packing import pack, packed_source
 
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))
 rng = np.random.default_rng(0)
 NOISE = rng.integers(0, 256, (50, 64, 64), "u1")
 VALUES = (np.add.outer(np.arange(20), np.arange(12 * 32 * 3).reshape(12, 32, 3)) // 64 % 256).astype("u1")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
-import io
 import itertools
 import os
 import pickle
@@ -15,8 +14,10 @@ import sys
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 from support.sources.oracle import read
 
 from lit_async_data import (
@@ -38,11 +39,6 @@ from lit_async_data.errors import (
 )
 from lit_async_data.sources.local_files import file_times
 from lit_async_data.sources.manifest.files import prefetcher as fetching
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 
 def smooth(height, width, seed=0):

@@ -7,11 +7,11 @@ import concurrent.futures
 import copy
 import dataclasses
 import functools
-import io
 import pickle
 import threading
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
@@ -20,10 +20,6 @@ from lit_async_data.host.ahead import Ahead
 from lit_async_data.host.resources.plan import AHEAD
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.manifest.files import prefetcher as fetching
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 COUNT = 200
 

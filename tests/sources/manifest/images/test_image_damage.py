@@ -12,59 +12,24 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps, PngImagePlugin
+from support.files.pictures import KINDS, decoded, stored
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
-from lit_async_data.sources.manifest.images import formats
-from lit_async_data.sources.manifest.images import image as images
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
-pytest.importorskip("PIL")
-from PIL import Image, ImageOps, PngImagePlugin
-
-KINDS = {
-    "jpeg": ("JPEG", {"quality": 90}),
-    "progressive": ("JPEG", {"progressive": True}),
-    "png": ("PNG", {}),
-    "tiff": ("TIFF", {}),
-    "lzw": ("TIFF", {"compression": "tiff_lzw"}),
-    "deflate": ("TIFF", {"compression": "tiff_adobe_deflate"}),
-    "jpeg in tiff": ("TIFF", {"compression": "jpeg"}),
-    "webp": ("WEBP", {"quality": 90}),
-    "lossless webp": ("WEBP", {"lossless": True}),
-    "bmp": ("BMP", {}),
-    "gif": ("GIF", {}),
-}
-
-
-@pytest.fixture(params=["imagecodecs", "Pillow"])
-def png_decoder(request, monkeypatch):
-    if request.param == "Pillow":
-        monkeypatch.setattr(formats, "_imagecodecs", lambda: None)
+SIZE = (61, 90)
 
 
 @pytest.fixture(scope="module")
-def photo():
-    rows, columns = np.mgrid[:61, :90]
-    waves = [np.sin((rows * a + columns * b) ** 1.3 / 100) for a, b in ((1, 0), (0, 1), (0.5, 0.7))]
-    noise = np.random.default_rng(0).normal(0, 6, (61, 90, 3))
-    return Image.fromarray((np.dstack(waves) * 110 + 128 + noise).clip(0, 255).astype("u1"))
-
-
-def stored(image, kind="PNG", **options):
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def decoded(data, shape=None, size=(61, 90)):
-    shape = shape or ImageShape()
-    out = np.zeros((*size, shape.channels), shape.dtype)
-    images.decode(data, shape, out, None, "there/x.png")
-    return out
+def photo(photo):
+    return photo.resize(SIZE[::-1])
 
 
 @pytest.mark.usefixtures("png_decoder")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "png_decoder"), [*((kind, "Pillow") for kind in KINDS), ("png", "imagecodecs")], indirect=["png_decoder"]
+)
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # Pillow's words on tags that it skips
 def test_a_file_that_is_cut_short_is_an_error_that_names_it(photo, kind):
     name, options = KINDS[kind]
@@ -73,7 +38,7 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it(photo, kind):
     for end in {*range(40), *range(len(data) - 40, len(data)), *np.linspace(40, len(data) - 40, 40).astype(int)}:
         behind_the_pixels = len(data) - end <= 12  # an error or not
         with (contextlib.suppress if behind_the_pixels else pytest.raises)(SourceError) as found:
-            assert np.array_equal(decoded(data[:end]), whole)
+            assert np.array_equal(decoded(data[:end], size=SIZE), whole)
         assert behind_the_pixels or str(found.value).startswith("there/x.png: ")
 
 
@@ -105,7 +70,7 @@ def test_a_jpeg_that_libjpeg_warns_of_is_an_error_in_every_mode(photo, mode):
     ):
         assert np.asarray(Image.open(io.BytesIO(damaged[:-2] + b"\xff\xd9")).convert("L")).any()  # Pillow serves it
         with pytest.raises(CorruptError, match=r"^there/x.png: the JPEG cannot be decoded \(.*\); fetch"):
-            decoded(damaged, ImageShape(mode=mode))
+            decoded(damaged, ImageShape(mode=mode), SIZE)
     assert np.array_equal(decoded(data + b"more"), decoded(data))
 
 
@@ -135,7 +100,7 @@ def test_a_jpeg_of_a_sampling_without_a_name_is_decoded_by_pillow(photo, monkeyp
     monkeypatch.setitem(sys.modules, "simplejpeg", Library())
     assert np.array_equal(decoded(data), np.asarray(Image.open(io.BytesIO(data))))
     with pytest.raises(CorruptError, match=r"^there/x.png: the JPEG cannot be decoded"):
-        decoded(data[:-200])
+        decoded(data[:-200], size=SIZE)
 
 
 @pytest.mark.parametrize(("library", "kind"), [("simplejpeg", "JPEG"), ("PIL", "BMP")])

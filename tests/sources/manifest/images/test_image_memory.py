@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import threading
 
 import numpy as np
 import pytest
+from PIL import Image
+from support.files.pictures import stored
 
 from lit_async_data.errors import FormatError
 from lit_async_data.sources.manifest.images import image as images
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
-Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
 
-
-def stored(kind, width, height):
-    stream = io.BytesIO()
-    Image.new("RGB", (width, height)).save(stream, kind)
-    return stream.getvalue()
+def black(kind, width, height):
+    return stored(Image.new("RGB", (width, height)), kind)
 
 
 def decode(data):
@@ -51,8 +48,8 @@ def test_large_images_wait_for_each_other_and_small_ones_do_not(monkeypatch):
         return values_of(*given)
 
     monkeypatch.setattr(images, "values_of", held)
-    large, small = stored("BMP", 20, 20), stored("BMP", 10, 10)
-    reduced = stored("JPEG", 80, 80)  # decoded at a quarter of both sides: 400 pixels, which are large as well
+    large, small = black("BMP", 20, 20), black("BMP", 10, 10)
+    reduced = black("JPEG", 80, 80)  # decoded at a quarter of both sides: 400 pixels, which are large as well
     threads = [threading.Thread(target=decode, args=(data,)) for data in (large, reduced, small)]
     for thread in threads[:2]:
         thread.start()
@@ -73,13 +70,13 @@ def test_a_large_jpeg_that_is_decoded_small_does_not_wait(monkeypatch):
     turn = Turnstile()
     monkeypatch.setattr(images, "_turn", turn)
     monkeypatch.setattr(images, "_LARGE", 400)
-    decode(stored("JPEG", 80, 80))
+    decode(black("JPEG", 80, 80))
     assert not turn.came.acquire(blocking=False)
 
 
 def test_an_error_ends_the_turn(monkeypatch):
     monkeypatch.setattr(images, "_LARGE", 1)
-    data = stored("BMP", 20, 20)
+    data = black("BMP", 20, 20)
 
     def fails(*_):
         raise FormatError("in its turn")

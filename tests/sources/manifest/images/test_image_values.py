@@ -6,18 +6,16 @@ import dataclasses
 import io
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
+from support.files.pictures import a_png, decoded, exif, stored
 
 from lit_async_data import AsyncDataModule, AsyncLoader, LoaderOptions, ManifestSource, Normalize, ToFloat
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.sources.manifest.images import image as images
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-Image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 # The first colours of PASCAL VOC's palette: as grey tones 0 38 75 113 15.
 VOC = [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0, 0, 0, 128]
@@ -26,24 +24,11 @@ DEEP = (np.arange(30 * 40, dtype="u4") * 4001 % 65536).astype("u2").reshape(30, 
 TURNED = range(1, 9)
 
 
-def stored(image, kind="PNG", **options):
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
-
-
 def mask(classes=CLASSES, colours=VOC):
     image = Image.fromarray(classes)
     image.putpalette(colours + [0] * (768 - len(colours)))
     assert image.mode == "P"
     return image
-
-
-def decoded(data, shape, key=None):
-    height, width = shape.image_size or images.size_of(data, shape, "x.png")
-    out = np.full((height, width, shape.channels), 77, shape.dtype)
-    images.decode(data, shape, out, key, "x.png")
-    return out
 
 
 def refused(data, shape):
@@ -54,12 +39,6 @@ def refused(data, shape):
         images.decode(data, shape, np.zeros((4, 4, shape.channels), shape.dtype), None, "x.png")
     assert str(early.value) == str(late.value)
     return str(late.value)
-
-
-def exif(turned):
-    found = Image.Exif()
-    found[0x0112] = turned
-    return found
 
 
 # -- class numbers -----------------------------------------------------------------------------------------------------
@@ -154,8 +133,6 @@ def test_what_holds_no_class_numbers_is_refused_with_what_to_write():
 @pytest.mark.parametrize("bits", [2, 4])
 def test_grey_of_two_or_four_bits_has_no_sure_number(bits):
     """Some readers deliver what is stored, and others multiply it, so that the largest is 255."""
-    from test_images import a_png
-
     data = a_png(8, 2, bits, 0, (b"\0" + bytes(bits)) * 2)
     assert f"in {bits} bits, which Pillow multiplies" in refused(data, ImageShape(mode="P"))
     assert not decoded(data, ImageShape(mode="L")).any()
@@ -210,8 +187,6 @@ def test_more_bits_than_a_mode_has_are_refused_with_the_key(kind, mode):
 
 @pytest.mark.parametrize("colour", [2, 4, 6])
 def test_colours_of_sixteen_bits_need_the_key_too(colour):
-    from test_images import a_png
-
     channels = {2: 3, 4: 2, 6: 4}[colour]
     values = np.random.default_rng(0).integers(0, 65536, (3, 2, channels)).astype(">u2")
     data = a_png(2, 3, 16, colour, b"".join(b"\0" + row.tobytes() for row in values))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import codecs
 import gzip
-import io
 import json
 import pathlib
 import re
@@ -13,6 +12,8 @@ import unicodedata
 import zipfile
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from support.sources.oracle import read
 
@@ -20,10 +21,6 @@ from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, CorruptError, ManifestError, MissingError
 from lit_async_data.sources.manifest.table.delimited import TextFormat
 from lit_async_data.sources.manifest.table.table import Table
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 COUNT = 3
 NAMES = ["Käfer", "Öl, Fett", 'ein "Wort"']
@@ -54,8 +51,10 @@ def checked(path, **options):
 # -- delimiters --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t", "|", ",", " ", ":"])
-@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz"])
+@pytest.mark.parametrize(
+    ("delimiter", "name"),
+    [*((each, "t.csv") for each in (";", "\t", "|", ",", " ", ":")), (",", "t.tsv"), (";", "t.csv.gz")],
+)
 def test_any_delimiter(delimiter, name, folder):
     content = written(delimiter).encode()
     (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
@@ -82,19 +81,30 @@ def test_a_column_that_is_not_there_is_no_question_of_the_delimiter(folder):
         Table.of(folder / "t.csv", ["path"])
 
 
-@pytest.mark.parametrize("wrong", ["", ";;", '"', "\n", "ä", 3])
-def test_what_is_no_delimiter(wrong, folder):
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        *(("delimiter", wrong) for wrong in ("", ";;", '"', "\n", "ä", 3)),
+        *(("encoding", wrong) for wrong in ("utf-99", "", 3, "base64", "rot13")),
+    ],
+)
+def test_what_is_no_delimiter_and_no_encoding(option, wrong, folder):
     (folder / "t.csv").write_text(written(","))
-    with pytest.raises(ConfigError, match=r"^delimiter: .* is not a single character"):
-        checked(folder / "t.csv", delimiter=wrong)
+    with pytest.raises(ConfigError, match=rf"^{option}: .* is not a (single character|text encoding of Python)"):
+        checked(folder / "t.csv", **{option: wrong})
 
 
 # -- encodings ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-8", "utf-8-sig", "mac-roman"])
-@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("encoding", "name", "end"),
+    [
+        *((each, "t.csv", "\n") for each in ("latin-1", "utf-16", "utf-16-le", "utf-8", "utf-8-sig", "mac-roman")),
+        ("cp1252", "t.csv.gz", "\r\n"),
+        ("utf-16", "t.csv.gz", "\r\n"),
+    ],
+)
 def test_any_encoding(encoding, name, end, folder):
     content = written(";", end).encode(encoding)
     (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
@@ -112,13 +122,6 @@ def test_another_encoding_is_named(where, folder):
     place = "its first line is" if where == "header" else "is"
     with pytest.raises(ManifestError, match=f"{place} not cp1252, as encoding says; leave out encoding if it is UTF-8"):
         Table.of(folder / "t.csv", ["label"], text_format=TextFormat.of(None, "cp1252"))
-
-
-@pytest.mark.parametrize("wrong", ["utf-99", "", 3, "base64", "rot13"])
-def test_what_is_no_encoding(wrong, folder):
-    (folder / "t.csv").write_text(written(","))
-    with pytest.raises(ConfigError, match=r"^encoding: .* is not a text encoding of Python"):
-        checked(folder / "t.csv", encoding=wrong)
 
 
 @pytest.mark.parametrize("mark", [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
@@ -192,13 +195,13 @@ def test_files_of_other_kinds_say_what_reads_them(name, message, folder):
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_an_array_in_json_lines_is_named(indent, folder):
-    pandas = pytest.importorskip("pandas")
+
     rows = [{"path": f"{n}.npy", "label": NAMES[n], "number": n} for n in range(COUNT)]
     (folder / "t.jsonl").write_text(json.dumps(rows, indent=indent))
     with pytest.raises(ManifestError, match=r"row 0: the file is a JSON array, .* pandas\.read_json") as e:
         checked(folder / "t.jsonl")
     assert e.value.file == str(folder / "t.jsonl")
-    checked(pandas.read_json(folder / "t.jsonl"), root=folder)
+    checked(pd.read_json(folder / "t.jsonl"), root=folder)
 
 
 def test_a_list_of_files_says_what_joins_them(folder):
@@ -241,18 +244,17 @@ def test_decimals_say_what_to_cast_them_to():
 
 
 def test_path_objects_are_paths(folder):
-    frames = pytest.importorskip("pandas")
     paths = [folder / f"{number}.npy" for number in range(COUNT)]
-    given = frames.DataFrame({"path": paths, "label": NAMES, "number": range(COUNT)})
+    given = pd.DataFrame({"path": paths, "label": NAMES, "number": range(COUNT)})
     checked(given, root=folder)
-    given = frames.DataFrame({"path": [pathlib.PurePosixPath("1.npy"), None, "2.npy"]})
+    given = pd.DataFrame({"path": [pathlib.PurePosixPath("1.npy"), None, "2.npy"]})
     source = ManifestSource(given, {"x": {"name": "path", "null": "drop"}}, root=folder)
     assert read(source, [0, 1])["x"][:, 0].tolist() == [1, 2]
 
 
 def test_an_index_that_is_wanted_as_a_column_is_named(folder):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"id": ["a", "b", "c"], "path": [f"{n}.npy" for n in range(COUNT)]})
+
+    frame = pd.DataFrame({"id": ["a", "b", "c"], "path": [f"{n}.npy" for n in range(COUNT)]})
     with pytest.raises(
         ManifestError, match=r"no column 'id'; .*; it is the index of the DataFrame; give frame\.reset_ind"
     ):

@@ -10,25 +10,20 @@ import io
 import json
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError, CorruptError, ManifestError, MissingError
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-pq = pytest.importorskip("pyarrow.parquet")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
-
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, printable_path, quoted  # noqa: E402
-from lit_async_data.sources.manifest.table.table import Table  # noqa: E402
+from lit_async_data.sources.manifest.table.row_origin import RowOrigin, printable_path, quoted
+from lit_async_data.sources.manifest.table.table import Table
 
 
 @pytest.fixture
@@ -145,10 +140,12 @@ def test_text_stays_text_and_only_an_empty_cell_is_no_value(file):
     assert np.array_equal(numbers, [7.0, 1000.0, np.nan, 5.0], equal_nan=True)
 
 
-def test_only_requested_columns_are_read(file):
-    table = Table.of(file("m.csv", "a,b,c,,\n1,2,3,,\n"), ["c", "a", "c"])
+def test_only_requested_columns_are_read_and_others_may_hold_anything(file):
+    table = Table.of(file("m.csv", b"a,b,c,,\n1,\xff,3,,\n4,\0,6,,\n"), ["c", "a", "c"])
     assert [name for name in ("a", "b", "c", "") if name in table.names] == ["a", "c"]
-    assert (table.text("c", [0]), len(table)) == (["3"], 1)
+    assert (everything(table, "a"), everything(table, "c")) == (["1", "4"], ["3", "6"])
+    lines = '{"a": 1, "meta": 1}\n\n{"meta": "x", "a": 2}\n{"meta": {}}\n'
+    assert everything(Table.of(file("m.jsonl", lines), ["a"]), "a") == [1, 2, None]
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -192,18 +189,9 @@ def test_near_names_are_suggested(file):
         Table.of(file("m.csv", "species,path\n1,2\n"), ["spcies"])
 
 
-def test_what_is_wrong_in_a_column_that_is_not_wanted_does_no_harm(file):
-    table = Table.of(file("m.csv", b"a,b\n1,\xff\n3,\0\n"), ["a"])
-    assert everything(table, "a") == ["1", "3"]
-
-
-@pytest.mark.parametrize("cell", ['5" disk', '5"', 'a"b"c"'])
-def test_quotes_within_a_cell_are_nothing_wrong(file, cell):
-    assert everything(Table.of(file("m.csv", f"a,b\n1,{cell}\n2,x\n"), ["b"]), "b") == [cell, "x"]
-
-
-def test_a_last_cell_that_ends_with_a_newline_is_nothing_wrong(file):
-    assert everything(Table.of(file("m.csv", 'a,b\n1,"x\n"\n'), ["b"]), "b") == ["x\n"]
+def test_quotes_within_a_cell_and_a_last_newline_are_nothing_wrong(file):
+    path = file("m.csv", 'a,b\n1,5" disk\n2,5"\n3,a"b"c"\n4,"x\n"\n')
+    assert everything(Table.of(path, ["b"]), "b") == ['5" disk', '5"', 'a"b"c"', "x\n"]
 
 
 def test_rows_longer_than_a_block(file, monkeypatch):
@@ -297,11 +285,6 @@ def test_types_of_later_lines_and_keys_that_come_late(file, monkeypatch):
     assert everything(table, "d") == ["2020-01-01"] * 40 + ["2020-01-02", None]
 
 
-def test_keys_that_are_not_wanted_may_hold_anything(file):
-    lines = '{"a": 1, "meta": 1}\n\n{"meta": "x", "a": 2}\n{"meta": {}}\n'
-    assert everything(Table.of(file("m.jsonl", lines), ["a"]), "a") == [1, 2, None]
-
-
 @pytest.mark.parametrize(
     ("lines", "row", "message"),
     [
@@ -369,15 +352,6 @@ def test_a_file_without_any_value_fits_every_type(parquet, tmp_path):
     parquet("in/b.parquet", a=[1])
     parquet("in/c.parquet", a=pa.nulls(1))
     assert everything(Table.of(tmp_path / "in", ["a"]), "a") == [None, None, 1, None]
-
-
-def test_errors_name_the_file_of_several(parquet, tmp_path):
-    parquet("in/a.parquet", a=["x", "y"])
-    two = parquet("in/b.parquet", a=["z", None])
-    table = Table.of(tmp_path / "in", ["a"])
-    with pytest.raises(ManifestError, match=r"b.parquet, row 1, column 'a': no value") as caught:
-        table.text("a", [0, 3])
-    assert (caught.value.file, caught.value.row) == (two, 1)
 
 
 def test_a_file_that_is_none_or_is_damaged(file, parquet):
@@ -564,8 +538,9 @@ def test_filters_over_several_files_keep_the_rows_of_each(parquet, tmp_path):
     table = Table.of(tmp_path / "in", ["a"], filters=[["n", ">", 8]])
     assert everything(table, "a") == ["b9", "c5", "c6", "c7", "c8", "c9"]
     assert [table.origin.place(row)[1] for row in range(6)] == [9, 5, 6, 7, 8, 9]
-    with pytest.raises(ManifestError, match=r"c.parquet, row 6: here"):
-        raise table.origin.error("here", row=2)
+    with pytest.raises(ManifestError, match=r"c.parquet, row 6, column 'a': 'c6' is not a number") as caught:
+        Table.of(tmp_path / "in", ["a"], filters=[["n", ">", 11]]).labels("a", kind="number")
+    assert (caught.value.file, caught.value.row) == (str(tmp_path / "in/c.parquet"), 6)
 
 
 def test_filters_compare_whole_numbers_exactly():
@@ -592,7 +567,7 @@ def test_filters_compare_whole_numbers_exactly():
         ([["n", "==", "x"]], "column 'n' holds int64, which cannot be compared by == 'x'"),
         ([["n", "==", True]], "column 'n' holds int64, which cannot be compared by == True"),
         ([["n", "==", 2**70]], "column 'n' holds int64, which cannot be compared by == "),
-        ([["b", "==", 1]], "column 'b' holds bool, which cannot be compared by == 1"),
+        ([["b", "==", 1]], "column 'b' holds bool"),
     ],
 )
 def test_filters_that_are_none(filters, message):
@@ -811,13 +786,7 @@ def test_values_in_messages_stay_on_one_line(file, tmp_path):
 
 def test_an_origin_of_several_files_names_them():
     origin = RowOrigin(["a.csv", "b.csv", "c.csv"], np.array([0, 2, 2, 5]))
-    assert [origin.place(row) for row in range(5)] == [
-        ("a.csv", 0),
-        ("a.csv", 1),
-        ("c.csv", 0),
-        ("c.csv", 1),
-        ("c.csv", 2),
-    ]
+    assert [origin.place(row) for row in (1, 2, 4)] == [("a.csv", 1), ("c.csv", 0), ("c.csv", 2)]
     assert origin.name == "a.csv and 2 more"
     assert origin.where(3) == "row 1 of c.csv"
 
@@ -826,8 +795,3 @@ def test_without_pyarrow_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"table: .*pip install 'lit-async-data\[manifest\]'"):
         Table.of("m.csv", ["a"])
-
-
-def test_importing_the_module_does_not_import_pyarrow():
-    program = "import sys, lit_async_data.sources.manifest.table.table; assert 'pyarrow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

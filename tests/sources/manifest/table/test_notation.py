@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
+import pyarrow as pa
 import pytest
 
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-# With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
-pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))
 
 DISGUISED = [
     ["0,5", "1,5", "", "2"],
