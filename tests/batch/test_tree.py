@@ -128,17 +128,11 @@ def leaves_of(value):
 
 
 @given(BATCHES)
-def test_flatten_and_rebuilt_restore_the_batch(batch):
-    leaves, skeleton = flatten(batch, is_leaf)
-    assert set(leaves.values()) == set(leaves_of(batch)) == set(leaves_in(batch, is_leaf))
-    assert leaves_of(skeleton) == []
-    assert_same(rebuilt(skeleton, leaves), batch)
-
-
-@given(BATCHES)
-def test_neither_batch_nor_skeleton_is_changed(batch):
+def test_flatten_and_rebuilt_restore_the_batch_and_change_neither_it_nor_the_skeleton(batch):
     met = leaves_of(batch)
     leaves, skeleton = flatten(batch, is_leaf)
+    assert set(leaves.values()) == set(met) == set(leaves_in(batch, is_leaf))
+    assert leaves_of(skeleton) == []
     others = {place: Leaf() for place in leaves}
     result = rebuilt(skeleton, others)
     assert leaves_of(result) == [others[place] for leaf in met for place in leaves if leaves[place] is leaf]
@@ -183,18 +177,6 @@ def test_containers_are_leaves_if_the_caller_says_so():
     leaves, _ = flatten([packed, Leaf()], lambda value: isinstance(value, Pair | Leaf))
     assert len(leaves) == 2
     assert leaves["batch[0]"] is packed
-
-
-def test_attributes_of_a_subclass_are_kept():
-    class Annotated(dict):
-        note = None
-
-    batch = Annotated(x=Leaf())
-    batch.note = "mine"
-    result = rebuilt(*reversed(flatten(batch, is_leaf)))
-    assert type(result) is Annotated
-    assert result.note == "mine"
-    assert result is not batch
 
 
 def test_results_of_torch_with_names_are_rebuilt():
@@ -259,24 +241,18 @@ class SharesItsDict(collections.abc.MutableMapping):
         return len(self.items_)
 
 
-def test_a_tuple_subclass_with_its_own_new_is_rebuilt():
-    batch = Noted(Leaf(), 2)
-    batch.note = "mine"
-    leaves, skeleton = flatten(batch, is_leaf)
-    result = rebuilt(skeleton, leaves)
-    assert type(result) is Noted
-    assert result == batch
-    assert result.note == "mine"
+class Annotated(dict):
+    pass
 
 
-def test_a_named_tuple_subclass_with_its_own_new_is_rebuilt():
-    batch = Named((Leaf(), Spread(Leaf())))
+@pytest.mark.parametrize("batch", [Annotated(x=Leaf()), Noted(Leaf(), 2), Named((Leaf(), Spread(Leaf())))], ids=repr)
+def test_class_and_attributes_are_kept_also_where_a_tuple_has_its_own_new(batch):
     batch.note = "mine"
     result = rebuilt(*reversed(flatten(batch, is_leaf)))
-    assert type(result) is Named
-    assert type(result.second) is Spread
-    assert result == batch
-    assert result.note == "mine"
+    assert type(result) is type(batch)
+    assert (result, result.note) == (batch, "mine")
+    assert result is not batch
+    assert [type(each) for each in result] == [type(each) for each in batch]
 
 
 def test_a_container_that_shares_storage_with_its_copies_is_not_changed():

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import h5py
@@ -18,6 +17,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
+from pyarrow import parquet
 from support.files import examples
 from support.lightning.command_line import CONFIGS
 
@@ -229,31 +229,24 @@ def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, ta
     assert report.columns[0].examples[0].endswith("photos/auk/1.png")
 
 
-@pytest.fixture(params=["csv", "semicolons", "parquet", "jsonl"])
-def birds(request, folder):
-
-    def write(table, path):
-        rows = table.to_pylist()
-        if request.param == "parquet":
-            __import__("pyarrow.parquet").parquet.write_table(table, f"{path}.parquet")
-        elif request.param == "jsonl":
-            Path(f"{path}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        else:
-            with open(f"{path}.csv", "w", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]), delimiter=";" if request.param == "semicolons" else ",")
-                writer.writeheader()
-                writer.writerows(rows)
-
-    def make(**options):
-        examples.bird_table(folder, write, **options)
-        (table,) = folder.glob("birds.*")
-        return table.name
-
-    return make
+def written(table, suffix):
+    """Writes a table of pyarrow; returns its name."""
+    rows, name = table.to_pylist(), f"birds.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table, name)
+    elif suffix == "jsonl":
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with open(name, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter=";" if suffix == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return name
 
 
-def test_a_table_of_images(birds):
-    report = report_on([birds()])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_table_of_images(folder, suffix):
+    report = report_on([written(examples.bird_table(folder), suffix)])
     assert {each.name: each.kind for each in report.columns} == {
         "id": "number", "path": "image", "species": "class", "site": "class",
     }  # fmt: skip
@@ -265,8 +258,9 @@ def test_a_table_of_images(birds):
     assert any('groups="site"' in note for note in suggestion.notes)
 
 
-def test_a_table_with_a_column_of_stages_and_images_of_several_sizes(birds):
-    suggestion = only(report_on([birds(split=True, sizes=3)]))
+@pytest.mark.parametrize("suffix", ["tsv", "jsonl"])
+def test_a_table_with_a_column_of_stages_and_images_of_several_sizes(folder, suffix):
+    suggestion = only(report_on([written(examples.bird_table(folder, split=True, sizes=3), suffix)]))
     assert "image_size=224" in suggestion.call.python()
     assert 'filters=[["part", "==", "training"]] takes the rows for training' in suggestion.notes
     check(suggestion)
@@ -428,11 +422,10 @@ def test_wrong_input_ends_with_one_line_and_status_2(capsys, folder):
     assert "text.h5: is not an HDF5 file" in failure(capsys, "text.h5")
     assert "short.h5: is damaged: shorter than when it was written; copy it again" in failure(capsys, "short.h5")
     assert f"{folder} is a folder of HDF5 files; write {folder}/*.h5" in failure(capsys, str(folder))
-    if "pyarrow" in sys.modules:
-        assert "empty has no folders; it needs one for each class" in failure(capsys, "empty")
-        assert "pandas.read_excel('sheet.xlsx')" in failure(capsys, "sheet.xlsx")
-        assert "t.csv is a table or a folder; give one" in failure(capsys, "t.csv", "x.h5")
-        assert "no such file" in failure(capsys, "missing.csv").lower()
+    assert "empty has no folders; it needs one for each class" in failure(capsys, "empty")
+    assert "pandas.read_excel('sheet.xlsx')" in failure(capsys, "sheet.xlsx")
+    assert "t.csv is a table or a folder; give one" in failure(capsys, "t.csv", "x.h5")
+    assert "no such file" in failure(capsys, "missing.csv").lower()
 
 
 def test_a_pipe_gets_every_name_whole_and_no_colour(capsys):

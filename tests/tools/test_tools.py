@@ -54,18 +54,17 @@ def test_a_folder_that_may_not_be_listed_is_one_line(capsys, monkeypatch):
         assert error == "error: mine: Permission denied; check the path, its permissions and its disk\n"
 
 
-@pytest.mark.parametrize("given", [[], ["--json"]])
-def test_a_reader_that_has_read_enough_is_no_error(given):
+def test_a_reader_that_has_read_enough_is_no_error():
     examples.images("x.h5", 8)
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "lit_async_data", "inspect", "x.h5", *given]
+    command = [sys.executable, "-m", "lit_async_data", "inspect", "x.h5"]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.text("\\\\\\'\"${}[]a ,é", min_size=1, max_size=8))
 def test_any_text_comes_through_the_shell_hydra_and_omegaconf_unchanged(text):
     (typed,) = shlex.split(override("key", {"name": [text]}))

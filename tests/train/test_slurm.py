@@ -58,21 +58,14 @@ def seen(checkpoint):
     return state["seen"][: state["count"]].tolist()
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        pytest.param(["train", 4], ["train", 18], id="in a step"),
-        pytest.param(["train", 12], ["val", 26], id="at the end of an epoch and in validation"),
-    ],
-)
-def test_a_job_that_is_requeued_twice_sees_every_sample_once(job, tmp_path, first, second):
-    assert job(signal_at=first) is None
-    assert job(signal_at=second, restarts=1) is None
-    assert job(restarts=2) is None
+def test_a_job_that_is_requeued_sees_every_sample_once(job, tmp_path):
+    """In a step, at the end of an epoch and in a validation."""
+    for restarts, signal_at in enumerate((["train", 4], ["train", 12], ["val", 26], None)):
+        assert job(signal_at=signal_at, restarts=restarts) is None
     folder = tmp_path / "logs/train/slurm"
     assert os.listdir(folder) == ["77"]
     assert seen(folder / "77/checkpoints/last.ckpt") == order()
-    assert (tmp_path / "scontrol.log").read_text().splitlines() == ["requeue 77"] * 2
+    assert (tmp_path / "scontrol.log").read_text().splitlines() == ["requeue 77"] * 3
 
 
 @pytest.mark.long

@@ -10,10 +10,8 @@ import torch
 from support.lightning.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource, Recorder, datamodule, trainer
 
 import lit_async_data as lad
-from lit_async_data.errors import ConfigError
 from lit_async_data.lightning import verdicts
 from lit_async_data.verdict.diagnosis import Bound, Cure, Verdict
-from lit_async_data.verdict.headspace import Headspace
 from lit_async_data.verdict.watch import Facts, Watch
 
 STEPS = -(-SAMPLES // BATCH)
@@ -128,61 +126,6 @@ def test_with_several_ranks_the_slowest_is_named_with_its_own_cure(monkeypatch, 
     (line,) = lines()
     assert "training on rank 1, the slowest of 2, waited 100.0 % of " in line
     assert line.endswith(", mostly for decoding; set loader.workers=4")
-
-
-# -- headspace ---------------------------------------------------------------------------------------------------------
-
-
-@NO_STAGES
-def test_headspace_repeats_batches_in_the_second_half_of_each_epoch(caplog):
-    caplog.set_level("INFO")
-    model, callback = Recorder(), lad.DevicePrefetcher(headspace=True)
-    fit = trainer(callback, max_epochs=2)
-    with pytest.warns(UserWarning, match="this is no training"):
-        fit.fit(model, datamodule=datamodule(train=CountingSource(88), val=CountingSource()))
-    for seen in model.seen["train"]:
-        assert len(seen) == 22
-        real, repeated = seen[:11], seen[11:]
-        assert len({tuple(batch) for batch in real}) == 11
-        kept = [batch for batch in real if batch in repeated]
-        assert len(kept) == 4
-        assert all(batch in kept for batch in repeated)
-    assert model.seen["train"][0][:11] != model.seen["train"][1][:11]
-    said = [each.getMessage() for each in caplog.records if "headspace" in each.getMessage()]
-    assert [line[:20] for line in said] == ["epoch 0: headspace: ", "epoch 1: headspace: "]
-    assert all("steps/s with this loader" in line and "a better loader saves" in line for line in said)
-    assert fit.callback_metrics["data/headspace"] >= 0
-
-
-@NO_STAGES
-@pytest.mark.filterwarnings("ignore:DevicePrefetcher.headspace=True:UserWarning")
-def test_headspace_is_refused_where_it_makes_no_sense(tmp_path):
-    with pytest.raises(ConfigError, match="headspace: repeated batches are not copied"):
-        lad.DevicePrefetcher(headspace=True, verify_copies=2)
-    path = str(tmp_path / "x.ckpt")
-    fit = trainer(max_epochs=1)
-    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource()))
-    fit.save_checkpoint(path)
-    with pytest.raises(ConfigError, match="headspace: this run resumes"):
-        trainer(lad.DevicePrefetcher(headspace=True), max_epochs=2).fit(
-            Recorder(), datamodule=datamodule(train=CountingSource()), ckpt_path=path
-        )
-
-
-def test_headspace_leaves_out_first_steps_and_what_comes_between():
-    headspace = Headspace()
-    headspace.begin(20)
-    now = 0.0
-    for step in range(20):
-        if step in (3, 14):
-            headspace.interrupt()
-            now += 1000.0
-        now += {0: 50.0, 10: 50.0}.get(step, 2.0 if step < 10 else 1.0)
-        headspace.step(step, now)
-    assert headspace.gain == pytest.approx(0.5)
-    headspace.begin(4)
-    assert headspace.gain is None
-    assert "too few steps" in str(headspace)
 
 
 def test_a_copy_of_the_callback_keeps_its_options():

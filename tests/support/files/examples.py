@@ -106,8 +106,8 @@ def everything(path):
         file["circle/back"] = file["/"]
 
 
-def bird_table(folder, write, *, split=False, sizes=1):
-    """A table of photographs; `write` takes a pyarrow table and a path without its suffix."""
+def bird_table(folder, *, split=False, sizes=1):
+    """A pyarrow table of photographs, which are written."""
     import pyarrow as pa
     from PIL import Image
 
@@ -120,7 +120,7 @@ def bird_table(folder, write, *, split=False, sizes=1):
         rows.append(
             row | {"site": f"s{number // 10}"} | ({"part": "training" if number < 20 else "val"} if split else {})
         )
-    write(pa.Table.from_pylist(rows), folder / "birds")
+    return pa.Table.from_pylist(rows)
 
 
 def class_folders(folder, sizes):

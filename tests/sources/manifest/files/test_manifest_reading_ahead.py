@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import copy
 import dataclasses
-import functools
 import pickle
 import threading
 
@@ -16,9 +14,7 @@ import pytest
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.errors import MissingError
-from lit_async_data.host.ahead import Ahead
 from lit_async_data.host.resources.plan import AHEAD
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 
 COUNT = 200
@@ -62,15 +58,7 @@ def numbers(source, epochs=2, **options):
         return [[value for batch in loader for value in batch["x"][:, 17].tolist()] for _ in range(epochs)]
 
 
-def test_what_is_cold_is_read_ahead(disk, source):
-    assert numbers(source, 1) == [list(range(COUNT))]
-    # All but the first files, which are read before anybody knows that the disk is cold.
-    assert len(disk.ahead) > COUNT * 0.5
-    assert not disk.ahead["0.npy"] or disk.read["0.npy"] > 1
-
-
-@pytest.mark.parametrize("shuffle", ["none", "global", "chunk"])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("shuffle", "workers"), [("none", 1), ("global", 3), ("chunk", 3)])
 def test_batches_are_the_same_from_a_cold_disk(shuffle, workers, disk, source):
     cold = numbers(source, shuffle=shuffle, workers=workers)
     assert sum(disk.ahead.values())
@@ -82,6 +70,7 @@ def test_batches_are_the_same_from_a_cold_disk(shuffle, workers, disk, source):
 def test_parts_and_sources_in_a_row_are_read_ahead_too(disk, source):
     both = ConcatSource([SubsetSource(source, np.arange(100, 200)), SubsetSource(source, np.arange(100))])
     assert numbers(both, 1) == [[*range(100, 200), *range(100)]]
+    # All but the first files, which are read before anybody knows that the disk is cold.
     assert sum(disk.ahead.values()) > COUNT * 0.5
 
 
@@ -109,12 +98,12 @@ def test_a_loader_that_is_closed_early_leaves_nothing(disk, source):
     assert numbers(source, 1) == [list(range(COUNT))]
 
 
-# -- how much, and in which order --------------------------------------------------------------------------------------
+# -- how much -----------------------------------------------------------------------------------------------------------
 
-BATCH, STEPS = 16, 20
+BATCH = 16
 
 
-def large(tmp_path, nbytes, count=BATCH * STEPS):
+def large(tmp_path, nbytes, count):
     """A source of `count` files of `nbytes` bytes, which are hard links to one."""
     np.save(tmp_path / "0.npy", np.zeros(nbytes, np.uint8))
     for number in range(1, count):
@@ -122,52 +111,6 @@ def large(tmp_path, nbytes, count=BATCH * STEPS):
     return ManifestSource(
         pa.table({"x": [f"{n}.npy" for n in range(count)]}), {"x": "x"}, root=tmp_path, check_files="none"
     )
-
-
-def read_in_steps(source, disk, room):
-    """Read batch after batch as a worker does, and wait after each for all that there is room for.
-
-    Returns:
-        The files in the order in which they were wanted, and those of them that nobody had read ahead.
-    """
-    schedule = Schedule(
-        functools.partial(EpochPlan, length=len(source), batch_size=BATCH, shuffle="global", seed=1), shuffled=True
-    )
-    ahead, out = Ahead(source, AHEAD + 1), {"x": np.empty((BATCH, *source.spec["x"].shape), "u1")}
-    files = source._fields.prefetcher.files
-    give_back, order, late = source.reserve(0, 0, room), [], []
-    for step in range(STEPS):
-        samples = schedule.plan(0).batch(step).samples
-        names = [f"{sample}.npy" for sample in samples.tolist()]
-        order += names
-        late += [name for name in names if not disk.ahead[name]]
-        source.read_into(samples, out)
-        ahead(schedule, [BatchIndex(0, step)], schedule.following(BatchIndex(0, step)))
-        begun = [file for path, file in list(files.items())][: room // (out["x"].nbytes // BATCH + 200)]
-        assert not concurrent.futures.wait([file.data for file in begun], 30).not_done
-    give_back()
-    return order, late
-
-
-def test_with_room_for_the_next_batches_all_but_the_first_are_there_in_time(tmp_path, disk):
-    # With 32 MiB for 2 MB files, as it was once, 9 in 100 were.
-    source = large(tmp_path, 2 * 10**6)
-    with AsyncLoader(source, LoaderOptions(batch_size=BATCH, memory_budget=2**31, workers=1)) as loader:
-        room = loader.footprint.budget.fetched
-    assert room >= AHEAD * BATCH * source.memory().files  # all batches that are asked for ahead, not only the next one
-    order, late = read_in_steps(source, disk, room)
-    assert late == order[:BATCH]
-
-
-def test_with_room_for_few_files_the_next_ones_come_first(tmp_path, disk, monkeypatch):
-    # One thread, so that the order in which files are begun is the order in which they are read.
-    monkeypatch.setattr(fetching, "THREADS", 1)
-    source, began = large(tmp_path, 100_000), []
-    monkeypatch.setattr(
-        fetching, "fetched", lambda *given: (began.append(given[0].rpartition("/")[2]), disk(*given))[1]
-    )
-    order, _ = read_in_steps(source, disk, room=20 * 100_200)
-    assert began[: len(order)] == order
 
 
 @pytest.mark.parametrize(

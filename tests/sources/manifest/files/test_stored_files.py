@@ -22,9 +22,11 @@ def saved(array, version=None):
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<i8", ">u2", "?", "<c8", "u1"])
+@pytest.mark.parametrize(
+    ("dtype", "version"),
+    [*((dtype, (1, 0)) for dtype in ("<f4", ">f4", "<i8", ">u2", "?", "<c8", "u1")), ("<f4", (2, 0)), ("<f4", (3, 0))],
+)
 def test_an_array_comes_out_as_it_was_saved(dtype, order, version):
     values = np.asarray(np.random.default_rng(0).integers(0, 2, (3, 4, 5)).astype(dtype), order=order)
     out = np.full((2, 3, 4, 5), 7, np.dtype(dtype).newbyteorder("="))
@@ -244,7 +246,8 @@ def test_paths_that_leave_by_their_words_are_refused(root, path):
     assert RootDirectory(root, allow_external=True).path_of(path) == os.path.join(root, path)
 
 
-@pytest.mark.parametrize("path", ["out/a.jpg", "in/out.jpg", "in/../out/a.jpg"])
+# By its words the last one is root/a.jpg; but the link leads to another folder first, and .. from there is outside.
+@pytest.mark.parametrize("path", ["out/a.jpg", "in/out.jpg", "in/../out/a.jpg", "out/../a.jpg"])
 def test_paths_that_leave_by_links_are_refused(root, path):
     within = RootDirectory(root)
     joined = within.path_of(path)
@@ -252,15 +255,6 @@ def test_paths_that_leave_by_links_are_refused(root, path):
         with pytest.raises(ManifestError, match=r"leaves root .*/root; "):
             within.checked(joined)
     assert RootDirectory(root, allow_external=True).checked(joined) == joined
-
-
-def test_a_way_back_through_a_link_is_judged_by_where_it_leads(root, tmp_path):
-    # By its words this is root/x; but the link leads to another folder first, and .. from there is outside.
-    (tmp_path / "elsewhere" / "deep").mkdir()
-    os.symlink(tmp_path / "elsewhere" / "deep", os.path.join(root, "deep"))
-    within = RootDirectory(root)
-    with pytest.raises(ManifestError, match="leaves root"):
-        within.checked(within.path_of("deep/../a.jpg"))
 
 
 def test_a_root_that_is_a_link_itself(root, tmp_path):

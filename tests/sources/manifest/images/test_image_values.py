@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from support.files.pictures import a_png, decoded, exif, stored
 
-from lit_async_data import AsyncDataModule, AsyncLoader, LoaderOptions, ManifestSource, Normalize, ToFloat
+from lit_async_data import AsyncLoader, LoaderOptions, ManifestSource, Normalize, ToFloat
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.sources.manifest.images import image as images
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
@@ -92,8 +92,7 @@ def test_a_mask_is_turned_cropped_and_resized_without_new_numbers(turned):
         assert np.array_equal(found, as_grey)
 
 
-@pytest.mark.parametrize("mode", ["L", "LA"])
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "BMP"])
+@pytest.mark.parametrize(("kind", "mode"), [("PNG", "L"), ("GIF", "LA"), ("TIFF", "L"), ("BMP", "LA")])
 def test_grey_tones_of_class_numbers_are_refused(mode, kind):
     data = stored(mask(), kind)
     said = refused(data, ImageShape(mode=mode, interpolation="nearest"))
@@ -107,9 +106,6 @@ def test_grey_tones_of_class_numbers_are_refused(mode, kind):
 
 def test_only_nearest_keeps_class_numbers():
     assert ImageShape(mode="P").resampling == "nearest"
-    for name in ("bilinear", "box", "lanczos"):
-        with pytest.raises(ConfigError, match=rf"^interpolation: '{name}' mixes class numbers.*set nearest"):
-            ImageShape(mode="P", interpolation=name)
     with pytest.raises(ConfigError, match=r"^fields\.m\.interpolation: 'bicubic' mixes class numbers"):
         ManifestSource(pa.table({"m": ["a.png"]}), {"m": {"name": "m", "mode": "P"}}, interpolation="bicubic")
     # A field of its own mode has its own default.
@@ -212,7 +208,7 @@ def plainly(values, size, name, box=None):
 
 
 @pytest.mark.parametrize("name", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
-@pytest.mark.parametrize("size", [(11, 17), (64, 90), (30, 17), (11, 40)])
+@pytest.mark.parametrize("size", [(64, 90), (30, 17)])
 def test_sixteen_bits_are_resized_in_sixteen_bits(name, size):
     # Black and white: what bicubic and lanczos make beyond both is clipped. Pillow's own kernel
     # for 16 bits is wrong by up to 12 410 there.
@@ -241,16 +237,6 @@ def test_sixteen_bits_are_turned_cropped_and_padded(turned):
     assert np.isin(drawn, seen).all()
 
 
-def test_options_of_sixteen_bits():
-    assert ImageShape(mode="uint16", fill=65535).fill == 65535
-    with pytest.raises(ConfigError, match=r"^fill: 65536 is not a whole number from 0 to 65535"):
-        ImageShape(mode="uint16", fill=65536)
-    with pytest.raises(ConfigError, match=r"^upper_8_bits: mode uint16"):
-        ImageShape(mode="uint16", upper_8_bits=True)
-    with pytest.raises(ConfigError, match=r"^upper_8_bits: 8 is not true or false"):
-        ImageShape(upper_8_bits=8)
-
-
 def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
     for number in range(3):
         Image.fromarray(DEEP + np.uint16(number)).save(tmp_path / f"{number}.png")
@@ -265,14 +251,8 @@ def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
         (batch,) = loader
         assert batch["x"].dtype == torch.uint16
         assert np.array_equal(batch["x"][2, 0].numpy(), DEEP + np.uint16(2))
-    wanted = torch.from_numpy(DEEP.astype("f4"))
-    transform = Normalize(0.5, 0.5, scale="type", fields="x")
-    with AsyncLoader(source, LoaderOptions(batch_size=3), device_transform=transform) as loader:
-        (batch,) = loader
-        row = batch["y"].tolist().index(0)
-        assert torch.allclose(batch["x"][row, 0], 2 * (wanted / 65535 - 0.5), atol=1e-6)
-    with AsyncLoader(source, LoaderOptions(batch_size=3, shuffle=False), device_transform=ToFloat("x")) as loader:
-        (batch,) = loader
-        assert torch.allclose(batch["x"][0, 0], wanted / 65535)
-    module = AsyncDataModule(train=source, loader=LoaderOptions(batch_size=3, shuffle=False))
-    assert module.spec["x"].dtype == np.dtype("u2")
+    wanted = torch.from_numpy(DEEP.astype("f4")) / 65535
+    for transform, floats in ((ToFloat("x"), wanted), (Normalize(0.5, 0.5, scale="type", fields="x"), 2 * wanted - 1)):
+        with AsyncLoader(source, LoaderOptions(batch_size=3, shuffle=False), device_transform=transform) as loader:
+            (batch,) = loader
+            assert torch.allclose(batch["x"][0, 0], floats, atol=1e-6)

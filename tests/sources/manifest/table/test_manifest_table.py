@@ -13,6 +13,7 @@ import pickle
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -246,19 +247,18 @@ def test_numbers_are_read_exactly(file, cells, values):
     assert found.dtype == np.array(values).dtype
 
 
-@pytest.mark.parametrize("cell", ["x", "1,5", "0.5.1", "--1"])
-def test_text_that_is_no_number_is_an_error(file, cell):
-    path = file("m.csv", "".join(["x\n", *["1\n"] * 5, f'"{cell}"\n', *["2\n"] * 4]))
-    with pytest.raises(ManifestError, match=f"row 5, column 'x': '{cell}' is not a number"):
-        Table.of(path, ["x"]).labels("x", kind="number")
-
-
 @pytest.mark.parametrize(
-    "cells", [["1", "9223372036854775808"], ["0.5", "-9007199254740993"], ["0.5", "+9007199254740993"]]
+    ("first", "cell", "message"),
+    [
+        *(("1", cell, "is not a number") for cell in ("x", "1,5", "0.5.1", "--1")),
+        ("1", "9223372036854775808", "rounded"),
+        *(("0.5", cell, "rounded") for cell in ("-9007199254740993", "+9007199254740993")),
+    ],
 )
-def test_numbers_that_would_be_rounded_are_an_error(file, cells):
-    with pytest.raises(ManifestError, match=r"row 1, column 'x'.*rounded") as caught:
-        Table.of(file("m.csv", "x\n" + "\n".join(cells) + "\n"), ["x"]).labels("x", kind="number")
+def test_text_that_is_no_number_or_would_be_rounded_is_an_error(file, first, cell, message):
+    path = file("m.csv", f'x\n{first}\n"{cell}"\n2\n')
+    with pytest.raises(ManifestError, match=f"row 1, column 'x': .*{message}") as caught:
+        Table.of(path, ["x"]).labels("x", kind="number")
     assert caught.value.row == 1
 
 
@@ -364,15 +364,13 @@ def test_a_file_that_is_none_or_is_damaged(file, parquet):
     with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
         Table.of(path, ["a"])
 
-
-def test_a_value_that_was_changed_in_a_file_does_not_fit_the_checksum(tmp_path):
-    path = tmp_path / "m.parquet"
-    column = pa.table({"a": np.arange(1000)})
-    pq.write_table(column, path, use_dictionary=False, compression="none", write_page_checksum=True)
-    assert everything(Table.of(path, ["a"]), "a") == list(range(1000))
-    content = path.read_bytes()
+    # A changed value decodes, but does not fit the checksum.
+    pq.write_table(
+        pa.table({"a": np.arange(1000)}), path, use_dictionary=False, compression="none", write_page_checksum=True
+    )
+    content = Path(path).read_bytes()
     at = content.index(np.int64(500).tobytes())
-    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    Path(path).write_bytes(content[:at] + b"\xff" + content[at + 1 :])
     with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
         Table.of(path, ["a"])
 
