@@ -117,11 +117,10 @@ CONCURRENT = {
     "test_hdf5_source",
     "test_interrupts",
     "test_loader",
-    "test_manifest_fetching",
-    "test_manifest_reading_ahead",
     "test_packing",
     "test_pipeline",
     "test_prefetched",
+    "test_prefetcher",
     "test_slots",
 }
 

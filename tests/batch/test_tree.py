@@ -219,26 +219,13 @@ class Named(Pair):
         return result
 
 
-class SharesItsDict(collections.abc.MutableMapping):
-    """Has no ``__copy__``: `copy.copy` returns one with the same dict."""
+class SharesItsDict(collections.UserDict):
+    """Its copies have the same dict."""
 
-    def __init__(self, **items):
-        self.items_ = items
-
-    def __getitem__(self, key):
-        return self.items_[key]
-
-    def __setitem__(self, key, value):
-        self.items_[key] = value
-
-    def __delitem__(self, key):
-        del self.items_[key]
-
-    def __iter__(self):
-        return iter(self.items_)
-
-    def __len__(self):
-        return len(self.items_)
+    def __copy__(self):
+        twin = type(self)()
+        twin.data = self.data
+        return twin
 
 
 class Annotated(dict):

@@ -137,18 +137,6 @@ def test_windows_of_groups(labels):
     assert batch["y"].tolist() == [3, 3, 3, 3] if labels else batch["y"].shape == (4, 8, 6)
 
 
-def test_episodes_are_the_groups_of_one_source():
-    with h5py.File("robot.h5", "w") as file:
-        for number in (1, 2, 10):
-            file[f"data/demo_{number}/actions"] = np.zeros((20 + number, 7), "f4")
-            file[f"data/demo_{number}/obs/rgb"] = np.zeros((20 + number, 24, 24, 3), "u1")
-        file["mask/train"] = [b"demo_1"]
-    suggestion = only(report_on(["robot.h5"]))
-    assert suggestion.call.python().endswith('{"x": "obs/rgb"}, group="data/demo_*", layout={"x": "NHWC"})')
-    assert len(check(suggestion)["x"]) == 4
-    assert suggestion.samples == 73
-
-
 def test_files_of_other_stages_are_left_out():
     for stage, samples in (("train", 20), ("val", 8), ("test", 4)):
         examples.images(f"{stage}.h5", samples)
@@ -182,14 +170,6 @@ def test_matlab_stores_samples_last_and_class_numbers_as_doubles():
     assert any("count classes from 0" in note for note in suggestion.notes)
     assert any("MATLAB stores axes in reverse" in note for note in suggestion.notes)
     assert next(each for each in report.datasets if each.name == "X").why.startswith("samples are on axis 3")
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_cells_with_a_category_that_each_of_them_has(missing):
-    examples.anndata("cells.h5ad", missing=missing)
-    suggestion = only(report_on(["cells.h5ad"]))
-    assert f'"y": "obs/{"phase" if missing else "cell_type"}"' in suggestion.call.python()
-    check(suggestion)
 
 
 def test_a_path_with_everything_that_shells_hydra_and_patterns_treat_specially():
@@ -276,15 +256,11 @@ def test_folders_that_fit_are_all_named(folder):
     check(suggestion)
 
 
-def test_a_table_of_numbers_becomes_vectors(folder):
-    Path("iris.csv").write_text("a,b,target,when\n" + "".join(f"{n},{n / 2},{n % 2},x\n" for n in range(12)))
-    suggestion = only(report_on(["iris.csv"]))
-    assert '{"x": ["a", "b"], "y": "target"}' in suggestion.call.python()
-    check(suggestion)
-
-
 # -- what is suggested, and what never is -----------------------------------------------------------------------------
 
+EPISODES = {f"data/demo_{number}/actions": np.zeros((20 + number, 7), "f4") for number in (1, 2, 10)}
+EPISODES |= {f"data/demo_{number}/obs/rgb": np.zeros((20 + number, 24, 24, 3), "u1") for number in (1, 2, 10)}
+EPISODES["mask/train"] = [b"demo_1"]
 IMAGES, ROWS = np.zeros((40, 28, 28), "u1"), np.zeros((40, 9), "f4")
 # What writes a file; what the one suggestion says, None if there is none; what a note says; what is said nowhere.
 MEANT = [
@@ -292,6 +268,9 @@ MEANT = [
     ({"x": ROWS, "counter": np.arange(40)}, '{"x": "x"}', "", "counter"),
     ({"x": IMAGES, "origin/part": np.arange(40) // 9}, '{"x": "x"}', "", "origin"),
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
+    (EPISODES, '{"x": "obs/rgb"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
+    (examples.anndata, '"y": "obs/cell_type"', "", ""),
+    (lambda path: examples.anndata(path, missing=True), '"y": "obs/phase"', "", ""),
     (examples.masks, '{"x": "volume", "y": "mask"}', "", ""),
     (examples.stages, '{"x": "X_train", "y": "y_train"}', "", "test"),
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),
@@ -356,6 +335,7 @@ TABLES = [
     ("path,label,slice\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "row": "slice", "dataset": "images"', ""),
     ("a,tags\n" + "1,b|c\n2,c\n3,b\n4,b|c\n5,c|b\n", '{"name": "tags", "separator": "|"}', ""),
     ("a,tags\n" + "1,\n2,c\n3,b\n4,b|c\n", '{"name": "tags", "separator": "|", "null": "zero"}', ""),
+    ("a,b,target,when\n" + "1,.5,1,x\n2,1,0,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
     ("a,species,kinds\n" + "1,b,p\n2,c,p\n3,b,q\n4,c,q\n", '"y": "species"', 'may be labels too: "kinds"'),
 ]
 

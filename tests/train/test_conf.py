@@ -99,19 +99,16 @@ def test_the_data_may_have_another_name_than_ours(foreign, files):
     dm.close()
 
 
-def test_settings_in_a_file_replace_ours(foreign, files):
-    config = CONFIG + "data: {train: {path: x.h5, fields: {image: data}}, loader: {batch_size: 4}}\n"
-    dm = hydra.utils.instantiate(foreign(config=config).data)
-    assert {key: len(values) for key, values in dm.train_dataloader().next().items()} == {"image": 4}
-    dm.close()
-
-
-def test_fields_of_a_table_can_be_replaced_in_a_file(foreign, table):
-    fields = """'${oc.decode:"{image: path}"}'"""
-    config = CONFIG.replace("hdf5", "manifest")
-    config += f"data: {{source: {{table: x.csv, fields: {fields}}}, loader: {{batch_size: 4}}}}\n"
-    dm = hydra.utils.instantiate(foreign(config=config).data)
-    assert list(dm.spec) == ["image"]
+@pytest.mark.parametrize(
+    ("group", "settings"),
+    [
+        ("hdf5", "{train: {path: x.h5, fields: {image: data}}, loader: {batch_size: 4}}"),
+        ("manifest", """{source: {table: x.csv, fields: '${oc.decode:"{image: path}"}'}, loader: {batch_size: 4}}"""),
+    ],
+)
+def test_settings_in_a_file_replace_ours(foreign, table, group, settings):
+    dm = hydra.utils.instantiate(foreign(config=f"{CONFIG.replace('hdf5', group)}data: {settings}\n").data)
+    assert (list(dm.spec), dm.train_dataloader().options.batch_size) == (["image"], 4)
     dm.close()
 
 

@@ -178,17 +178,12 @@ def test_ids_that_stand_twice_are_named_with_both_rows(tmp_path):
     assert len(source) == 2
 
 
-def test_without_an_id_samples_have_none(folder):
-    source = ManifestSource(given(), {"x": "path", "y": "species"}, root=folder)
-    assert source.locate([3])[0].id is None
-    assert source.locate([3])[0].path == str(folder / "a/3.npy")
-    assert ManifestSource(given(), {"y": "species"}).locate([3])[0].path is None
-
-
-def test_the_path_of_a_location_is_that_of_the_first_field_with_files(folder):
+def test_without_an_id_samples_have_none_and_the_path_is_that_of_the_first_field_with_files(folder):
     table = given(other=[f"a/{COUNT - 1 - row}.npy" for row in range(COUNT)])
     source = ManifestSource(table, {"y": "even", "b": "other", "x": "path"}, root=folder)
+    assert source.locate([0])[0].id is None
     assert source.locate([0])[0].path == str(folder / "a/11.npy")
+    assert ManifestSource(given(), {"y": "species"}).locate([3])[0].path is None
 
 
 # -- label columns -----------------------------------------------------------------------------------------------------

@@ -156,11 +156,6 @@ def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path, monkeypatch):
     source = ManifestSource(table, {"x": "path"}, root=tmp_path)
     assert read(source, [0, 1, 2])["x"].tolist() == [4, 2, 3]
     assert opened == [[str(tmp_path / "a.h5")]]
-    rowless = pa.table({"path": ["a.h5", "a.h5"], "row": [None, 3]})
-    with pytest.raises(ManifestError, match=r"row 0, column 'row': no row number"):
-        ManifestSource(rowless, {"x": "path"}, root=tmp_path)
-    with contextlib.closing(ManifestSource(rowless, {"x": {"name": "path", "null": "drop"}}, root=tmp_path)) as left:
-        assert read(left, [0])["x"].tolist() == [3]
     source.close()
 
 

@@ -284,16 +284,6 @@ def test_a_random_crop_is_one_of_its_key_and_the_middle_without_one(photo):
     assert (np.abs(differ) <= 1).all()
 
 
-def test_any_bytes_like_and_any_part_of_an_array_will_do(photo):
-    data, shape = stored(photo.resize((60, 40))), ImageShape()
-    batch = np.zeros((3, 40, 60, 3), "u1")
-    images.decode(memoryview(data), shape, batch[1], None, "x")
-    images.decode(bytearray(data), shape, batch[2], None, "x")
-    assert (batch[1] == plainly(data, "RGB")).all()
-    assert (batch[2] == batch[1]).all()
-    assert not batch[0].any()
-
-
 def test_an_array_of_another_kind_is_a_mistake_of_the_caller(photo):
     data = stored(photo.resize((6, 4)))
     for out in (np.zeros((4, 6, 3), "f4"), np.zeros((4, 6, 1), "u1"), np.zeros((4, 6), "u1")):
@@ -332,17 +322,6 @@ def test_no_setting_of_pillow_is_changed_and_large_images_warn_of_nothing(photo,
     for name in ("JPEG", "PNG", "BMP"):
         decoded(stored(photo.resize((90, 61)), name), ImageShape())
     assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK)
-
-
-def test_threads_decode_at_once(photo):
-    from concurrent.futures import ThreadPoolExecutor
-
-    data = [stored(photo.rotate(angle), "JPEG") for angle in range(8)]
-    shape = ImageShape(64, resize="random_crop")
-    alone = [decoded(one, shape, key=3) for one in data]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda one: decoded(one, shape, key=3), data * 4))
-    assert all((one == two).all() for one, two in zip(alone * 4, together))
 
 
 def test_whatever_a_decoder_raises_names_the_image_but_for_a_lack_of_memory(monkeypatch, photo):

@@ -233,13 +233,6 @@ def test_a_folder_that_is_no_table_names_from_folder(folder):
         ManifestSource(folder, {"x": "path"})
 
 
-def test_decimals_say_what_to_cast_them_to():
-    column = pa.array([1, 2], pa.decimal128(9, 2))
-    with pytest.raises(ManifestError, match=r"holds decimal128\(9, 2\), .* or cast it to float64 or int64"):
-        ManifestSource(pa.table({"y": column}), {"y": "y"})
-    assert ManifestSource(pa.table({"y": column.cast("float64")}), {"y": "y"}).column("y").tolist() == [1, 2]
-
-
 # -- frames ------------------------------------------------------------------------------------------------------------
 
 

@@ -9,10 +9,8 @@ import gzip
 import io
 import json
 import os
-import pickle
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -476,17 +474,6 @@ def test_text_comes_as_asked():
             table.text("a", [0, row])
 
 
-def test_a_table_can_be_pickled_and_read_from_threads(file):
-    path = file("m.csv", "a,b\n" + "".join(f"p{n}.jpg,{n % 3}\n" for n in range(1000)))
-    table = pickle.loads(pickle.dumps(Table.of(path, ["a", "b"], filters=[["b", "!=", 0]])))
-    assert table.origin.place(0) == (path, 1)
-    expected = [f"p{n}.jpg" for n in range(1000) if n % 3]
-    rows = np.random.default_rng(0).permutation(len(table))
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda part: table.text("a", part), np.array_split(rows, 40)))
-    assert [text for part in found for text in part] == [expected[row] for row in rows]
-
-
 # -- filters -----------------------------------------------------------------------------------------------------------
 
 CELLS = [("a", 1), ("b", 2), (None, 3), ("a", None), ("c", 5), ("7", -6)]
@@ -682,7 +669,7 @@ def test_vectors_of_whole_numbers_and_bools():
         ([[[1]], [[2]]], "column 'y': holds list"),
         ([dt.date(2020, 1, 1)], "column 'y': holds date32"),
         ([dt.datetime(2020, 1, 1, tzinfo=dt.UTC)], "column 'y': holds timestamp"),
-        ([decimal.Decimal("1.5")], "column 'y': holds decimal128"),
+        ([decimal.Decimal("1.5")], r"column 'y': holds decimal128\(2, 1\), .* or cast it to float64 or int64"),
         ([{"a": 1}], "column 'y': holds struct"),
         ([b"x"], "column 'y': holds binary"),
     ],
@@ -732,11 +719,6 @@ def test_several_columns_side_by_side():
     large = held({"a": [1, -(2**53)], "f": [0.5, 1]})
     with pytest.raises(ManifestError, match="row 1, column 'a': -9007199254740992 would be rounded"):
         large.labels(["f", "a"])
-
-
-def test_numbers_have_no_classes():
-    with pytest.raises(ConfigError, match="classes: column 'n' holds int64"):
-        held({"n": [1]}).labels("n", classes=["a"])
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
