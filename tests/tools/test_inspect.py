@@ -335,7 +335,7 @@ TABLES = [
     ("path,label,slice\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "row": "slice", "dataset": "images"', ""),
     ("a,tags\n" + "1,b|c\n2,c\n3,b\n4,b|c\n5,c|b\n", '{"name": "tags", "separator": "|"}', ""),
     ("a,tags\n" + "1,\n2,c\n3,b\n4,b|c\n", '{"name": "tags", "separator": "|", "null": "zero"}', ""),
-    ("a,b,target,when\n" + "1,.5,1,x\n2,1,0,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
+    ("a,b,target,when\n" + "1,.5,1,x\n2,1,0,x\n3,2,1,x\n4,3,0,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
     ("a,species,kinds\n" + "1,b,p\n2,c,p\n3,b,q\n4,c,q\n", '"y": "species"', 'may be labels too: "kinds"'),
 ]
 
