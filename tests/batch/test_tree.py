@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import collections
 import collections.abc
-import copy
 import dataclasses
 import functools
 import types
@@ -185,15 +184,6 @@ def test_results_of_torch_with_names_are_rebuilt():
     result = rebuilt(skeleton, leaves)
     assert type(result) is type(found)
     assert result.indices is found.indices
-
-
-def test_as_deep_as_python_goes():
-    batch = leaf = Leaf()
-    for _ in range(100):
-        batch = [batch]
-    leaves, skeleton = flatten(copy.copy(batch), is_leaf)
-    assert list(leaves.values()) == [leaf]
-    assert_same(rebuilt(skeleton, leaves), batch)
 
 
 # -- containers of the user's classes ----------------------------------------------------------------------------------

@@ -48,7 +48,6 @@ def photos():
     Path("photos.csv").write_text("\n".join(rows) + "\n")
 
 
-@pytest.mark.processes
 def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(capsys, monkeypatch):
     monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 4)
     examples.images("scan.h5", samples=600)

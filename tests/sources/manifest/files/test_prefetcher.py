@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
-from lit_async_data.errors import MissingError
 from lit_async_data.host.resources.plan import AHEAD
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 from lit_async_data.sources.manifest.files.prefetcher import THREADS, FilePrefetcher
@@ -334,21 +333,6 @@ def test_parts_and_sources_in_a_row_are_read_ahead_too(disk, source):
     assert numbers(both, 1) == [[*range(100, 200), *range(100)]]
     # All but the first files, which are read before anybody knows that the disk is cold.
     assert sum(disk.ahead.values()) > COUNT * 0.5
-
-
-def test_what_cannot_be_read_ahead_is_named_when_it_is_read(disk, source, tmp_path):
-    (tmp_path / "77.npy").unlink()
-    seen = []
-    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False, workers=1)) as loader:
-        batches = iter(loader)
-        for _ in range(19):
-            seen += next(batches)["x"][:, 0].tolist()
-        with pytest.raises(MissingError, match=r"row 77 .*'n77'.*77\.npy") as caught:
-            next(batches)
-        for _ in range(20, COUNT // 4):
-            seen += next(batches)["x"][:, 0].tolist()
-    assert caught.value.row == 77
-    assert seen == [number for number in range(COUNT) if number // 4 != 19]
 
 
 def test_a_loader_that_is_closed_early_leaves_nothing(disk, source):

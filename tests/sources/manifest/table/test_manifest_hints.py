@@ -204,16 +204,6 @@ def test_an_array_in_json_lines_is_named(indent, folder):
     checked(pd.read_json(folder / "t.jsonl"), root=folder)
 
 
-def test_a_list_of_files_says_what_joins_them(folder):
-    for part in range(2):
-        (folder / f"part-{part}.csv").write_text(written(","))
-    parts = [folder / "part-0.csv", str(folder / "part-1.csv")]
-    for given in (parts, tuple(parts)):
-        with pytest.raises(ConfigError, match=r"a pattern, such as 'part-\*\.csv', or .* ConcatSource\(\["):
-            ManifestSource(given, {"y": "label"})
-    assert len(ManifestSource(folder / "part-*.csv", {"y": "label"})) == 2 * COUNT
-
-
 @pytest.mark.parametrize("id", ["number", "label", None])
 def test_a_damaged_file_says_how_to_leave_it_out(id, folder):  # noqa: A002  # the user's word
     (folder / "t.csv").write_text(written(","))
@@ -224,13 +214,6 @@ def test_a_damaged_file_says_how_to_leave_it_out(id, folder):  # noqa: A002  # t
         ManifestSource(table, {"x": "path"}, id=id, root=folder)
     filters = ast.literal_eval(re.search(r"leave it out: filters=(.*); check_files", str(caught.value))[1])
     assert len(ManifestSource(table, {"x": "path"}, id=id, root=folder, filters=filters, check_files="all")) == 2
-
-
-def test_a_folder_that_is_no_table_names_from_folder(folder):
-    with pytest.raises(
-        MissingError, match=r"has no \.parquet files in it; .* by from_folder, or data=folder in train\.py"
-    ):
-        ManifestSource(folder, {"x": "path"})
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------

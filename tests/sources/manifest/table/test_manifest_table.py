@@ -374,7 +374,12 @@ def test_a_file_that_is_none_or_is_damaged(file, parquet):
 
 
 @pytest.mark.parametrize(
-    ("given_path", "message"), [("none.csv", "no such file"), ("n*.csv", "matches no file"), (".", "no .parquet")]
+    ("given_path", "message"),
+    [
+        ("none.csv", "no such file"),
+        ("n*.csv", "matches no file"),
+        (".", r"no \.parquet .* by from_folder, or data=f"),
+    ],
 )
 def test_missing_files(tmp_path, given_path, message):
     with pytest.raises(MissingError, match=message):
@@ -402,9 +407,11 @@ def test_whatever_streams_arrow_is_a_table():
         Table.of(Stream(pa.table({"b": [1]})), ["c"])
 
 
-@pytest.mark.parametrize("thing", [3, ["a.csv"], {"a": [1]}, None])
-def test_what_is_no_table(thing):
-    with pytest.raises(ConfigError, match=f"table: {type(thing).__name__} is neither"):
+@pytest.mark.parametrize(
+    ("thing", "advice"), [(3, ""), ({"a": [1]}, ""), (None, ""), (["a.csv"], r".*a pattern, .* or .* ConcatSource\(\[")]
+)
+def test_what_is_no_table(thing, advice):
+    with pytest.raises(ConfigError, match=f"table: {type(thing).__name__} is neither{advice}"):
         Table.of(thing, ["a"])
 
 
