@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import json
 import pickle
 import re
@@ -61,22 +58,14 @@ def labels(values, *, name="y", **column):
     return source, read(source, np.arange(len(source)))["y"]
 
 
-def rows_of(format_, folder):
-    """Writes the table in a format; returns what is given to the source."""
-    names = list(COLUMNS)
+def rows_of(suffix, folder):
+    """Writes the table as text; returns its path."""
+    path = folder / f"table.{suffix}"
     lines = list(zip(*COLUMNS.values(), strict=True))
-    if format_.startswith(("csv", "tsv")):
-        stream = io.StringIO()
-        writer = csv.writer(stream, delimiter="," if format_[0] == "c" else "\t")
-        writer.writerow(names)
-        writer.writerows(lines)
-        content = stream.getvalue().encode()
-    elif format_.startswith("jsonl"):
-        content = "".join(json.dumps(dict(zip(names, line, strict=True))) + "\n" for line in lines).encode()
+    if suffix == "csv":
+        path.write_text("".join(",".join(map(str, line)) + "\n" for line in [tuple(COLUMNS), *lines]))
     else:
-        raise AssertionError(format_)
-    path = folder / f"table.{format_}"
-    path.write_bytes(gzip.compress(content) if format_.endswith(".gz") else content)
+        path.write_text("".join(json.dumps(dict(zip(COLUMNS, line, strict=True))) + "\n" for line in lines))
     return path
 
 
@@ -96,7 +85,7 @@ def assert_is_the_table(source):
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format_", ["csv", "tsv.gz", "jsonl"])
+@pytest.mark.parametrize("format_", ["csv", "jsonl"])
 def test_a_table_of_text(format_, folder):
     path = rows_of(format_, folder)
     source = ManifestSource(path, FIELDS, id="id")

@@ -397,17 +397,3 @@ def test_an_image_of_one_row_or_column_comes_out_however_it_was_held(turned, siz
         assert np.abs(found - plainly(data, mode, wanted[::-1])).max() <= 1
     if max(size) > 1:
         assert decoded(data, ImageShape((3, 3), mode, resize="random_crop"), key=3).any()
-
-
-def test_what_a_camera_noted_may_stand_in_two_blocks(photo):
-    noted = exif(6)
-    noted[0x010E] = "x" * 200
-    data = stored(photo.resize((40, 30)), "JPEG", exif=noted)
-    block = noted.tobytes()
-    at = data.index(b"\xff\xe1")
-    end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    halves = [block[:100], b"Exif\0\0" + block[100:]]
-    apart = b"".join(b"\xff\xe1" + struct.pack(">H", len(half) + 2) + half for half in halves)
-    both = data[:at] + apart + data[end:]
-    assert decoded(both, ImageShape()).shape == (40, 30, 3)
-    assert np.array_equal(decoded(both, ImageShape()), decoded(data, ImageShape()))
