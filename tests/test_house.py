@@ -127,6 +127,7 @@ def test_importing_the_package_loads_nothing_heavy():
         ("from lit_async_data import ManifestSource", {"rich", "hydra"}),
         ("from lit_async_data import AsyncLoader, prefetched", {"pytorch_lightning", "lightning", "rich", "hydra"}),
         ("from lit_async_data import AsyncDataModule, DevicePrefetcher", {"hydra", "omegaconf", "pyarrow"}),
+        ("import lit_async_data.__main__", {"torch", "pyarrow", "PIL"}),
     ],
 )
 def test_a_public_name_imports_only_what_it_uses(program, without):

@@ -15,17 +15,19 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import Call
-from lit_async_data.tools.doctor.examination import Trial, examination
-from lit_async_data.tools.doctor.rates import Rate
 from lit_async_data.tools.given_source import OPTIONS, add_source_arguments, given_source
 from lit_async_data.tools.inspect.command import report_on
 from lit_async_data.tools.terminal import counted, indented, section, sized, table
+
+if TYPE_CHECKING:
+    from lit_async_data.tools.doctor.examination import Trial
+    from lit_async_data.tools.doctor.rates import Rate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    from lit_async_data.tools.doctor.examination import examination  # needs torch, which takes a second to import
+
     if not 0.05 <= arguments.seconds <= 600:
         raise ConfigError(f"seconds: {arguments.seconds} is not from 0.05 to 600")
     options, call = LoaderOptions(batch_size=arguments.batch_size), given_call(arguments.files, arguments)
