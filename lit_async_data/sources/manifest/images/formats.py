@@ -246,7 +246,8 @@ def _inflated(data: bytes, head: Head) -> bytes:
         place = end
     deflated = b"".join(parts)
     rows = memoryview(_imagecodecs().deflate_decode(deflated, out=nbytes))
-    stored = [b"\x78\x01"]  # a zlib stream of blocks that are not compressed: RFC 1950 and 1951
+    # A zlib stream of blocks that are not compressed: RFC 1950 and 1951.
+    stored: list[bytes | memoryview] = [b"\x78\x01"]
     for begin in range(0, nbytes, 0xFFFF):
         block = rows[begin : begin + 0xFFFF]
         stored += struct.pack("<?HH", begin + len(block) == nbytes, len(block), 0xFFFF - len(block)), block
