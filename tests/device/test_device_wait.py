@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 from support.device.training_loop import STEPS, pretend, queue_on, write_numbers
-from support.lightning.trainer import Recorder, pl, trainer
+from support.lightning.trainer import Recorder, Recording, trainer
 
 import lit_async_data as lad
 from lit_async_data.device.clock import DeviceClock
@@ -251,26 +251,17 @@ class Blind(Recorder):
     def see(self, stage, batch, number): ...
 
 
-class Rows(pl.loggers.logger.DummyLogger):
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-
-    def log_metrics(self, metrics, step=None):
-        self.rows.append(metrics)
-
-
 @pytest.mark.usefixtures("streams")
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`:UserWarning")
 def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog, monkeypatch):
     caplog.set_level("INFO")
     monkeypatch.setattr(verdicts, "LEAST_S", 0.0)
     monkeypatch.setattr(verdicts, "LEAST_STEPS", 1)
-    callback, logger = lad.DevicePrefetcher(), Rows()
+    callback, logger = lad.DevicePrefetcher(), Recording()
     fit = trainer(callback, logger=logger, log_every_n_steps=1, max_epochs=2)
     with AsyncLoader(source_of(), {"batch_size": 4, "shuffle": False}) as loader:
         fit.fit(Blind(), loader)
-    steps = [row["data/device_wait_ms"] for row in logger.rows if "data/device_wait_ms" in row]
+    steps = [row["data/device_wait_ms"] for _, row in logger.rows if "data/device_wait_ms" in row]
     assert steps == pytest.approx([1e3 * COPY_S] * 10)
     assert fit.callback_metrics["data/device_wait_ms"] == pytest.approx(1e3 * COPY_S)
     assert callback.waited.device_s == pytest.approx(10 * COPY_S)

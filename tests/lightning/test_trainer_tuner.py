@@ -22,6 +22,7 @@ from support.lightning.trainer import (
     STORED,
     CountingSource,
     Recorder,
+    Recording,
     at_every_depth,
     datamodule,
     pl,
@@ -200,22 +201,6 @@ def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_pat
 
 
 # -- metrics -------------------------------------------------------------------------------------------------------
-
-
-class Recording(pl.loggers.Logger):
-    """Keeps the logged metrics."""
-
-    name = version = "recording"
-
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-
-    def log_metrics(self, metrics, step=None):
-        self.rows.append((step, metrics))
-
-    def log_hyperparams(self, *args, **kwargs):
-        pass
 
 
 @pytest.fixture

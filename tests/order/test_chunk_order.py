@@ -199,17 +199,6 @@ def test_mixing_of_a_long_order_is_that_of_its_width(width, score):
     assert mixing(order, batch_size=256) == pytest.approx(score, rel=1e-3)
 
 
-def test_batches_across_groups_count_the_chunks_of_both():
-    """Groups of 2 × 5 samples, batches of 4: of every five batches, four are in one group and one is in two."""
-    order = ChunkOrder([ChunkRun(10**6, 5)], width=2, key=0)
-    assert mixing(order, batch_size=4) == pytest.approx((4 * 2 + 4) / 5 / 4, rel=0.01)
-
-
-def test_a_true_permutation_has_a_mixing_of_one():
-    assert mixing(ChunkOrder([ChunkRun(10_000, 1)], width=64, key=0), batch_size=100) == pytest.approx(1)
-    assert mixing(ChunkOrder([ChunkRun(10_000, 10_000)], width=64, key=0), batch_size=100) == pytest.approx(1)
-
-
 def test_positions_and_groups_out_of_range_are_refused():
     order = ChunkOrder([ChunkRun(100, 10)], width=4, key=0)
     for positions in ([100], [-1]):

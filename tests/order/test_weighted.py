@@ -332,13 +332,6 @@ def test_the_chunk_says_nothing_about_the_row():
     assert chi2_is_likely(np.bincount(places * 4 + rows, minlength=16), np.full(16, order.length / 16))
 
 
-def test_each_key_gives_other_draws_and_another_order_of_chunks():
-    weights = Weights(np.ones(1000))
-    assert len({tuple(all_of(WeightedOrder(weights, 20, key))) for key in range(50)}) == 50
-    orders = [WeightedChunkOrder([ChunkRun(1000, 10)], 1, weights, 100, key) for key in range(50)]
-    assert len({tuple(all_of(order) // 10) for order in orders}) == 50
-
-
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
@@ -449,15 +442,6 @@ def test_amplification_of_a_long_epoch_is_each_chunk_once_for_each_rank():
     alone = WeightedChunkOrder([ChunkRun(640, 64)], 4, Weights(np.ones(640)), 1, key=0)
     assert alone.amplification() == pytest.approx(64)
     assert alone.ranks_per_chunk(8) == pytest.approx(1)
-
-
-def test_groups_of_one_chunk_decode_just_the_chunks_that_get_positions():
-    runs, table = [ChunkRun(100, 100), ChunkRun(5, 1), ChunkRun(20, 10)], Weights([0.01] * 100 + [1] * 5 + [0.1] * 20)
-    rows = np.array([len(chunk) for chunk in chunks_of(runs)])
-    for key in range(20):
-        order = WeightedChunkOrder(runs, 1, table, 2, key)
-        decoded = rows[np.unique(chunk_numbers(runs)[all_of(order)])].sum()
-        assert order.amplification() == pytest.approx(decoded / 2)
 
 
 def test_chunks_per_global_batch_equals_a_count():

@@ -109,6 +109,17 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
 
 
+class Recording(pl.loggers.logger.DummyLogger):
+    """Keeps the logged metrics, each with its step."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, metrics))
+
+
 def trainer(*callbacks, **options):
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     basic = {"accelerator": "cpu", "max_epochs": 1, "enable_checkpointing": False, "num_sanity_val_steps": 0}
