@@ -72,6 +72,15 @@ def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
     give_back()
 
 
+def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
+    disk, reader = Disk(monkeypatch), FilePrefetcher()
+    made_cold(reader, files)
+    assert not reader.wanted
+    reader.fetch(files)
+    assert len(disk.asked) == 4
+    assert not fetchers()
+
+
 def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, monkeypatch):
     disk, reader = Disk(monkeypatch), FilePrefetcher()
     give_back = reader.reserve(ROOM)
