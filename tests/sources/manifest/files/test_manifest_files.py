@@ -289,7 +289,6 @@ def test_single_numbers_are_decoded_since_they_become_wider(tmp_path, straight):
 
 
 def test_importing_waits_for_no_pyarrow_and_the_first_batch_for_no_pandas(tmp_path):
-    pytest.importorskip("pandas")
     for number in range(4):
         np.save(tmp_path / f"{number}.npy", np.full(3, number, "f4"))
     rows = "".join(f"{number}.npy,{'ab'[number % 2]},{number % 2 or ''}\n" for number in range(4))

@@ -89,7 +89,6 @@ def test_pixels_of_a_png_are_those_of_pillow_however_they_are_filtered(size, col
         data = a_png(width, height, 8, colour, streams=streams)
         with monkeypatch.context() as context:
             if png_decoder == "imagecodecs":
-                pytest.importorskip("imagecodecs")
                 context.setattr(formats, "_opened", lambda *_: pytest.fail("left to Pillow"))
             found = decoded(data, ImageShape(mode=mode))
         assert np.array_equal(found, plainly(data, mode))
