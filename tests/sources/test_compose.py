@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
-from lit_async_data.testing import ArraySource, PartedArrays, check_contract
+from lit_async_data.testing import ArraySource, PartedArrays
 
 some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 12)), min_size=1, max_size=5)
 
@@ -87,11 +86,6 @@ class Failing(ArraySource):
 
 
 # -- a subset --------------------------------------------------------------------------------------------------------
-
-
-def test_subsets_and_concatenations_keep_the_contract():
-    check_contract(SubsetSource(numbered(), [1, 7, 1, 3]))
-    check_contract(ConcatSource([numbered(), SubsetSource(numbered(), [4, 2])]))
 
 
 @pytest.mark.parametrize("given", [[7, 3, 3, 0], np.array([7, 3, 3, 0], np.uint8), (7, 3, 3, 0)])
@@ -180,16 +174,6 @@ def test_group_codes_are_one_for_each_sample():
     assert SubsetSource(numbered(), [1, 2]).group_codes is None
     with pytest.raises(ConfigError, match=r"^group_codes: .*2 samples"):
         SubsetSource(numbered(), [1, 2], group_codes=[5])
-
-
-@pytest.mark.parametrize("source", [SubsetSource(parted(), [7, 3, 4]), ConcatSource([parted(), parted(10)])])
-def test_a_pickled_source_reads_the_same(source):
-    source.chunks, source.parts
-    copy = pickle.loads(pickle.dumps(source))
-    assert not {"chunks"} & set(vars(copy)), "what can be computed does not travel"
-    assert read(copy, [0, 2]) == read(source, [0, 2])
-    assert copy.parts == source.parts
-    assert copy.chunks == source.chunks
 
 
 # -- the chunks of a subset ------------------------------------------------------------------------------------------
@@ -433,15 +417,6 @@ def test_a_subset_has_the_whole_source_read_ahead():
         ("released",),
         ("close",),
     ]
-
-
-@pytest.mark.parametrize("source", [SubsetSource(numbered(), [1]), ConcatSource([numbered()])])
-def test_a_source_that_does_not_read_ahead_has_nothing_to_do(source):
-    assert not source.reads_ahead
-    assert not source.fetch(np.array([0]))
-    source.decode(np.array([0]), None)
-    assert source.memory(3) == MemoryNeeds()
-    source.reserve(4, 50, 60)()
 
 
 def test_several_sources_share_the_cache_by_what_must_be_decoded():

@@ -361,18 +361,12 @@ def test_an_unknown_name_lists_what_there_is():
 NESTED = {f"{file}.h5:/{group}": 2 for file in range(8) for group in ("left", "right")}
 
 
-def test_by_file_its_groups_stay_together():
-    sides = split(parted(NESTED), HALVES, groups="file")
+@pytest.mark.parametrize(("groups", "samples", "said"), [("file", 4, "4 of 8 groups"), ("group", 2, "8 of 16 groups")])
+def test_a_file_and_a_group_in_it_stay_together(groups, samples, said):
+    sides = split(parted(NESTED), HALVES, groups=groups)
     side = side_of(sides, 32)
-    assert side == np.repeat(side[::4], 4).tolist()
-    assert "train 0.50 (4 of 8 groups" in sides.described
-
-
-def test_by_group_each_is_drawn_by_itself():
-    sides = split(parted(NESTED), HALVES, groups="group")
-    side = side_of(sides, 32)
-    assert side == np.repeat(side[::2], 2).tolist()
-    assert "train 0.50 (8 of 16 groups" in sides.described
+    assert side == np.repeat(side[::samples], samples).tolist()
+    assert f"train 0.50 ({said}" in sides.described
 
 
 def test_files_are_named_by_what_an_expression_finds():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -105,29 +104,6 @@ def test_a_sample_that_is_not_there_is_an_index_error(scans, sample):
 
 
 # -- handles -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("storage", STORAGE)
-def test_closing_twice_is_fine_and_reading_opens_again(h5, storage):
-    path = h5(data={"data": some(SHAPE), **STORAGE[storage]})
-    source = HDF5Source(path, ["data"])
-    source.close()
-    for _ in range(2):
-        assert_same_samples(read(source, SHUFFLED)["data"], some(SHAPE)[SHUFFLED])
-        source.close()
-        source.close()
-
-
-@pytest.mark.parametrize("storage", STORAGE)
-def test_several_threads_may_read_at_once(h5, storage):
-    path = h5(data={"data": some(SHAPE), **STORAGE[storage]}, labels=np.arange(ROWS))
-    source = HDF5Source(path)
-    requests = [np.random.default_rng(seed).integers(0, ROWS, 40) for seed in range(40)]
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda samples: read(source, samples), requests))
-    for samples, got in zip(requests, answers, strict=True):
-        assert_same_samples(got["data"], some(SHAPE)[samples])
-        assert_same_samples(got["labels"], samples)
 
 
 def in_fork(act):

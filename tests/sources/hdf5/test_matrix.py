@@ -286,6 +286,12 @@ USES = {
     "packed": {"fields": {"x": Field("packed", mask_and_scale=True), "y": "animal"}},
     "a packed column": {"fields": {"x": Field("packed", mask_and_scale=True, column=1, dtype="float16")}},
     "lookup": {"fields": {"age": Field("age", lookup="night"), "kind": "kind"}},
+    "lookup in columns": {
+        "fields": {
+            "x": Field("table", lookup="night", column=3, dtype="int64"),
+            "packed": Field("packed", lookup="night", column=1, mask_and_scale=True),
+        }
+    },
     "sparse": {"fields": {"x": "cells", "y": Field("table", column=0)}},
     "sparse, cast": {"fields": {"x": Field("cells", dtype="float32")}},
     "ragged": {"fields": {"x": Field("words", max_length=10), "y": Field("animal", classes=["r", "s", "t"])}},

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tracemalloc
 
-import h5py
 import numpy as np
 import pytest
 from support.sources.oracle import read
@@ -118,14 +117,11 @@ ORDERS = {
 @pytest.mark.long
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("stored", STORED)
-def test_a_process_grows_by_at_most_4_mib_more_than_is_printed(tmp_path, stored, order):
+def test_a_process_grows_by_at_most_4_mib_more_than_is_printed(h5, stored, order):
     dtype, rows, files, options = STORED[stored]
-    for number in range(files):
-        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            values = np.random.default_rng(number).integers(0, 8, (rows, 3, 64, 64)).astype(dtype)
-            file.create_dataset("data", data=values, **options)
-            file["labels"] = np.arange(rows) % 10
-    command = [sys.executable, "-c", PROGRAM, repr(ORDERS[order]), *map(str, sorted(tmp_path.glob("*.h5")))]
+    values = np.random.default_rng(0).integers(0, 8, (rows, 3, 64, 64)).astype(dtype)
+    paths = [h5(f"{number}.h5", data={"data": values, **options}, labels=np.arange(rows)) for number in range(files)]
+    command = [sys.executable, "-c", PROGRAM, repr(ORDERS[order]), *paths]
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
     grown, printed = map(int, found.stdout.split())
     assert grown <= printed + 4 * MIB, f"{grown / MIB:.1f} MiB, of {printed / MIB:.1f}"

@@ -8,12 +8,8 @@ import numpy as np
 def assert_same_samples(actual, expected, *, key=None, samples=None, places=None):
     """Asserts that arrays have the same shape, dtype and bits.
 
-    Args:
-        actual: Samples on axis 0.
-        expected: Samples on axis 0.
-        key: Key of the field, for the message.
-        samples: Sample number of each element on axis 0; None for 0, 1, 2, ….
-        places: File, group and row of every sample, by sample number.
+    The message names the field by ``key``, and the first sample that differs: ``samples`` holds the number of each, and
+    ``places`` file, group and row by sample number.
     """
     field = "" if key is None else f"field {key!r}: "
     actual_type, expected_type = f"{actual.dtype} {actual.shape}", f"{expected.dtype} {expected.shape}"

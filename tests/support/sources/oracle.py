@@ -21,19 +21,12 @@ from support.sources.comparison import assert_same_samples
 
 
 class PartTables(NamedTuple):
-    """All rows of one part.
-
-    Attributes:
-        file: Path.
-        group: Name of the group.
-        tables: By batch key the value of each row, and for padded fields also its length.
-        rows: The dataset of ``rows``, if that names one.
-    """
+    """All rows of one part."""
 
     file: str
     group: str
-    tables: dict[str, tuple[np.ndarray, ...]]
-    rows: np.ndarray | None
+    tables: dict[str, tuple[np.ndarray, ...]]  # by batch key the value of each row, and its length if it is ragged
+    rows: np.ndarray | None  # the dataset of ``rows``, if that names one
 
 
 class Model:
@@ -282,11 +275,7 @@ READINGS = "decoded", "copied", "locked"
 def check(path, fields, *, reading=None, **options):
     """Asserts that a source with these arguments, and a pickled copy of it, equal their model; returns the model.
 
-    Args:
-        path: As of `HDF5Source`.
-        fields: As of `HDF5Source`.
-        reading: How the chunks should be read. "decoded" ones are copied if they lack filters and hold whole samples.
-        **options: As of `HDF5Source`.
+    ``reading`` is how the chunks should be read. "decoded" ones are copied if they lack filters and hold whole samples.
     """
     model = Model(path, fields, **options)
     with contextlib.closing(HDF5Source(path, fields, **options)) as source:

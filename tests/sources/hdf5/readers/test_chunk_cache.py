@@ -205,20 +205,6 @@ def test_only_what_the_budget_holds_is_allocated():
     assert out[1:, 0].tolist() == [8, 7, 2**19 % 251]
 
 
-def test_room_that_another_loader_adds_later_is_used():
-    cache = budget(4 * 8)
-    kept = kept_slabs(cache)
-    kept.put(1, np.full((4, 2), 1, "i4"))
-    release = cache.reserve({}, 4 * 8)
-    for number in (2, 1):
-        kept.put(number, np.full((4, 2), number, "i4"))
-    out = np.zeros((2, 2), "i4")
-    assert kept.copy_rows(np.array([4, 8]), out, lambda taken, _: taken) is None
-    assert out[:, 0].tolist() == [1, 2]
-    release()
-    assert kept.missing(np.arange(3)).tolist() == [0, 1, 2]
-
-
 # -- through the loader ------------------------------------------------------------------------------------------------
 
 

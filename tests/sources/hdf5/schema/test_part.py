@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import pickle
 import shutil
 
@@ -306,23 +305,6 @@ def test_a_list_of_groups_and_patterns_is_taken_in_its_order(h5):
     refused(ConfigError, ["group: 3"], path, FIELDS, group=["patient_1", 3])
 
 
-def test_several_files_with_several_groups_are_parts_file_by_file(h5):
-    counts = [{1: 4, 2: 5, 10: 3}, {2: 1, 3: 6}, {7: 2}]
-    paths = [patients(h5, f"site{n}.h5", count, first=10_000 * n) for n, count in zip((1, 2, 10), counts)]
-    pattern = os.path.join(os.path.dirname(paths[0]), "site*.h5")
-    model = check(pattern, FIELDS, group="patient_*")
-    assert [(os.path.basename(file), group, count) for file, group, count in model.parts] == [
-        ("site1.h5", "/patient_1", 4),
-        ("site1.h5", "/patient_2", 5),
-        ("site1.h5", "/patient_10", 3),
-        ("site2.h5", "/patient_2", 1),
-        ("site2.h5", "/patient_3", 6),
-        ("site10.h5", "/patient_7", 2),
-    ]
-    check([paths[2], paths[0]], {"x": Field("signal", window=(0, 2)), "y": "label"}, group="patient_*", stride=2)
-    check(paths[:1], {"x": Field("signal", window=(-1, 3)), "y": "label"}, group="patient_*")
-
-
 def test_parts_without_groups_are_files(h5):
     paths = [h5(f"{n}.h5", y=np.arange(n)) for n in (3, 2)]
     with contextlib.closing(HDF5Source(paths, {"y": "y"})) as source:
@@ -348,21 +330,6 @@ def test_a_group_or_a_dataset_that_is_not_there_is_named_with_its_file(h5, group
     with h5py.File(paths[0], "r+") as file:
         del file["patient_2/signal"]
     refused(MissingError, [paths[0], *said], paths, FIELDS, group=group)
-
-
-@pytest.mark.parametrize("group", ["*/patient_1", "study?/patient_*", "st[au]dy/patient_1"])
-def test_a_pattern_above_the_last_level_is_refused(h5, group):
-    refused(ConfigError, ["group: ", group], patients(h5, prefix="study1/"), FIELDS, group=group)
-
-
-def test_parts_that_differ_are_refused(h5):
-    path = h5(**{"p_1/x": numbers((4, 2)), "p_2/x": numbers((4, 3))})
-    refused(FormatError, ["p_1", "p_2", "(2,)", "(3,)"], path, {"x": "x"}, group="p_*")
-
-
-def test_fields_of_a_part_that_differ_in_length_are_refused(h5):
-    path = h5(**{"p_1/x": np.arange(4), "p_1/y": np.arange(4), "p_2/x": np.arange(4), "p_2/y": np.arange(5)})
-    refused(FormatError, [path, "p_2", 4, 5], path, {"x": "x", "y": "y"}, group="p_*")
 
 
 def test_the_names_of_parts_differ_and_outlive_a_move_and_more_files(h5, tmp_path):
@@ -408,11 +375,9 @@ def test_rows_may_be_chosen(h5, rows):
 
 
 def test_chosen_rows_of_parts_are_counted_over_all_of_them(h5):
-    path = patients(h5)
-    for rows in (np.array([3, 4, 11]), np.array([3, 0, 4, 11, 9]), np.isin(np.arange(12), [0, 8, 9])):
-        check(path, FIELDS, group="patient_*", rows=rows)
-    model = check(path, FIELDS, group="patient_*", rows=np.array([3, 4, 9]))
-    assert model.values["y"].tolist() == [103, 200, 1000]
+    for rows in (np.array([3, 4, 9]), np.isin(np.arange(12), [3, 4, 9])):
+        model = check(patients(h5), FIELDS, group="patient_*", rows=rows)
+        assert model.values["y"].tolist() == [103, 200, 1000]
 
 
 def test_chosen_rows_that_go_back_to_an_earlier_part_point_to_a_subset(h5):
@@ -463,10 +428,6 @@ def test_wrong_rows_are_named(h5, wrong, in_file):
     rows, said = WRONG[wrong]
     path = h5(labels=np.arange(20), chosen=rows)
     refused(AsyncDataError, ["rows", *said], path, {"y": "labels"}, rows="chosen" if in_file else rows)
-
-
-def test_chosen_rows_that_are_not_there_are_named(h5):
-    refused(MissingError, ["splt"], h5(y=np.arange(20), split=np.arange(3)), {"y": "y"}, rows="splt")
 
 
 @pytest.mark.parametrize("rows", [np.array([1]), "chosen"], ids=str)

@@ -130,17 +130,6 @@ def test_values_are_cast(h5, of, to):
         check(path, {"x": Field(name.format("contiguous"), dtype=to)})
 
 
-@pytest.mark.parametrize("of", ["u1", "?", ">i2"])
-def test_arrays_of_the_narrower_type_are_filled_as_stored(h5, of):
-    values = numbers((ROWS, 3), of)
-    with contextlib.closing(HDF5Source(h5(data=values), {"x": Field("data", dtype="float32")})) as source:
-        narrow = source.spec["x"].narrow
-        if narrow is not None:
-            out = np.full((ROWS, 3), 0xA5, np.uint8).astype(narrow)
-            source.read_into(np.arange(ROWS), {"x": out})
-            assert_same_samples(out, values.astype(values.dtype.newbyteorder("=")))
-
-
 AT = 13  # the row with a bad value
 
 
@@ -195,19 +184,6 @@ def test_the_ends_of_a_type_are_in_range(h5, of, to, ends):
 
 
 # -- via ---------------------------------------------------------------------------------------------------------------
-
-
-def test_via_goes_with_column_and_dtype(h5):
-    path = h5(table=numbers((4, 5), "f8"), who=np.array([3, 0, 2, 2, 1], "u2"))
-    check(
-        path,
-        {
-            "column": Field("table", column=4, lookup="who"),
-            "cast": Field("table", lookup="who", dtype="int16"),
-            "both": Field("table", column=2, lookup="who", dtype="int64"),
-            "who": "who",
-        },
-    )
 
 
 @pytest.mark.parametrize("bad", [-1, 4])
@@ -296,20 +272,6 @@ def test_unpacked_values_become_whole_numbers_only_where_they_are(h5):
     set_attributes(path, "data", add_offset=0.5)
     with pytest.raises(ConfigError, match=r"fields.x.dtype: int64 holds no fractions, but .* add_offset 0.5"):
         HDF5Source(path, fields)
-
-
-def test_unpacking_goes_with_column_and_via(h5):
-    path = h5(table=HOLES.astype("u2"), who=np.array([11, 4, 0, 4, 19]))
-    set_attributes(path, "table", scale_factor=0.25, add_offset=1.0, _FillValue=np.uint16(121))
-    model = check(
-        path,
-        {
-            "lookup": Field("table", mask_and_scale=True, lookup="who"),
-            "column": Field("table", mask_and_scale=True, lookup="who", column=1),
-            "cast": Field("table", mask_and_scale=True, lookup="who", column=1, dtype="float64"),
-        },
-    )
-    assert np.isnan(model.values["column"]).tolist() == [True, True, False, True, False]
 
 
 @pytest.mark.parametrize(

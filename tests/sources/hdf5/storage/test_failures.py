@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from support.files.hdf5 import stored_spans
+from support.files.hdf5 import create, stored_spans
 from support.sources import oracle
 
 from lit_async_data import AsyncLoader, HDF5Source
@@ -19,10 +19,7 @@ from lit_async_data.errors import CorruptError, FormatError, MissingError, Sourc
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage.failures import (
-    Superblock,
-    errno_of,
     open_h5py,
-    open_raw,
     retry_once,
     source_error,
 )
@@ -78,15 +75,6 @@ def test_a_file_that_the_system_does_not_open_is_named_with_what_to_do(h5, monke
     source.close()
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM, errno.EACCES])
-def test_a_file_that_the_system_does_not_open_is_not_called_no_hdf5(h5, monkeypatch, number):
-    path = h5(data=np.ones((8, 4)))
-    monkeypatch.setattr(h5py, "File", failing(h5py.File, number, 2))
-    with pytest.raises(SourceError, match=rf"{path}: cannot be opened: \[Errno {number}\]") as caught:
-        HDF5Source(path, ["data"])
-    assert type(caught.value) is SourceError
-
-
 def test_a_transient_input_error_is_not_raised(large, monkeypatch):
     monkeypatch.setattr(h5py, "File", failing(h5py.File, errno.EIO, 1))
     source = HDF5Source(large, ["data"])
@@ -119,12 +107,6 @@ def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(h5, options):
     with pytest.raises(FormatError, match="is no regular file"):
         source.column("other")
     source.close()
-
-
-def test_a_folder_is_refused(tmp_path):
-    for each in (open_h5py, open_raw):
-        with pytest.raises(FormatError, match=rf"{tmp_path}: is a folder; for all files in it write"):
-            each(str(tmp_path))
 
 
 def states(h5, state):
@@ -166,13 +148,6 @@ def test_why_a_file_is_not_opened_does_not_depend_on_what_h5py_says(h5, monkeypa
     with pytest.raises(FormatError, match=said.format(path=path)) as caught:
         open_h5py(path)
     assert "wait until" not in str(caught.value) or state == "locked"
-
-
-@pytest.mark.parametrize("options", [{}, {"libver": "latest"}, {"userblock_size": 2048}], ids=repr)
-def test_the_head_of_a_file_says_where_it_ends(tmp_path, options):
-    with h5py.File(tmp_path / "x.h5", "w", **options) as file:
-        file["data"] = np.ones((8, 4))
-    assert Superblock.of(str(tmp_path / "x.h5")) == (0, os.path.getsize(tmp_path / "x.h5"))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -306,9 +281,8 @@ def test_types_that_numpy_lacks_are_named(tmp_path):
         quad.set_precision(128)
         quad.set_fields(127, 112, 15, 0, 112)
         quad.set_ebias(16383)
-        space = h5py.h5s.create_simple((4,))
-        h5py.h5d.create(file.id, b"quad", quad, space)
-        h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D32LE, space)
+        create(file, "quad", (4,), quad)
+        create(file, "time", (4,), h5py.h5t.UNIX_D32LE)
     for name in ("quad", "time"):
         with pytest.raises(FormatError, match=rf"{path}:/{name}: holds values of a type that numpy lacks") as caught:
             HDF5Source(path, ["data", name])
@@ -321,22 +295,6 @@ def test_names_that_are_no_utf8_can_be_listed(h5):
         file.id.link(b"data", b"d\xe9", h5py.h5g.LINK_HARD)
     with pytest.raises(MissingError, match=r"has no dataset 'other'; the file holds: data, d\\xe9"):
         HDF5Source(path, ["other"])
-
-
-@pytest.mark.parametrize(
-    ("error", "number"),
-    [
-        (OSError(5, "x"), 5),
-        (OSError("errno = 24, error message"), 24),
-        (OSError("errno = 0"), None),
-        (RuntimeError("(addr = 9, errno = 12, …)"), 12),
-        (MemoryError(), errno.ENOMEM),
-        (KeyError("errno"), None),
-    ],
-    ids=repr,
-)
-def test_the_number_of_an_error_is_found_in_its_text_too(error, number):
-    assert errno_of(error) == number
 
 
 @pytest.mark.parametrize(

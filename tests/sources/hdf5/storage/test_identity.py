@@ -96,14 +96,3 @@ def test_external_files_are_compared_too(h5):
     with pytest.raises(ChangedError, match=r"other\.h5: was written to"):
         read(source, np.arange(10))
     source.close()
-
-
-def test_the_ctime_is_no_part_of_the_identity(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(b"x")
-    one = identity.FileIdentity.of(os.stat(path))
-    with_another_ctime(path)
-    two = identity.FileIdentity.of(os.stat(path))
-    assert one.ctime_ns != two.ctime_ns
-    assert one == two
-    assert hash(one) == hash(two)
