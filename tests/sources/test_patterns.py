@@ -10,7 +10,7 @@ import pytest
 
 from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
-from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.errors import MissingError
 from lit_async_data.tools.given_source import add_source_arguments, given_source
 from lit_async_data.tools.inspect.command import report_on
 
@@ -72,11 +72,6 @@ def test_a_pattern_that_matches_nothing_says_so(folder, reader):
         files(f"d/none*{end}")
     with pytest.raises(MissingError, match=rf"d/fold\*{end}: matches folders only; for the files in them write .*/\*"):
         files(f"d/fold*{end}")
-
-
-def test_a_folder_in_place_of_files_says_how_to_write_all_in_it(folder):
-    with pytest.raises(FormatError, match=r"/d: is a folder; .* /\S*/d/\*\.h5, .* /\S*/d/\*\*/\*\.h5"):
-        HDF5Source("~/d")
 
 
 def test_pack_reads_files_of_all_folders_and_inspect_suggests_one_pattern_for_them(folder, capsys):

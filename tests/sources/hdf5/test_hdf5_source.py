@@ -67,14 +67,6 @@ def test_channels_last_comes_out_of_the_loader_in_that_memory_format(h5, layout,
 # -- fields and files --------------------------------------------------------------------------------------------------
 
 
-def test_a_sequence_of_fields_gives_tuples_in_its_order(h5):
-    path = h5(images=some((ROWS, 5)), species=np.arange(ROWS))
-    with AsyncLoader(HDF5Source(path, ["species", "images"]), LoaderOptions(batch_size=ROWS, shuffle=False)) as loader:
-        labels, images = next(loader)
-    assert labels.tolist() == list(range(ROWS))
-    assert_same_samples(images.numpy(), some((ROWS, 5)))
-
-
 @pytest.fixture
 def scans(h5):
     """Files scan1, scan2, scan10 with 3, 4 and 5 samples; sample n of them all has value and label n."""

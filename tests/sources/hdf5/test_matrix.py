@@ -184,8 +184,9 @@ def test_chunks_never_written(path, alloc, libver, filters):
             dataset[12, 6, 4] = 2
     for name, fill in itertools.product(chunks, FILLS):
         left = alloc == INCREMENTAL and fill in {"never", "never 7", "undefined"}
-        layout = "HWN" if name == "tiles" else None
-        check(path, {fill: f"{name} {fill}"}, layout=layout, reading="locked" if left else "decoded")
+        layout = "HWN" if name == "tiles" else "NHW"
+        fields = {"x": f"{name} {fill}", "w": Field(f"{name} {fill}", window=(0, 3))}
+        check(path, fields, layout=dict.fromkeys(fields, layout), reading="locked" if left else "decoded")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

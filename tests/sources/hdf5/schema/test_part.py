@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import pickle
 import shutil
 
 import h5py
 import numpy as np
 import pytest
+from support.files.hdf5 import numbered
 from support.sources.oracle import check, read, read_from, refused, refused_when_read
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
 from lit_async_data.lightning.summary import summary_lines
-
-
-def numbers(shape, dtype="i2"):
-    return np.arange(math.prod(shape)).reshape(shape).astype(dtype)
 
 
 def length(path, fields, **options):
@@ -31,7 +27,7 @@ def length(path, fields, **options):
 
 
 def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
-    values = numbers((29,), "f4")
+    values = numbered((29,), "f4")
     values[13] = 0.5
     path, fields = h5(data=values), {"x": Field("data", dtype="int32", window=(0, 4))}
     for anchor in (10, 12, 13):  # samples 5 and 6 of stride 2, and none that begins later
@@ -44,7 +40,7 @@ def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
 def test_an_index_that_is_not_in_the_table_is_refused_in_a_window_too(h5):
     who = np.zeros(29, "i4")
     who[13] = 5
-    path, fields = h5(age=numbers((5,)), who=who), {"x": Field("age", lookup="who", window=(0, 4))}
+    path, fields = h5(age=numbered((5,)), who=who), {"x": Field("age", lookup="who", window=(0, 4))}
     refused_when_read(SourceError, [13, 5], path, fields, [12])
 
 
@@ -152,12 +148,12 @@ def ragged_group(file, name, rows):
 
 
 def plain(file, name, rows):
-    file[name] = numbers((rows, 2))
+    file[name] = numbered((rows, 2))
 
 
 def one_axis(file, name, rows):
     """As some programs write what is empty."""
-    file[name] = numbers((rows, 2)) if rows else np.array([])
+    file[name] = numbered((rows, 2)) if rows else np.array([])
 
 
 def chunked(file, name, rows):
@@ -242,7 +238,14 @@ FIELDS = {"x": "signal", "y": "label"}
 
 @pytest.mark.parametrize("group", ["train", "/train", "train/", "/train/"])
 def test_a_group_stands_before_the_names_of_fields(h5, group):
-    path = h5(**{"train/x": numbers((5, 2)), "train/deep/y": np.arange(5), "y": np.arange(50, 55), "x": numbers((9,))})
+    path = h5(
+        **{
+            "train/x": numbered((5, 2)),
+            "train/deep/y": np.arange(5),
+            "y": np.arange(50, 55),
+            "x": numbered((9,)),
+        }
+    )
     model = check(path, {"x": "x", "y": "deep/y", "other": "/y"}, group=group)
     assert model.values["y"].tolist() == [0, 1, 2, 3, 4]
     assert model.values["other"].tolist() == [50, 51, 52, 53, 54]
@@ -364,7 +367,7 @@ ROWS = {
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows_may_be_chosen(h5, rows):
     path = h5(
-        data={"data": numbers((20, 3)), "chunks": (8, 2), "compression": "gzip"},
+        data={"data": numbered((20, 3)), "chunks": (8, 2), "compression": "gzip"},
         labels=np.arange(20),
         chosen=ROWS[rows],
     )
@@ -396,7 +399,7 @@ def test_chosen_rows_in_the_file_are_those_of_each_part_or_the_same_for_all(h5):
 
 @pytest.mark.parametrize("row", [0, 1, 26, 28])
 def test_a_window_around_a_chosen_row_that_leaves_its_part_is_refused(h5, row):
-    path = h5(data=numbers((29,)), split=np.array([5, row, 7]))
+    path = h5(data=numbered((29,)), split=np.array([5, row, 7]))
     fields = {"x": Field("data", window=(-2, 4))}
     for rows in (np.array([5, row, 7]), "split"):
         refused(AsyncDataError, ["rows", row], path, fields, rows=rows)

@@ -13,15 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.sources.comparison import assert_same_samples
-from support.sources.oracle import (
-    Model,
-    check,
-    read,
-    read_from,
-    refused,
-    refused_sooner_or_later,
-    refused_when_read,
-)
+from support.sources.oracle import Model, check, read, read_from, refused, refused_sooner_or_later, refused_when_read
 
 from lit_async_data import Field, HDF5Source
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError

@@ -18,11 +18,7 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.sources.hdf5.storage.failures import (
-    open_h5py,
-    retry_once,
-    source_error,
-)
+from lit_async_data.sources.hdf5.storage.failures import open_h5py, open_raw, retry_once, source_error
 
 
 def read(source, rows=(0,)):
@@ -107,6 +103,12 @@ def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(h5, options):
     with pytest.raises(FormatError, match="is no regular file"):
         source.column("other")
     source.close()
+
+
+def test_a_folder_is_refused(tmp_path):
+    for each in (open_h5py, open_raw):
+        with pytest.raises(FormatError, match=rf"{tmp_path}: is a folder; for all files in it write"):
+            each(str(tmp_path))
 
 
 def states(h5, state):
