@@ -8,6 +8,7 @@ import torch
 from lit_async_data import ConfigError, Normalize
 
 SCANS = torch.tensor([[145, 300]], dtype=torch.int16)
+CHANNELS = torch.tensor([[[[0, 255]]] * 3], dtype=torch.uint8)  # an image of 1 × 2 pixels
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,7 @@ SCANS = torch.tensor([[145, 300]], dtype=torch.int16)
         ((0.5, 0.5), None, SCANS.float(), [289, 599]),
         ((0.5, 0.5), "type", SCANS.float(), [289, 599]),
         ((0.5, 0.5), None, torch.tensor([[False, True]]), [-1, 1]),
+        (([0.1, 0.2, 0.3], [1, 2, 3]), "type", CHANNELS, [[[-0.1, 0.9]], [[-0.1, 0.4]], [[-0.1, 0.7 / 3]]]),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
