@@ -61,7 +61,7 @@ def however_slow_the_machine_is(monkeypatch):
 def test_every_step_sees_its_own_batch(slow, depth, transforms, late, batches):
     streams = FakeStreams(slow)
     transform = on_device(streams) if transforms else None
-    assert trained(streams, depth=depth, transform=transform, late=late, batches=batches) == []
+    assert trained(streams, epochs=2, depth=depth, transform=transform, late=late, batches=batches) == []
 
 
 # -- slots of several batches ------------------------------------------------------------------------------------------
