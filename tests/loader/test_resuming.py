@@ -453,6 +453,8 @@ def test_dropped_samples_are_told(caplog):
 
 def test_the_worlds_that_fit_are_named():
     state = saved(5, 3)  # 2 samples remain
+    with loader_of(world_size=2) as loader:
+        loader.load_state_dict(state)
     for world_size in (3, 4):
         with (
             loader_of(world_size=world_size) as loader,
