@@ -291,6 +291,14 @@ def test_at_the_end_of_an_epoch_that_epoch_is_empty_and_the_next_is_whole(shuffl
             assert seen(loader) == batches
 
 
+def test_what_was_read_ahead_of_the_whole_epoch_is_dropped():
+    with loader_of(workers=1) as loader:
+        loader.set_epoch(3)
+        loader.machinery.prefetch()
+        loader.load_state_dict(saved(2, 3))
+        assert seen(loader) == whole(3)[2:]
+
+
 def test_after_a_break_the_pass_goes_on_from_its_state():
     with loader_of() as loader:
         for number, _ in enumerate(loader):
