@@ -85,14 +85,13 @@ class LoaderOptions:
             as many decoded chunks. Changes the order.
         seed: Key of every permutation, 0 to 2**63 − 1. Workers and queue depth never change the order of a seed.
         drop_last: Drop the samples that do not fill a step of all ranks.
-        workers: Reader threads. Those of a reader process are processes if Python code reads or transforms samples, if
-            decoded ones take less than 2 KiB each, or if h5py reads under its lock. 0 reads in the caller's thread, so
-            that a debugger stops there. ``"auto"``: 1; and another, while the loop waits for batches and the last one
-            helped, if samples are decoded (at most 4 threads) or the workers are processes. Never more than the cores
-            that this rank may use. One thread copies at 0.6 of the memory bandwidth, and a second would only wait for
-            h5py's lock (``benchmarks/waiting/first.py``, ``benchmarks/loading/hdf5.py``). If Python code reads the
-            samples (`DatasetSource`) or transforms them, and no reader process can, 0: such a thread would hold the GIL
-            and block the training loop (without the GIL 1).
+        workers: Reader threads, or reader processes if Python code reads or transforms samples in them. 0 reads in the
+            caller's thread, so that a debugger stops there. ``"auto"``: 1; and another, while the loop waits for
+            batches and the last one helped, if samples are decoded (at most 4 threads) or the workers are processes.
+            Never more than the cores that this rank may use. One thread copies at 0.6 of the memory bandwidth, and a
+            second would only wait for h5py's lock (``benchmarks/waiting/first.py``, ``benchmarks/loading/hdf5.py``). If
+            Python code reads the samples (`DatasetSource`) or transforms them, and no reader process can, 0: such a
+            thread would hold the GIL and block the training loop (without the GIL 1).
         worker_kind: Where the reader threads run. ``"thread"``: in this process. ``"process"``: in a reader process,
             where they take nothing of this process's GIL; batches come through shared memory. ``"auto"``: a process if
             samples are decoded, read under a lock, read from a file each, or read or transformed by Python code, and a

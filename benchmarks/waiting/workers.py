@@ -1,4 +1,4 @@
-"""Python code per sample in reader and worker processes, compared with the worker processes of torch's DataLoader.
+"""Python code per sample in reader processes, compared with the worker processes of torch's DataLoader.
 
     python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | starts | loop | memory | ...]
 

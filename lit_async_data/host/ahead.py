@@ -11,7 +11,8 @@ import numpy as np
 
 from lit_async_data.order.due import due
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.order.plan import ALL, BatchIndex, Schedule, Share
+from lit_async_data.order.shares import Shares
 from lit_async_data.sources.contract.source import Source
 
 # Reads after which a worker checks again whether anything must be fetched, if nothing was the last time.
@@ -24,27 +25,28 @@ class Ahead:
     Args:
         source: Where samples come from.
         batches: Batches between the one that is read and the last one that is fetched.
+        shares: How several readers share each batch.
     """
 
-    def __init__(self, source: Source, batches: int) -> None:
+    def __init__(self, source: Source, batches: int, shares: Shares) -> None:
         self._source = source
         self._batches = batches
-        self._rows = source.chunks.rows
+        self._shares = shares
         # Whether the source reads whole files ahead.
         self._holds = source.memory().files > 0
         self._walked: BatchIndex | None = None  # the first batch whose chunks have not fallen due yet
         self._idle = 0
         self._fetching = False
 
-    def __call__(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex) -> None:
-        """Decode and fetch for the batches after these."""
+    def __call__(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex, share: Share = ALL) -> None:
+        """Decode and fetch for the batches after these, as far as their samples are in a share."""
         # Without a lock: chunks that two workers take at once are decoded once all the same.
         begin, self._walked = min(self._walked or keys[0], unread), unread
-        for turn, samples in due(schedule, begin, unread, self._rows):
+        for turn, samples in due(schedule, begin, unread, self._shares, share):
             self._source.decode(samples, turn)
-        self._fetch(schedule, keys)
+        self._fetch(schedule, keys, share)
 
-    def _fetch(self, schedule: Schedule, keys: Sequence[BatchIndex]) -> None:
+    def _fetch(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> None:
         if self._idle > 0:
             self._idle -= 1  # without a lock: two workers may count as one, and then look one read later
             return
@@ -54,13 +56,17 @@ class Ahead:
         # While everything seems to be in memory, only the last ones are asked for. A source that holds files is asked
         # for the nearest first: its threads begin them in this order.
         asked = 0 if self._holds and not self._fetching else max(len(coming) - len(keys), 0)
-        found = self._source.fetch(_samples(schedule, coming[asked:]))
+        found = self._source.fetch(self._samples(schedule, coming[asked:], share))
         if found and not self._fetching and asked:
-            self._source.fetch(_samples(schedule, coming[:asked]))
+            self._source.fetch(self._samples(schedule, coming[:asked], share))
         self._fetching = found
         if not found:
             self._idle = LOOKS
 
-
-def _samples(schedule: Schedule, keys: Sequence[BatchIndex]) -> Indices:
-    return np.concatenate([schedule.plan(key.epoch).batch(key.step).samples for key in keys])
+    def _samples(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> Indices:
+        found = []
+        for epoch, step in keys:
+            plan = schedule.plan(epoch)
+            samples = plan.batch(step).samples
+            found.append(samples[self._shares.own(plan, plan.bounds(step)[0], samples, share)])
+        return np.concatenate(found)

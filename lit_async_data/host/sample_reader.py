@@ -33,33 +33,39 @@ class SampleReader:
     seed: int | None  # seed of random numbers for samples; None if the source draws none
     transformation: Transformation | None = None  # the host hooks; None without any
 
-    @property
-    def shares_chunks(self) -> bool:
-        """Whether samples that Python code transforms are decoded together: only one process should decode them."""
-        return self.transformation is not None and self.source.chunks.rows > 1
-
-    def read_raw(self, epoch: int, samples: Indices, memory: Bytes) -> None:
-        """Read samples into scratch memory, for `transform_raw`, maybe in another process."""
+    def read_raw(self, epoch: int, samples: Indices, memory: Bytes) -> dict[str, npt.NDArray[Any]]:
+        """Read samples into memory, as they are before any hook."""
         assert self.transformation is not None
         ids = self.source.ids(samples) if self.seed is not None else samples
-        self._read(epoch, samples, ids, self.transformation.raw(memory, len(samples)))
-
-    def transform_raw(self, memory: Bytes, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Do the rest of a call, with samples that `read_raw` has read."""
-        self(epoch, samples, out, memory)
+        found = self.transformation.raw(memory, len(samples))
+        self._read(epoch, samples, ids, found)
+        return found
 
     def __call__(
-        self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], raw: Bytes | None = None
+        self,
+        epoch: int,
+        samples: Indices,
+        out: Mapping[str, npt.NDArray[Any]],
+        *,
+        raw: Bytes | None = None,
+        rows: Indices | None = None,
     ) -> None:
+        """Read samples, or only transform what `read_raw` has put into memory; into rows, or the first ones."""
         ids = self.source.ids(samples) if self.return_indices or self.seed is not None else samples
         if self.return_indices:
-            out[INDEX][...] = ids
+            out[INDEX][... if rows is None else rows] = ids
             out = {key: array for key, array in out.items() if key != INDEX}
         if raw is not None:
             assert self.transformation is not None
             self.transformation.apply(epoch, samples, raw, out)
         elif self.transformation is not None:
-            self.transformation(epoch, samples, functools.partial(self._read, epoch, samples, ids), out)
+            read = functools.partial(self._read, epoch, samples, ids)
+            self.transformation(epoch, samples, read, out, None if rows is None else rows.tolist())
+        elif rows is not None:
+            values = {key: np.empty((len(samples), *array.shape[1:]), array.dtype) for key, array in out.items()}
+            self._read(epoch, samples, ids, values)
+            for key, array in out.items():
+                array[rows] = values[key]
         elif self.seed is None:
             self.source.read_into(samples, out)  # most loaders: a call less for each batch
         else:

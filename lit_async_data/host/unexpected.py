@@ -9,6 +9,9 @@ import types
 
 from lit_async_data.errors import SourceError
 
+PREPARING = "preparing batches that come later failed; they are read all the same"
+COALESCING = "reading several batches together failed, and each of them alone did not"
+
 
 class Unexpected:
     """Suppresses errors of the ``with`` block, and logs the first unexpected one with its traceback.

@@ -18,7 +18,7 @@ import torch
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, TransferError, TransformError
 from lit_async_data.hooks.host_hooks import HostHooks
-from lit_async_data.host.processes.reader_process import ReaderProcess
+from lit_async_data.host.processes.reader_process import ReaderProcesses
 from lit_async_data.host.resources.memory import readable
 from lit_async_data.lightning.classes import (
     check_same_classes,
@@ -152,7 +152,7 @@ class AsyncDataModule(pl.LightningDataModule):
         # The fields that come out of host hooks, and the source that they were found with.
         self._found: tuple[Source, BatchSpec] | None = None
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
-        self._reader_process, self._logged = ReaderProcess(), set[str]()
+        self._reader_processes, self._logged = ReaderProcesses(), set[str]()
         self.force_resume = force_resume
         # The place of a checkpoint, until training begins there; and the loader that has it.
         self._saved: dict[str, Any] | None = None
@@ -432,6 +432,6 @@ class AsyncDataModule(pl.LightningDataModule):
         loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
         wiring = loader.machinery.wiring
         wiring.resuming.print_line, wiring.logged = print_line, self._logged
-        wiring.reader_process = self._reader_process
+        wiring.reader_processes = self._reader_processes
         self._loaders.add(loader)
         return loader

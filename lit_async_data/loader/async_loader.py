@@ -442,7 +442,7 @@ class AsyncLoader(ResumableLoader):
             SampleReader(source, options.return_indices, seed, hooks),
             self._cursor.schedule,
             plan,
-            Ahead(source, AHEAD + plan.layout.batches) if source.reads_ahead else None,
+            Ahead(source, AHEAD + plan.layout.batches, plan.shares) if source.reads_ahead else None,
         )
 
     def _pipeline(self, *, pin: torch.device | None) -> tuple[Pipeline, ResourcePlan]:
@@ -453,7 +453,7 @@ class AsyncLoader(ResumableLoader):
             self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
         try:
             return pipeline_of(
-                self._setup(plan), self._wiring.reader_process, pin=pin, timeout_s=options.timeout_s
+                self._setup(plan), self._wiring.reader_processes, pin=pin, timeout_s=options.timeout_s
             ), plan
         except MemoryBudgetError as error:
             if plan.workers.kind != "process" or options.worker_kind == "process":

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_async_data.errors import ResumeError
-from lit_async_data.host.processes.reader_process import ReaderProcess
+from lit_async_data.host.processes.reader_process import ReaderProcesses
 from lit_async_data.loader.base_loader import BaseLoader, Wiring
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.epoch_cursor import EpochCursor, StepsWanted
@@ -218,13 +218,13 @@ class AsyncWiring(Wiring):
         resuming: Saves and checks places.
         steps_wanted: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None
             for all.
-        reader_process: Starts with the first batch; loaders can share one.
+        reader_processes: Start with the first batch; loaders can share them.
     """
 
     schedule: Schedule
     resuming: Resuming
     steps_wanted: StepsWanted = _all_steps
-    reader_process: ReaderProcess = dataclasses.field(default_factory=ReaderProcess)
+    reader_processes: ReaderProcesses = dataclasses.field(default_factory=ReaderProcesses)
 
 
 class ResumableLoader(BaseLoader):

@@ -7,13 +7,16 @@ import math
 import numpy as np
 
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Schedule, Share
+from lit_async_data.order.shares import Shares
 
 # The epoch and the number of a group of chunks that a chunk shuffle deals from.
 Turn = tuple[int, int]
 
 
-def due(schedule: Schedule, begin: BatchIndex, end: BatchIndex, rows: int) -> list[tuple[Turn | None, Indices]]:
+def due(
+    schedule: Schedule, begin: BatchIndex, end: BatchIndex, shares: Shares, share: Share = ALL
+) -> list[tuple[Turn | None, Indices]]:
     """The chunks that fall due once the batches from ``begin`` up to ``end`` have been read.
 
     If the order goes by chunks, the chunks of a group fall due while the group before it is dealt, evenly over its
@@ -24,49 +27,58 @@ def due(schedule: Schedule, begin: BatchIndex, end: BatchIndex, rows: int) -> li
         schedule: The order.
         begin: The first of these batches.
         end: The first batch that has not been read.
-        rows: Samples that share a chunk.
+        shares: Which samples share a chunk.
+        share: Which of several readers decodes; others decode other chunks.
 
     Returns:
         One sample of each chunk that this rank begins with, by group; None where there are no groups.
 
     Example:
         >>> import functools
-        >>> from lit_async_data.order.chunk_order import ChunkRun
+        >>> from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
         >>> shuffled = {"shuffle": "chunk", "shuffle_chunks": 4, "runs": (ChunkRun(16, 2),), "seed": 0}
         >>> schedule = Schedule(functools.partial(EpochPlan, length=16, batch_size=2, **shuffled), shuffled=True)
         >>> schedule.plan(0).samples(np.arange(8, 12)).tolist()
         [2, 10, 14, 12]
-        >>> due(schedule, BatchIndex(0, 1), BatchIndex(0, 3), rows=2)
+        >>> due(schedule, BatchIndex(0, 1), BatchIndex(0, 3), Shares(ChunkExtents([ChunkRun(16, 2)])))
         [((0, 1), array([10, 14]))]
     """
     plan = schedule.plan(end.epoch)
     position = _position(plan, end)
     if plan.chunk_order is None:
-        following = np.array([min(position + rows, plan.length) - 1])
-        return [(None, following)] if plan.shuffle == "none" and rows > 1 else []
+        if plan.shuffle != "none" or shares.rows == 1:
+            return []
+        following = np.minimum(position + shares.rows * np.arange(1, share.readers + 1), plan.length) - 1
+        return [(None, following[shares.own(plan, 0, following, share)][:1])]
     number = plan.chunk_order.group_of(position).number
-    shares = [_share(schedule, end.epoch, number, begin, end)]
+    found = [_due_of(schedule, (end.epoch, number), (begin, end), shares, share)]
     if number:
-        shares.insert(0, _share(schedule, end.epoch, number - 1, begin, end))
+        found.insert(0, _due_of(schedule, (end.epoch, number - 1), (begin, end), shares, share))
     elif begin.epoch < end.epoch:
         before = schedule.plan(end.epoch - 1).chunk_order
         assert before is not None
-        shares.insert(0, _share(schedule, end.epoch - 1, before.groups - 1, begin, end))
-    return [(turn, chunks) for turn, chunks in shares if len(chunks)]
+        found.insert(0, _due_of(schedule, (end.epoch - 1, before.groups - 1), (begin, end), shares, share))
+    return [(turn, chunks) for turn, chunks in found if len(chunks)]
 
 
-def _share(
-    schedule: Schedule, epoch: int, number: int, begin: BatchIndex, end: BatchIndex
+def _due_of(
+    schedule: Schedule, group: Turn, batches: tuple[BatchIndex, BatchIndex], shares: Shares, share: Share
 ) -> tuple[Turn | None, Indices]:
     """The chunks that fall due with the positions of these batches in one group, and the group that they are of."""
+    epoch, number = group
     plan = schedule.plan(epoch)
     assert plan.chunk_order is not None
     _, first, stop = plan.chunk_order.group(number)
     turn = (epoch, number + 1) if number + 1 < plan.chunk_order.groups else (epoch + 1, 0)
-    chunks = schedule.plan(turn[0]).chunks_begun(turn[1])
-    dealt = (min(max(_position(plan, key), first), stop) - first for key in (begin, end))
-    low, high = (math.ceil(positions / (stop - first) * len(chunks)) for positions in dealt)
-    return turn, chunks[low:high]
+    coming = schedule.plan(turn[0])
+    assert coming.chunk_order is not None
+    places = coming.places_begun(turn[1])
+    if share.readers > 1:
+        places = places[shares.readers_of(coming, places, share.readers) == share.reader]
+    dealt = (min(max(_position(plan, key), first), stop) - first for key in batches)
+    low, high = (math.ceil(positions / (stop - first) * len(places)) for positions in dealt)
+    places = places[low:high]
+    return turn, coming.numbered(coming.chunk_order.first_of(places)) if len(places) else places
 
 
 def _position(plan: EpochPlan, key: BatchIndex) -> int:

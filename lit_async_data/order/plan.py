@@ -95,7 +95,9 @@ class EpochPlan:
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
     _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
-    # The last group whose chunks were asked for, and these.
+    # The chunks of the last block of positions that were asked for, and its first position.
+    _places: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
+    # The last group whose chunks were asked for, and their places.
     _begun: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -225,21 +227,33 @@ class EpochPlan:
     def _key(self) -> int:
         return derived_key(self.seed, 0 if self.alike else self.epoch)
 
+    def places(self, first: int, count: int) -> Indices:
+        """The places, in the order of chunks, of the chunks of some of this rank's positions, from the first one on."""
+        for begin, places in self._places:
+            if begin <= first and first + count <= begin + len(places):
+                return places[first - begin : first - begin + count]
+        order = self.chunk_order
+        assert order is not None
+        local = np.arange(first, min(max(first + count, first + BLOCK), self._rank_positions))
+        places, _ = order.dealt(local * self.world_size + self.rank + self.start)
+        self._places[:] = [(first, places)]
+        return places[:count]
+
     def numbered(self, stored: Indices) -> Indices:
         """Converts places in storage order to sample numbers."""
         return stored if self.order is None else self.order[stored]
 
-    def chunks_begun(self, group: int) -> Indices:
-        """One sample of each chunk of a group that this rank begins with, in the order in which it begins them."""
-        for number, chunks in self._begun:
+    def places_begun(self, group: int) -> Indices:
+        """The places of the chunks of a group that this rank begins with, in the order in which it begins them."""
+        for number, places in self._begun:
             if number == group:
-                return chunks
+                return places
         order = self.chunk_order
         assert order is not None
         own = (self.rank + self.start - order.group(group).first) % self.world_size
-        chunks = self.numbered(order.first_of(order.lanes(group, own, self.world_size)))
-        self._begun[:] = [(group, chunks)]
-        return chunks
+        places = order.lanes(group, own, self.world_size)
+        self._begun[:] = [(group, places)]
+        return places
 
     @functools.cached_property
     def chunk_order(self) -> ChunkOrder | WeightedChunkOrder | None:
@@ -255,6 +269,16 @@ class EpochPlan:
 class BatchIndex(NamedTuple):
     epoch: int
     step: int
+
+
+class Share(NamedTuple):
+    """The part of each batch that one of several readers reads; see `Shares`."""
+
+    reader: int  # its number
+    readers: int
+
+
+ALL = Share(0, 1)
 
 
 class Limits(NamedTuple):

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import EpochPlan
-
-
-class Share(NamedTuple):
-    """What one of several readers reads.
-
-    Attributes:
-        reader: Number of the reader.
-        readers: How many there are.
-    """
-
-    reader: int
-    readers: int
+from lit_async_data.order.plan import EpochPlan, Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +16,13 @@ class Shares:
     """Shares each batch among readers. The samples of a chunk always fall to the same one. Safe to use from any thread.
 
     * If the order goes by chunks, the chunks of a group fall to the readers in turn, and so do the samples of a batch.
-    * If other samples share chunks, the chunks fall to the readers in turn, as they are stored.
+    * If a reader keeps chunks, or the order goes by samples, the chunks fall to the readers as they are stored: to the
+      same one in each epoch.
     * If each sample is stored alone, each reader has a stretch of the batch.
 
     Attributes:
         chunks: Which samples share chunks; None if each is stored alone.
+        kept: Whether readers keep chunks from epoch to epoch.
 
     Example:
         >>> plan = EpochPlan(length=8, batch_size=4, shuffle="none", seed=0, epoch=0)
@@ -46,6 +35,12 @@ class Shares:
     """
 
     chunks: ChunkExtents | None
+    kept: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Samples of most chunks."""
+        return 1 if self.chunks is None else self.chunks.usual_rows
 
     def readers(self, plan: EpochPlan, first: int, samples: Indices, readers: int) -> Indices:
         """Returns the reader of each sample; int64, of the shape of ``samples``.
@@ -56,23 +51,27 @@ class Shares:
             samples: The samples at this position and the following ones.
             readers: How many readers there are.
         """
-        local = np.arange(first, first + len(samples))
         if plan.chunk_order is not None:
-            places, _ = plan.chunk_order.dealt(local * plan.world_size + plan.rank + plan.start)
-            return reader_of(plan, places, readers)
+            return self.readers_of(plan, plan.places(first, len(samples)), readers)
         if self.chunks is None:
+            local = np.arange(first, first + len(samples))
             return local // -(-plan.batch_size // readers) % readers
         return self.chunks.chunks_of(samples) % readers
 
+    def readers_of(self, plan: EpochPlan, places: Indices, readers: int) -> Indices:
+        """Returns the readers of the chunks at places in the order of chunks.
+
+        A rank has positions ``world_size`` apart. Where that divides the number of chunks in a group, it reads only
+        every such chunk, and these too fall to all readers in turn.
+        """
+        order = plan.chunk_order
+        assert order is not None
+        if self.kept:
+            return order.first_of(places) // order.rows % readers
+        return places // plan.world_size % readers
+
     def own(self, plan: EpochPlan, first: int, samples: Indices, share: Share) -> Indices:
         """Returns the places of the samples that one reader reads, ascending; see `readers`."""
+        if share.readers == 1:
+            return np.arange(len(samples))
         return np.flatnonzero(self.readers(plan, first, samples, share.readers) == share.reader)
-
-
-def reader_of(plan: EpochPlan, places: Indices, readers: int) -> Indices:
-    """Returns the reader of the chunks at places in the order of chunks.
-
-    A rank has positions ``world_size`` apart. Where that divides the number of chunks in a group, it reads only every
-    such chunk, and these too fall to all readers in turn.
-    """
-    return places // plan.world_size % readers

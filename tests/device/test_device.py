@@ -29,7 +29,6 @@ from lit_async_data import StorageLayout, prefetched
 from lit_async_data.device import streams as device_streams
 from lit_async_data.device.slot_feed import SlotFeed
 from lit_async_data.errors import ConfigError, FormatError, ReadError, TransformError
-from lit_async_data.host.pipeline import thread_pipeline
 from lit_async_data.host.pipeline.slots import COPYING
 from lit_async_data.host.resources import memory
 from lit_async_data.loader.async_loader import AsyncLoader
@@ -41,7 +40,7 @@ from lit_async_data.testing import ArraySource, FakeStreams
 @pytest.fixture(autouse=True)
 def however_slow_the_machine_is(monkeypatch):
     """How many batches are read together depends on the time that they take."""
-    monkeypatch.setattr(thread_pipeline, "COALESCED_S", 1e9)
+    monkeypatch.setattr("lit_async_data.host.pipeline.pipeline.COALESCED_S", 1e9)
 
 
 @SLOW

@@ -41,7 +41,7 @@ def test_a_hook_finds_the_function_inside_the_wrappers_of_the_datamodule():
 
 def test_what_a_reader_process_needs_of_hooks_imports_no_torch():
     program = (
-        "import sys, lit_async_data.hooks.transformation, lit_async_data.host.processes.child.__main__; "
+        "import sys, lit_async_data.hooks.transformation, lit_async_data.host.processes.__main__; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

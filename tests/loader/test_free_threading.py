@@ -6,7 +6,6 @@ Each is forced here, in numbered steps.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -19,14 +18,12 @@ import pytest
 from support.threads.waits import LONG
 
 import lit_async_data as lad
-from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.errors import WorkerError
-from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.supervisor import ThreadWorker
 from lit_async_data.host.unexpected import Unexpected
 from lit_async_data.loader import base_loader
 from lit_async_data.loader.base_loader import Run
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.prefetch.iterator_feed import IteratorFeed, uncopied
 from lit_async_data.prefetch.reader_thread import ReaderThread
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
@@ -191,36 +188,6 @@ def test_a_reader_that_two_threads_close_is_closed(monkeypatch):
 
 
 # -- containers that change --------------------------------------------------------------------------------------------
-
-
-class Claims(dict):
-    """Another worker claims a batch between `iter` and `next`, if it gets the lock."""
-
-    def __init__(self, lock):
-        self._lock = lock
-
-    def __iter__(self):
-        found = super().__iter__()
-        in_another_thread(self._claim)
-        return found
-
-    def _claim(self):
-        if self._lock.acquire(blocking=False):
-            self[BatchIndex(0, len(self))] = None
-            self._lock.release()
-
-
-def test_the_head_of_the_order_is_found_while_a_worker_claims():
-    """1. In a reader process, a worker that has filled a slot asks for the next batch in order: `iter`. 2. Another
-    claims a batch. 3. `next` raised RuntimeError in the first one, which ended it."""
-    spec = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
-    plan = functools.partial(EpochPlan, length=8, batch_size=4, shuffle="none", seed=0)
-    options = {"workers": 0, "slots": 1, "most_slots": 1, "timeout_s": LONG}
-    pipeline = ThreadPipeline(print, Schedule(plan, shuffled=True), BatchLayout(spec, 4), lambda: None, **options)
-    pipeline._claimed = Claims(pipeline._lock)
-    assert pipeline.head is None
-    pipeline._claimed._claim()
-    assert pipeline.head == BatchIndex(0, 0)
 
 
 class Places(np.ndarray):

@@ -194,7 +194,7 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
 
 @pytest.mark.parametrize("seconds", [0, 1e9])
 def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(monkeypatch, seconds):
-    monkeypatch.setattr("lit_async_data.host.pipeline.thread_pipeline.COALESCED_S", seconds)
+    monkeypatch.setattr("lit_async_data.host.pipeline.pipeline.COALESCED_S", seconds)
     chunks = StorageLayout(reading="copied")
     source = PartedArrays({"y": np.arange(2000)}, parts={"a": 2000}, chunks=chunks)
     with loader_of(source, shuffle="none", workers=1, queue_depth=3) as loader:

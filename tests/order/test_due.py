@@ -8,12 +8,14 @@ import itertools
 import numpy as np
 import pytest
 
-from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.due import due
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule
+from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Limits, Schedule, Share
+from lit_async_data.order.shares import Shares
 from lit_async_data.order.weights import Weights
 
 ROWS, WIDTH = 10, 8
+SHARES = Shares(ChunkExtents([ChunkRun(600, ROWS)]))
 
 
 def schedule_of(batch_size=16, *, shuffle="chunk", length=600, start=0, **options):
@@ -45,14 +47,16 @@ def chunks_of_group(schedule, epoch, number):
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 70}, {"weights": Weights(np.arange(600) + 1.0, 600)}])
-def test_each_chunk_falls_due_once_while_the_group_before_is_dealt(options):
+@pytest.mark.parametrize("shares", [[ALL], [Share(reader, 3) for reader in range(3)]])
+def test_each_chunk_falls_due_once_while_the_group_before_is_dealt(options, shares):
     schedule, found = schedule_of(**options), {}
     for begin, end in itertools.pairwise(keys_of(schedule, 2)):
         plan = schedule.plan(end.epoch)
         reading = end.epoch, plan.chunk_order.group_of(plan.bounds(end.step)[0]).number
-        for turn, samples in due(schedule, begin, end, ROWS):
-            assert turn >= reading
-            found.setdefault(turn, []).extend((samples // ROWS).tolist())
+        for share in shares:
+            for turn, samples in due(schedule, begin, end, SHARES, share):
+                assert turn >= reading
+                found.setdefault(turn, []).extend((samples // ROWS).tolist())
     assert len(found) == 2 * plan.chunk_order.groups
     for turn, chunks in found.items():
         assert sorted(chunks) == sorted(chunks_of_group(schedule, *turn))
@@ -61,18 +65,19 @@ def test_each_chunk_falls_due_once_while_the_group_before_is_dealt(options):
 def test_a_group_falls_due_evenly():
     schedule = schedule_of()
     counts = [
-        sum(len(found) for _, found in due(schedule, *pair, ROWS)) for pair in itertools.pairwise(keys_of(schedule, 1))
+        sum(len(found) for _, found in due(schedule, *pair, SHARES))
+        for pair in itertools.pairwise(keys_of(schedule, 1))
     ]
     assert set(counts[:30]) == {1, 2}
 
 
 def test_groups_that_were_passed_are_left_out():
     schedule = schedule_of()
-    ((turn, _),) = due(schedule, BatchIndex(0, 0), BatchIndex(0, 4), ROWS)
+    ((turn, _),) = due(schedule, BatchIndex(0, 0), BatchIndex(0, 4), SHARES)
     assert turn == (0, 1)
-    assert [turn for turn, _ in due(schedule, BatchIndex(0, 0), BatchIndex(0, 29), ROWS)] == [(0, 5), (0, 6)]
-    assert [turn for turn, _ in due(schedule, BatchIndex(0, 3), BatchIndex(7, 1), ROWS)] == [(7, 0), (7, 1)]
-    assert due(schedule, BatchIndex(0, 4), BatchIndex(0, 4), ROWS) == []
+    assert [turn for turn, _ in due(schedule, BatchIndex(0, 0), BatchIndex(0, 29), SHARES)] == [(0, 5), (0, 6)]
+    assert [turn for turn, _ in due(schedule, BatchIndex(0, 3), BatchIndex(7, 1), SHARES)] == [(7, 0), (7, 1)]
+    assert due(schedule, BatchIndex(0, 4), BatchIndex(0, 4), SHARES) == []
 
 
 @pytest.mark.parametrize("start", [0, 85])
@@ -82,16 +87,17 @@ def test_each_rank_decodes_the_chunks_that_it_begins_with(start):
         plan = schedule.plan(0)
         first_round = plan.chunk_order.group(2).first + np.arange(WIDTH)
         own = plan.chunk_order.samples(first_round[(first_round - start) % 3 == rank])
-        assert (plan.chunks_begun(2) // ROWS).tolist() == (own // ROWS).tolist()
+        begun = plan.chunk_order.first_of(plan.places_begun(2))
+        assert (begun // ROWS).tolist() == (own // ROWS).tolist()
 
 
 def test_in_storage_order_the_next_chunk_falls_due():
     schedule = schedule_of(4, shuffle="none")
-    ((turn, samples),) = due(schedule, BatchIndex(0, 1), BatchIndex(0, 2), ROWS)
+    ((turn, samples),) = due(schedule, BatchIndex(0, 1), BatchIndex(0, 2), SHARES)
     assert (turn, samples.tolist()) == (None, [8 + ROWS - 1])
-    assert due(schedule, BatchIndex(0, 148), BatchIndex(0, 149), ROWS)[0][1].tolist() == [599]
-    assert due(schedule, BatchIndex(0, 1), BatchIndex(0, 2), 1) == []
+    assert due(schedule, BatchIndex(0, 148), BatchIndex(0, 149), SHARES)[0][1].tolist() == [599]
+    assert due(schedule, BatchIndex(0, 1), BatchIndex(0, 2), Shares(None)) == []
 
 
 def test_a_global_shuffle_decodes_nothing_beforehand():
-    assert due(schedule_of(shuffle="global"), BatchIndex(0, 1), BatchIndex(0, 2), ROWS) == []
+    assert due(schedule_of(shuffle="global"), BatchIndex(0, 1), BatchIndex(0, 2), SHARES) == []

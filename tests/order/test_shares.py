@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
-from lit_async_data.order.plan import EpochPlan
-from lit_async_data.order.shares import Share, Shares, reader_of
+from lit_async_data.order.plan import EpochPlan, Share
+from lit_async_data.order.shares import Shares
 from lit_async_data.order.weights import Weights
 
 few_runs = st.lists(st.builds(ChunkRun, samples=st.integers(3, 90), rows=st.integers(1, 20)), min_size=1, max_size=4)
@@ -54,28 +55,31 @@ def test_each_sample_has_one_reader_of_those_there_are(plan, readers, chunked):
         assert all((np.diff(places) > 0).all() for places in own)
 
 
-@given(plan=plans(), readers=st.integers(2, 5))
-def test_all_samples_of_a_chunk_have_the_same_reader_all_epoch(plan, readers):
+@given(plan=plans(), readers=st.integers(2, 5), kept=st.booleans())
+def test_all_samples_of_a_chunk_have_the_same_reader_all_epoch_and_in_the_next_where_chunks_are_kept(
+    plan, readers, kept
+):
     extents = ChunkExtents(plan.runs)
     readers_of = collections.defaultdict(set)
-    for _, first, samples in batches(plan):
-        found = Shares(extents).readers(plan, first, samples, readers)
-        for chunk, reader in zip(extents.chunks_of(samples).tolist(), found.tolist(), strict=True):
-            readers_of[chunk].add(reader)
+    for each in [plan, dataclasses.replace(plan, epoch=1, _cache=[], _places=[], _begun=[])][: 1 + kept]:
+        for _, first, samples in batches(each):
+            found = Shares(extents, kept).readers(each, first, samples, readers)
+            for chunk, reader in zip(extents.chunks_of(samples).tolist(), found.tolist(), strict=True):
+                readers_of[chunk].add(reader)
     assert all(len(found) == 1 for found in readers_of.values())
 
 
-@given(plan=plans(shuffles=("chunk",)), readers=st.integers(2, 5))
-def test_what_is_decoded_ahead_by_a_reader_is_what_it_will_read(plan, readers):
-    """`DecodeAhead` finds the reader of a chunk by its place in the order of chunks."""
+@given(plan=plans(shuffles=("chunk",)), readers=st.integers(2, 5), kept=st.booleans())
+def test_what_is_decoded_ahead_by_a_reader_is_what_it_will_read(plan, readers, kept):
+    """`due` finds the reader of a chunk by its place in the order of chunks."""
     order, extents = plan.chunk_order, ChunkExtents(plan.runs)
-    reader_of_chunk = {}
+    shares, reader_of_chunk = Shares(extents, kept), {}
     for number in range(order.groups):
         places = order.lanes(number)
         chunks = extents.chunks_of(order.first_of(places))
-        reader_of_chunk.update(zip(chunks.tolist(), reader_of(plan, places, readers).tolist(), strict=True))
+        reader_of_chunk.update(zip(chunks.tolist(), shares.readers_of(plan, places, readers).tolist(), strict=True))
     for _, first, samples in batches(plan):
-        found = Shares(extents).readers(plan, first, samples, readers)
+        found = shares.readers(plan, first, samples, readers)
         expected = [reader_of_chunk[chunk] for chunk in extents.chunks_of(samples).tolist()]
         assert found.tolist() == expected
 

@@ -1,4 +1,4 @@
-"""Kills reader and worker processes at random moments: every end has a name, nothing hangs, nothing is left behind."""
+"""Kills reader processes at random moments: every end has a name, nothing hangs, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from waiting.processes.process_tree import descendants, memory_files, name_of, r
 from waiting.processes.transforms import summed
 
 Figures = list[dict[str, Any]]
-NAMED = re.compile(r"(reader|worker) process (\d+) was killed by SIGKILL")
-READER, WORKER = "lit_data reader", "lit_data worker"
+NAMED = re.compile(r"reader process (\d+) was killed by SIGKILL")
+READER = "lit_data reader"
 # Seconds after which the loader raises, those after which the program prints all stacks and ends, and those that
 # processes of a closed loader may take to end.
 STALLED_S, WATCHDOG_S, ENDING_S = 30.0, 120.0, 5.0
 # The longest time from the process that is waited for to the kill.
 MOMENTS_S = 0.4
-# Batches that must come after a worker process was killed.
+# Batches that must come after a process was killed.
 AFTER = 24
 HANG, UNNAMED, LEFT = "HANG", "UNNAMED END", "LEFT BEHIND"
 BAD = (HANG, UNNAMED, LEFT)
@@ -59,11 +59,10 @@ class Kill:
         return [pid for pid in descendants() if pid not in self.bystanders]
 
 
-def kill_one(kill: Kill, rng: random.Random, over: threading.Event, workers: bool) -> None:
+def kill_one(kill: Kill, rng: random.Random, over: threading.Event) -> None:
     """Wait for a process of a loader, then for a random moment, and kill one."""
-    wanted = WORKER if workers and rng.random() < 0.75 else READER
     # One in four is killed while the processes start.
-    awaited = "" if rng.random() < 0.25 else wanted
+    awaited = "" if rng.random() < 0.25 else READER
     while not any(awaited in name_of(pid) for pid in kill.of_the_loader()):
         if over.wait(0.002):
             return
@@ -71,7 +70,7 @@ def kill_one(kill: Kill, rng: random.Random, over: threading.Event, workers: boo
         return
     family = [pid for pid in kill.of_the_loader() if runs(pid)]
     named = {pid: name_of(pid) for pid in family}
-    victims = [pid for pid, name in named.items() if name == wanted] or family
+    victims = [pid for pid, name in named.items() if name == READER] or family
     if victims:
         pid = rng.choice(victims)
         # The parent waits only for processes that it ends itself: the id is not another process's by now.
@@ -81,7 +80,7 @@ def kill_one(kill: Kill, rng: random.Random, over: threading.Event, workers: boo
 
 
 class Replaced(logging.Handler):
-    """Keeps the warnings about worker processes that have ended."""
+    """Keeps the warnings about processes that have ended."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -92,13 +91,13 @@ class Replaced(logging.Handler):
 
     def names(self, pid: int | None) -> bool:
         """Whether one of them names this process."""
-        return any((match := NAMED.search(text)) and int(match[2]) == pid for text in self.texts)
+        return any((match := NAMED.search(text)) and int(match[1]) == pid for text in self.texts)
 
 
-def outcome(open_loader: Callable[[], AsyncLoader], rng: random.Random, workers: bool) -> tuple[str, str]:
+def outcome(open_loader: Callable[[], AsyncLoader], rng: random.Random) -> tuple[str, str]:
     """Take batches until a kill shows; how the loader took it, and what it said."""
     kill, over = Kill(), threading.Event()
-    thread = threading.Thread(target=kill_one, args=(kill, rng, over, workers))
+    thread = threading.Thread(target=kill_one, args=(kill, rng, over))
     before = memory_files(), shared_memory_names()
     found = UNNAMED, "no error came"
     thread.start()
@@ -136,7 +135,7 @@ def _taken_until(loader: AsyncLoader, kill: Kill, until: float, replaced: Replac
         # The error, if there is one, comes with its batch.
         after += replaced.names(kill.pid)
         if after > AFTER:
-            return "worker process: a new one, no batch was lost", replaced.texts[-1]
+            return "a new process, no batch was lost", replaced.texts[-1]
         try:
             loader.next()
         except StalledError as error:
@@ -144,14 +143,9 @@ def _taken_until(loader: AsyncLoader, kill: Kill, until: float, replaced: Replac
         except WorkerError as error:
             text = str(error)
             match = NAMED.search(text)
-            if match is None or int(match[2]) != kill.pid:
+            if match is None or int(match[1]) != kill.pid:
                 return UNNAMED, f"{kill}: {text}"
-            which = f"{match[1]} process{'' if kill.name in (READER, WORKER) else ', while it started'}"
-            if match[1] == "reader":
-                return f"{which}: WorkerError", text
-            for _ in range(AFTER):
-                loader.next()
-            return f"{which}: WorkerError at its batch, then the next batches", text
+            return "WorkerError, while the process started", text
     return UNNAMED, f"{kill}: no error in {STALLED_S} s"
 
 
@@ -167,17 +161,17 @@ def left_behind(kill: Kill, files: int, names: set[str]) -> str:
 
 
 def kills(run: Run) -> Figures:
-    """Loaders of a compressed file: with a reader process, and with worker processes that transform."""
+    """Loaders of a compressed file: with one reader process, and with two that transform."""
     layout = dataclasses.replace(run.layouts["B"], batch=32)
     number, seed = 10 if run.quick else 200, random.SystemRandom().randrange(2**32)
     rng = random.Random(seed)
     counts: collections.Counter[str] = collections.Counter()
     print(f"\n{number} kills at random moments, seed {seed}")
     with contextlib.closing(HDF5Source(run.path(layout))) as source:
-        for turn, (open_loader, workers) in enumerate(_loaders(source, layout.batch, number)):
+        for turn, open_loader in enumerate(_loaders(source, layout.batch, number)):
             # Ends the program with the stacks of all threads if a call never returns.
             faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
-            end, text = outcome(open_loader, rng, workers)
+            end, text = outcome(open_loader, rng)
             faulthandler.cancel_dump_traceback_later()
             counts[end] += 1
             if end in BAD:
@@ -187,11 +181,11 @@ def kills(run: Run) -> Figures:
     return [{"outcome": end, "count": count, "bad": end in BAD, "seed": seed} for end, count in counts.items()]
 
 
-def _loaders(source: HDF5Source, batch: int, number: int) -> Iterator[tuple[Callable[[], AsyncLoader], bool]]:
+def _loaders(source: HDF5Source, batch: int, number: int) -> Iterator[Callable[[], AsyncLoader]]:
     options = {"batch_size": batch, "worker_kind": "process", "workers": 2, "timeout_s": STALLED_S}
-    kinds: list[tuple[Callable[[], AsyncLoader], bool]] = [
-        (lambda: AsyncLoader(source, options), False),
-        (lambda: AsyncLoader(source, options, sample_transform=summed), True),
+    kinds: list[Callable[[], AsyncLoader]] = [
+        lambda: AsyncLoader(source, options),
+        lambda: AsyncLoader(source, options, sample_transform=summed),
     ]
     for turn in range(number):
         yield kinds[turn % len(kinds)]

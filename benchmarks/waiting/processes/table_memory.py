@@ -21,7 +21,7 @@ from waiting.processes.transforms import remainder
 Figures = list[dict[str, Any]]
 BATCH = 1024
 DATALOADER = "DataLoader, Python lists"
-# Seconds that worker processes are waited for.
+# Seconds that processes are waited for.
 PATIENCE_S = 20.0
 
 
@@ -63,7 +63,7 @@ def after_batches(name: str, path: str, workers: int, batches: int) -> dict[str,
         source = ManifestSource(path, ("label",), id="id", check_files="none")
         options = {"batch_size": BATCH, "shuffle": True, "workers": workers, "worker_kind": "process"}
         with AsyncLoader(source, options, sample_transform=remainder) as loader:
-            return _taken(loader, workers + 1 if workers > 1 else 1, batches, before)
+            return _taken(loader, workers, batches, before)
     dataset = Lists(path)
     pa.default_memory_pool().release_unused()
     loader_of_lists: DataLoader[Any] = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers)
@@ -72,7 +72,7 @@ def after_batches(name: str, path: str, workers: int, batches: int) -> dict[str,
 
 def _taken(loader: Any, processes: int, batches: int, before: float) -> dict[str, float]:
     endless, started = endless_epochs(loader), time.perf_counter()
-    # As many batches again once all worker processes are there: a reader process reads by itself while they start.
+    # As many batches again once all processes are there.
     while len(descendants()) < processes and time.perf_counter() - started < PATIENCE_S:
         next(endless)
     for _ in range(batches):

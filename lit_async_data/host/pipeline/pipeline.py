@@ -35,9 +35,13 @@ from lit_async_data.host.resources.worker_tuner import WorkerTuner
 from lit_async_data.host.stats import ReadMeter, ReadStats
 from lit_async_data.host.supervisor import awaited
 from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.threads import ProcessGuard, leave_at_exit
 
 log = logging.getLogger(__name__)
+
+# Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
+COALESCED_S = 0.02
 
 
 class Pipeline(abc.ABC):
@@ -81,6 +85,12 @@ class Pipeline(abc.ABC):
         self.worker_count = 0  # at present; 0 where the consumer reads
         self._starved = 0  # counts the batches that the consumer had to wait for
         self.ready = 0
+        # The lock guards everything below.
+        self._cursor: BatchIndex | None = None  # the next batch to be claimed; None before the first request
+        # By the first index in each slot, in order; None while the slot is being filled.
+        self._claimed: dict[BatchIndex, FilledSlot | None] = {}
+        self._generation = 0  # counts the drops; results of an older generation are thrown away
+        self._coalesced = 1  # batches to be claimed at once: few at first, so that the first one comes soon
 
     def follow(self, schedule: Schedule) -> None:
         """Read in this order from now on. What is being read keeps its order."""
@@ -96,9 +106,14 @@ class Pipeline(abc.ABC):
             WorkerError: A worker could not be started, or is known to have died; only `check` looks for that.
         """
 
-    @abc.abstractmethod
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         """The slot that begins with a batch if it has been filled, else None; it then belongs to the caller."""
+        with self._lock:
+            filled = self._claimed.get(key)
+            if filled is not None:
+                del self._claimed[key]
+                self.ready -= filled.good
+            return filled
 
     def get(self, key: BatchIndex) -> FilledSlot:
         """The slot that begins with a batch, waiting for it; it then belongs to the caller.
@@ -165,6 +180,60 @@ class Pipeline(abc.ABC):
         """What each worker reads, for a message."""
 
     # -- the machinery -------------------------------------------------------------------------------------------------
+
+    def _seek(self, key: BatchIndex) -> None:
+        """Go on with a batch; drop all that was read ahead if it is another one than expected."""
+        if next(iter(self._claimed), self._cursor) != key:
+            self._forget()
+            self._cursor = key
+
+    def _forget(self) -> None:
+        self._generation += 1
+        self._coalesced = 1
+        for filled in self._claimed.values():
+            if filled is not None and filled.good:
+                self.pool.drop(filled.slot)
+        self._claimed.clear()
+        self.ready = 0
+
+    def _claim(self) -> list[BatchIndex]:
+        """The next batches for a slot."""
+        assert self._cursor is not None
+        keys = [self._cursor]
+        following = self.schedule.following(self._cursor)
+        while len(keys) < self._coalesced and following.epoch == keys[0].epoch:
+            keys.append(following)
+            following = self.schedule.following(following)
+        self._claimed[keys[0]] = None
+        self._cursor = following
+        return keys
+
+    def _file(self, filled: FilledSlot, generation: int, work: Work, seconds: float) -> bool:
+        """Note that a slot has been filled, by some work that took some seconds; False if nobody wants it any more."""
+        # 1. A worker claims (0, 3) and begins to read. 2. The consumer asks for (1, 0): everything claimed is
+        # dropped. 3. The worker is done. If its batch were filed now, (0, 3) would stay in the new order for ever,
+        # and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
+        wanted = generation == self._generation
+        if not wanted or not filled.good:
+            self.pool.abandon(filled.slot)
+        if not wanted:
+            return False
+        if filled.good:
+            self._coalesced = self._next_coalesced(len(filled.batches), seconds)
+            self.pool.filled(filled.slot)
+            self.meter.read(filled.good, filled.samples * self.layout.spec.nbytes, work)
+        self._claimed[filled.batches[0].key] = filled
+        self.ready += filled.good
+        return True
+
+    def _next_coalesced(self, batches: int, seconds: float) -> int:
+        """Batches to be claimed at once from now on: as many as can be read in `COALESCED_S`, if they take as long.
+
+        At most twice as many as were read together before. Several workers can claim before the first of them is done,
+        and with slow storage a slot of many batches would take minutes.
+        """
+        most = int(COALESCED_S / seconds * batches) if seconds else self.layout.batches
+        return max(min(most, max(2 * batches, self._coalesced), self.layout.batches), 1)
 
     def _grow(self) -> None:
         """Add slots if the user keeps all there are: double them, within the budget."""

@@ -58,6 +58,7 @@ class ReadTask:
     generation: int  # of the pipeline, at that time
     worker: int | None  # None for the consumer's thread
     ids: Callable[[Indices], Indices]  # the numbers by which errors name samples
+    row: int = 0  # of the slot's arrays, where the first batch begins
     reading: Sequence[BatchResult] = ()  # the batches that are read at present: all of them, or one by itself
     _samples: Indices | None = None
 
@@ -71,13 +72,13 @@ class ReadTask:
             return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
         self._samples = samples
         batches = [
-            BatchResult(key, begin, end - begin)
+            BatchResult(key, self.row + begin, end - begin)
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
         ]
         self.reading, unexplained = batches, ""
         if len(batches) > 1:
             try:
-                read(epoch, samples, layout.views(memory, len(samples)))
+                read(epoch, samples, layout.views(memory, len(samples), self.row))
             except self._caught as error:  # raised below by its batch, while the others are read
                 unexplained = "" if isinstance(error, SourceError | WorkerError) else traceback.format_exc()
             else:
@@ -95,7 +96,8 @@ class ReadTask:
     def _alone(
         self, read: Read, layout: BatchLayout, memory: Bytes, samples: Indices, batch: BatchResult
     ) -> BatchResult:
-        self._samples = samples = samples[batch.first : batch.first + batch.rows]
+        first = batch.first - self.row
+        self._samples = samples = samples[first : first + batch.rows]
         self.reading = (batch,)
         try:
             read(batch.key.epoch, samples, layout.views(memory, batch.rows, batch.first))

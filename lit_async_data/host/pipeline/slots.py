@@ -10,7 +10,6 @@ import enum
 import queue
 import threading
 import weakref
-from typing import Protocol
 
 import numpy as np
 
@@ -72,20 +71,10 @@ class _Ended(weakref.ref[Lease]):
 Vacancy = int | _Ended | None
 
 
-class Vacant(Protocol):
-    """A queue of slots that nobody can see any more: the part of `queue.SimpleQueue` that a `SlotPool` uses."""
-
-    def put(self, item: Vacancy, /) -> None: ...
-
-    def get(self, *, timeout: float | None = None) -> Vacancy: ...
-
-    def get_nowait(self) -> Vacancy: ...
-
-
 class SlotPool:
     """The slots of one loader: a uint8 array each. Safe to use from several threads."""
 
-    def __init__(self, memories: list[Bytes], vacant: Vacant | None = None) -> None:
+    def __init__(self, memories: list[Bytes]) -> None:
         # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
         self._lock = threading.RLock()
         self._memories: list[Bytes] = []
@@ -95,7 +84,7 @@ class SlotPool:
         # in the middle of `put` or `get` here, or that holds the lock: the put of a SimpleQueue is reentrant, where a
         # queue.Queue or a lock would wait for itself. The put itself is the callback of a lease: it runs no Python
         # code, in which CPython would take an interrupt (Ctrl-C), print it and drop it.
-        self.vacant: Vacant = queue.SimpleQueue() if vacant is None else vacant
+        self.vacant: queue.SimpleQueue[Vacancy] = queue.SimpleQueue()
         for memory in memories:
             self.add(memory)
 

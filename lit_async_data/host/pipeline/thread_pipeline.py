@@ -16,23 +16,17 @@ from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.errors import StalledError, WorkerError
 from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import FilledSlot, Read, ReadTask
-from lit_async_data.host.pipeline.slots import SlotPool
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
 from lit_async_data.host.supervisor import Bell, ThreadWorker, all_ended, awaited
-from lit_async_data.host.unexpected import Unexpected
+from lit_async_data.host.unexpected import COALESCING, PREPARING, Unexpected
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
 log = logging.getLogger(__name__)
 
-# Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
-COALESCED_S = 0.02
-
 # Called by a worker after a read, with the order, the batches just read, and the first that has not been read.
 AfterRead = Callable[[Schedule, Sequence[BatchIndex], BatchIndex], None]
-# Reads the batches of a task into the memory of its slot.
-RunTask = Callable[[ReadTask, BatchLayout, Bytes], FilledSlot]
 
 
 class ThreadPipeline(Pipeline):
@@ -44,9 +38,6 @@ class ThreadPipeline(Pipeline):
         workers: Reader threads; 0 reads in the consumer's thread when it asks.
         ahead: Called by a worker after each read, to fetch or decode what comes later.
         ids: The numbers by which errors name samples.
-        on_filled: Called by a worker that has filled a slot.
-        run: Runs the tasks of the workers elsewhere; None runs them here, with ``read``.
-        pool: The slots, where others add them.
 
     Attributes:
         arrived: Wakes the consumer when a slot has been filled, and when the pipeline is closed.
@@ -68,58 +59,25 @@ class ThreadPipeline(Pipeline):
         timeout_s: float,
         ahead: AfterRead | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
-        on_filled: Callable[[], None] | None = None,
         tuner: WorkerTuner | None = None,
-        run: RunTask | None = None,
-        pool: SlotPool | None = None,
     ) -> None:
         super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
-        if pool is not None:
-            self.pool = pool
-        self._ahead, self._ids, self._on_filled = ahead, ids, on_filled
-        self._run: RunTask = run or (lambda task, layout, memory: task.run(read, layout, memory))
+        self._read, self._ahead, self._ids = read, ahead, ids
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
         self.worker_count = workers
         self._retired: list[ThreadWorker] = []  # they end with the task that they are at
         self._started = False
-        self._preparation_errors = Unexpected(
-            log, "preparing batches that come later failed; they are read all the same"
-        )
-        self._coalescing_errors = Unexpected(
-            log, "reading several batches together failed, and each of them alone did not"
-        )
+        self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
         self.arrived = Bell()
-        # The lock guards everything below.
-        self._cursor: BatchIndex | None = None  # the next batch to be claimed; None before the first request
-        # By the first index in each slot, in order; None while the slot is being filled.
-        self._claimed: dict[BatchIndex, FilledSlot | None] = {}
-        self._generation = 0  # counts the drops; results of an older generation are thrown away
-        self._coalesced = 1  # batches to be claimed at once: few at first, so that the first one comes soon
 
     def prefetch(self, key: BatchIndex) -> None:
         with self._lock:
             if self._closed:
                 self.check()
-            if next(iter(self._claimed), self._cursor) != key:
-                self._forget()
-                self._cursor = key
+            self._seek(key)
         if not self._started:
             self._start()
-
-    @property
-    def head(self) -> BatchIndex | None:
-        """The next batch to be handed out, unless another is asked for; None before the first request."""
-        with self._lock:  # another worker may claim a batch between `iter` and `next`
-            return next(iter(self._claimed), self._cursor)
-
-    def poll(self, key: BatchIndex) -> FilledSlot | None:
-        with self._lock:
-            filled = self._claimed.get(key)
-            if filled is not None:
-                del self._claimed[key]
-                self.ready -= filled.good
-            return filled
 
     def close(self) -> None:
         if self.forked:  # the workers are in another process, and so may be the thread that held the lock at the fork
@@ -160,29 +118,12 @@ class ThreadPipeline(Pipeline):
                     self.workers.pop()
                     raise
 
+    def _task(self, slot: int, worker: int | None) -> ReadTask:
+        return ReadTask(slot, self._claim(), self.schedule, self._generation, worker, self._ids)
+
     def _add_slots(self, count: int) -> None:
         for _ in range(count):
             self.pool.add(self._allocate())
-
-    def _forget(self) -> None:
-        self._generation += 1
-        self._coalesced = 1
-        for filled in self._claimed.values():
-            if filled is not None and filled.good:
-                self.pool.drop(filled.slot)
-        self._claimed.clear()
-        self.ready = 0
-
-    def _claim(self, slot: int, worker: int | None) -> ReadTask:
-        assert self._cursor is not None
-        keys = [self._cursor]
-        following = self.schedule.following(self._cursor)
-        while len(keys) < self._coalesced and following.epoch == keys[0].epoch:
-            keys.append(following)
-            following = self.schedule.following(following)
-        self._claimed[keys[0]] = None
-        self._cursor = following
-        return ReadTask(slot, keys, self.schedule, self._generation, worker, self._ids)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -200,7 +141,7 @@ class ThreadPipeline(Pipeline):
             if self._closed:
                 return False
             self.meter.waited(idle_s, starved=self._starved != starved)
-            task = self._claim(slot, worker.number)
+            task = self._task(slot, worker.number)
         worker.begin(task)
         self._fill(task)
         if self._ahead is not None:
@@ -224,7 +165,7 @@ class ThreadPipeline(Pipeline):
     def _fill_here(self) -> None:
         slot = self._vacant_slot()
         with self._lock:
-            task = self._claim(slot, None)
+            task = self._task(slot, None)
         CLOCK.start()  # the thread is the consumer's
         self._fill(task)
 
@@ -254,41 +195,18 @@ class ThreadPipeline(Pipeline):
     def _fill(self, task: ReadTask) -> None:
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep
         # the objects of whoever catches that error.
-        self._deliver(task, self._run(task, self.layout, self.pool.memory(task.slot)))
+        self._deliver(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
 
     def _deliver(self, task: ReadTask, filled: FilledSlot) -> None:
         work = CLOCK.take()  # with what the worker read ahead after the slot before
         with self._lock:
             if self._closed:
                 return
-            # 1. A worker claims (0, 3) and begins to read. 2. The consumer asks for (1, 0): everything claimed is
-            # dropped. 3. The worker is done. If its batch were filed now, (0, 3) would stay in the new order for ever,
-            # and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
-            wanted = task.generation == self._generation
-            if not wanted or not filled.good:
-                self.pool.abandon(task.slot)
-            if not wanted:
+            if not self._file(filled, task.generation, work, work.seconds):
                 return
-            if filled.good:
-                self._coalesced = self._next_coalesced(len(filled.batches), work.seconds)
-                self.pool.filled(task.slot)
-                self.meter.read(filled.good, filled.samples * self.layout.spec.nbytes, work)
-            self._claimed[task.keys[0]] = filled
-            self.ready += filled.good
         self.arrived.ring()
-        if self._on_filled is not None:
-            self._on_filled()
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
-
-    def _next_coalesced(self, batches: int, seconds: float) -> int:
-        """Batches to be claimed at once from now on: as many as can be read in `COALESCED_S`, if they take as long.
-
-        At most twice as many as were read together before. Several workers can claim before the first of them is done,
-        and with slow storage a slot of many batches would take minutes.
-        """
-        most = int(COALESCED_S / seconds * batches) if seconds else self.layout.batches
-        return max(min(most, max(2 * batches, self._coalesced), self.layout.batches), 1)
 
     def _reading(self) -> str:
         return "; ".join(map(str, self.workers))

@@ -1,16 +1,20 @@
-"""`ProcessPipeline`: a `Pipeline` whose workers run in a reader process.
+"""`ProcessPipeline`: a `Pipeline` whose slots are filled by reader processes of equal rank.
 
-The trainer's process owns the slots: it lends them to the user, and tells the reader which may be filled. Per slot it
-reads one report from a pipe. All else, from the order of samples to their decoding, happens in the reader process,
-which takes nothing of this process's GIL.
+The trainer's process owns the slots and the order: it lends slots to the user, gives each vacant one the next batches,
+and tells a reader process to read them. Where samples share compressed chunks, each process reads its share of every
+slot, so that one process decodes a chunk; else whole slots fall to the process that has the fewest tasks. Each task is
+answered by one report. All else, from the samples of a batch to their decoding, happens in the reader processes, which
+take nothing of this process's GIL.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lit_async_data.batch.spec import Bytes
@@ -19,16 +23,15 @@ from lit_async_data.host.pipeline.pipeline import Pipeline
 from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.host.pipeline.slots import LENT
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.host.processes.channel import Channel
-from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
-from lit_async_data.host.processes.ipc.messages import Command, CommandKind, Report
-from lit_async_data.host.processes.ipc.remote_errors import unpacked_errors
-from lit_async_data.host.processes.ipc.shared_slots import SharedSlots
-from lit_async_data.host.processes.reader_process import ReaderProcess
+from lit_async_data.host.processes.channel import Channel, wait_for_reports
+from lit_async_data.host.processes.messages import Part, Task
+from lit_async_data.host.processes.reader_process import ReaderProcesses
+from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.setup import ReaderSetup
+from lit_async_data.host.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
 from lit_async_data.host.resources import memory
-from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.order.plan import BatchIndex, Schedule, Share
+from lit_async_data.sources.contract.stage_clock import Work
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +40,46 @@ log = logging.getLogger(__name__)
 
 # Seconds between two checks whether a slot was freed by another thread.
 FREED_S = 0.02
+# Tasks that wait in the pipe to a process: the smallest pipe that Linux makes, one page, holds them.
+MOST_TASKS = 32
+# Processes that may end, each in place of the one before, while none of them gets on.
+ATTEMPTS = 3
+NO_WORK = Work()
+
+
+@dataclasses.dataclass
+class _Reader:
+    number: int
+    channel: Channel
+    needed: bool  # whether tasks wait for its start; else it gets none before it has started
+    # What it has been told and has not reported, in this order, by slot and first step.
+    tasks: dict[tuple[int, int], Task] = dataclasses.field(default_factory=dict)
+    ended: int = 0  # processes of this number that have ended since the last report
+
+
+@dataclasses.dataclass
+class _Filling:
+    """A slot that is being filled."""
+
+    keys: Sequence[BatchIndex]
+    edges: Sequence[int]  # the first row of each batch, and the end of the last
+    generation: int
+    left: int  # tasks that have not been reported
+    errors: dict[int, Exception] = dataclasses.field(default_factory=dict)  # by number of the batch in the slot
+    work: Work = NO_WORK
+    seconds: float = 0.0  # of its longest task
 
 
 class ProcessPipeline(Pipeline):
-    """Batches that a reader process reads ahead, in order. One consumer at a time.
+    """Batches that reader processes read ahead, in order. One consumer at a time.
+
+    A process that ends is named in the log, and another one takes its place. What it was reading is read again, batch
+    by batch; a batch that ends a second process is an error in its place.
 
     Args:
-        setup: What the reader process needs.
-        stored: The same, in a file; closed when the process has it.
-        process: Reads; other pipelines may share it.
+        setup: What the reader processes need.
+        stored: The same, in a file; closed with the pipeline.
+        processes: Read; other pipelines may share them.
         pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
     """
 
@@ -55,46 +89,39 @@ class ProcessPipeline(Pipeline):
         self,
         setup: ReaderSetup,
         stored: io.FileIO,
-        process: ReaderProcess,
+        processes: ReaderProcesses,
         *,
         pin: Callable[[Bytes], None] | None = None,
         timeout_s: float,
     ) -> None:
-        budget = setup.plan.budget
+        budget, self._workers = setup.plan.budget, setup.plan.workers
         super().__init__(
             setup.schedule,
             setup.layout,
             slots=budget.slots,
-            most_slots=min(budget.most_slots, MOST_SLOTS),
+            most_slots=budget.most_slots,
             timeout_s=timeout_s,
-            tuner=setup.plan.workers.tuner(),
+            tuner=self._workers.tuner(),
         )
-        self.worker_count = setup.plan.workers.threads
-        self._source = setup.read.source
-        self._stored, self._process, self._pin = stored, process, pin
-        self._shared: SharedSlots | None = None
-        self._channel: Channel | None = None
+        self.worker_count = self._workers.threads
+        self._source, self._raw_bytes = setup.read.source, setup.raw_bytes
+        self._stored, self._processes, self._pin = stored, processes, pin
+        self._memory: SharedSlots | None = None
         # The lock guards everything below.
-        self._generation = 0
-        self._known = 0  # slots that the reader process has mapped
-        # Slots that have been reported, in order; and the batch after them, or the first one asked for.
-        self._ready: dict[BatchIndex, FilledSlot] = {}
-        self._next: BatchIndex | None = None
-        # What workers had waited for slots by the last report, and how often the loop had waited by then.
-        self._idle_s, self._was_starved = 0.0, 0
-
-    def follow(self, schedule: Schedule) -> None:
-        with self._lock:
-            changed = schedule.limits != self.schedule.limits
-            super().follow(schedule)
-            if changed and self._channel is not None and self._channel.opened:
-                self._command(Command(CommandKind.LIMIT, limits=schedule.limits))
+        self._started = False
+        self._readers: list[_Reader] = []
+        # How many processes there shall be, and among how many slots are dealt.
+        self._wanted = self._dealing = self._workers.threads if self._workers.apart else 1
+        self._vacant: list[int] = []  # slots that were taken from the pool, and wait for a process
+        self._filling: dict[int, _Filling] = {}
+        self._was_starved = 0  # how often the loop had waited when the last report came
 
     def reserve(self) -> None:
         """Take the memory of the first slots, unless that is done."""
         with self._lock:
-            if self._shared is None:
-                self._shared = SharedSlots(self.layout.nbytes)
+            if self._memory is None:
+                self._memory = SharedSlots(self.layout.nbytes + self._raw_bytes)
+                self._memory.now[THREADS] = 1 if self._workers.apart else self._workers.threads
             if not len(self.pool):
                 self._add_slots(min(self._slots, self._most_slots))
 
@@ -102,32 +129,22 @@ class ProcessPipeline(Pipeline):
         with self._lock:
             if self._closed:
                 self.check()
-            if self._channel is None or not self._channel.opened:
+            if not self._started:
                 self._start()
-            moves = next(iter(self._ready), self._next) != key
-            if moves:
-                self._forget(key)
-            self._give_slots(later=moves)
+            self._seek(key)
+            self._give_tasks()
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         with self._lock:
-            if self._channel is not None and self._channel.opened:
-                self._receive(self._channel)
-            filled = self._ready.pop(key, None)
-            if filled is not None:
-                self.ready -= filled.good
-                if not self._ready:
-                    self._next = self.schedule.following(filled.batches[-1].key)
-            return filled
+            self._receive()
+            return super().poll(key)
 
     def _wait(self, key: BatchIndex, seconds: float) -> None:
         with self._lock:
             self._grow()
-            channel, all_given = self._channel, not self.pool.count(LENT)
-        if channel is not None and channel.opened:
-            # A slot that the user frees in another thread is given to the reader soon.
-            channel.wait(seconds if all_given else FREED_S)
-        # Slots may have been freed, and the reader may have gone on under an older limit.
+            channels, all_given = [reader.channel for reader in self._readers], not self.pool.count(LENT)
+        # A slot that the user frees in another thread is given to a reader soon.
+        wait_for_reports(channels, seconds if all_given else FREED_S)
         self.prefetch(key)
 
     def close(self) -> None:
@@ -135,150 +152,273 @@ class ProcessPipeline(Pipeline):
             return
         with self._lock:
             self._closed = True
-            self._ready.clear()
+            self._claimed.clear()
             self.ready = 0
             self._stored.close()
             try:
-                if self._channel is not None:
-                    self._channel.close()
+                for reader in self._readers:
+                    reader.channel.close()
             finally:
-                if self._shared is not None:
-                    self._shared.close()
+                if self._memory is not None:
+                    self._memory.close()
                 self.pool.clear()
 
     @property
-    def process_id(self) -> int | None:
-        """The id of the reader process; None before the first request."""
-        return None if self._channel is None else self._channel.pid
+    def process_ids(self) -> list[int]:
+        """Of the reader processes; none before the first request."""
+        return [reader.channel.pid for reader in self._readers]
 
-    # -- slots -----------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         self.reserve()
-        assert self._shared is not None
-        if self._channel is not None:  # it could not be opened
-            self._channel.close()
-        self._channel = Channel(self._process)
-        self._channel.open(self._stored.fileno(), self._shared)
-        self._stored.close()
+        for reader in self._readers:  # one of them could not be opened
+            reader.channel.close()
+        self._readers.clear()
+        self._add_readers(needed=True)
+        self._started = True
+
+    def _add_readers(self, *, needed: bool) -> None:
+        for number in range(len(self._readers), self._wanted):
+            self._readers.append(_Reader(number, Channel(self._processes[number]), needed))
+            self._open(self._readers[-1].channel)
+
+    def _open(self, channel: Channel) -> None:
+        assert self._memory is not None
+        channel.open(self._stored.fileno(), self._memory)
 
     def set_workers(self, count: int) -> None:
         with self._lock:
-            self._command(Command(CommandKind.WORKERS, slot=count))
+            if not self._workers.apart:
+                assert self._memory is not None
+                self._memory.now[THREADS] = count
+                return
+            self._wanted = count
+            try:
+                self._add_readers(needed=False)
+            except WorkerError:
+                self._readers.pop().channel.close()
+                raise
+
+    def _close_unused(self) -> None:
+        while len(self._readers) > max(self._wanted, self._dealing) and not self._readers[-1].tasks:
+            self._readers.pop().channel.close()
+
+    def _replace(self, reader: _Reader, error: WorkerError) -> None:
+        """Have another process read what one that has ended had been told; an error if that one would end, too."""
+        assert self._memory is not None
+        notes = self._notes(reader)
+        noted = self._memory.being_read(notes)
+        error = self._explained(error, reader, noted)
+        reader.ended += 1
+        if reader.channel.failure is not None or reader.ended >= ATTEMPTS:
+            if reader.needed:
+                raise error
+            log.warning("%s; reading goes on with %d", error, self._dealing)
+            self._stay()
+            return
+        channel = Channel(self._processes[reader.number])
+        try:
+            self._open(channel)
+        except WorkerError:
+            channel.close()
+            raise
+        log.warning("%s; a new one takes its place", error)
+        self._memory.notes[notes, 2] = 0
+        reader.channel.close()
+        reader.channel, tasks, reader.tasks = channel, list(reader.tasks.values()), {}
+        for task in tasks:
+            begun = any(
+                task.key.epoch == note.key.epoch and task.key.step <= note.key.step < task.key.step + task.batches
+                for note in noted
+            )
+            if task.generation != self._generation:
+                self._done(task)
+            elif not begun:
+                self._send(reader, task)
+            elif task.again:
+                reader.ended = 0
+                self._done(task, errors={0: error})
+            else:
+                self._send_each(reader, task)
+
+    def _stay(self) -> None:
+        """Read on with those processes among which slots are dealt."""
+        self._wanted = self.worker_count = self._dealing
+        if self._tuner is not None:
+            self._tuner.stay(self._dealing)
+        self._close_unused()
+
+    def _send_each(self, reader: _Reader, task: Task) -> None:
+        """Have each batch of a task read by itself."""
+        filling = self._filling[task.slot]
+        first = task.key.step - filling.keys[0].step
+        filling.left += task.batches - 1
+        for number in range(first, first + task.batches):
+            key, row = filling.keys[number], filling.edges[number]
+            self._send(reader, task._replace(key=key, row=row, batches=1, again=True))
+
+    # -- tasks -------------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        super()._forget()
+        assert self._memory is not None
+        self._memory.now[GENERATION] = self._generation
 
     def _add_slots(self, count: int) -> None:
-        assert self._shared is not None
-        for slot in self._shared.add(count):
+        assert self._memory is not None
+        for slot in self._memory.add(count):
             if self._pin is not None:
                 self._pin(slot)
-            self.pool.add(slot)
+            self.pool.add(slot[: self.layout.nbytes])
 
-    def _give_slots(self, *, later: bool) -> None:
-        """Let the reader fill the slots that are vacant; ``later`` only when it has obeyed the commands before."""
-        vacant = self.pool.take_all()
-        if not vacant:
-            return
-        assert self._channel is not None
-        if later or max(vacant) >= self._known:
-            for slot in sorted(vacant):  # it maps new ones in the order of their numbers
-                self._command(Command(CommandKind.FILL, slot=slot))
-            self._known = len(self.pool)
-            return
-        try:
-            self._channel.give(vacant)
-        except WorkerError as error:
-            raise self._explained(error) from error.__cause__
+    def _give_tasks(self) -> None:
+        """Have all vacant slots filled."""
+        self._vacant += self.pool.take_all()
+        while self._vacant:
+            readers = self._dealt_to()
+            if not self._workers.shared:
+                readers = [min(readers, key=lambda reader: len(reader.tasks))]
+            if any(len(reader.tasks) >= MOST_TASKS for reader in readers):
+                return
+            slot, keys, schedule = self._vacant.pop(), self._claim(), self.schedule
+            edges = _edges(schedule, keys)
+            self._filling[slot] = _Filling(keys, edges, self._generation, len(readers))
+            for reader in readers:
+                share = Share(reader.number, self._dealing)
+                part = Part.READ if self._raw_bytes and len(readers) > 1 else Part.ALL
+                task = Task(slot, self._generation, keys[0], len(keys), 0, share, schedule.limits, part)
+                self._send(reader, task)
 
-    def _forget(self, key: BatchIndex) -> None:
-        """Drop what was read ahead, and have the reader go on with another batch."""
-        for filled in self._ready.values():
-            if filled.good:
-                self.pool.drop(filled.slot)
-        self._ready.clear()
-        self.ready = 0
-        self._generation += 1
-        self._next = key
-        command = Command(CommandKind.SEEK, generation=self._generation, key=key, limits=self.schedule.limits)
-        self._command(command)
+    def _dealt_to(self) -> list[_Reader]:
+        """The processes among which the next slot is dealt.
 
-    # -- messages ----------------------------------------------------------------------------------------------------
+        Those that share chunks become more or fewer where the next group of chunks begins: else chunks that one has
+        decoded would fall to another.
+        """
+        if self._dealing != self._wanted:
+            usable = itertools.takewhile(lambda reader: reader.needed or reader.channel.ready, self._readers)
+            count = min(len(list(usable)), self._wanted)
+            if count != self._dealing and (not self._workers.shared or self._begins_a_group()):
+                self._dealing = count
+                for reader in self._readers[:count]:
+                    reader.needed = True
+                self._close_unused()
+        return self._readers[: self._dealing]
 
-    def _command(self, command: Command) -> None:
-        assert self._channel is not None
-        try:
-            self._channel.send(command)
-        except WorkerError as error:
-            raise self._explained(error) from error.__cause__
+    def _begins_a_group(self) -> bool:
+        assert self._cursor is not None
+        plan = self.schedule.plan(self._cursor.epoch)
+        order, step = plan.chunk_order, self._cursor.step
+        if order is None or not step:
+            return True
+        firsts = (plan.bounds(each)[0] * plan.world_size + plan.rank + plan.start for each in (step - 1, step))
+        before, here = map(order.group_of, firsts)
+        return before != here
 
-    def _receive(self, channel: Channel) -> None:
+    @staticmethod
+    def _send(reader: _Reader, task: Task) -> None:
+        reader.tasks[task.slot, task.key.step] = task
+        reader.channel.send(task)
+
+    def _receive(self) -> None:
         if self._closed:  # by another thread, since the consumer's last check
             return
-        try:
-            reports = channel.receive()
-        except WorkerError as error:
-            raise self._explained(error) from error.__cause__
-        for report, payload in reports:
-            if report.good:
-                self.pool.filled(report.slot)
-            self.meter.work = report.work
-            self.meter.waited(report.idle_s - self._idle_s, starved=self._starved != self._was_starved)
-            self._idle_s, self._was_starved = report.idle_s, self._starved
-            if report.generation == self._generation:
-                filled = self._slot_of(report, unpacked_errors(payload, channel.pid) if payload else {})
-                self.meter.read(report.good, report.samples * self.layout.spec.nbytes)
-                self._ready[filled.batches[0].key] = filled
-                self.ready += filled.good
-            elif report.good:
-                self.pool.drop(report.slot)
+        for reader in tuple(self._readers):
+            try:
+                reports = reader.channel.receive()
+            except WorkerError as error:
+                self._replace(reader, error)
+                return  # there may be fewer now
+            for report, payload in reports:
+                reader.ended = 0
+                self.meter.waited(report.idle_s, starved=self._starved != self._was_starved)
+                self._was_starved = self._starved
+                errors = unpacked_errors(payload, reader.channel.pid) if payload else {}
+                self._done(reader.tasks.pop((report.slot, report.step)), report.work, errors)
+        if len(self._readers) > self._wanted:
+            self._close_unused()
 
-    def _slot_of(self, report: Report, errors: dict[int, Exception]) -> FilledSlot:
-        if report.batches == report.good == 1:
-            batch = BatchResult(BatchIndex(report.epoch, report.step), 0, report.samples)
-            return FilledSlot(report.slot, (batch,), 1)
-        plan = self.schedule.plan(report.epoch)
-        batches, first = [], 0
-        for number in range(report.batches):
-            key = BatchIndex(report.epoch, report.step + number)
-            rows = plan.count(key.step)
-            batches.append(BatchResult(key, first, rows, errors.get(number)))
-            first += rows
-        return FilledSlot(report.slot, batches, report.good)
+    def _next_coalesced(self, batches: int, seconds: float) -> int:
+        # A share of as many batches as there are processes takes as long as one whole batch.
+        least = min(self._dealing, self.layout.batches) if self._workers.shared else 1
+        return max(super()._next_coalesced(batches, seconds), least)
+
+    def _done(self, task: Task, work: Work = NO_WORK, errors: Mapping[int, Exception] | None = None) -> None:
+        filling = self._filling[task.slot]
+        filling.left -= 1
+        filling.work = filling.work.plus(work)
+        filling.seconds = max(filling.seconds, work.seconds)
+        for number, error in (errors or {}).items():
+            filling.errors.setdefault(task.key.step - filling.keys[0].step + number, error)
+        if filling.left:
+            return
+        if task.part is Part.READ and not filling.errors and filling.generation == self._generation:
+            reader, filling.left = self._readers[task.slot % task.share.readers], 1
+            self._send(reader, task._replace(share=task.share._replace(reader=reader.number), part=Part.TRANSFORM))
+            return
+        del self._filling[task.slot]
+        batches = [
+            BatchResult(key, begin, end - begin, filling.errors.get(number))
+            for number, key, (begin, end) in zip(
+                itertools.count(), filling.keys, itertools.pairwise(filling.edges), strict=False
+            )
+        ]
+        filled = FilledSlot(task.slot, batches, len(batches) - len(filling.errors))
+        self._file(filled, filling.generation, filling.work, filling.seconds)
+
+    # -- what is being read ------------------------------------------------------------------------------------------
 
     def _reading(self) -> str:
+        assert self._memory is not None
+        found = ((reader, self._memory.being_read(self._notes(reader))) for reader in self._readers)
+        return "; ".join(f"reader process {r.channel.pid} reads {self._named(n) or 'nothing'}" for r, n in found)
+
+    def _notes(self, reader: _Reader) -> slice:
+        """The notes of the threads of a process."""
+        each = self._workers.most_threads
+        first = reader.number * each % MOST_NOTES
+        return slice(first, first + each)
+
+    def _named(self, noted: Sequence[Note]) -> str:
         found = []
-        for epoch, count, samples in self._being_read():
-            place = self._source.locate(samples[:1])[0]
-            numbers = ", ".join(map(str, samples[:3])) + (f", … ({count} in all)" if count > 3 else "")
-            found.append(
-                f"sample{'s' * (count > 1)} {numbers} of epoch {epoch} (the first is row {place.row} of {place.file})"
-            )
-        return "the reader process reads " + (", ".join(found) or "nothing")
+        for (epoch, _), count, samples in noted:
+            ids, more = self._source.ids(samples[:3]), f", … ({count} in all)" if count > 3 else ""
+            place = self._source.locate(ids[:1])[0]
+            numbers = f"sample{'s' * (count > 1)} {', '.join(map(str, ids))}{more}"
+            found.append(f"{numbers} of epoch {epoch} (the first is row {place.row} of {place.file})")
+        return ", ".join(found)
 
-    def _being_read(self) -> list[tuple[int, int, Indices]]:
-        """See `SharedSlots.being_read`; with the numbers by which errors name samples."""
-        noted = [] if self._shared is None else self._shared.being_read()
-        return [(epoch, count, self._source.ids(samples)) for epoch, count, samples in noted]
-
-    def _explained(self, error: WorkerError) -> WorkerError:
+    def _explained(self, error: WorkerError, reader: _Reader, noted: Sequence[Note]) -> WorkerError:
         """The error with what was being read: any of these samples may be the cause."""
-        noted = self._being_read()
-        explained = WorkerError(f"{error}. When it ended, {self._reading()}", stage="read")
+        reading = f", while it read {self._named(noted)}" if noted else ""
+        explained = WorkerError(f"{error}{reading}", stage="read", worker=reader.number)
         if len(noted) == 1:
-            explained.sample_id = int(noted[0][2][0])
-            place = self._source.locate(noted[0][2][:1])[0]
-            explained.file, explained.row = place.file, place.row
-        for epoch, count, samples in noted:
+            ids = self._source.ids(noted[0].samples[:1])
+            place = self._source.locate(ids)[0]
+            explained.sample_id, explained.file, explained.row = int(ids[0]), place.file, place.row
+        for (epoch, _), count, samples in noted:
             if count > 3:
                 first = f"the first {len(samples)} " if count > len(samples) else ""
-                explained.add_note(f"samples of epoch {epoch} that were being read: {first}{samples.tolist()}")
+                numbers = self._source.ids(samples).tolist()
+                explained.add_note(f"samples of epoch {epoch} that were being read: {first}{numbers}")
         explained.__cause__ = error.__cause__
         return explained
 
 
-def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device | None, timeout_s: float) -> Pipeline:
+def _edges(schedule: Schedule, keys: Sequence[BatchIndex]) -> list[int]:
+    """The first row of each batch in a slot, and the end of the last."""
+    plan = schedule.plan(keys[0].epoch)
+    bounds = [plan.bounds(key.step) for key in keys]
+    return [first - bounds[0][0] for first, _ in bounds] + [bounds[-1][1] - bounds[0][0]]
+
+
+def pipeline_of(
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
+) -> Pipeline:
     """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
     if setup.plan.workers.kind == "process":
-        return _process_pipeline(setup, process, pin=pin, timeout_s=timeout_s)
+        return _process_pipeline(setup, processes, pin=pin, timeout_s=timeout_s)
     plan = setup.plan
     return ThreadPipeline(
         setup.read,
@@ -296,14 +436,14 @@ def pipeline_of(setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device
 
 
 def _process_pipeline(
-    setup: ReaderSetup, process: ReaderProcess, *, pin: torch.device | None, timeout_s: float
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
 ) -> ProcessPipeline:
     register = None
     if pin is not None and pin.type == "cuda":
         register = functools.partial(memory.register, device=pin)
     elif pin is not None:
         _say_pageable(pin.type)
-    pipeline = ProcessPipeline(setup, setup.stored(), process, pin=register, timeout_s=timeout_s)
+    pipeline = ProcessPipeline(setup, setup.stored(), processes, pin=register, timeout_s=timeout_s)
     try:
         pipeline.reserve()
     except MemoryBudgetError:

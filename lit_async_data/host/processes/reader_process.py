@@ -1,4 +1,4 @@
-"""`ReaderProcess`: a reader or worker process as its parent sees it: its start and its end."""
+"""`ReaderProcess`: a reader process as its parent sees it: its start and its end; `ReaderProcesses`: all of them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 
 
 class ReaderProcess:
-    """A reader process, which loaders share, or one of its worker processes, by number.
+    """A reader process, which loaders share, by its number among those of a loader.
 
     It starts with the first `Channel` that is opened, and ends with the last that is closed. If it died, it starts anew
     with the next one. Safe to use from several threads. A copy, and a forked child, begin with no process.
     """
 
-    def __init__(self, worker: int | None = None) -> None:
-        self._worker = worker
+    def __init__(self, number: int) -> None:
+        self._number = number
         self._guard = ProcessGuard()
         # Reentrant: garbage collection can close a loader inside any allocation.
         self._lock = threading.RLock()
@@ -37,17 +37,13 @@ class ReaderProcess:
         self._control: list[socket.socket] = []
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __reduce__(self) -> tuple[type[ReaderProcess], tuple[int | None]]:
-        return type(self), (self._worker,)
-
-    @property
-    def kind(self) -> str:
-        return "reader" if self._worker is None else "worker"
+    def __reduce__(self) -> tuple[type[ReaderProcess], tuple[int]]:
+        return type(self), (self._number,)
 
     def open(self, user: object, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
         """Pass descriptors to the process, started if need be, for a user who calls `leave` in the end."""
         if self._guard.forked:
-            ReaderProcess.__init__(self, self._worker)  # the lock may have been held when the fork was made
+            ReaderProcess.__init__(self, self._number)  # the lock may have been held when the fork was made
         with self._lock:
             if user not in self._users:
                 self._users.append(user)
@@ -81,9 +77,8 @@ class ReaderProcess:
         environment |= dict.fromkeys(ONE_THREAD, "1")
         # Several arenas of malloc hold more than is in use: 16 MiB of 138, where two threads decode gzip.
         environment.setdefault("MALLOC_ARENA_MAX", "1")
-        number = -1 if self._worker is None else self._worker
-        program = [sys.executable, "-P", "-m", "lit_async_data.host.processes.child"]
-        program += map(str, (control, lifeline, os.getpid(), number))
+        program = [sys.executable, "-P", "-m", "lit_async_data.host.processes"]
+        program += map(str, (control, lifeline, os.getpid(), self._number))
         try:
             # A process group of its own: Ctrl-C in a terminal does not reach it, even while it starts.
             return subprocess.Popen(  # noqa: S603  # our own program
@@ -91,7 +86,7 @@ class ReaderProcess:
             )
         except OSError as error:
             raise WorkerError(
-                f"a {self.kind} process could not be started: {error}; raise the system's limit on processes, or set "
+                f"a reader process could not be started: {error}; raise the system's limit on processes, or set "
                 "worker_kind=thread"
             ) from error
         finally:
@@ -106,3 +101,16 @@ class ReaderProcess:
         for ours in self._control:
             ours.close()  # the lifeline, too
         self._process, self._control = None, []
+
+
+class ReaderProcesses:
+    """The reader processes that loaders share, by their numbers. A copy begins with none."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, ReaderProcess] = {}
+
+    def __reduce__(self) -> tuple[type[ReaderProcesses], tuple[()]]:
+        return type(self), ()
+
+    def __getitem__(self, number: int) -> ReaderProcess:
+        return self._processes.setdefault(number, ReaderProcess(number))

@@ -14,7 +14,7 @@ from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.host.ahead import Ahead
 from lit_async_data.host.processes.inherited import Inherited
-from lit_async_data.host.processes.ipc.shared_file import SharedFile
+from lit_async_data.host.processes.shared_file import SharedFile
 from lit_async_data.host.resources.memory import readable
 from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.host.sample_reader import SampleReader
@@ -41,6 +41,12 @@ class ReaderSetup:
     @property
     def layout(self) -> BatchLayout:
         return self.plan.layout
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes beside each slot for samples that processes read by shares, and one of them transforms as a batch."""
+        hooks = self.read.transformation
+        return hooks.scratch_bytes if self.plan.workers.shared and hooks is not None and hooks.takes_batches else 0
 
     def check(self, *, on_demand: bool) -> None:
         """Check that it can go to a reader process; of any size if the user has asked for that, ``on_demand``."""

@@ -12,6 +12,7 @@ from lit_async_data.host.resources.memory import Budget, default_budget, pinned_
 from lit_async_data.host.resources.workers import Workers
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
+from lit_async_data.order.shares import Shares
 from lit_async_data.order.weighted import WeightedChunkOrder
 from lit_async_data.sources.contract.source import Source
 
@@ -41,6 +42,8 @@ class ResourcePlan:
     # decoded meanwhile. 0 where the order does not go by chunks.
     chunks: int
     amplification: float = 1.0  # samples that are decoded for each one used; see `plan.amplification`
+    # How several reader processes share each slot, where they do.
+    shares: Shares = dataclasses.field(default_factory=functools.partial(Shares, None))
 
     @classmethod
     def of(
@@ -70,7 +73,15 @@ class ResourcePlan:
         alone = BatchLayout(spec, schedule.capacity).nbytes
         workers = _within(workers, limit, scratch or 0)
         planned = functools.partial(
-            cls._with, source, spec, options=options, schedule=schedule, limit=limit, scratch=scratch, pinned=pinned
+            cls._with,
+            source,
+            spec,
+            options=options,
+            schedule=schedule,
+            limit=limit,
+            scratch=scratch,
+            whole=transformation is not None and transformation.takes_batches,
+            pinned=pinned,
         )
         plan = planned(workers, 1)
         while plan.budget.total > limit and workers.most > max(workers.threads, 1):
@@ -93,7 +104,12 @@ class ResourcePlan:
         if workers.threads:
             samples = schedule.capacity * (AHEAD + plan.layout.batches)
             budget = dataclasses.replace(budget, fetched=_fetched_bytes(source, samples, limit - budget.total))
-        return dataclasses.replace(plan, budget=budget, amplification=_amplification(source, first, budget.cache))
+        return dataclasses.replace(
+            plan,
+            budget=budget,
+            amplification=_amplification(source, first, budget.cache),
+            shares=source.chunks.shares(kept=budget.cache > 0),
+        )
 
     @classmethod
     def _with(
@@ -107,6 +123,7 @@ class ResourcePlan:
         schedule: Schedule,
         limit: int,
         scratch: int | None,
+        whole: bool,
         pinned: bool,
     ) -> ResourcePlan:
         """The footprint if these workers read ``batches`` batches together. Files read ahead are not counted."""
@@ -114,19 +131,26 @@ class ResourcePlan:
         layout = BatchLayout(spec, schedule.capacity, batches)
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
         chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
-        needs, scratches = source.memory(chunks), workers.processes
-        if scratch is not None:
-            scratch *= batches
-            scratches += most  # while a worker process starts, the thread that it belongs to transforms
-        decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, needs.cacheable)
+        needs = source.memory(chunks)
+        cacheable = needs.cacheable
+        if workers.shared and options.cache_bytes:
+            # Shares by stored chunks are uneven; and samples may reach into a chunk that another process keeps, too.
+            needs = source.memory(chunks := 2 * chunks)
+            cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
+        decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, cacheable)
+        scratches = most * (scratch or 0) * batches
+        if workers.shared and scratch is None:  # a process puts its share together before it goes to the slot
+            scratches += most * layout.nbytes
         # The slots of a reader process are pinned as they are.
         slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes
-        budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=(scratch or 0) * scratches)
+        if workers.shared and whole:  # samples are put together there before they are transformed
+            slot_bytes += scratch or 0
+        budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=scratches)
         return cls(workers, layout, budget, chunks)
 
-    def reserve(self, source: Source) -> Callable[[], None]:
-        """Have a source reserve room for what is read ahead; call the result to give the room back."""
-        return source.reserve(self.chunks, self.budget.cache, self.budget.fetched)
+    def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
+        """Have a source reserve room, shared by some processes, for what is read ahead; call the result to end that."""
+        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts, self.budget.fetched // parts)
 
 
 def _coalesces(source: Source, workers: Workers, *, hooks: bool) -> bool:
@@ -142,8 +166,7 @@ def _within(workers: Workers, limit: int, scratch: int) -> Workers:
     """As many workers as have scratch memory in a quarter of the budget."""
     if not scratch:
         return workers
-    # Every thread has some, and so has every worker process.
-    room = limit // (8 * scratch)
+    room = limit // (4 * scratch)
     return workers._replace(most=max(workers.threads, min(workers.most, room)))
 
 

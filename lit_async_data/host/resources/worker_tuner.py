@@ -22,7 +22,7 @@ class WorkerTuner:
     Args:
         count: Workers to begin with.
         most: The most workers.
-        window_s: Seconds after which the waiting is judged, at least; a worker process takes a part of a second to
+        window_s: Seconds after which the waiting is judged, at least; a process takes a part of a second to
             start.
         clock: Seconds that pass.
     """

@@ -17,7 +17,7 @@ from lit_async_data.system import usable_cores
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_THREADS = 4
-# Seconds after which it is judged whether another worker helps. A worker process takes a part of the first to start.
+# Seconds after which it is judged whether another worker helps. A process takes a part of the first to start.
 THREAD_S, PROCESS_S = 0.25, 1.0
 # What costs the training loop the GIL, by `StorageLayout.reading`.
 _COSTS = {
@@ -32,14 +32,15 @@ class Workers(NamedTuple):
     """Who reads."""
 
     # ``"caller"``: the loop itself, when it asks for a batch. ``"thread"``: threads of this process. ``"process"``:
-    # threads of a reader process, which take nothing of this process's GIL.
+    # threads of a reader process, or several processes, which take nothing of this process's GIL.
     kind: Literal["caller", "thread", "process"]
-    threads: int  # number of threads to begin with; 0 for the caller
+    threads: int  # number of threads, or processes, to begin with; 0 for the caller
     why: str  # the reason for the kind, for people
-    most: int = 0  # number of threads that there may be later, if the loop waits for batches
-    # Whether several threads of a reader process have a worker process each, since one GIL would let only one of them
-    # work.
+    most: int = 0  # the number that there may be later, if the loop waits for batches
+    # Whether each reads in a process of its own, since one GIL would let only one of them work.
     apart: bool = False
+    # Whether these processes share each slot, since only one of them should decode a chunk; else each fills whole ones.
+    shared: bool = False
 
     @classmethod
     def of(
@@ -60,33 +61,34 @@ class Workers(NamedTuple):
         kind, why = _kind("python" if python else reading, options, refusal or system_refusal(), free)
         if hooks and why == _COSTS["python"]:
             why = "Python code transforms the samples"
-        # Hooks run apart from the decoding of chunks. Code that reads samples does not: each process would decode them.
-        apart = kind == "process" and python and (hooks or source.chunks.rows == 1)
+        apart = kind == "process" and python
+        shared = apart and source.chunks.compressed and (source.chunks.rows > 1 or options.cache_bytes > 0)
         if options.workers != "auto":
-            return cls(kind, options.workers, why, options.workers, apart)
+            return cls(kind, options.workers, why, options.workers, apart, shared and options.workers > 1)
         if python and kind == "thread" and options.worker_kind == "auto" and has_gil():
             return cls("caller", 0, why)
         most = free if apart else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
-        return cls(kind, 1, why, most, apart)
+        return cls(kind, 1, why, most, apart, shared and most > 1)
 
     @property
-    def processes(self) -> int:
-        """Worker processes that there may be beside the reader process; 0 if its threads read."""
-        return self.most if self.apart and self.most > 1 else 0
+    def most_threads(self) -> int:
+        """Threads that there may be in a process."""
+        return 1 if self.apart else self.most
 
     def tuner(self) -> WorkerTuner | None:
         """What changes the number of threads; None if it stays."""
         if self.most == self.threads:
             return None
-        return WorkerTuner(self.threads, self.most, PROCESS_S if self.processes else THREAD_S)
+        return WorkerTuner(self.threads, self.most, PROCESS_S if self.apart else THREAD_S)
 
     def __str__(self) -> str:
         if self.kind == "caller":
             return f"no workers ({self.why}): the training loop reads"
-        what = "worker process" if self.processes else "reader thread"
-        several = f"{self.threads} {what}{'es' if self.processes else 's'}" if self.threads > 1 else f"1 {what}"
+        what = "reader process" if self.apart else "reader thread"
+        several = f"{self.threads} {what}{'es' if self.apart else 's'}" if self.threads > 1 else f"1 {what}"
         text = several if self.most == self.threads else f"{several}, at most {self.most}"
-        return f"{text} ({self.why})" if self.kind == "thread" else f"a reader process with {text} ({self.why})"
+        inside = self.kind == "thread" or self.apart
+        return f"{text} ({self.why})" if inside else f"a reader process with {text} ({self.why})"
 
 
 def _kind(

@@ -39,11 +39,11 @@ class Work(NamedTuple):
 class _Sums:
     """Of one thread, since they were taken last. ``wall`` and ``cpu`` say when that was, without waits for slots."""
 
-    __slots__ = ("cpu", "decode_s", "decoded", "elsewhere_s", "others_s", "stored", "transform_s", "wall")
+    __slots__ = ("cpu", "decode_s", "decoded", "others_s", "stored", "transform_s", "wall")
 
     def __init__(self) -> None:
         self.wall, self.cpu = time.perf_counter(), time.thread_time()
-        self.decode_s = self.transform_s = self.others_s = self.elsewhere_s = 0.0
+        self.decode_s = self.transform_s = self.others_s = 0.0
         self.stored = self.decoded = 0
 
 
@@ -86,24 +86,14 @@ class StageClock:
         """Another worker had what this one needed, and worked meanwhile."""
         self._sums().others_s += seconds
 
-    def done_elsewhere(self, work: Work) -> None:
-        """A worker process did a part. The time for which this thread waited for it is no work: see `waited`."""
-        sums = self._sums()
-        sums.elsewhere_s += work.seconds
-        sums.decode_s += work.decode_s
-        sums.transform_s += work.transform_s
-        sums.others_s += work.cpu_s
-        sums.stored += work.stored
-        sums.decoded += work.decoded
-
     def take(self) -> Work:
         """What the thread has done since `start`, or since this was called last, without its waits."""
         sums = self._sums()
         wall, cpu = time.perf_counter(), time.thread_time()
-        seconds, worked = wall - sums.wall + sums.elsewhere_s, cpu - sums.cpu + sums.others_s
+        seconds, worked = wall - sums.wall, cpu - sums.cpu + sums.others_s
         work = Work(seconds, sums.decode_s, sums.transform_s, min(worked, seconds), sums.stored, sums.decoded)
         sums.wall, sums.cpu = wall, cpu
-        sums.decode_s = sums.transform_s = sums.others_s = sums.elsewhere_s = 0.0
+        sums.decode_s = sums.transform_s = sums.others_s = 0.0
         sums.stored = sums.decoded = 0
         return work
 

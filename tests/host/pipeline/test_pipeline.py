@@ -68,7 +68,7 @@ class Gate:
 @pytest.fixture(autouse=True)
 def however_slow_the_machine_is(monkeypatch):
     """How many batches are read together depends on the time that they take; few tests are about that."""
-    monkeypatch.setattr(pipeline_module, "COALESCED_S", 1e9)
+    monkeypatch.setattr("lit_async_data.host.pipeline.pipeline.COALESCED_S", 1e9)
 
 
 @contextlib.contextmanager
@@ -219,7 +219,7 @@ def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
 
 
 def test_a_worker_that_died_of_an_error_says_of_which(monkeypatch):
-    def claim(self, slot, worker):
+    def claim(self):
         raise MemoryError("no more")
 
     monkeypatch.setattr(ThreadPipeline, "_claim", claim)
@@ -495,7 +495,7 @@ class Pace:
 
     def __init__(self, monkeypatch, ms):
         self.ms, self.sizes, self._next = ms, [], BatchIndex(0, 0)
-        monkeypatch.setattr(pipeline_module, "COALESCED_S", 0.02)
+        monkeypatch.setattr("lit_async_data.host.pipeline.pipeline.COALESCED_S", 0.02)
         clock = types.SimpleNamespace(start=lambda: None, take=lambda: Work(seconds=self.ms * self.sizes[-1] / 1000))
         monkeypatch.setattr(pipeline_module, "CLOCK", clock)
 

@@ -36,7 +36,7 @@ def libraries_of(source, options=()):
     options = {"batch_size": 8, "worker_kind": "process", **dict(options)}
     with contextlib.closing(source), AsyncLoader(source, options) as loader:
         next(loader)
-        maps = Path(f"/proc/{loader.machinery.engine.feed.pipeline.process_id}/maps").read_text()
+        maps = Path(f"/proc/{loader.machinery.engine.feed.pipeline.process_ids[0]}/maps").read_text()
     return {name for name in ("libtorch", "h5py") if f"/{name}" in maps}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import io
@@ -26,11 +25,11 @@ from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbe
 
 from lit_async_data import AsyncLoader, Balanced, HDF5Source, ManifestSource
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
-from lit_async_data.host.processes.child.__main__ import Endpoint, LogToParent
-from lit_async_data.host.processes.ipc.given_slots import MOST_SLOTS
-from lit_async_data.host.processes.ipc.messages import REPORT_BYTES
-from lit_async_data.host.processes.ipc.shared_slots import NOTED, SharedSlots
+from lit_async_data.host.processes.__main__ import Endpoint
+from lit_async_data.host.processes.messages import REPORT_BYTES
 from lit_async_data.host.processes.pipeline import ProcessPipeline, _say_pageable, pipeline_of
+from lit_async_data.host.processes.reader_server import LogToParent
+from lit_async_data.host.processes.shared_slots import NOTED, SharedSlots
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import FakeStreams
 
@@ -237,27 +236,29 @@ def test_of_many_samples_that_were_being_read_the_first_are_listed():
         ]
 
 
-def test_a_killed_process_is_named(file):
-    with contextlib.closing(source_of(file)) as source, loader_of(source) as loader:
-        next(loader)
-        os.kill(pid_of(loader), signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"was killed by SIGKILL \(out of memory\?\)"):
-            collections.deque(iter(loader.next, None), maxlen=0)  # endless
-
-
-def test_a_process_killed_by_a_signal_without_a_name_is_an_error():
-    with AsyncLoader(Numbers(), {"batch_size": 1, "worker_kind": "process"}) as loader:
-        next(loader)
-        number = signal.SIGRTMIN + 5
-        os.kill(pid_of(loader), number)
-        with pytest.raises(WorkerError, match=f"was killed by signal {number}"):
-            collections.deque(iter(loader.next, None), maxlen=0)  # endless
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL (out of memory?)"),
+        (signal.SIGRTMIN + 5, f"was killed by signal {signal.SIGRTMIN + 5}"),
+    ],
+)
+def test_a_killed_process_is_named_and_replaced(number, how, caplog):
+    with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
+        seen, killed = [next(loader)["y"][0].item()], pid_of(loader)
+        os.kill(killed, number)
+        while pid_of(loader) == killed:
+            seen.append(loader.next()["y"][0].item())
+        seen += [loader.next()["y"][0].item() for _ in range(20)]
+        assert seen == [10 * (place % 10) for place in range(len(seen))]
+    (line,) = (line for line in caplog.messages if f"reader process {killed} {how}" in line)
+    assert line.endswith("; a new one takes its place")
 
 
 def pid_of(loader):
     pipeline = loader.machinery.engine.feed.pipeline
     assert isinstance(pipeline, ProcessPipeline)
-    return pipeline.process_id
+    return pipeline.process_ids[0]
 
 
 def test_a_reason_longer_than_the_pipe_arrives_whole():
@@ -282,7 +283,7 @@ def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads():
     with AsyncLoader(Numbers(33, acts.stop), options) as loader:
         assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
         pipeline = loader.machinery.engine.feed.pipeline
-        while not any(samples[0] == 30 for _, _, samples in pipeline._being_read()):
+        while not any(note.samples[0] == 30 for note in pipeline._memory.being_read(slice(None))):
             pass
         pipeline.timeout_s = 0.5  # the start of the process may take longer
         with pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reads samples 30, 31, 32, … \(10 in all\)"):
@@ -312,7 +313,7 @@ def test_the_slots_of_a_reader_process_are_locked_for_a_gpu(monkeypatch):
     )
     loader = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"})
     setup = loader._setup(loader.footprint)
-    process = loader.machinery.wiring.reader_process
+    process = loader.machinery.wiring.reader_processes
     with contextlib.closing(pipeline_of(setup, process, pin=gpu, timeout_s=60)) as pipeline:
         assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memory(slot).ctypes.data for slot in range(5)]
         locked.clear()
@@ -381,7 +382,7 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_a_fork_of_it_lives(
         "next(loader)\n"
         "fork = os.fork()\n"
         "if not fork: signal.pause()\n"
-        "print(loader.machinery.engine.feed.pipeline.process_id, fork, flush=True)\n"
+        "print(loader.machinery.engine.feed.pipeline.process_ids[0], fork, flush=True)\n"
         "signal.pause()\n"
     )
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:
@@ -402,7 +403,7 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_c_code_holds_its_gi
         "from lit_async_data import AsyncLoader\n"
         "loader = AsyncLoader(Numbers(33, hold_the_gil), dict(batch_size=1, shuffle=False, worker_kind='process'))\n"
         "next(loader)\n"
-        "print(loader.machinery.engine.feed.pipeline.process_id, flush=True)\n"
+        "print(loader.machinery.engine.feed.pipeline.process_ids[0], flush=True)\n"
         "list(loader)\n"
     )
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:
@@ -458,7 +459,7 @@ def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader(file):
 
 def sharing(first, *others):
     for other in others:
-        other.machinery.wiring.reader_process = first.machinery.wiring.reader_process
+        other.machinery.wiring.reader_processes = first.machinery.wiring.reader_processes
 
 
 def test_loaders_that_share_a_process_have_their_own_batches(file):
@@ -498,16 +499,22 @@ def test_a_shared_process_ends_with_its_last_loader_and_starts_anew():
         assert pid_of(third) != process
 
 
-def test_the_end_of_a_shared_process_is_an_error_of_each_loader_and_a_new_loader_goes_on():
-    loaders = [AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"}) for _ in range(3)]
+def test_all_loaders_of_a_shared_process_that_is_killed_go_on_with_the_next(caplog):
+    options = {"batch_size": 10, "shuffle": False, "worker_kind": "process"}
+    loaders = [AsyncLoader(Numbers(), options) for _ in range(3)]
     sharing(*loaders)
     for loader in loaders[:2]:
         next(loader)
-    os.kill(pid_of(loaders[0]), signal.SIGKILL)
+    killed = pid_of(loaders[0])
+    os.kill(killed, signal.SIGKILL)
     for loader in loaders[:2]:
-        with pytest.raises(WorkerError, match="SIGKILL"):
-            collections.deque(iter(loader.next, None), maxlen=0)  # endless
+        number = 1
+        while pid_of(loader) == killed:
+            assert loader.next()["y"][0].item() == 10 * (number % 10)
+            number += 1
     next(loaders[2])
+    assert len({pid_of(loader) for loader in loaders}) == 1
+    assert sum(f"reader process {killed} was killed" in line for line in caplog.messages) == 2
     for loader in loaders:
         loader.close()
 
@@ -543,7 +550,7 @@ def test_a_copy_of_a_loader_and_a_pickled_process_begin_with_none():
         next(other)
         assert pid_of(loader) != pid_of(other)
         other.close()
-        process = loader.machinery.wiring.reader_process
+        process = loader.machinery.wiring.reader_processes
         assert pickle.loads(pickle.dumps(process)) is not process
 
 
@@ -573,13 +580,12 @@ def test_the_end_of_a_loader_reaches_a_shared_process_though_a_fork_keeps_its_pi
     sharing(*loaders)
     for loader in loaders:
         next(loader)
-    reader = Path("/proc") / str(pid_of(loaders[0])) / "fd"
-    both = len(list(reader.iterdir()))
-    copies = [
-        os.dup(end.fileno()) for end in loaders[1].machinery.engine.feed.pipeline._channel._commands if not end.closed
-    ]
+    descriptors = Path("/proc") / str(pid_of(loaders[0])) / "fd"
+    both = len(list(descriptors.iterdir()))
+    (reader,) = loaders[1].machinery.engine.feed.pipeline._readers
+    copies = [os.dup(end.fileno()) for end in reader.channel._end if not end.closed]
     loaders[1].close()
-    while len(list(reader.iterdir())) > both - 4:  # its setup, its slots and two pipes
+    while len(list(descriptors.iterdir())) > both - 6:  # its setup, its slots and three pipes
         next(iter(loaders[0].next, None))
     for copied in copies:
         os.close(copied)
@@ -595,14 +601,6 @@ def test_a_log_record_that_cannot_be_read_here_is_reported_and_costs_nothing(cap
     assert "a log record of another process could not be read: TypeError" in caplog.text
 
 
-def test_a_reader_process_has_no_more_slots_than_their_pipe_takes():
-    with loader_of(Numbers(64), memory_budget=2**30) as loader:
-        next(iter(loader))
-        pipeline = loader._run.engine.feed.pipeline
-        assert isinstance(pipeline, ProcessPipeline)
-        assert pipeline._most_slots == MOST_SLOTS
-
-
 def test_a_loader_that_another_thread_closes_says_so():
     """1. The consumer has checked that the loader is open. 2. Another thread closes it. 3. The consumer asks for a
     batch."""
@@ -616,23 +614,22 @@ def test_a_loader_that_another_thread_closes_says_so():
 
 def test_a_reader_thread_that_has_ended_is_an_error_soon():
     """Nobody in the reader process waits for a batch, and would find out."""
-    source = Numbers(64, act=acts.break_the_next_claim)
+    source = Numbers(64, act=acts.break_the_next_task)
     failed = pytest.raises(WorkerError, match=r"reader process \d+ failed: WorkerError: .* its thread has ended")
     with loader_of(source, shuffle=False, timeout_s=60) as loader, failed:
         list(loader)
 
 
-@pytest.mark.parametrize("worker", [-1, 0])
-def test_a_setup_that_cannot_be_read_leaves_no_descriptor_open(tmp_path, worker):
+def test_a_setup_that_cannot_be_read_leaves_no_descriptor_open(tmp_path):
     """A reader process may go on for other loaders."""
     ends = [*os.pipe(), *os.pipe(), *os.pipe()]
     setup = os.open(tmp_path / "empty", os.O_RDWR | os.O_CREAT)
     (reports, sent), others = ends[:2], ends[4:]
-    slots, commands = ends[2:4]
-    endpoint = Endpoint([setup, slots, commands, sent, *others], worker, LogToParent())
+    slots, end = ends[2:4]
+    endpoint = Endpoint([setup, slots, end, sent, *others], 0, LogToParent())
     endpoint._close()
     assert os.read(reports, REPORT_BYTES)
     os.close(reports)
-    for descriptor in (setup, slots, commands, sent, *others):
+    for descriptor in (setup, slots, end, sent, *others):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)

@@ -1,19 +1,19 @@
-"""Worker processes read side by side, in order; the end of one is an error at its batch, and no more than that."""
+"""Several reader processes read side by side, in order; one that ends is named, and another one takes its place."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
-import re
 import signal
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from support.processes import children, patience, wait_for_the_end_of
+from support.processes import patience, wait_for_the_end_of
 from support.sources import reader_sources as acts
-from support.sources.reader_sources import FailsToStart, KilledOnce, ManyNumbers, NeverStarts, PythonNumbers
+from support.sources.reader_sources import FailsToStart, KilledOnce, ManyNumbers, PythonNumbers
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ReadError, TransformError, WorkerError
@@ -27,14 +27,17 @@ def loader_of(source, **options):
     return AsyncLoader(source, {"batch_size": 10, "shuffle": False, "worker_kind": "process", "workers": 2, **options})
 
 
-def in_worker_processes(loader):
-    """Take passes until both worker processes read; returns their ids."""
+def pipeline_of(loader):
+    return loader.machinery.engine.feed.pipeline
+
+
+def in_two_processes(loader):
+    """Take passes until two processes read; returns their ids."""
     for _ in patience():
         found = {pid for batch in loader for pid in batch["process"].tolist()}
-        workers = children(loader.machinery.engine.feed.pipeline.process_id)
-        if len(workers) == 2 and found == workers:
-            return workers
-    raise AssertionError("the worker processes never started")
+        if len(found) == 2 and found == set(pipeline_of(loader).process_ids):
+            return found
+    raise AssertionError("the second process never started")
 
 
 @pytest.mark.parametrize("shuffle", [False, "global"])
@@ -46,48 +49,30 @@ def test_several_processes_deliver_the_batches_of_one(shuffle):
     assert passes(3) == passes(1)
 
 
-def test_worker_processes_read_the_rest_of_a_resumed_epoch():
+def test_processes_read_the_rest_of_a_resumed_epoch():
     source = ManyNumbers()
     with loader_of(source, workers=0, worker_kind="thread") as loader:
         next(loader)
         place = loader.state_dict()
     with loader_of(source) as loader:
         loader.load_state_dict(place)
+        seen = set()
         for step, batch in enumerate(loader, 1):
             assert batch["y"].tolist() == list(range(10 * step, 10 * step + 10))
-            if batch["process"][0].item() != loader.machinery.engine.feed.pipeline.process_id:
+            seen |= set(batch["process"].tolist())
+            if len(seen) == 2:
                 return
-    raise AssertionError("the worker processes never started")
+    raise AssertionError("the second process never started")
 
 
 def test_each_worker_has_a_process_and_all_end_with_the_loader():
     with loader_of(PythonNumbers()) as loader:
-        assert loader.footprint.workers.processes == 2
-        assert "a reader process with 2 worker processes" in str(loader.footprint.workers)
-        workers = in_worker_processes(loader)
-        reader = loader.machinery.engine.feed.pipeline.process_id
-        names = {(Path("/proc") / str(pid) / "comm").read_text() for pid in workers}
-        assert names == {"lit_data worker\n"}
-        assert (Path("/proc") / str(reader) / "comm").read_text() == "lit_data reader\n"
-    for pid in workers:
+        assert str(loader.footprint.workers).startswith("2 reader processes (")
+        processes = in_two_processes(loader)
+        names = {(Path("/proc") / str(pid) / "comm").read_text() for pid in processes}
+        assert names == {"lit_data reader\n"}
+    for pid in processes:
         wait_for_the_end_of(pid)
-
-
-def test_worker_processes_end_with_a_reader_process_that_is_killed():
-    with loader_of(PythonNumbers()) as loader:
-        workers = in_worker_processes(loader)
-        os.kill(loader.machinery.engine.feed.pipeline.process_id, signal.SIGKILL)
-        for pid in workers:
-            wait_for_the_end_of(pid)
-        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-            list(loader)
-
-
-def test_one_worker_reads_in_the_reader_process_itself():
-    with loader_of(PythonNumbers(), workers=1) as loader:
-        assert loader.footprint.workers.processes == 0
-        reader = {batch["process"][0].item() for batch in loader}
-        assert reader == {loader.machinery.engine.feed.pipeline.process_id}
 
 
 def test_an_error_comes_at_its_place_with_type_and_traceback():
@@ -103,54 +88,46 @@ def test_an_error_comes_at_its_place_with_type_and_traceback():
             assert next(batches, None) is None
 
 
-def test_a_worker_that_is_killed_while_it_reads_is_an_error_and_its_batch_is_read_again(tmp_path):
+def test_what_a_killed_process_was_reading_is_read_again(tmp_path, caplog):
     flag = tmp_path / "flag"
     with loader_of(KilledOnce(str(flag))) as loader:
-        in_worker_processes(loader)
+        in_two_processes(loader)
         flag.touch()
-        seen, lost = [], []
+        seen = []
         while flag.exists() or len(seen) < 100:
-            try:
-                seen.append(loader.next()["y"][0].item())
-            except WorkerError as error:
-                lost.append(str(error))
-                assert seen[-1] == 20
-        assert seen == [10 * ((number + seen[0] // 10) % 10) for number in range(len(seen))]
-        assert all("was killed by SIGKILL" in text and "while it read batch 3 of" in text for text in lost)
-        assert all("its first sample was 30, row 30 of KilledOnce" in text for text in lost)
-        assert len(lost) == 1
+            seen.append(loader.next()["y"][0].item())
+        assert seen == [10 * (number % 10) for number in range(len(seen))]
+    (line,) = (line for line in caplog.messages if "was killed by SIGKILL" in line)
+    assert "while it read samples 30, 31, 32, … (10 in all) of epoch" in line
+    assert "(the first is row 30 of KilledOnce); a new one takes its place" in line
 
 
-def test_a_killed_worker_is_an_error_at_most_and_is_replaced():
+@pytest.mark.parametrize("rest", [False, True])
+def test_processes_that_are_killed_are_each_named_once_and_cost_nothing(rest, caplog):
     with loader_of(PythonNumbers()) as loader:
-        workers = in_worker_processes(loader)
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
-        seen, lost = [], []
-        for _ in range(5 * len(ORDER)):
-            try:
-                seen.append(loader.next()["y"][0].item())
-            except WorkerError as error:
-                lost.append(str(error))
-        assert all("was killed by SIGKILL" in text and "while it read batch" in text for text in lost)
-        assert len(lost) <= 2  # if it was reading
-        assert set(seen) == set(ORDER)
-        assert not in_worker_processes(loader) & workers
-
-
-def test_workers_that_are_killed_while_they_wait_are_named_once_and_cost_nothing(caplog):
-    with loader_of(PythonNumbers()) as loader:
-        workers = in_worker_processes(loader)
-        pipeline = loader.machinery.engine.feed.pipeline
-        while pipeline.ready < len(pipeline.pool):  # until all slots are filled, and nobody reads
+        killed, seen = in_two_processes(loader), []
+        pipeline = pipeline_of(loader)
+        while rest and pipeline.ready < len(pipeline.pool):  # until all slots are filled, and nobody reads
             pipeline.poll(None)
-        for pid in workers:
+        for pid in killed:
             os.kill(pid, signal.SIGKILL)
-            wait_for_the_end_of(pid)
-        in_worker_processes(loader)
-    for pid in workers:
-        line = f"worker process {pid} was killed by SIGKILL (out of memory?); a new one starts when one is needed"
-        assert caplog.messages.count(line) == 1
+        while killed & set(pipeline.process_ids):
+            seen += [batch["y"][0].item() for batch in loader]
+        assert seen == ORDER * (len(seen) // len(ORDER))
+        in_two_processes(loader)
+    for pid in killed:
+        assert (
+            sum(f"reader process {pid} was killed by SIGKILL (out of memory?)" in line for line in caplog.messages) == 1
+        )
+
+
+def test_a_batch_that_ends_a_second_process_is_an_error_in_its_place():
+    with loader_of(PythonNumbers(33, acts.kill)) as loader:
+        batches = iter(loader)
+        assert [next(batches)["y"][0].item() for _ in range(3)] == ORDER[:3]
+        with pytest.raises(WorkerError, match=r"was killed by SIGKILL .*while it read samples 30, 31, 32") as caught:
+            next(batches)
+        assert (caught.value.sample_id, caught.value.row, caught.value.file) == (30, 30, "PythonNumbers")
 
 
 def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
@@ -160,54 +137,41 @@ def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
     monkeypatch.setattr(WorkerTuner, "waited", lambda tuner, *_: counts.pop())
     monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 4)
     with loader_of(PythonNumbers(), workers="auto", worker_kind="auto") as loader:
-        assert str(loader.footprint.workers) == (
-            "a reader process with 1 worker process, at most 4 (Python code reads the samples)"
-        )
+        assert str(loader.footprint.workers) == ("1 reader process, at most 4 (Python code reads the samples)")
         assert [batch["y"][0].item() for batch in loader] == ORDER
-        in_worker_processes(loader)
+        in_two_processes(loader)
     assert "workers=auto: 2 workers now, since the loop waited for batches; workers=2 begins so" in caplog.text
 
 
-def test_processes_that_never_start_are_given_up(caplog):
-    with loader_of(NeverStarts("")) as loader:
-        while "ImportError: no such library, while it started; the reader process reads itself from" not in caplog.text:
+def test_a_process_that_cannot_start_is_an_error(tmp_path, caplog):
+    with loader_of(FailsToStart(str(tmp_path / "flag"))) as loader:
+        killed = in_two_processes(loader)
+        (tmp_path / "flag").touch()
+        os.kill(min(killed), signal.SIGKILL)
+        with pytest.raises(WorkerError, match="failed: ImportError: no such library"):
+            collections.deque(iter(loader.next, None), maxlen=0)  # endless
+
+
+def test_one_more_process_that_cannot_start_is_done_without(tmp_path, caplog):
+    with loader_of(FailsToStart(str(tmp_path / "flag"))) as loader:
+        in_two_processes(loader)
+        (tmp_path / "flag").touch()
+        pipeline_of(loader).set_workers(3)
+        while "failed: ImportError: no such library; reading goes on with 2" not in caplog.text:
             assert [batch["y"][0].item() for batch in loader] == ORDER
-        while children(loader.machinery.engine.feed.pipeline.process_id):
-            list(loader)
+        in_two_processes(loader)
 
 
-def test_processes_that_can_not_start_again_leave_their_work_to_the_reader_process(tmp_path, caplog):
-    flag = tmp_path / "flag"
-    with loader_of(FailsToStart(str(flag))) as loader:
-        in_worker_processes(loader)
-        reader = loader.machinery.engine.feed.pipeline.process_id
-        flag.touch()
-        for pid in children(reader):
-            with contextlib.suppress(ProcessLookupError):  # after three that fail to start, the other one ends
-                os.kill(pid, signal.SIGKILL)
-        seen, lost = [], 0
-        while "the reader process reads itself from now on" not in caplog.text:
-            try:
-                seen.append(loader.next()["y"][0].item())
-            except WorkerError:
-                lost += 1
-        assert lost <= 2
-        assert seen == [10 * ((number + seen[0] // 10) % 10) for number in range(len(seen))]
-        # Each process counts once, however many threads waited for it.
-        failed = re.findall(r"worker process (\d+) failed: ImportError", caplog.text)
-        assert len(failed) == len(set(failed)) >= 3
-        assert {pid for batch in loader for pid in batch["process"].tolist()} == {reader}
-
-
-def test_fewer_workers_end_processes_and_one_reads_in_the_reader_process():
+def test_fewer_workers_end_processes():
     with loader_of(PythonNumbers()) as loader:
-        workers = in_worker_processes(loader)
-        pipeline = loader.machinery.engine.feed.pipeline
+        in_two_processes(loader)
+        pipeline = pipeline_of(loader)
+        first, second = pipeline.process_ids
         pipeline.set_workers(1)
-        while any(pid != pipeline.process_id for batch in loader for pid in batch["process"].tolist()):
-            pass
-        for pid in workers:
-            wait_for_the_end_of(pid)
+        while second in pipeline.process_ids:
+            assert [batch["y"][0].item() for batch in loader] == ORDER
+        wait_for_the_end_of(second)
+        assert {pid for batch in loader for pid in batch["process"].tolist()} == {first}
 
 
 # -- transforms of samples that share compressed chunks ----------------------------------------------------------------
@@ -234,48 +198,80 @@ def stored(file):
         yield source
 
 
-def mapped(pid):
-    links = [os.readlink(link) for link in (Path("/proc") / str(pid) / "fd").iterdir()]
-    return (Path("/proc") / str(pid) / "maps").read_text() + "\n".join(links)
+SAMPLE, BATCH = {"sample_transform": acts.with_process}, {"batch_transform": acts.centred}
 
 
-def test_worker_processes_transform_what_the_reader_process_has_decoded(file, stored):
-    def passes(**options):
-        options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 3, "seed": 2, **options}
-        with AsyncLoader(stored, options, sample_transform=acts.with_process) as loader:
-            found = [
+@pytest.mark.parametrize("hooks", [SAMPLE, BATCH, SAMPLE | BATCH], ids=["sample", "batch", "both"])
+@pytest.mark.parametrize(
+    "options", [{"shuffle": "chunk", "shuffle_chunks": 3}, {"shuffle": "none", "augment": True}, {"shuffle": "global"}]
+)
+def test_processes_share_each_batch_and_deliver_what_one_would(stored, options, hooks):
+    def passes(**given):
+        given = {"batch_size": 10, "seed": 2, "return_indices": True, **options, **given}
+        with AsyncLoader(stored, given, **hooks) as loader:
+            assert loader.footprint.workers.shared == (given["workers"] == 2)
+            return [
                 {key: value.tolist() for key, value in batch.items() if key != "process"}
                 for _ in range(3)
                 for batch in loader
             ]
-            if options.get("workers") == 2:
-                workers = in_worker_processes(loader)
-                assert not any(str(file) in mapped(pid) for pid in workers)
-                assert str(file) in mapped(loader.machinery.engine.feed.pipeline.process_id)
-        return found
 
     assert passes(workers=2, worker_kind="process") == passes(workers=0)
 
 
+def test_both_processes_transform_what_they_have_decoded(stored):
+    options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 3, "workers": 2, "worker_kind": "process"}
+    with AsyncLoader(stored, options, **SAMPLE) as loader:
+        in_two_processes(loader)
+        for batch in loader:
+            chunks = collections.defaultdict(set)
+            for number, process in zip(batch["y"].tolist(), batch["process"].tolist()):
+                chunks[number // 16].add(process)
+            assert all(len(processes) == 1 for processes in chunks.values())
+
+
+def test_a_killed_process_has_its_share_read_again(stored, caplog):
+    options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 3, "seed": 2}
+    with AsyncLoader(stored, {**options, "workers": 0}) as loader:
+        wanted = [batch["y"].tolist() for _ in range(20) for batch in loader]
+    options |= {"workers": 2, "worker_kind": "process"}
+    with AsyncLoader(stored, options, sample_transform=acts.with_process) as loader:
+        seen = [loader.next()["y"].tolist() for _ in range(15)]
+        killed = pipeline_of(loader).process_ids[1]
+        os.kill(killed, signal.SIGKILL)
+        seen += [loader.next()["y"].tolist() for _ in range(185)]
+        assert seen == wanted
+        assert killed not in pipeline_of(loader).process_ids
+
+
+def test_each_chunk_is_decoded_once(tmp_path):
+    rows, epochs = 6400, 3
+    with h5py.File(tmp_path / "x.h5", "w") as opened:
+        opened.create_dataset("x", data=np.zeros((rows, 64), np.uint8), chunks=(16, 64), compression="gzip")
+    options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 4, "workers": 2, "worker_kind": "process"}
+    with (
+        contextlib.closing(HDF5Source(tmp_path / "x.h5", ["x"])) as source,
+        AsyncLoader(source, options, sample_transform=acts.with_process) as loader,
+    ):
+        for _ in range(epochs):
+            list(loader)
+        decoded = loader.stats().read.stages.decode.bytes / (64 * rows)
+    # The next epoch has been begun. If both processes decoded each chunk, it would be twice as much.
+    assert decoded < epochs + 1
+
+
 @pytest.mark.parametrize("storage", [{"chunks": (16, 8, 8), "compression": "gzip"}, {}])
-def test_an_error_of_a_transform_in_a_worker_process_names_its_sample(stored, file):
+def test_an_error_of_a_transform__names_its_sample(stored, file):
     """Once batches are read together, each is read again by itself: the others are delivered."""
     with AsyncLoader(
         stored,
         {"batch_size": 10, "shuffle": False, "worker_kind": "process", "workers": 2},
         sample_transform=acts.fail_at_33,
     ) as loader:
-        by_workers = 0
-        for _ in patience():  # while the processes start, and 20 when they read
+        for _ in range(20):
             batches = iter(loader)
             assert [next(batches)["y"][0].item() for _ in range(3)] == ORDER[:3]
             with pytest.raises(TransformError, match=r"(?s)33.*ValueError: 33 is too much") as caught:
                 next(batches)
             assert (caught.value.sample_id, caught.value.file) == (33, str(file))
-            rest = [next(batches) for _ in range(6)]
-            assert [batch["y"][0].item() for batch in rest] == ORDER[4:]
-            reader = loader.machinery.engine.feed.pipeline.process_id
-            by_workers += all(batch["process"][0].item() != reader for batch in rest)
-            if by_workers == 20:
-                break
-        assert by_workers == 20
+            assert [next(batches)["y"][0].item() for _ in range(6)] == ORDER[4:]

@@ -133,7 +133,7 @@ def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more
 @pytest.mark.parametrize("rows", [1, 16])
 def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows):
     found = plan_of(reading, rows=rows, workers=2, worker_kind="process")
-    assert (found.workers.processes, found.workers.threads, found.budget.scratch) == (0, 2, 0)
+    assert (found.workers.apart, found.workers.threads, found.budget.scratch) == (False, 2, 0)
 
 
 def test_a_table_of_npy_files_opens_them(tmp_path):

@@ -7,7 +7,6 @@ import ctypes
 import logging
 import os
 import signal
-import sys
 import threading
 
 import numpy as np
@@ -61,10 +60,10 @@ def hold_the_gil():
     ctypes.PyDLL(None).sleep(3600)
 
 
-def break_the_next_claim():
-    from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
+def break_the_next_task():
+    from lit_async_data.host.processes.reader_server import ReaderServer
 
-    ThreadPipeline._claim = None
+    ReaderServer._begun = None
 
 
 def leave():
@@ -110,7 +109,7 @@ class PythonNumbers(Numbers):
 
 
 class ManyNumbers(PythonNumbers):
-    """An epoch that is long enough for worker processes to start in it."""
+    """An epoch that is long enough for a second process to start in it."""
 
     def __len__(self):
         return 10**8
@@ -123,6 +122,11 @@ def kill():
 def with_process(sample, rng):
     """A transform of samples that draws, and tells which process ran it."""
     return {**sample, "drawn": rng.integers(2**40), "process": os.getpid()}
+
+
+def centred(batch, rng):
+    """A transform of batches that draws, and needs all samples."""
+    return {**batch, "x": batch["x"] - batch["x"].mean() + rng.random(), "index": batch["index"] + 0}
 
 
 def fail_at_33(sample):
@@ -151,26 +155,21 @@ def took(flag):
     return False
 
 
-def in_a_worker_process():
-    """Whether this is a worker process; a reader process has the number -1."""
-    return sys.argv[-1] != "-1"
-
-
 class KilledOnce(PythonNumbers):
-    """Numbers whose worker process is killed at sample 33, if it finds the file ``flag``, which it removes."""
+    """Numbers whose reader process is killed at sample 33, if it finds the file ``flag``, which it removes."""
 
     def __init__(self, flag):
         super().__init__()
         self._flag = flag
 
     def read_into(self, samples, out):
-        if 33 in samples and in_a_worker_process() and took(self._flag):
+        if 33 in samples and took(self._flag):
             kill()
         super().read_into(samples, out)
 
 
 class FailsToStart(PythonNumbers):
-    """Numbers that cannot be unpickled in a worker process once a file exists."""
+    """Numbers that cannot be unpickled once a file exists."""
 
     def __init__(self, flag):
         super().__init__()
@@ -179,13 +178,4 @@ class FailsToStart(PythonNumbers):
     def __setstate__(self, state):
         vars(self).update(state)
         if os.path.exists(self._flag):
-            raise ImportError("no such library")
-
-
-class NeverStarts(FailsToStart):
-    """Numbers that cannot be unpickled in a worker process."""
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        if in_a_worker_process():
             raise ImportError("no such library")

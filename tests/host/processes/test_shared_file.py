@@ -13,9 +13,9 @@ from support.sources.reader_sources import Numbers
 
 from lit_async_data import AsyncLoader
 from lit_async_data.errors import ConfigError, MemoryBudgetError
-from lit_async_data.host.processes.ipc import shared_file
-from lit_async_data.host.processes.ipc.shared_file import SharedFile
-from lit_async_data.host.processes.ipc.shared_slots import NOTES_BYTES, SharedSlots
+from lit_async_data.host.processes import shared_file
+from lit_async_data.host.processes.shared_file import SharedFile
+from lit_async_data.host.processes.shared_slots import NOTES_BYTES, SharedSlots
 
 pytestmark = pytest.mark.processes
 OPTIONS = {"batch_size": 10, "shuffle": False}
@@ -50,7 +50,7 @@ def test_without_memfd_a_process_reads_through_a_file_that_has_no_name():
         kept = list(loader)
         assert loader.footprint.workers.kind == "process"
         assert [batch["y"].tolist() for batch in kept] == np.arange(100).reshape(10, 10).tolist()
-        assert os.fstat(loader.machinery.engine.feed.pipeline._shared.fd).st_nlink == 0
+        assert os.fstat(loader.machinery.engine.feed.pipeline._memory.fd).st_nlink == 0
 
 
 @pytest.mark.usefixtures("no_memfd")
@@ -95,7 +95,7 @@ def test_with_too_little_room_the_choice_is_no_process(caplog):
         assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
         assert loader.footprint.workers.kind == "caller"
     before, after = [each.getMessage() for each in caplog.records if each.getMessage().startswith("Numbers: ")]
-    assert before.startswith("Numbers: a reader process with ")
+    assert before.startswith("Numbers: 1 reader process, at most 2 (")
     assert after.startswith(
         "Numbers: no workers (memory_budget: the system refuses 64.0 KiB for the notes of workers (No"
     )

@@ -1,4 +1,4 @@
-"""`SharedSlots`: memory for slots that the trainer's process and a reader process both map.
+"""`SharedSlots`: memory for slots that the trainer's process and its reader processes map.
 
 They lie in one `SharedFile`.
 """
@@ -7,36 +7,44 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import mmap
 import os
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError
-from lit_async_data.host.processes.ipc.shared_file import SharedFile
+from lit_async_data.host.processes.shared_file import SharedFile
 from lit_async_data.host.resources.memory import readable
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import BatchIndex
 
-# The file begins with notes of what each worker reads: int64, shape (MOST_NOTES, 2 + NOTED). A note is the epoch, the
-# number of samples, which is 0 if the worker reads nothing, and the first of them.
-MOST_NOTES, NOTED = 128, 62
-NOTES_BYTES = MOST_NOTES * (2 + NOTED) * 8  # whole pages
+# The file begins with a row that says to reader processes what holds at present: the generation of tasks, and the
+# threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 3 + NOTED). A note is
+# the epoch, the step, the number of samples, which is 0 if the thread reads nothing, and the first of them.
+MOST_NOTES, NOTED = 127, 61
+NOTES_BYTES = (1 + MOST_NOTES) * (3 + NOTED) * 8  # whole pages
+GENERATION, THREADS = 0, 1
 
 
-def worker_note(worker: int) -> int:
-    """The number of the note of a worker process. The threads of the reader process have those before."""
-    return (MOST_NOTES // 2 + worker) % MOST_NOTES
+class Note(NamedTuple):
+    """What a thread reads: the first batch, the number of samples, and the first of them."""
+
+    key: BatchIndex
+    rows: int
+    samples: Indices
 
 
 class SharedSlots:
-    """The slots of one loader, in shared memory, and notes of what each worker reads.
+    """The slots of one loader, in shared memory.
 
     A process that did not create them gets the descriptor ``fd``, which stays open.
+
+    Attributes:
+        now: The generation of tasks, and the threads in a process.
+        notes: What each thread reads.
     """
 
     def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
@@ -54,7 +62,8 @@ class SharedSlots:
                 raise
         else:
             self._file = io.FileIO(fd, "r+b", closefd=False)
-        self.notes = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(MOST_NOTES, 2 + NOTED)
+        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(1 + MOST_NOTES, 3 + NOTED)
+        self.now, self.notes = rows[0], rows[1:]
         self._slots: list[Bytes] = []
 
     @property
@@ -72,16 +81,12 @@ class SharedSlots:
             self._map()
         return self._slots[known:]
 
-    def being_read(self) -> list[tuple[int, int, Indices]]:
-        """For each worker that reads: the epoch, the number of samples, and the first of them."""
-        return [(int(note[0]), int(note[1]), note[2 : 2 + note[1]].copy()) for note in self.notes if note[1]]
-
-    def was_reading(self, note: int) -> Indices:
-        """The first samples that a worker was reading when its process ended; clears its note."""
-        found = self.notes[note]
-        samples: Indices = found[2 : 2 + found[1]].copy()
-        found[1] = 0
-        return samples
+    def being_read(self, threads: slice) -> list[Note]:
+        notes = self.notes[threads]
+        return [
+            Note(BatchIndex(int(note[0]), int(note[1])), int(note[2]), note[3 : 3 + note[2]].copy())
+            for note in notes[notes[:, 2] > 0]
+        ]
 
     @contextlib.contextmanager
     def _refused(self, nbytes: int, what: str) -> Iterator[None]:
@@ -108,27 +113,5 @@ class SharedSlots:
     def close(self) -> None:
         """Close the descriptor. Memory lives on with the arrays that see it."""
         self._slots.clear()
-        self.notes = self.notes[:0].copy()
+        self.now, self.notes = self.now.copy(), self.notes[:0].copy()
         self._file.close()
-
-
-class NotedRead:
-    """Reads samples, and notes for each thread what it reads, from a first note on."""
-
-    def __init__(self, read: Callable[[int, Indices, Any], None], slots: SharedSlots, first: int = 0) -> None:
-        self._read = read
-        self._notes = slots.notes
-        self._numbers = itertools.count(first)
-        self._thread = threading.local()
-
-    def __call__(self, epoch: int, samples: Indices, out: Any) -> None:
-        if not hasattr(self._thread, "number"):
-            self._thread.number = next(self._numbers) % len(self._notes)
-        note = self._notes[self._thread.number]
-        first = samples[:NOTED]
-        note[0], note[2 : 2 + len(first)] = epoch, first
-        note[1] = len(samples)
-        try:
-            self._read(epoch, samples, out)
-        finally:
-            note[1] = 0

@@ -1,0 +1,155 @@
+"""Messages between a training process and its reader processes: tasks for them, and reports from them.
+
+Both are records of fixed size; an atomic write carries each. A report may be followed by a payload: pickled errors or a
+log record.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import os
+import select
+import struct
+import threading
+from typing import NamedTuple
+
+from lit_async_data.order.plan import BatchIndex, Limits, Share
+from lit_async_data.sources.contract.stage_clock import Work
+
+NO_LIMIT = -1
+# Bytes of log records that wait to be read; more are dropped.
+MOST_LOGGED = 2**20
+
+
+class Part(enum.IntEnum):
+    """Which part of the way of samples into a slot a task is."""
+
+    ALL = 0
+    READ = 1  # before any hook
+    TRANSFORM = 2  # what was read
+
+
+class Task(NamedTuple):
+    """Batches, or one process's share of them, that a reader process reads into a slot."""
+
+    slot: int
+    generation: int  # counts how often all that was read ahead was dropped; older tasks are not carried out
+    key: BatchIndex  # the first batch
+    batches: int
+    row: int  # the first row in the slot
+    share: Share
+    limits: Limits  # what the consumer will take of each epoch
+    part: Part = Part.ALL
+    again: bool = False  # whether a process has ended while it carried this out; does not travel
+
+    def packed(self) -> bytes:
+        limits = (NO_LIMIT if each is None else each for each in self.limits)
+        numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share
+        return _TASK.pack(*numbers, *limits, self.part)
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Task:
+        slot, generation, epoch, step, batches, row, reader, readers, first, *most, start, part = _TASK.unpack(data)
+        steps, later = (None if each == NO_LIMIT else each for each in most)
+        key, share = BatchIndex(epoch, step), Share(reader, readers)
+        return cls(slot, generation, key, batches, row, share, Limits(first, steps, later, start), Part(part))
+
+
+class ReportKind(enum.IntEnum):
+    READY = 1  # the process takes tasks from now on
+    DONE = 2  # it has carried out a task; the payload holds errors, if any
+    LOG = 3  # the payload is a log record
+    FAILED = 4  # it cannot go on; the payload is the error
+
+
+class Report(NamedTuple):
+    kind: int  # a `ReportKind`
+    payload: int = 0  # bytes that follow
+    slot: int = 0  # of the task
+    step: int = 0  # the first one of the task
+    # See `Work`: what the thread has done since its last report, reading ahead included.
+    seconds: float = 0.0
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+    cpu_s: float = 0.0
+    stored: int = 0
+    decoded: int = 0
+    idle_s: float = 0.0  # seconds that the thread has waited for the task
+
+    @property
+    def work(self) -> Work:
+        return Work(*self[4:10])
+
+    def packed(self) -> bytes:
+        return _REPORT.pack(*self)
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Report:
+        return cls(*_REPORT.unpack_from(data))
+
+
+_TASK, _REPORT = struct.Struct("<13q"), struct.Struct("<4q4d2qd")
+TASK_BYTES, REPORT_BYTES = _TASK.size, _REPORT.size
+
+
+class Reports:
+    """Writes reports in order, and closes the pipe at the end. Thread-safe.
+
+    `send` never waits: the main thread of a reader process serves several loaders, of which one may not be read for a
+    long time. What the pipe does not take is written by a thread.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._closing = False
+        os.set_blocking(fd, False)
+        self._left: collections.deque[memoryview] = collections.deque()
+        self._lock = threading.Lock()
+        self._empty = True
+
+    def send(self, report: Report, payload: bytes = b"", *, droppable: bool = False) -> None:
+        """Write a report, or have it written. One that is ``droppable`` is dropped if too much waits to be read."""
+        with self._lock:
+            if self._closing or (droppable and sum(map(len, self._left)) > MOST_LOGGED):
+                return
+            self._left.append(memoryview(report._replace(payload=len(payload)).packed() + payload))
+            if self._empty and not self._write():
+                self._empty = False
+                threading.Thread(target=self._write_rest, name="lit_async_data reports", daemon=True).start()
+
+    def close(self) -> None:
+        """Close the pipe when all that was sent is written, and send no more. Idempotent."""
+        with self._lock:
+            # Not while the thread still writes: another file could get the number of the descriptor.
+            if not self._closing and self._empty:
+                os.close(self._fd)
+            self._closing = True
+
+    def _write(self) -> bool:
+        """Write what the pipe takes; whether that is all."""
+        try:
+            while self._left:
+                data = self._left[0]
+                written = os.write(self._fd, data)
+                if written == len(data):
+                    self._left.popleft()
+                else:
+                    self._left[0] = data[written:]
+        except BlockingIOError:
+            return False
+        except OSError:  # the parent has closed its end
+            self._left.clear()
+        return True
+
+    def _write_rest(self) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        while True:
+            poll.poll()
+            with self._lock:
+                if self._write():
+                    if self._closing:
+                        os.close(self._fd)
+                    self._empty = True
+                    return
