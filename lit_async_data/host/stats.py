@@ -229,12 +229,11 @@ class ReadMeter:
         self.work = Work()
         self.slot_s = self.loop_s = 0.0
 
-    def read(self, batches: int, nbytes: int, work: Work | None = None) -> None:
+    def read(self, batches: int, nbytes: int, work: Work) -> None:
         """Some more batches were read."""
         self.batches += batches
         self.bytes += nbytes
-        if work is not None:
-            self.work = self.work.plus(work)
+        self.work = self.work.plus(work)
 
     def waited(self, seconds: float, *, starved: bool) -> None:
         """A worker waited for a slot; while the loop waited for data, or had enough."""

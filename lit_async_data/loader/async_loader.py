@@ -369,7 +369,7 @@ class AsyncLoader(ResumableLoader):
                 self._wiring.schedule,
                 ahead=ahead,
                 pinned=on_device,
-                transformation=self._transformation(),
+                hooks=self._transformation(),
                 refusal=self._refusal,
                 ranks=self.local_world_size,
             )

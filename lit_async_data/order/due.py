@@ -27,8 +27,8 @@ def due(
         schedule: The order.
         begin: The first of these batches.
         end: The first batch that has not been read.
-        shares: Which samples share a chunk.
-        share: Which of several readers decodes; others decode other chunks.
+        shares: How several readers share each batch.
+        share: Whose chunks these are.
 
     Returns:
         One sample of each chunk that this rank begins with, by group; None where there are no groups.

@@ -43,14 +43,7 @@ class Shares:
         return 1 if self.chunks is None else self.chunks.usual_rows
 
     def readers(self, plan: EpochPlan, first: int, samples: Indices, readers: int) -> Indices:
-        """Returns the reader of each sample; int64, of the shape of ``samples``.
-
-        Args:
-            plan: The order of the epoch.
-            first: The first of this rank's positions.
-            samples: The samples at this position and the following ones.
-            readers: How many readers there are.
-        """
+        """Returns the reader of each sample, from this rank's position ``first`` on; int64, shape (n,)."""
         if plan.chunk_order is not None:
             return self.readers_of(plan, plan.places(first, len(samples)), readers)
         if self.chunks is None:

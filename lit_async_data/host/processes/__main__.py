@@ -23,12 +23,11 @@ import sys
 import threading
 from typing import NoReturn
 
-from lit_async_data.host.processes.messages import Report, ReportKind, Reports
+from lit_async_data.host.processes.messages import Report, ReportKind, Reports, TaskQueue
 from lit_async_data.host.processes.reader_server import LogToParent, ReaderServer
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import SharedSlots
-from lit_async_data.host.processes.task_queue import TaskQueue
 from lit_async_data.host.supervisor import POLL_S
 
 MOST_DESCRIPTORS = 6  # of a channel

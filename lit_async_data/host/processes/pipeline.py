@@ -30,7 +30,7 @@ from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
 from lit_async_data.host.resources import memory
-from lit_async_data.order.plan import BatchIndex, Schedule, Share
+from lit_async_data.order.plan import BatchIndex, Share
 from lit_async_data.sources.contract.stage_clock import Work
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class ProcessPipeline(Pipeline):
         channel = Channel(self._processes[reader.number])
         try:
             self._open(channel)
-        except WorkerError:
+        except BaseException:
             channel.close()
             raise
         log.warning("%s; a new one takes its place", error)
@@ -281,13 +281,14 @@ class ProcessPipeline(Pipeline):
                 readers = [min(readers, key=lambda reader: len(reader.tasks))]
             if any(len(reader.tasks) >= MOST_TASKS for reader in readers):
                 return
-            slot, keys, schedule = self._vacant.pop(), self._claim(), self.schedule
-            edges = _edges(schedule, keys)
+            slot, keys = self._vacant.pop(), self._claim()
+            count = self.schedule.plan(keys[0].epoch).count
+            edges = [0, *itertools.accumulate(count(key.step) for key in keys)]
             self._filling[slot] = _Filling(keys, edges, self._generation, len(readers))
             for reader in readers:
                 share = Share(reader.number, self._dealing)
                 part = Part.READ if self._raw_bytes and len(readers) > 1 else Part.ALL
-                task = Task(slot, self._generation, keys[0], len(keys), 0, share, schedule.limits, part)
+                task = Task(slot, self._generation, keys[0], len(keys), 0, share, self.schedule.limits, part)
                 self._send(reader, task)
 
     def _dealt_to(self) -> list[_Reader]:
@@ -404,13 +405,6 @@ class ProcessPipeline(Pipeline):
                 explained.add_note(f"samples of epoch {epoch} that were being read: {first}{numbers}")
         explained.__cause__ = error.__cause__
         return explained
-
-
-def _edges(schedule: Schedule, keys: Sequence[BatchIndex]) -> list[int]:
-    """The first row of each batch in a slot, and the end of the last."""
-    plan = schedule.plan(keys[0].epoch)
-    bounds = [plan.bounds(key.step) for key in keys]
-    return [first - bounds[0][0] for first, _ in bounds] + [bounds[-1][1] - bounds[0][0]]
 
 
 def pipeline_of(

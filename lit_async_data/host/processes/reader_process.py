@@ -24,7 +24,7 @@ class ReaderProcess:
     """A reader process, which loaders share, by its number among those of a loader.
 
     It starts with the first `Channel` that is opened, and ends with the last that is closed. If it died, it starts anew
-    with the next one. Safe to use from several threads. A copy, and a forked child, begin with no process.
+    with the next one. Safe to use from several threads. A forked child begins with no process.
     """
 
     def __init__(self, number: int) -> None:
@@ -36,9 +36,6 @@ class ReaderProcess:
         # Our ends of the control, and of a lifeline, at whose end the system kills the process.
         self._control: list[socket.socket] = []
         self._process: subprocess.Popen[bytes] | None = None
-
-    def __reduce__(self) -> tuple[type[ReaderProcess], tuple[int]]:
-        return type(self), (self._number,)
 
     def open(self, user: object, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
         """Pass descriptors to the process, started if need be, for a user who calls `leave` in the end."""
@@ -103,14 +100,11 @@ class ReaderProcess:
         self._process, self._control = None, []
 
 
-class ReaderProcesses:
+class ReaderProcesses(dict[int, ReaderProcess]):
     """The reader processes that loaders share, by their numbers. A copy begins with none."""
 
-    def __init__(self) -> None:
-        self._processes: dict[int, ReaderProcess] = {}
+    def __missing__(self, number: int) -> ReaderProcess:
+        return self.setdefault(number, ReaderProcess(number))
 
     def __reduce__(self) -> tuple[type[ReaderProcesses], tuple[()]]:
         return type(self), ()
-
-    def __getitem__(self, number: int) -> ReaderProcess:
-        return self._processes.setdefault(number, ReaderProcess(number))

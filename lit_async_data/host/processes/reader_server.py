@@ -11,16 +11,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import Bytes
 from lit_async_data.host.pipeline.read_task import ReadTask
-from lit_async_data.host.processes.messages import Part, Report, ReportKind, Reports, Task
+from lit_async_data.host.processes.messages import Part, Report, ReportKind, Reports, Task, TaskQueue
 from lit_async_data.host.processes.remote_errors import packed_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import GENERATION, NOTED, THREADS, SharedSlots
-from lit_async_data.host.processes.task_queue import TaskQueue
 from lit_async_data.host.supervisor import ThreadWorker, all_ended
 from lit_async_data.host.unexpected import COALESCING, PREPARING, Unexpected
 from lit_async_data.order.permutation import Indices
@@ -63,7 +60,6 @@ class ReaderServer:
         self._setup, self._slots, self._tasks, self._first = setup, slots, tasks, first
         self._reports, self._records = reports, records
         self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
-        self._thread = threading.local()
         # The lock guards everything below.
         self._lock = threading.Lock()
         self._threads: list[ThreadWorker] = []
@@ -176,25 +172,19 @@ class ReaderServer:
         note[3 : 3 + min(len(samples), NOTED)] = samples[:NOTED]
         note[2] = len(samples)
         try:
-            raw = self._slots.slot(task.slot)[self._setup.layout.nbytes :]
+            read, raw = self._setup.read, self._slots.slot(task.slot)[self._setup.layout.nbytes :]
             if task.part is Part.TRANSFORM:
-                self._setup.read(epoch, samples, out, raw=raw)
+                read(epoch, samples, out, raw)
+            elif own is None:
+                read(epoch, samples, out)
             elif task.part is Part.READ:
-                self._read_raw(epoch, samples, raw, own)
+                assert read.transformation is not None
+                out = read.transformation.raw(raw, self._setup.schedule.capacity)
+                read.before_hooks().put_rows(epoch, samples, out, own)
             else:
-                self._setup.read(epoch, samples, out, rows=own)
+                read.put_rows(epoch, samples, out, own)
         finally:
             note[2] = 0
-
-    def _read_raw(self, epoch: int, samples: Indices, raw: Bytes, own: Indices | None) -> None:
-        """Put this process's share of the samples into memory beside the slot."""
-        hooks = self._setup.read.transformation
-        assert hooks is not None
-        if not hasattr(self._thread, "scratch"):
-            self._thread.scratch = np.empty(self._setup.raw_bytes, np.uint8)
-        values = self._setup.read.read_raw(epoch, samples, self._thread.scratch)
-        for key, array in hooks.raw(raw, self._setup.schedule.capacity).items():
-            array[own] = values[key]
 
     def _read_ahead(self, task: Task, reading: ReadTask) -> None:
         """Decode and fetch what this process will read next; where whole slots fall to other processes, nothing."""

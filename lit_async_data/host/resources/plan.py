@@ -11,6 +11,7 @@ from lit_async_data.hooks.transformation import Transformation
 from lit_async_data.host.resources.memory import Budget, default_budget, pinned_bytes
 from lit_async_data.host.resources.workers import Workers
 from lit_async_data.options import LoaderOptions
+from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.shares import Shares
 from lit_async_data.order.weighted import WeightedChunkOrder
@@ -55,47 +56,31 @@ class ResourcePlan:
         *,
         ahead: bool,
         pinned: bool = False,
-        transformation: Transformation | None = None,
+        hooks: Transformation | None = None,
         refusal: str = "",
         ranks: int | None = None,
     ) -> ResourcePlan:
-        hooks, first = transformation is not None, schedule.plan(0)
-        scratch = None if transformation is None else transformation.scratch_bytes
-        workers = Workers.of(
-            source,
-            options,
-            ahead=ahead,
-            hooks=hooks,
-            refusal=refusal,
-            ranks=ranks,
-        )
+        scratch = 0 if hooks is None else hooks.scratch_bytes
+        workers = Workers.of(source, options, ahead=ahead, hooks=hooks is not None, refusal=refusal, ranks=ranks)
         limit = options.memory_budget or default_budget(ranks)
         alone = BatchLayout(spec, schedule.capacity).nbytes
-        workers = _within(workers, limit, scratch or 0)
+        workers = _within(workers, limit, scratch)
         planned = functools.partial(
-            cls._with,
-            source,
-            spec,
-            options=options,
-            schedule=schedule,
-            limit=limit,
-            scratch=scratch,
-            whole=transformation is not None and transformation.takes_batches,
-            pinned=pinned,
+            cls._with, source, spec, options=options, schedule=schedule, limit=limit, hooks=hooks, pinned=pinned
         )
         plan = planned(workers, 1)
         while plan.budget.total > limit and workers.most > max(workers.threads, 1):
             workers = workers._replace(most=workers.most - 1)
             plan = planned(workers, 1)
-        whole = transformation is not None and transformation.takes_batches
-        if ahead and not whole and _coalesces(source, workers, hooks=hooks):
+        whole = hooks is not None and hooks.takes_batches
+        if ahead and not whole and _coalesces(source, workers, hooks=hooks is not None):
             budget = plan.budget
             # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
             room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total
             room -= budget.slots * budget.slot_bytes
             room = min(room, limit)
             # Samples may be large before a transform, and small after it.
-            batches = coalesced_batches(max(alone, scratch or 0), schedule.steps)
+            batches = coalesced_batches(max(alone, scratch), schedule.steps)
             plan = planned(workers, batches)
             while batches > 1 and plan.budget.total > room:
                 batches -= 1
@@ -104,11 +89,12 @@ class ResourcePlan:
         if workers.threads:
             samples = schedule.capacity * (AHEAD + plan.layout.batches)
             budget = dataclasses.replace(budget, fetched=_fetched_bytes(source, samples, limit - budget.total))
+        runs, kept = source.chunks.runs, budget.cache > 0
         return dataclasses.replace(
             plan,
             budget=budget,
-            amplification=_amplification(source, first, budget.cache),
-            shares=source.chunks.shares(kept=budget.cache > 0),
+            amplification=_amplification(source, schedule.plan(0), budget.cache),
+            shares=Shares(ChunkExtents(runs) if source.chunks.rows > 1 or (kept and runs) else None, kept),
         )
 
     @classmethod
@@ -122,8 +108,7 @@ class ResourcePlan:
         options: LoaderOptions,
         schedule: Schedule,
         limit: int,
-        scratch: int | None,
-        whole: bool,
+        hooks: Transformation | None,
         pinned: bool,
     ) -> ResourcePlan:
         """The footprint if these workers read ``batches`` batches together. Files read ahead are not counted."""
@@ -138,14 +123,14 @@ class ResourcePlan:
             needs = source.memory(chunks := 2 * chunks)
             cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
         decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, cacheable)
-        scratches = most * (scratch or 0) * batches
-        if workers.shared and scratch is None:  # a process puts its share together before it goes to the slot
-            scratches += most * layout.nbytes
+        scratch = 0 if hooks is None else most * batches * hooks.scratch_bytes
+        if workers.shared:  # a process puts its share together before it goes to the slot
+            scratch += most * layout.nbytes
         # The slots of a reader process are pinned as they are.
         slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes
-        if workers.shared and whole:  # samples are put together there before they are transformed
-            slot_bytes += scratch or 0
-        budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=scratches)
+        if workers.shared and hooks is not None and hooks.takes_batches:  # see `ReaderSetup.raw_bytes`
+            slot_bytes += hooks.scratch_bytes
+        budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=scratch)
         return cls(workers, layout, budget, chunks)
 
     def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:

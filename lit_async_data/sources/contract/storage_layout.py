@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
+from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.shares import Shares
 
 Reading = Literal["copied", "opened", "locked", "decoded", "python"]
 READINGS: tuple[Reading, ...] = get_args(Reading)  # from the cheapest to the most expensive
@@ -66,10 +65,6 @@ class StorageLayout:
     def rows(self) -> int:
         """Most samples that can only be decoded together; 1 if each sample can be read alone."""
         return max((run.rows for run in self.runs), default=1) if self.compressed else 1
-
-    def shares(self, *, kept: bool) -> Shares:
-        """How several readers share each batch; see `Shares`."""
-        return Shares(ChunkExtents(self.runs) if self.rows > 1 or (kept and self.runs) else None, kept)
 
     def width(self, shuffle_chunks: int) -> int:
         """Number of run chunks that hold ``shuffle_chunks`` storage chunks, at least 1."""

@@ -179,3 +179,24 @@ class FailsToStart(PythonNumbers):
         vars(self).update(state)
         if os.path.exists(self._flag):
             raise ImportError("no such library")
+
+
+class KilledAtStart(FailsToStart):
+    """Numbers whose reader process is killed while it starts: once by a file ``flag``, each time by a folder."""
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        if os.path.isdir(self._flag) or took(self._flag):
+            kill()
+
+
+class Noted:
+    """A transform of batches that writes the numbers of each batch to a file."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __call__(self, batch):
+        with open(self._path, "a") as file:
+            file.write(f"{batch['index'].tolist()}\n")
+        return batch
