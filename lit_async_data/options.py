@@ -92,11 +92,10 @@ class LoaderOptions:
             second would only wait for h5py's lock (``benchmarks/waiting/first.py``, ``benchmarks/loading/hdf5.py``). If
             Python code reads the samples (`DatasetSource`) or transforms them, and no reader process can, 0: such a
             thread would hold the GIL and block the training loop (without the GIL 1).
-        worker_kind: Where the reader threads run. ``"thread"``: in this process. ``"process"``: in a reader process,
-            where they take nothing of this process's GIL; batches come through shared memory. ``"auto"``: a process if
-            samples are decoded, read under a lock, read from a file each, or read or transformed by Python code, and a
-            core is free; threads if reading is a copy, and on Python without the GIL
-            (``benchmarks/waiting/beside.py``).
+        worker_kind: Where workers run. ``"thread"``: in this process. ``"process"``: in reader processes, which take
+            nothing of this process's GIL; batches come through shared memory. ``"auto"``: in processes if samples are
+            decoded, read under a lock, read from a file each, or read or transformed by Python code, and a core is
+            free; in threads if reading is a copy, and on Python without the GIL (``benchmarks/waiting/beside.py``).
         queue_depth: Slots being filled or ready on the host, ≥ 1; there is at least one for each worker, and one more
             holds the batch in use. A slot holds one batch, or several small ones that are read together: up to 12 MiB,
             and as many as can be read in 0.02 s.
