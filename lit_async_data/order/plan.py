@@ -95,8 +95,6 @@ class EpochPlan:
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
     _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
-    # The chunks of the last block of positions that were asked for, and its first position.
-    _places: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
     # The last group whose chunks were asked for, and their places.
     _begun: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
@@ -226,18 +224,6 @@ class EpochPlan:
     @property
     def _key(self) -> int:
         return derived_key(self.seed, 0 if self.alike else self.epoch)
-
-    def places(self, first: int, count: int) -> Indices:
-        """The places, in the order of chunks, of the chunks of some of this rank's positions, from the first one on."""
-        for begin, places in self._places:
-            if begin <= first and first + count <= begin + len(places):
-                return places[first - begin : first - begin + count]
-        order = self.chunk_order
-        assert order is not None
-        local = np.arange(first, min(max(first + count, first + BLOCK), self._rank_positions))
-        places, _ = order.dealt(local * self.world_size + self.rank + self.start)
-        self._places[:] = [(first, places)]
-        return places[:count]
 
     def numbered(self, stored: Indices) -> Indices:
         """Converts places in storage order to sample numbers."""

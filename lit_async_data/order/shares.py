@@ -18,17 +18,14 @@ class Shares:
     * If the order goes by chunks, the chunks of a group fall to the readers in turn, and so do the samples of a batch.
     * If a reader keeps chunks, or the order goes by samples, the chunks fall to the readers as they are stored: to the
       same one in each epoch.
-    * If each sample is stored alone, each reader has a stretch of the batch.
 
     Attributes:
-        chunks: Which samples share chunks; None if each is stored alone.
+        chunks: Which samples share chunks; None if each is stored alone, for a single reader.
         kept: Whether readers keep chunks from epoch to epoch.
 
     Example:
         >>> plan = EpochPlan(length=8, batch_size=4, shuffle="none", seed=0, epoch=0)
         >>> samples = plan.batch(1).samples
-        >>> Shares(None).readers(plan, 4, samples, 2).tolist()
-        [0, 0, 1, 1]
         >>> from lit_async_data.order.chunk_order import ChunkRun
         >>> Shares(ChunkExtents([ChunkRun(samples=8, rows=3)])).readers(plan, 4, samples, 2).tolist()
         [1, 1, 0, 0]
@@ -45,10 +42,10 @@ class Shares:
     def readers(self, plan: EpochPlan, first: int, samples: Indices, readers: int) -> Indices:
         """Returns the reader of each sample, from this rank's position ``first`` on; int64, shape (n,)."""
         if plan.chunk_order is not None:
-            return self.readers_of(plan, plan.places(first, len(samples)), readers)
-        if self.chunks is None:
             local = np.arange(first, first + len(samples))
-            return local // -(-plan.batch_size // readers) % readers
+            places, _ = plan.chunk_order.dealt(local * plan.world_size + plan.rank + plan.start)
+            return self.readers_of(plan, places, readers)
+        assert self.chunks is not None
         return self.chunks.chunks_of(samples) % readers
 
     def readers_of(self, plan: EpochPlan, places: Indices, readers: int) -> Indices:

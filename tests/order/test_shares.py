@@ -43,9 +43,9 @@ def batches(plan):
         yield step, plan.bounds(step)[0], plan.batch(step).samples
 
 
-@given(plan=plans(), readers=st.integers(2, 5), chunked=st.booleans())
-def test_each_sample_has_one_reader_of_those_there_are(plan, readers, chunked):
-    shares = Shares(ChunkExtents(plan.runs) if chunked else None)
+@given(plan=plans(), readers=st.integers(2, 5))
+def test_each_sample_has_one_reader_of_those_there_are(plan, readers):
+    shares = Shares(ChunkExtents(plan.runs))
     for _, first, samples in batches(plan):
         found = shares.readers(plan, first, samples, readers)
         assert found.shape == samples.shape
@@ -61,7 +61,7 @@ def test_all_samples_of_a_chunk_have_the_same_reader_all_epoch_and_in_the_next_w
 ):
     extents = ChunkExtents(plan.runs)
     readers_of = collections.defaultdict(set)
-    for each in [plan, dataclasses.replace(plan, epoch=1, _cache=[], _places=[], _begun=[])][: 1 + kept]:
+    for each in [plan, dataclasses.replace(plan, epoch=1, _cache=[], _begun=[])][: 1 + kept]:
         for _, first, samples in batches(each):
             found = Shares(extents, kept).readers(each, first, samples, readers)
             for chunk, reader in zip(extents.chunks_of(samples).tolist(), found.tolist(), strict=True):
@@ -101,9 +101,3 @@ def test_the_chunks_of_a_group_fall_evenly_to_the_readers_of_each_rank(world_siz
         shares = Shares(ChunkExtents(plan.runs))
         for _, first, samples in batches(plan):
             assert np.bincount(shares.readers(plan, first, samples, 4)).tolist() == [4, 4, 4, 4]
-
-
-def test_samples_stored_alone_are_shared_in_stretches():
-    plan = EpochPlan(length=100, batch_size=10, shuffle="global", seed=1, epoch=0)
-    for _, first, samples in batches(plan):
-        assert Shares(None).readers(plan, first, samples, 2).tolist() == [0] * 5 + [1] * 5

@@ -62,7 +62,8 @@ class Workers(NamedTuple):
         if hooks and why == _COSTS["python"]:
             why = "Python code transforms the samples"
         apart = kind == "process" and python
-        shared = apart and source.chunks.compressed and (source.chunks.rows > 1 or options.cache_bytes > 0)
+        chunks = source.chunks
+        shared = apart and chunks.compressed and bool(chunks.runs) and (chunks.rows > 1 or options.cache_bytes > 0)
         if options.workers != "auto":
             return cls(kind, options.workers, why, options.workers, apart, shared and options.workers > 1)
         if python and kind == "thread" and options.worker_kind == "auto" and has_gil():

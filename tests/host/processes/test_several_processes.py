@@ -16,7 +16,7 @@ from support.sources import reader_sources as acts
 from support.sources.reader_sources import FailsToStart, KilledAtStart, KilledOnce, ManyNumbers, PythonNumbers
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.errors import ReadError, TransformError, WorkerError
+from lit_async_data.errors import TransformError, WorkerError
 from lit_async_data.host.resources.worker_tuner import WorkerTuner
 
 pytestmark = pytest.mark.processes
@@ -75,19 +75,6 @@ def test_each_worker_has_a_process_and_all_end_with_the_loader():
         wait_for_the_end_of(pid)
 
 
-def test_an_error_comes_at_its_place_with_type_and_traceback():
-    source = PythonNumbers(33, acts.fail_strangely)
-    with loader_of(source) as loader:
-        for _ in range(5):
-            batches = iter(loader)
-            assert [next(batches)["y"][0].item() for _ in range(3)] == ORDER[:3]
-            with pytest.raises(ReadError, match=r"batch 3 of epoch \d+ .*UnpicklableError: odd and even") as caught:
-                next(batches)
-            assert "in fail_strangely" in "\n".join(caught.value.__notes__)
-            assert [next(batches)["y"][0].item() for _ in range(6)] == ORDER[4:]
-            assert next(batches, None) is None
-
-
 def test_what_a_killed_process_was_reading_is_read_again(tmp_path, caplog):
     flag = tmp_path / "flag"
     with loader_of(KilledOnce(str(flag))) as loader:
@@ -121,15 +108,6 @@ def test_processes_that_are_killed_are_each_named_once_and_cost_nothing(rest, ca
         )
 
 
-def test_a_batch_that_ends_a_second_process_is_an_error_in_its_place():
-    with loader_of(PythonNumbers(33, acts.kill)) as loader:
-        batches = iter(loader)
-        assert [next(batches)["y"][0].item() for _ in range(3)] == ORDER[:3]
-        with pytest.raises(WorkerError, match=r"was killed by SIGKILL .*while it read samples 30, 31, 32") as caught:
-            next(batches)
-        assert (caught.value.sample_id, caught.value.row, caught.value.file) == (30, 30, "PythonNumbers")
-
-
 def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
     caplog.set_level("INFO")
     counts = [2]
@@ -153,15 +131,6 @@ def test_a_process_that_is_killed_while_it_starts_is_replaced_like_any_other(tmp
         with pytest.raises(WorkerError, match="was killed by SIGKILL") as caught:
             next(loader)
         assert caught.value.worker in {0, 1}
-
-
-def test_a_process_that_cannot_start_is_an_error(tmp_path, caplog):
-    with loader_of(FailsToStart(str(tmp_path / "flag"))) as loader:
-        killed = in_two_processes(loader)
-        (tmp_path / "flag").touch()
-        os.kill(min(killed), signal.SIGKILL)
-        with pytest.raises(WorkerError, match="failed: ImportError: no such library"):
-            collections.deque(iter(loader.next, None), maxlen=0)  # endless
 
 
 def test_one_more_process_that_cannot_start_is_done_without(tmp_path, caplog):
@@ -249,17 +218,6 @@ def test_another_number_of_processes_changes_nothing(stored):
             pipeline_of(loader).set_workers(count)
             while pipeline_of(loader)._dealing != count:
                 assert loader.next()["x"].tolist() == one.next()["x"].tolist()
-
-
-def test_both_processes_transform_what_they_have_decoded(stored):
-    options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 3, "workers": 2, "worker_kind": "process"}
-    with AsyncLoader(stored, options, **SAMPLE) as loader:
-        in_two_processes(loader)
-        for batch in loader:
-            chunks = collections.defaultdict(set)
-            for number, process in zip(batch["y"].tolist(), batch["process"].tolist()):
-                chunks[number // 16].add(process)
-            assert all(len(processes) == 1 for processes in chunks.values())
 
 
 def test_a_killed_process_has_its_share_read_again(stored, caplog):
