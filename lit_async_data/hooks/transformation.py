@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,19 +59,23 @@ class Transformation:
     def __reduce__(self) -> Any:
         return Transformation, (self._calls, self._outcome, self._capacity)
 
-    def __call__(self, epoch: int, samples: Indices, read: ReadInto, out: Mapping[str, Array]) -> None:
-        """Have samples read, and put what the hooks make of them into ``out``."""
+    def __call__(
+        self, epoch: int, samples: Indices, read: ReadInto, out: Mapping[str, Array], rows: Sequence[int] | None = None
+    ) -> None:
+        """Have samples read, and put what the hooks make of them into ``out``: into these rows, or the first ones."""
         if not hasattr(self._thread, "memory"):
             self._thread.memory = np.empty(self.scratch_bytes, np.uint8)
         memory: Bytes = self._thread.memory
         read(self.raw(memory, len(samples)))
-        self.apply(epoch, samples, memory, out)
+        self.apply(epoch, samples, memory, out, rows)
 
     def raw(self, memory: Bytes, count: int) -> dict[str, Array]:
         """Arrays in memory for samples as they are read."""
         return self._raw.views(memory, count)
 
-    def apply(self, epoch: int, samples: Indices, memory: Bytes, out: Mapping[str, Array]) -> None:
+    def apply(
+        self, epoch: int, samples: Indices, memory: Bytes, out: Mapping[str, Array], rows: Sequence[int] | None = None
+    ) -> None:
         values, began = delivered(self._spec, self.raw(memory, len(samples))), time.perf_counter()
         with self._lock:
             CLOCK.waited_for_others((locked := time.perf_counter()) - began)
@@ -79,7 +83,7 @@ class Transformation:
                 target = out
                 if self._between is not None:
                     target = self._between.views(memory[self._raw.nbytes :], len(samples))
-                put_samples(self._calls, epoch, samples, values, target)
+                put_samples(self._calls, epoch, samples, values, target, rows=rows)
                 values = dict(target)
             if self._calls.batch is not None:
                 put_batch(self._calls, samples, self._calls.of_batch(epoch, samples, values), out)
@@ -92,13 +96,20 @@ def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def put_samples(
-    calls: HookCalls, epoch: int, samples: Indices, values: Mapping[str, Array], out: Mapping[str, Array]
+    calls: HookCalls,
+    epoch: int,
+    samples: Indices,
+    values: Mapping[str, Array],
+    out: Mapping[str, Array],
+    *,
+    rows: Sequence[int] | None = None,
 ) -> None:
-    """Call ``sample_transform`` with each sample, and put the results into ``out``."""
+    """Call ``sample_transform`` with each sample, and put the results into rows of ``out``, or the first ones."""
     assert calls.sample is not None
     targets = [(key, array, array.shape[1:], array.dtype) for key, array in out.items()]
     keys, plain = out.keys(), np.ndarray
-    for place, made in enumerate(calls.of_samples(epoch, samples, values)):
+    places = range(len(samples))
+    for place, row, made in zip(places, rows or places, calls.of_samples(epoch, samples, values), strict=True):
         if made.keys() != keys:
             raise failure(calls.sample.where, calls.source, samples[place : place + 1], other_keys(made, keys))
         try:
@@ -106,7 +117,7 @@ def put_samples(
                 value = made[key]
                 if value.__class__ is not plain or value.shape != shape or value.dtype != dtype:
                     value = fitting(key, value, shape, dtype)
-                array[place] = value
+                array[row] = value
         except UnfitError as error:
             raise failure(calls.sample.where, calls.source, samples[place : place + 1], str(error)) from None
 

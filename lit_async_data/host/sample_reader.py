@@ -34,29 +34,34 @@ class SampleReader:
     transformation: Transformation | None = None  # the host hooks; None without any
 
     def __call__(
-        self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], raw: Bytes | None = None
+        self,
+        epoch: int,
+        samples: Indices,
+        out: Mapping[str, npt.NDArray[Any]],
+        *,
+        raw: Bytes | None = None,
+        rows: Indices | None = None,
     ) -> None:
-        """Read samples, or take them from memory as they were before the host hooks."""
+        """Read samples, or take them from memory as they were before the host hooks; into rows, or the first ones."""
         ids = self.source.ids(samples) if self.return_indices or self.seed is not None else samples
         if self.return_indices:
-            out[INDEX][...] = ids
+            out[INDEX][... if rows is None else rows] = ids
             out = {key: array for key, array in out.items() if key != INDEX}
         if raw is not None:
             assert self.transformation is not None
             self.transformation.apply(epoch, samples, raw, out)
         elif self.transformation is not None:
-            self.transformation(epoch, samples, functools.partial(self._read, epoch, samples, ids), out)
+            read = functools.partial(self._read, epoch, samples, ids)
+            self.transformation(epoch, samples, read, out, None if rows is None else rows.tolist())
+        elif rows is not None:
+            values = {key: np.empty((len(samples), *array.shape[1:]), array.dtype) for key, array in out.items()}
+            self._read(epoch, samples, ids, values)
+            for key, array in out.items():
+                array[rows] = values[key]
         elif self.seed is None:
             self.source.read_into(samples, out)  # most loaders: a call less for each batch
         else:
             self._read(epoch, samples, ids, out)
-
-    def put_rows(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], rows: Indices) -> None:
-        """Read samples into some rows of the arrays."""
-        values = {key: np.empty((len(samples), *array.shape[1:]), array.dtype) for key, array in out.items()}
-        self(epoch, samples, values)
-        for key, array in out.items():
-            array[rows] = values[key]
 
     def before_hooks(self) -> SampleReader:
         return SampleReader(self.source, False, self.seed)

@@ -1,4 +1,4 @@
-"""Transforms of one sample. Worker processes import this module, so it imports only numpy."""
+"""Transforms of one sample. Reader processes import this module, so it imports only numpy."""
 
 from __future__ import annotations
 

@@ -174,15 +174,13 @@ class ReaderServer:
         try:
             read, raw = self._setup.read, self._slots.slot(task.slot)[self._setup.layout.nbytes :]
             if task.part is Part.TRANSFORM:
-                read(epoch, samples, out, raw)
-            elif own is None:
-                read(epoch, samples, out)
+                read(epoch, samples, out, raw=raw)
             elif task.part is Part.READ:
                 assert read.transformation is not None
                 out = read.transformation.raw(raw, self._setup.schedule.capacity)
-                read.before_hooks().put_rows(epoch, samples, out, own)
+                read.before_hooks()(epoch, samples, out, rows=own)
             else:
-                read.put_rows(epoch, samples, out, own)
+                read(epoch, samples, out, rows=own)
         finally:
             note[2] = 0
 

@@ -124,7 +124,7 @@ class ResourcePlan:
             cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
         decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, cacheable)
         scratch = 0 if hooks is None else most * batches * hooks.scratch_bytes
-        if workers.shared:  # a process puts its share together before it goes to the slot
+        if workers.shared and hooks is None:  # a process puts its share together before it goes to the slot
             scratch += most * layout.nbytes
         # The slots of a reader process are pinned as they are.
         slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes

@@ -574,7 +574,6 @@ def test_a_loader_whose_reports_are_not_read_does_not_hold_up_the_others(act):
 
 
 def test_the_end_of_a_loader_reaches_a_shared_process_though_a_fork_keeps_its_pipe():
-    # With several workers, worker processes could start meanwhile, which have pipes of their own.
     options = {"batch_size": 10, "worker_kind": "process", "workers": 1}
     loaders = [AsyncLoader(Numbers(), options) for _ in range(2)]
     sharing(*loaders)
