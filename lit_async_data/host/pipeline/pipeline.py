@@ -182,12 +182,8 @@ class Pipeline(abc.ABC):
     # -- the machinery -------------------------------------------------------------------------------------------------
 
     def _seek(self, key: BatchIndex) -> None:
-        """Go on with a batch; drop all that was read ahead if it is another one than expected."""
-        if next(iter(self._claimed), self._cursor) != key:
-            self._forget()
-            self._cursor = key
-
-    def _forget(self) -> None:
+        """Drop all that was read ahead, and go on with another batch."""
+        self._cursor = key
         self._generation += 1
         self._coalesced = 1
         for filled in self._claimed.values():

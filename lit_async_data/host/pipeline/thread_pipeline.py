@@ -75,7 +75,8 @@ class ThreadPipeline(Pipeline):
         with self._lock:
             if self._closed:
                 self.check()
-            self._seek(key)
+            if next(iter(self._claimed), self._cursor) != key:
+                self._seek(key)
         if not self._started:
             self._start()
 

@@ -131,7 +131,8 @@ class ProcessPipeline(Pipeline):
                 self.check()
             if not self._started:
                 self._start()
-            self._seek(key)
+            if next(iter(self._claimed), self._cursor) != key:
+                self._seek(key)
             self._give_tasks()
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
@@ -260,8 +261,8 @@ class ProcessPipeline(Pipeline):
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _seek(self, key: BatchIndex) -> None:
+        super()._seek(key)
         assert self._memory is not None
         self._memory.now[GENERATION] = self._generation
 
