@@ -666,13 +666,14 @@ batch = next(loader)
 def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
     """The mutant of `test_a_batch_of_an_older_generation_is_thrown_away`: forgetting does not count generations."""
 
-    def forget(self):
+    def seek(self, key):
+        self._cursor = key
         for filled in self._claimed.values():
             if filled is not None and filled.good:
                 self.pool.drop(filled.slot)
         self._claimed.clear()
 
-    monkeypatch.setattr(ThreadPipeline, "_forget", forget)
+    monkeypatch.setattr(ThreadPipeline, "_seek", seek)
     gate = Gate()
     with running(gate, depth=2) as pipeline:
         pipeline.prefetch(BatchIndex(0, 1))
