@@ -17,6 +17,7 @@ from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, ConfigError
 from lit_async_data.host.ahead import Ahead
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.order.shares import Shares
 from lit_async_data.sources.hdf5.readers.raw import gather_windows
 from lit_async_data.sources.hdf5.storage import open_file, readahead
 from lit_async_data.testing import ArraySource
@@ -263,7 +264,7 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
     source = Asked({"x": np.arange(40)})
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
         schedule = loader.machinery.wiring.schedule
-        ahead = Ahead(source, 3)
+        ahead = Ahead(source, 3, Shares(None))
         ahead(schedule, [BatchIndex(0, 8), BatchIndex(0, 9)], BatchIndex(1, 0))
         ahead(schedule, [BatchIndex(1, 0)], BatchIndex(1, 1))
     wanted = [schedule.plan(1).batch(step).samples.tolist() for step in range(4)]
