@@ -138,6 +138,7 @@ def test_predictions_that_differ_between_batches_are_refused(tmp_path):
         (torch.eye(2).to_sparse(), "float32 (2,)"),
         (torch.ones(2, requires_grad=True), "float32"),
         (np.array([1, 2], ">i4"), "int32"),
+        (np.array(["a", "bc"]), "text"),
         (("a", "bc"), "text"),
     ],
 )

@@ -544,6 +544,14 @@ def test_a_batch_that_a_checkpoint_without_the_callback_leaves_out_is_told(tmp_p
     assert caplog.text.count(f"{told} of epoch 1 are left out") == 1
 
 
+def test_without_the_callback_another_batch_size_of_a_loader_is_refused(tmp_path):
+    saver = Saver(tmp_path / "at.ckpt", "on_train_batch_end", 2)
+    with loader() as train:
+        trainer(saver, max_epochs=2).fit(Continued(), train)
+    with loader(batch_size=2) as train, pytest.raises(ResumeError, match=r"was 4 × 1, is 2 × 1"):
+        trainer(max_epochs=2).fit(Continued(), train, ckpt_path=saver.path)
+
+
 def test_a_short_loader_that_begins_again_in_mid_epoch_is_no_resumed_run(tmp_path):
     class Both(Continued):
         def training_step(self, batch, number):

@@ -43,6 +43,7 @@ def test_it_survives_any_format_of_plain_values():
         ("drawn", 5),
         ("source", [1]),
         ("source", {3: 4}),
+        ("history", None),
         ("history", [[0, 2]]),
         ("history", [[0, 2, 0]]),
         ("history", [[16, 2, 4], [0, 2, 4]]),
