@@ -4,7 +4,8 @@ The trainer's process owns the slots and the order: it lends slots to the user, 
 and tells a reader process to read them. Where samples share compressed chunks, each process reads its share of every
 slot, so that one process decodes a chunk; else whole slots fall to the process that has the fewest tasks. Each task is
 answered by one report. All else, from the samples of a batch to their decoding, happens in the reader processes, which
-take nothing of this process's GIL.
+take nothing of this process's GIL. They need a third of a second to start; meanwhile a thread of this process reads the
+first slot, unless that runs Python code of the user, takes a lock, or decodes a chunk that a process decodes again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError, WorkerError
 from lit_async_data.host.pipeline.pipeline import Pipeline
-from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot
+from lit_async_data.host.pipeline.read_task import BatchResult, FilledSlot, ReadTask
 from lit_async_data.host.pipeline.slots import LENT
 from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.host.processes.channel import Channel, wait_for_reports
@@ -30,8 +31,9 @@ from lit_async_data.host.processes.remote_errors import unpacked_errors
 from lit_async_data.host.processes.setup import ReaderSetup
 from lit_async_data.host.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
 from lit_async_data.host.resources import memory
+from lit_async_data.host.supervisor import ThreadWorker, all_ended
 from lit_async_data.order.plan import BatchIndex, Share
-from lit_async_data.sources.contract.stage_clock import Work
+from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +106,7 @@ class ProcessPipeline(Pipeline):
             tuner=self._workers.tuner(),
         )
         self.worker_count = self._workers.threads
-        self._source, self._raw_bytes = setup.read.source, setup.raw_bytes
+        self._read, self._source, self._raw_bytes = setup.read, setup.read.source, setup.raw_bytes
         self._stored, self._processes, self._pin = stored, processes, pin
         self._memory: SharedSlots | None = None
         # The lock guards everything below.
@@ -115,6 +117,8 @@ class ProcessPipeline(Pipeline):
         self._vacant: list[int] = []  # slots that were taken from the pool, and wait for a process
         self._filling: dict[int, _Filling] = {}
         self._was_starved = 0  # how often the loop had waited when the last report came
+        self._first = ThreadWorker(0, self._read_here)
+        self._first_task: ReadTask | None = None
 
     def reserve(self) -> None:
         """Take the memory of the first slots, unless that is done."""
@@ -131,6 +135,9 @@ class ProcessPipeline(Pipeline):
                 self.check()
             if not self._started:
                 self._start()
+                self._seek(key)
+                if self._reads_first:
+                    self._begin_here()
             if next(iter(self._claimed), self._cursor) != key:
                 self._seek(key)
             self._give_tasks()
@@ -144,8 +151,8 @@ class ProcessPipeline(Pipeline):
         with self._lock:
             self._grow()
             channels, all_given = [reader.channel for reader in self._readers], not self.pool.count(LENT)
-        # A slot that the user frees in another thread is given to a reader soon.
-        wait_for_reports(channels, seconds if all_given else FREED_S)
+        # A slot that the user frees in another thread is given to a reader soon, and the first one is no report.
+        wait_for_reports(channels, seconds if all_given and not self._first.alive else FREED_S)
         self.prefetch(key)
 
     def close(self) -> None:
@@ -162,7 +169,8 @@ class ProcessPipeline(Pipeline):
             finally:
                 if self._memory is not None:
                     self._memory.close()
-                self.pool.clear()
+        all_ended([self._first])
+        self.pool.clear()
 
     @property
     def process_ids(self) -> list[int]:
@@ -178,6 +186,37 @@ class ProcessPipeline(Pipeline):
         self._readers.clear()
         self._add_readers(needed=True)
         self._started = True
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether a thread of this process may read: by no Python code, under no lock, and no chunk for others."""
+        chunks = self._source.chunks
+        return not self._workers.apart and chunks.reading != "locked" and chunks.rows == 1
+
+    def _begin_here(self) -> None:
+        """Have a thread of this process read the first slot while the others start."""
+        try:
+            self._first.start()
+        except WorkerError:  # the system refuses another thread
+            return
+        slot, *self._vacant = self.pool.take_all()
+        self._first_task = ReadTask(slot, self._claim(), self.schedule, self._generation, 0, self._source.ids)
+
+    def _read_here(self, worker: ThreadWorker) -> bool:
+        with self._lock:  # which `prefetch` holds until there is a task
+            task, self._first_task = self._first_task, None
+        if task is not None:
+            worker.begin(task)
+            CLOCK.start()
+            # No name holds the result: see `ThreadPipeline._fill`.
+            self._file_here(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
+        return False
+
+    def _file_here(self, task: ReadTask, filled: FilledSlot) -> None:
+        work = CLOCK.take()
+        with self._lock:
+            if not self._closed:
+                self._file(filled, task.generation, work, work.seconds)
 
     def _add_readers(self, *, needed: bool) -> None:
         for number in range(len(self._readers), self._wanted):
@@ -374,7 +413,8 @@ class ProcessPipeline(Pipeline):
     def _reading(self) -> str:
         assert self._memory is not None
         found = ((reader, self._memory.being_read(self._notes(reader))) for reader in self._readers)
-        return "; ".join(f"reader process {r.channel.pid} reads {self._named(n) or 'nothing'}" for r, n in found)
+        readers = [f"reader process {r.channel.pid} reads {self._named(n) or 'nothing'}" for r, n in found]
+        return "; ".join([*readers, *([str(self._first)] if self._first.alive else [])])
 
     def _notes(self, reader: _Reader) -> slice:
         """The notes of the threads of a process."""

@@ -32,9 +32,10 @@ def file(tmp_path):
 
 
 def libraries_of(source, options=()):
-    """Which of the libraries that are slow to import a reader process has loaded after its first batch."""
+    """Which of the libraries that are slow to import a reader process has loaded after the first batches."""
     options = {"batch_size": 8, "worker_kind": "process", **dict(options)}
     with contextlib.closing(source), AsyncLoader(source, options) as loader:
+        next(loader)  # may be read by a thread of this process
         next(loader)
         maps = Path(f"/proc/{loader.machinery.engine.feed.pipeline.process_ids[0]}/maps").read_text()
     return {name for name in ("libtorch", "h5py") if f"/{name}" in maps}

@@ -23,13 +23,14 @@ from support.device.training_loop import pretend
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
-from lit_async_data import AsyncLoader, Balanced, HDF5Source, ManifestSource
+from lit_async_data import AsyncLoader, Balanced, HDF5Source, ManifestSource, StorageLayout
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
 from lit_async_data.host.processes.__main__ import Endpoint
 from lit_async_data.host.processes.messages import REPORT_BYTES
 from lit_async_data.host.processes.pipeline import ProcessPipeline, _say_pageable, pipeline_of
 from lit_async_data.host.processes.reader_server import LogToParent
 from lit_async_data.host.processes.shared_slots import NOTED, SharedSlots
+from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import FakeStreams
 
@@ -87,6 +88,28 @@ def test_a_process_delivers_the_batches_of_threads(file, options):
         for key, value in one.items():
             assert torch.equal(value, other[key])
             assert value.stride() == other[key].stride()
+
+
+@pytest.mark.parametrize(
+    ("layout", "transform", "is_here"),
+    [
+        (StorageLayout(reading="decoded"), None, True),
+        (StorageLayout(reading="opened"), None, True),
+        (StorageLayout(reading="locked"), None, False),
+        (StorageLayout(reading="python"), None, False),
+        (StorageLayout(reading="decoded"), copy.copy, False),
+        (StorageLayout((ChunkRun(100, 1),), compressed=True, reading="decoded"), None, True),
+        (StorageLayout((ChunkRun(100, 4),), compressed=True, reading="decoded"), None, False),
+    ],
+    ids=["decoded", "opened", "locked", "python", "transformed", "one per chunk", "four per chunk"],
+)
+def test_the_first_batch_waits_for_no_process_where_that_costs_nothing(layout, transform, is_here):
+    options = {"batch_size": 10, "worker_kind": "process"}
+    with AsyncLoader(acts.ReadBy(layout), options, sample_transform=transform) as loader:
+        first, *others = [set(batch["y"].tolist()) for batch in loader]
+        process = set(loader.machinery.engine.feed.pipeline.process_ids)
+    assert first == ({os.getpid()} if is_here else process)
+    assert set().union(*others) == process
 
 
 def test_auto_takes_a_process_where_chunks_are_decoded_and_a_core_is_free(file, monkeypatch):

@@ -34,6 +34,21 @@ class Numbers(Source):
         out["y"][...] = samples
 
 
+class ReadBy(Numbers):
+    """Sample n is the process that reads it."""
+
+    def __init__(self, layout):
+        super().__init__()
+        self._layout = layout
+
+    @property
+    def chunks(self):
+        return self._layout
+
+    def read_into(self, samples, out):
+        out["y"][...] = os.getpid()
+
+
 class UnpicklableError(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
