@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from lit_async_data.batch.spec import FieldSpec as FieldSpec
     from lit_async_data.batch.transforms import Normalize as Normalize
     from lit_async_data.batch.transforms import ToFloat as ToFloat
+    from lit_async_data.engine.loader.async_loader import AsyncLoader as AsyncLoader
+    from lit_async_data.engine.prefetch.loader import prefetched as prefetched
     from lit_async_data.errors import AsyncDataError as AsyncDataError
     from lit_async_data.errors import ChangedError as ChangedError
     from lit_async_data.errors import ClosedError as ClosedError
@@ -32,10 +34,8 @@ if TYPE_CHECKING:
     from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
     from lit_async_data.lightning.predictions import PredictionWriter as PredictionWriter
     from lit_async_data.lightning.prefetcher import DevicePrefetcher as DevicePrefetcher
-    from lit_async_data.loader.async_loader import AsyncLoader as AsyncLoader
     from lit_async_data.options import Balanced as Balanced
     from lit_async_data.options import LoaderOptions as LoaderOptions
-    from lit_async_data.prefetch.loader import prefetched as prefetched
     from lit_async_data.sources.composed.concat import ConcatSource as ConcatSource
     from lit_async_data.sources.composed.split import split as split
     from lit_async_data.sources.composed.subset import SubsetSource as SubsetSource
@@ -52,7 +52,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncDataError": "errors",
     "AsyncDataModule": "lightning.datamodule",
-    "AsyncLoader": "loader.async_loader",
+    "AsyncLoader": "engine.loader.async_loader",
     "Balanced": "options",
     "BatchSpec": "batch.spec",
     "ChangedError": "errors",
@@ -85,7 +85,7 @@ _HOMES = {
     "TransferError": "errors",
     "TransformError": "errors",
     "WorkerError": "errors",
-    "prefetched": "prefetch.loader",
+    "prefetched": "engine.prefetch.loader",
     "split": "sources.composed.split",
 }
 

@@ -1,7 +1,7 @@
 """What Linux offers and macOS or Windows lack, each with what is done there instead.
 
 Other modules take these names from here and not from `os`, `mmap` or `resource`. Reader processes are for systems that
-have everything that they use; see `system_refusal` in `host/resources/workers.py`.
+have everything that they use; see `system_refusal` in `engine/resources/workers.py`.
 """
 
 from __future__ import annotations

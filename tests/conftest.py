@@ -99,16 +99,16 @@ def nothing_left_behind() -> Iterator[None]:
 def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps readers in threads, except in tests that are marked ``processes``: each process takes 0.3 s to start."""
     if request.node.get_closest_marker("processes") is None:
-        monkeypatch.setattr("lit_async_data.host.resources.workers.system_refusal", lambda: "this is a test of threads")
+        monkeypatch.setattr("lit_async_data.engine.resources.workers.system_refusal", lambda: "a test of threads")
     else:
         # Without the GIL, threads would be chosen.
-        monkeypatch.setattr("lit_async_data.host.resources.workers.has_gil", lambda: True)
+        monkeypatch.setattr("lit_async_data.engine.resources.workers.has_gil", lambda: True)
 
 
 @pytest.fixture
 def one_batch_per_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has workers read batches one at a time. How far ahead they read depends on their pace if they read several."""
-    monkeypatch.setattr("lit_async_data.host.resources.plan.coalesced_batches", lambda nbytes, most: 1)
+    monkeypatch.setattr("lit_async_data.engine.resources.plan.coalesced_batches", lambda nbytes, most: 1)
 
 
 # Test modules in which several threads share objects.

@@ -33,7 +33,7 @@ import h5py
 import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
-from lit_async_data.host.resources import plan as resource_plan
+from lit_async_data.engine.resources import plan as resource_plan
 from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below

@@ -16,10 +16,11 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.engine.hooks.host_hooks import HostHooks
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.processes.reader_process import ReaderProcesses
+from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, TransferError, TransformError
-from lit_async_data.hooks.host_hooks import HostHooks
-from lit_async_data.host.processes.reader_process import ReaderProcesses
-from lit_async_data.host.resources.memory import readable
 from lit_async_data.lightning.classes import (
     check_same_classes,
     class_names,
@@ -40,7 +41,6 @@ from lit_async_data.lightning.stages import (
     stage_transforms,
 )
 from lit_async_data.lightning.summary import summary_lines
-from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source

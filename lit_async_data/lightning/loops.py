@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.loader.base_loader import BaseLoader
+from lit_async_data.engine.loader.passes import Pass
+from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.lightning.compat import pl
-from lit_async_data.loader.async_loader import AsyncLoader
-from lit_async_data.loader.base_loader import BaseLoader
-from lit_async_data.loader.passes import Pass
-from lit_async_data.prefetch.loader import PrefetchedLoader
 
 # Loaders whose copies a callback can start.
 DrivenLoader = AsyncLoader | PrefetchedLoader

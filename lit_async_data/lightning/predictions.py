@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.lightning.compat import pl, rank_zero_info
 from lit_async_data.lightning.loops import evaluate, loaders_in
 from lit_async_data.lightning.prediction_files import ArrayPart, Field, TablePart, Values
-from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.manifest.table.arrow import arrow

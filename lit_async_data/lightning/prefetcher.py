@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from lit_async_data.device import streams
+from lit_async_data.engine.device import streams
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.verdict.headspace import Headspace
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
 from lit_async_data.lightning.display import QueueGauge, print_line, quiet
@@ -30,9 +32,7 @@ from lit_async_data.lightning.resume import (
 from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
 from lit_async_data.lightning.verdicts import Verdicts
 from lit_async_data.lightning.waits import EpochWaits, WaitSummary
-from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import non_negative_int
-from lit_async_data.verdict.headspace import Headspace
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.loader.resuming import Done, Resuming
+from lit_async_data.engine.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
+from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrder
 from lit_async_data.errors import ResumeError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
 from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import DrivenLoader, loaders_in
-from lit_async_data.loader.async_loader import AsyncLoader
-from lit_async_data.loader.resuming import Done, Resuming
 from lit_async_data.order.order_state import Place
 from lit_async_data.order.plan import Limits
-from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
-from lit_async_data.prefetch.sampled_order import DealtOrder, SampledOrder
 
 ORDERS = "lit_async_data.dealt_orders"  # the key in a checkpoint
 COUNTERS = ("ready", "started", "processed", "completed")

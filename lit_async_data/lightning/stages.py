@@ -10,14 +10,14 @@ from typing import Any, Literal, Self, TypedDict
 
 import torch
 
+from lit_async_data.engine.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
+from lit_async_data.engine.hooks.host_hooks import CALLED_WITH
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.resources.memory import ranks_here
 from lit_async_data.errors import ConfigError
-from lit_async_data.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
-from lit_async_data.hooks.host_hooks import CALLED_WITH
-from lit_async_data.host.resources.memory import ranks_here
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.loops import drive, steps_wanted
 from lit_async_data.lightning.resume import training_steps
-from lit_async_data.loader.async_loader import AsyncLoader
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.composed.split import split as split_source
 from lit_async_data.sources.contract.checks import check_source

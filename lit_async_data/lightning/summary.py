@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lit_async_data.host.resources.memory import readable
-from lit_async_data.loader.async_loader import AsyncLoader
-from lit_async_data.loader.label_mixing import label_evenness
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.loader.label_mixing import label_evenness
+from lit_async_data.engine.resources.memory import readable
 from lit_async_data.options import Balanced
 from lit_async_data.order.chunk_order import ChunkOrder
 from lit_async_data.order.mixing import mixing, ranks_per_chunk

@@ -16,9 +16,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from lit_async_data.engine.prefetch.loader import (
+    PrefetchedLoader,
+    StatefulPrefetchedLoader,
+    prefetched,
+    with_own_iterator,
+)
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.loops import drive
-from lit_async_data.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader, prefetched, with_own_iterator
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
 HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")

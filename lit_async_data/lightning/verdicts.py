@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdict
+from lit_async_data.engine.verdict.headspace import Headspace
+from lit_async_data.engine.verdict.watch import Facts, Loader, Watch
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
 from lit_async_data.lightning.waits import WaitSummary
-from lit_async_data.verdict.diagnosis import Bound, Cure, Verdict, verdict
-from lit_async_data.verdict.headspace import Headspace
-from lit_async_data.verdict.watch import Facts, Loader, Watch
 
 # What people call the stages.
 STAGES = {"val": "validation", "test": "test", "predict": "prediction"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lit_async_data.host.stats import DeviceWait, LoaderStats
+from lit_async_data.engine.stats import DeviceWait, LoaderStats
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.device.streams import checksum, moved
-from lit_async_data.host.pipeline.slots import Lease
+from lit_async_data.engine.device.streams import checksum, moved
+from lit_async_data.engine.pipeline.slots import Lease
 
 
 class FakeEvent:

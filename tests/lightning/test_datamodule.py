@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, HDF5Source, LoaderOptions
+from lit_async_data.engine.resources.plan import ResourcePlan
 from lit_async_data.errors import ConfigError, TransformError
-from lit_async_data.host.resources.plan import ResourcePlan
 from lit_async_data.lightning.stages import LoaderArguments
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.testing import ArraySource
@@ -34,7 +34,7 @@ def test_what_will_happen_is_said_for_every_rank():
     assert first.endswith(": x float32 (3,)")
     assert second == "batch 128 × 8 ranks = 1024, 10 steps, shuffle global: every sample is read alone, once per epoch"
     assert third.startswith(
-        "1 reader thread (this is a test of threads), queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most "
+        "1 reader thread (a test of threads), queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most "
     )
 
 

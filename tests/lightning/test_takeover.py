@@ -18,10 +18,10 @@ from support.lightning.trainer import CountingSource, Recorder, datamodule, pl, 
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad
+from lit_async_data.engine.prefetch.loader import PrefetchedLoader
+from lit_async_data.engine.stats import QueueFill
 from lit_async_data.errors import TransferError
-from lit_async_data.host.stats import QueueFill
 from lit_async_data.lightning.takeover import Takeover
-from lit_async_data.prefetch.loader import PrefetchedLoader
 from lit_async_data.testing import ArraySource
 
 pytestmark = [
@@ -268,7 +268,7 @@ class Moving(Model):
 @pytest.mark.parametrize(("made", "device"), [(Model, "cuda:1"), (Moving, "cpu")])
 def test_the_device_is_right_from_the_first_batch(monkeypatch, made, device):
     """Lightning takes the first batch of a loader without length before any hook of training is called."""
-    monkeypatch.setattr("lit_async_data.device.streams.checked_device", torch.device)
+    monkeypatch.setattr("lit_async_data.engine.device.streams.checked_device", torch.device)
     strategy, takeover = Keeping(), Takeover()
     strategy.root_device = torch.device("cuda:1")
     takeover.attach(run_of(strategy, made()), 2, verify_copies=3)

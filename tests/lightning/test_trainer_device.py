@@ -90,7 +90,7 @@ def streams(monkeypatch):
     pretended = FakeStreams("side")
     pretended.side.eager = True
     pretend(monkeypatch, lambda device: pretended, lambda device: device.type == "cuda")
-    monkeypatch.setattr("lit_async_data.device.streams.checked_device", torch.device)
+    monkeypatch.setattr("lit_async_data.engine.device.streams.checked_device", torch.device)
     return pretended
 
 

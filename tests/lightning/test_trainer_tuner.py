@@ -209,10 +209,10 @@ def clock(monkeypatch):
     now = types.SimpleNamespace(s=0.0)
     stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s, thread_time=lambda: 0.0)
     for module in (
-        "loader.async_loader",
+        "engine.loader.async_loader",
         "lightning.prefetcher",
-        "host.pipeline.pipeline",
-        "host.pipeline.thread_pipeline",
+        "engine.pipeline.pipeline",
+        "engine.pipeline.thread_pipeline",
         "sources.contract.stage_clock",
     ):
         monkeypatch.setattr(f"lit_async_data.{module}.time", stopped)

@@ -61,7 +61,7 @@ def check(calls, most):
 @pytest.mark.parametrize(("field", "most"), [("gzip", 260), ("contiguous", 45)])
 def test_a_batch_takes_few_calls(file, field, most, monkeypatch):
     # However slow the machine is, batches that are copied share their slots.
-    monkeypatch.setattr("lit_async_data.host.pipeline.pipeline.COALESCED_S", 1e9)
+    monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 1e9)
     options = {"batch_size": BATCH, "workers": 0, "shuffle_chunks": 64, "shuffle": "chunk"}
     source = HDF5Source(file, {"x": field, "y": "label"})
     with contextlib.closing(source), AsyncLoader(source, options) as loader:
@@ -80,6 +80,6 @@ def test_a_batch_takes_few_calls_of_the_loops_thread_on_its_way_to_a_device(monk
             until(pipeline, lambda: pipeline.ready)
 
         calls = calls_of_batches(loader, settle)
-    for name in [name for name in calls if name.startswith("testing/") or name == "host/pipeline/slots.py __init__"]:
+    for name in [name for name in calls if name.startswith("testing/") or name == "engine/pipeline/slots.py __init__"]:
         del calls[name]  # of the fake device
     check(calls, 60)

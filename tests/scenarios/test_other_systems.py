@@ -42,7 +42,7 @@ def test_only_one_module_uses_what_other_systems_lack():
     users = {
         str(path.relative_to(PACKAGE)): found
         for path in PACKAGE.rglob("*.py")
-        if (found := uses(path)) and not str(path.relative_to(PACKAGE)).startswith(("host/processes/", "testing/"))
+        if (found := uses(path)) and not str(path.relative_to(PACKAGE)).startswith(("engine/processes/", "testing/"))
     }
     assert users.pop("system.py")
     # With the flag that makes a read fail instead of wait, which only Linux has.

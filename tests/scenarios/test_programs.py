@@ -44,7 +44,7 @@ from support.ranks.processes import as_ranks, run_together
 from torch.utils.data import DataLoader
 
 from lit_async_data import DevicePrefetcher, prefetched
-from lit_async_data.device import streams as device_streams
+from lit_async_data.engine.device import streams as device_streams
 
 pytestmark = WARNINGS
 

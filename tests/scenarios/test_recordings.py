@@ -27,7 +27,7 @@ from lit_async_data import (
     split,
 )
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
-from lit_async_data.device.transform import DeviceTransform, widened
+from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams

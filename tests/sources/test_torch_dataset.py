@@ -680,12 +680,12 @@ def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(cap
         assert len(list(loader)) == len(loader)
         assert loader.footprint.workers.threads == 0
         assert threading.active_count() == before
-        assert "no workers (this is a test of threads): the training loop reads" in summary_lines(loader)[2]
+        assert "no workers (a test of threads): the training loop reads" in summary_lines(loader)[2]
         assert summary_lines(loader)[0].startswith("23 samples from TensorDataset: 0 uint8 (3, 4, 5), 1 int64")
     assert len(said) == len(caplog.records) == 1
     assert said[0].startswith("workers=auto reads each batch of TensorDataset when it is asked for")
     assert "workers=1" in said[0]
-    assert "no reader process can be used (this is a test of threads)" in said[0]
+    assert "no reader process can be used (a test of threads)" in said[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -22,10 +22,10 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data import AsyncLoader, LoaderOptions
-from lit_async_data.device.stream_queue import StreamQueue
-from lit_async_data.device.streams import Streams
-from lit_async_data.host.pipeline.slots import COPYING
-from lit_async_data.loader import engine
+from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device.streams import Streams
+from lit_async_data.engine.loader import engine
+from lit_async_data.engine.pipeline.slots import COPYING
 from lit_async_data.testing import ArraySource
 from waiting.on_device.simulated import replaced_streams
 

@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 
 from lit_async_data import AsyncLoader, ToFloat
-from lit_async_data.device.streams import TorchStreams
+from lit_async_data.engine.device.streams import TorchStreams
 from waiting.on_device.contenders import MIB, Batch, Contender, source
 from waiting.on_device.rig import cycles_per_second, sleep, timed_event
 from waiting.on_device.simulated import replaced_streams

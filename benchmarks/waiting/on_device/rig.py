@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lit_async_data.device.streams import TorchStreams
+from lit_async_data.engine.device.streams import TorchStreams
 from waiting.on_device.hazards import BATCH, HAZARDS, OTHER, Batch, Extremes, Which, mixed
 
 

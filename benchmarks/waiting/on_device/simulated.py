@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.device import streams
-from lit_async_data.device.streams import Streams
-from lit_async_data.host.resources import memory
+from lit_async_data.engine.device import streams
+from lit_async_data.engine.device.streams import Streams
+from lit_async_data.engine.resources import memory
 from lit_async_data.testing import FakeEvent, FakeStream, FakeStreams, raw
 
 # Fields up to this many bytes are copied in no time.

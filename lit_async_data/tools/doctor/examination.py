@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.loader.label_mixing import label_evenness
+from lit_async_data.engine.resources.workers import cores
 from lit_async_data.errors import MemoryBudgetError
-from lit_async_data.host.resources.workers import cores
-from lit_async_data.loader.async_loader import AsyncLoader
-from lit_async_data.loader.label_mixing import label_evenness
 from lit_async_data.options import LoaderOptions, Shuffle
 from lit_async_data.order.mixing import mixing
 from lit_async_data.sources.contract.source import Source

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from lit_async_data import system
-from lit_async_data.host.stats import ReadStats
-from lit_async_data.loader.async_loader import AsyncLoader
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.stats import ReadStats
 
 # A slow loader is measured for at most this many times the seconds that it should take.
 MOST_TIMES = 4

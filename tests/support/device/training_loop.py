@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
-from lit_async_data.device import streams as device_streams
-from lit_async_data.device.copy_verifier import CopyVerifier
-from lit_async_data.device.slot_feed import SlotFeed
-from lit_async_data.device.stream_queue import StreamQueue
-from lit_async_data.device.transform import DeviceTransform
-from lit_async_data.host.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.host.resources import memory
+from lit_async_data.engine.device import streams as device_streams
+from lit_async_data.engine.device.copy_verifier import CopyVerifier
+from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device.transform import DeviceTransform
+from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.testing import FakeStreams, raw
 

@@ -76,7 +76,7 @@ def hold_the_gil():
 
 
 def break_the_next_task():
-    from lit_async_data.host.processes.reader_server import ReaderServer
+    from lit_async_data.engine.processes.reader_server import ReaderServer
 
     ReaderServer._begun = None
 

@@ -19,7 +19,7 @@ from support.files import examples
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.__main__ import main
-from lit_async_data.host.stats import ReadStats, Stage, StageTimes
+from lit_async_data.engine.stats import ReadStats, Stage, StageTimes
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.doctor import command, examination, rates
@@ -49,7 +49,7 @@ def photos():
 
 
 def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(capsys, monkeypatch):
-    monkeypatch.setattr("lit_async_data.host.resources.workers.cores", lambda ranks=None: 4)
+    monkeypatch.setattr("lit_async_data.engine.resources.workers.cores", lambda ranks=None: 4)
     examples.images("scan.h5", samples=600)
     report = as_json(capsys, "scan.h5", "--batch-size", "16", "--warm")
     assert report["batch"] == {"x": {"dtype": "uint8", "shape": [3, 16, 12]}, "y": {"dtype": "int64", "shape": []}}

@@ -276,7 +276,7 @@ def test_batches_that_are_read_together_cost_no_decoding(file, decodings, monkey
 
     If each slot held 32 batches, 40 more would be decoded: four workers would hold more than two groups of chunks.
     """
-    monkeypatch.setattr("lit_async_data.host.pipeline.pipeline.COALESCED_S", 1e9)
+    monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 1e9)
     options = {"batch_size": 4, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 4}
     decodings.clear()
     for _ in range(4):

@@ -14,8 +14,8 @@ from support.files.hdf5 import stored_spans
 from support.sources import oracle
 
 from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.engine.pipeline.ahead import Ahead
 from lit_async_data.errors import ChangedError, ConfigError
-from lit_async_data.host.ahead import Ahead
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.order.shares import Shares
 from lit_async_data.sources.hdf5.readers.raw import gather_windows

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
-from lit_async_data.host.resources.plan import AHEAD
+from lit_async_data.engine.resources.plan import AHEAD
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 from lit_async_data.sources.manifest.files.prefetcher import THREADS, FilePrefetcher
 

@@ -1,0 +1,121 @@
+"""`DeviceClock`: how long a device waits for data, and copies take; `ranged`: our work in torch's profiler."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from lit_async_data.engine.device.streams import Streams
+from lit_async_data.engine.stats import DeviceWait, Stage
+
+T = TypeVar("T")
+# Ranges that a trace shows.
+NEXT, COPY = "lit_async_data.next", "lit_async_data.copy"
+
+
+class _Wait(NamedTuple):
+    """From ``asked`` to ``came``, on the compute stream."""
+
+    asked: Any
+    came: Any
+    first: bool
+
+
+class _Copy(NamedTuple):
+    """From ``began`` to ``done``, on the side stream."""
+
+    began: Any
+    done: Any
+    nbytes: int
+
+
+# One copy in `TIMED` is timed, from the second on: an event costs the host some microseconds. The first copy would also
+# tell what the device does once.
+TIMED = 8
+
+
+class DeviceClock:
+    """Times each hand-over by two events on the compute stream.
+
+    The first is recorded when a batch is asked for. The step before has been enqueued by then, so the event happens
+    when the device has finished it. The second is recorded after compute has been told to wait for the batch. Between
+    the two the device computes nothing, because the host waits for a reader, or because the copy takes time.
+
+    The host waits for neither. Events that have happened are read when the next batch or the figures are asked for; so
+    figures come a step or two late.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._asked: Any = None
+        self._open: collections.deque[_Wait] = collections.deque()
+        # Of the hand-overs that are known: see `DeviceWait`.
+        self._batches, self._wait_s, self._gap_s, self._last_s = 0, 0.0, 0.0, 0.0
+        self._copies = 0
+        self._copying: collections.deque[_Copy] = collections.deque()
+        # Of the copies that were timed; and the bytes of all.
+        self._timed, self._copied_bytes = Stage(), 0
+
+    def copy_begins(self) -> Any:
+        """The copies of a batch are about to be enqueued.
+
+        Returns:
+            An event for `copy_ends`, if these are timed; else None.
+        """
+        self._copies += 1
+        return self._streams.timed(self._streams.side) if self._copies % TIMED == 2 else None
+
+    def copy_ends(self, began: Any, nbytes: int) -> None:
+        """The copies of a batch have been enqueued."""
+        self._copied_bytes += nbytes
+        if began is not None:
+            self._copying.append(_Copy(began, self._streams.timed(self._streams.side), nbytes))
+
+    def asked(self) -> None:
+        """A batch is asked for."""
+        self._read()
+        self._asked = self._streams.timed(self._streams.compute())
+
+    def came(self, *, first: bool) -> None:
+        """Compute has been told to wait for the batch."""
+        self._open.append(_Wait(self._asked, self._streams.timed(self._streams.compute()), first))
+
+    @property
+    def waited(self) -> DeviceWait:
+        """The sums of all hand-overs that are known by now."""
+        self._read()
+        timed = self._timed
+        seconds = timed.seconds * self._copied_bytes / timed.bytes if timed.bytes else 0.0
+        copy = Stage(seconds, self._copied_bytes)
+        return DeviceWait(self._batches, self._wait_s, self._gap_s, self._last_s, copy)
+
+    def _read(self) -> None:
+        if self._streams.capturing:
+            return  # a query of an event would break the capture
+        while self._open and self._streams.happened(self._open[0].came, block=False):
+            wait = self._open.popleft()
+            self._last_s = self._streams.elapsed_s(wait.asked, wait.came)
+            if wait.first:
+                self._gap_s += self._last_s
+            else:
+                self._batches, self._wait_s = self._batches + 1, self._wait_s + self._last_s
+        while self._copying and self._streams.happened(self._copying[0].done, block=False):
+            copy = self._copying.popleft()
+            self._timed += Stage(self._streams.elapsed_s(copy.began, copy.done), copy.nbytes)
+
+
+def _never() -> bool:
+    return False
+
+
+#: Whether torch's profiler is active; a function in C, since every batch asks. A private name, which torch may drop.
+profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", _never)
+
+
+def ranged(name: str, call: Callable[..., T], *arguments: Any) -> T:
+    """Make a call inside a range of the profiler."""
+    with torch.profiler.record_function(name):
+        return call(*arguments)

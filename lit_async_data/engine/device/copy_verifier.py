@@ -1,0 +1,217 @@
+"""`CopyVerifier`: proves that the first batches reach the training step, and stay there, as they were read.
+
+It takes three checksums of each field of these batches:
+
+1. in host memory, just before the copy is enqueued;
+2. on the device, at hand-over: a kernel on compute, enqueued after compute has been told to wait for the batch;
+3. again on the device, at release, which is when the next batch is asked for: a kernel enqueued behind the step.
+
+A device transform makes other values from the copy. Then side computes two checksums more: of the copy, before the
+transform, which must be equal to 1.; and of the result, to which 2. and 3. must be equal.
+
+They are compared when the last of these batches is released, and with the first batch of an epoch: to compare earlier
+would make the host wait for the device, and hide the very races that are to be found. Each batch is held until its
+release. Then the last kernel that was enqueued reads the whole batch, and its memory is free: a copy into it that does
+not wait for that kernel changes the checksum. A fault that needs the step to drop its batch early is not found.
+
+`feed`, `transform` and `queue` wrap the parts of a batch's way, so that a loader without verification pays nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from lit_async_data.engine.device.feed import Arrived, Batch, Clone, Feed, HostBatch
+from lit_async_data.engine.device.inline_queue import DeviceQueue, WrappedQueue
+from lit_async_data.engine.device.streams import Streams, checksum
+from lit_async_data.engine.device.transform import Transform
+from lit_async_data.errors import TransferError
+from lit_async_data.order.plan import BatchIndex
+
+log = logging.getLogger(__name__)
+
+Sums = dict[str, Tensor]
+When = Literal["hand-over", "release"]
+# What the message says about it.
+_FOUND: dict[When, str] = {
+    "hand-over": "did not arrive as it was read",
+    "release": "changed while the step had it, and not by torch",
+}
+
+
+class CopyVerifier:
+    """Verifies the first batches of a loader. For one thread, that of the queue.
+
+    Args:
+        batches: How many.
+        streams: The device; None where it has no streams, and batches are handed out in host memory.
+    """
+
+    def __init__(self, batches: int, streams: Streams | None = None) -> None:
+        self.left, self._streams = batches, streams
+        # The sums of each batch on its way: as it was "read", as it "arrived", and as the transform has "made" it.
+        self._coming: dict[BatchIndex, dict[str, Sums]] = {}
+        # The batch that the user has, its sums, and torch's counts of changes at hand-over.
+        self._held: tuple[BatchIndex, dict[str, Tensor], Sums, dict[str, int]] | None = None
+        # Sums that must be equal: those that are wanted, and those that were found.
+        self._compared: list[tuple[BatchIndex, When, Sums, Sums]] = []
+
+    def feed(self, feed: Feed) -> Feed:
+        return cast(Feed, _VerifiedFeed(feed, self))
+
+    def transform(self, transform: Transform) -> Transform:
+        def verified(batch: Batch, key: BatchIndex) -> Batch:
+            made = transform(batch, key)
+            self.seen("made", key, made)
+            return made
+
+        return verified
+
+    def queue(self, queue: DeviceQueue) -> DeviceQueue:
+        return cast(DeviceQueue, _VerifiedQueue(queue, self))
+
+    # -- called by these wrappers ------------------------------------------------------------------------------------
+
+    def read(self, key: BatchIndex, batch: Any) -> None:
+        """A nested batch of tensors lies in host memory, and nobody has touched it yet."""
+        if self.left:
+            self._coming[key] = {"read": {name: checksum(tensor) for name, tensor in _tensors(batch)}}
+
+    def seen(self, what: Literal["arrived", "made"], key: BatchIndex, batch: Any) -> None:
+        """The copy of a batch, or what the transform made of it, lies in its destination on the current stream."""
+        if key in self._coming:
+            self._coming[key][what] = self._sums(dict(_tensors(batch)))
+
+    def handed_over(self, key: BatchIndex, batch: Any) -> None:
+        """The user has the batch; compute has been told to wait for it."""
+        coming = self._coming.pop(key, None)
+        if coming is None:
+            return
+        self.left -= 1
+        if not self.left:
+            self._coming.clear()  # more were on their way
+        fields = dict(_tensors(batch))
+        sums, made = self._sums(fields), coming.get("made")
+        if "arrived" in coming:
+            self._compared.append((key, "hand-over", coming["read"], coming["arrived"]))
+        if made is not None:
+            self._compared.append((key, "hand-over", made, sums))
+        self._held = key, fields, made or sums, {name: _version(tensor) for name, tensor in fields.items()}
+
+    def released(self, upcoming: BatchIndex) -> None:
+        self._release()
+        if not self.left or upcoming.step == 0:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compare all checksums; the host waits for the device, if there are any."""
+        self._release()
+        if self._compared and self._streams is not None:
+            self._streams.happened(self._streams.record(self._streams.compute()), block=True)
+        compared, self._compared = self._compared, []  # the first error is enough, and it is raised once
+        for key, when, wanted, found in compared:
+            wrong = [name for name, total in found.items() if int(total) != int(wanted[name])]
+            if wrong:
+                raise _error(key, when, wrong)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            (key, fields, sums, versions), self._held = self._held, None
+            untouched = {name: tensor for name, tensor in fields.items() if _version(tensor) == versions[name]}
+            self._compared.append((key, "release", sums, self._sums(untouched)))
+
+    def _sums(self, fields: Mapping[str, Tensor]) -> Sums:
+        enqueued = checksum if self._streams is None else self._streams.checksum
+        return {name: enqueued(tensor) for name, tensor in fields.items()}
+
+
+class _VerifiedFeed:
+    def __init__(self, feed: Feed, verifier: CopyVerifier) -> None:
+        self._feed, self._verifier = feed, verifier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._feed, name)
+
+    def lend(self, key: BatchIndex) -> Batch:
+        batch = self._feed.lend(key)
+        self._verifier.read(key, batch)
+        self._verifier.seen("arrived", key, batch)
+        return batch
+
+    def poll(self, key: BatchIndex) -> HostBatch | None:
+        host = self._feed.poll(key)
+        return None if host is None else self._watched(key, host)
+
+    def get(self, key: BatchIndex) -> HostBatch:
+        return self._watched(key, self._feed.get(key))
+
+    def _watched(self, key: BatchIndex, host: HostBatch) -> HostBatch:
+        if host.error is not None:
+            return host
+        unpack, verifier = host.unpack, self._verifier
+        with torch.inference_mode(False):  # inference tensors are not verified
+            verifier.read(key, unpack(Arrived(host.large, host.block, host.movable), lambda tensor: tensor))
+
+        def watched(arrived: Arrived, clone: Clone) -> Batch:
+            batch = unpack(arrived, clone)
+            verifier.seen("arrived", key, batch)
+            return batch
+
+        host.unpack = watched
+        return host
+
+
+class _VerifiedQueue(WrappedQueue):
+    def __init__(self, queue: DeviceQueue, verifier: CopyVerifier) -> None:
+        super().__init__(queue)
+        self.verifier = verifier
+
+    def take(self, key: BatchIndex) -> Batch:
+        self.verifier.released(key)
+        batch = self.queue.take(key)
+        self.verifier.handed_over(key, batch)
+        return batch
+
+    def close(self) -> None:
+        self.queue.close()
+        try:
+            self.verifier.settle()
+        except RuntimeError as error:  # the device is in trouble; the rest must be closed all the same
+            log.warning("verifying copies failed: %s", error)
+
+
+def _version(tensor: Tensor) -> int:
+    return tensor._version  # noqa: SLF001  # torch's count of changes has no other name
+
+
+def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a nested batch, with their paths in it: ``x``, ``0``, ``1.boxes``."""
+    if isinstance(batch, Tensor):
+        # Inference tensors do not count changes; sparse, nested and quantized ones have no plain bytes.
+        plain = batch.layout == torch.strided and not (batch.is_nested or batch.is_quantized)
+        if plain and not batch.is_inference():
+            yield name or "the batch", batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(batch, tuple | list):
+        for place, value in enumerate(batch):
+            yield from _tensors(value, f"{name}.{place}" if name else str(place))
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        yield from _tensors({each.name: getattr(batch, each.name, None) for each in dataclasses.fields(batch)}, name)
+
+
+def _error(key: BatchIndex, when: When, fields: list[str]) -> TransferError:
+    return TransferError(
+        f"verify_copies: {', '.join(fields)} of batch {key.step} of epoch {key.epoch} {_FOUND[when]} "
+        f"(found at {when}). Unless your code writes to batches where torch does not see it, as through numpy, that is "
+        "a fault of this package or of a driver: please report it with this line; device_depth=0 avoids copies ahead "
+        "meanwhile",
+        stage="copy",
+    )

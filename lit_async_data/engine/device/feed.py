@@ -1,0 +1,192 @@
+"""`Feed`: where a device queue gets its batches; and `HostBatch`, a batch in host memory that is ready to be copied.
+
+A queue knows which stream waits for which, and nothing about where batches come from: slots that a `Pipeline` fills, or
+whatever somebody else's loader yields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from lit_async_data.batch.tree import flatten, rebuilt
+from lit_async_data.engine.stats import ReadStats
+from lit_async_data.order.plan import BatchIndex
+
+Batch = Any
+# Copies a tensor, on the current stream.
+Clone = Callable[[torch.Tensor], torch.Tensor]
+
+
+# Names of the first parameter of methods ``to`` that convert to something other than a device: units (pint, astropy,
+# unyt), time zones, currencies.
+OTHER_TARGETS = ("unit", "other", "tz", "timezone", "currency")
+
+
+class DeviceBuffers(NamedTuple):
+    """The device memory that a batch takes.
+
+    Attributes:
+        large: Shape and dtype of each tensor that is copied by itself, by name.
+        block: Bytes of the block in which small tensors travel together; None if there are none.
+    """
+
+    large: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    block: int | None
+
+
+class Arrived(NamedTuple):
+    """The parts of a batch on the device.
+
+    Attributes:
+        large: The tensors that were copied by themselves.
+        block: The block of small tensors, uint8; None if there are none.
+        moved: Objects that moved themselves with their own ``to(device)``.
+    """
+
+    large: Mapping[str, torch.Tensor]
+    block: torch.Tensor | None
+    moved: Mapping[str, Any]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_batch(arrived: Arrived, clone: Clone) -> Batch:  # noqa: ARG001
+    return None
+
+
+@dataclasses.dataclass
+class HostBatch:
+    """A batch in host memory, or the error that came instead.
+
+    Attributes:
+        large: Tensors to be copied by themselves, by name.
+        block: Small tensors in one piece of memory, uint8.
+        movable: Objects to be moved by their own ``to(device)``, by name.
+        unpack: Assembles the batch from its parts on the device, on the current stream.
+        release: Called once, when the copies have completed: nobody reads the host memory any more.
+        error: Raised in place of the batch.
+        nbytes: Bytes of its tensors.
+        known: The device memory that it takes, where that is known already.
+    """
+
+    large: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    block: torch.Tensor | None = None
+    movable: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unpack: Callable[[Arrived, Clone], Batch] = _no_batch
+    release: Callable[[], None] = _nothing
+    error: BaseException | None = None
+    nbytes: int = 0
+    known: DeviceBuffers | None = None
+
+    @property
+    def buffers(self) -> DeviceBuffers:
+        """The device memory that it takes."""
+        if self.known is not None:
+            return self.known
+        large = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.large.items()}
+        return DeviceBuffers(large, None if self.block is None else self.block.numel())
+
+
+class Feed(Protocol):
+    """Yields batches in order. All calls come from the consumer's thread."""
+
+    #: Batches handed out as copies because the user keeps every slot.
+    copied: int
+
+    def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
+        """The device memory that a batch will take; None if that is unknown before the batch has been read."""
+        ...
+
+    def following(self, key: BatchIndex) -> BatchIndex:
+        """The index of the batch after this one."""
+        ...
+
+    def prefetch(self, key: BatchIndex) -> None:
+        """Have the batches from ``key`` on read ahead. Never blocks on storage."""
+        ...
+
+    def lend(self, key: BatchIndex) -> Batch:
+        """A batch in host memory, waiting for it. Raises the error that came instead of it."""
+        ...
+
+    def poll(self, key: BatchIndex) -> HostBatch | None:
+        """A batch to be copied if it has been read, else None. The caller releases it."""
+        ...
+
+    def get(self, key: BatchIndex) -> HostBatch:
+        """A batch to be copied, waiting for it. The caller releases it."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `get` finds host memory without a release of any batch before; else it may wait for that for ever."""
+        ...
+
+    @property
+    def ready(self) -> int:
+        """Batches that have been read and wait on the host."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Batches that can wait on the host."""
+        ...
+
+    def stats(self) -> ReadStats:
+        """What has been read so far."""
+        ...
+
+    def check(self) -> None:
+        """Raise the error that prevents the next batch: the feed is closed, or belongs to another process."""
+        ...
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that built the feed: its threads do not exist here."""
+        ...
+
+    def rest(self, *, wait: bool) -> None:
+        """End the pass.
+
+        Args:
+            wait: Whether to wait for a read that does not return, however long it takes; else a few seconds at most.
+        """
+        ...
+
+    def close(self, *, wait: bool = False) -> None:
+        """End the threads and give all memory back. Idempotent, also after an interrupt. See `rest`."""
+        ...
+
+
+def moves(value: Any) -> bool:
+    """Whether a value goes to the device: a tensor, or an object whose method ``to`` takes a device."""
+    kind: Any = type(value)
+    return isinstance(value, torch.Tensor) or _takes_device(kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_device(kind: type) -> bool:
+    to = getattr(kind, "to", None)
+    if not callable(to):
+        return False
+    try:
+        names = list(inspect.signature(to).parameters)
+    except (TypeError, ValueError):  # some methods written in C have no signature
+        return True
+    first = names[1] if len(names) > 1 else ""
+    return "device" in names or not first.startswith(OTHER_TARGETS)
+
+
+def moved(device: torch.device, then: Callable[[Any], Any] | None, batch: Any) -> Any:
+    """Copies a batch to a device on the current stream, and waits for it."""
+    leaves, skeleton = flatten(batch, moves)
+    batch = rebuilt(skeleton, {place: leaf.to(device) for place, leaf in leaves.items()})
+    return batch if then is None else then(batch)

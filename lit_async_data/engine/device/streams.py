@@ -1,0 +1,275 @@
+"""`Streams`: the operations of an accelerator that the device queue uses; `TorchStreams` implements them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from lit_async_data.engine.resources.memory import pinned
+from lit_async_data.errors import ConfigError
+
+# Of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), as int64, which torch multiplies modulo 2⁶⁴ everywhere.
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX = 0xBF58476D1CE4E5B9 - 2**64
+_WORD = 8
+# Words that are summed at a time, to bound the temporary memory on the device, which is a few times as much.
+_BLOCK = 2**20
+
+
+def has_streams(device: torch.device) -> bool:
+    return _overlaps(device)
+
+
+def checked_device(given: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device: {given!r} is not a device of torch, such as 'cuda' or 'cpu'") from error
+    found = torch.accelerator.current_accelerator(check_available=True)
+    # An XLA device is found by its own package; batches come there in host memory.
+    if device.type not in ("cpu", "mps", "xla") and (found is None or found.type != device.type):
+        raise ConfigError(f"device: there is no {device.type} here, only {found.type if found else 'cpu'}")
+    if device.index is not None and _overlaps(device) and device.index >= (count := torch.accelerator.device_count()):
+        raise ConfigError(f"device: there is no {device} here; {device.type} devices here: {count}, numbered from 0")
+    return device
+
+
+def exact_device(device: torch.device | None) -> torch.device:
+    """A device with its index, so that equal devices compare equal; None for this machine's current accelerator."""
+    if device is None:
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    if ":" in str(device) or not _overlaps(device):
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """An object moved by its own ``to``, without waiting for the copy if that takes ``non_blocking``."""
+    try:
+        takes = inspect.signature(value.to).parameters
+    except ValueError:  # a built-in method of torch has no signature
+        waits = False
+    else:
+        kinds = {parameter.kind for parameter in takes.values()}
+        waits = "non_blocking" not in takes and inspect.Parameter.VAR_KEYWORD not in kinds
+    there = value.to(device) if waits else value.to(device, non_blocking=True)
+    return value if there is None else there  # it was moved in place
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def no_inference() -> contextlib.AbstractContextManager[Any]:
+    """No inference tensors are made inside, even where Lightning validates: they may outlive that.
+
+    It is entered for our own tensors only: what reads batches sees the mode of the loop.
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+
+
+class Streams(Protocol):
+    """The operations of a device that `StreamQueue` uses; `testing.FakeStreams` is a fake of it."""
+
+    def compute(self) -> Any:
+        """The stream that the training step runs on now."""
+
+    @property
+    def side(self) -> Any:
+        """The stream of copies and transforms."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether compute records its work in a graph, so that nobody else may use the device."""
+        ...
+
+    def on_side(self) -> contextlib.AbstractContextManager[Any]:
+        """Work inside runs on the side stream."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor on the device, from the memory of the current stream."""
+        ...
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy, from the host or within the device, on the current stream."""
+        ...
+
+    def moved(self, value: Any) -> Any:
+        """An object moved to the device by its own ``to``, enqueued on the current stream."""
+        ...
+
+    def record_stream(self, value: Any, stream: Any) -> None:
+        """Note that a stream uses a tensor or an object whose memory is side's.
+
+        When the value is freed, the allocator waits for the stream before it gives the memory out again. If the value
+        cannot note it, `unnoted` is True from then on.
+        """
+        ...
+
+    @property
+    def unnoted(self) -> bool:
+        """Whether compute may use memory of side and the allocator does not know."""
+        ...
+
+    def record(self, stream: Any) -> Any:
+        """An event that happens when all work enqueued on a stream until now is done."""
+        ...
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Have work that is enqueued on a stream from now on begin after an event."""
+        ...
+
+    def happened(self, event: Any, *, block: bool) -> bool:
+        """Whether an event has happened; with ``block`` the host waits for it."""
+        ...
+
+    def timed(self, stream: Any) -> Any: ...
+
+    def elapsed_s(self, begin: Any, end: Any) -> float:
+        """Seconds on the device between two timed events, both of which have happened."""
+        ...
+
+    def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Enqueue the `checksum` of a tensor on the current stream: int64, shape ()."""
+        ...
+
+
+class TorchStreams:
+    """`Streams` of an accelerator that torch knows."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = exact_device(device)
+        # As far as torch offers it: bool() is False.
+        self._capturing: Callable[[], bool] = getattr(
+            torch.get_device_module(device), "is_current_stream_capturing", bool
+        )
+
+    @functools.cached_property
+    def side(self) -> torch.Stream:
+        """The stream of `_side_of`, in an object of its own: none can be entered twice at a time."""
+        side = _side_of(self._device).stream
+        return torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
+
+    def compute(self) -> Any:
+        return torch.accelerator.current_stream(self._device)
+
+    @property
+    def capturing(self) -> bool:
+        return self._capturing()
+
+    def on_side(self) -> contextlib.AbstractContextManager[Any]:
+        return self.side
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        destination.copy_(source, non_blocking=True)
+
+    def moved(self, value: Any) -> Any:
+        return moved(pinned(value), self._device)
+
+    def record_stream(self, value: Any, stream: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.device != self._device:
+            return
+        try:
+            value.record_stream(stream)
+        except (AttributeError, RuntimeError, TypeError):  # torch raises the second for sparse tensors
+            _side_of(self._device).unnoted = True
+
+    @property
+    def unnoted(self) -> bool:
+        return _side_of(self._device).unnoted
+
+    def record(self, stream: Any) -> Any:
+        return stream.record_event(torch.Event(device=self._device))
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def happened(self, event: Any, *, block: bool) -> bool:
+        if block:
+            event.synchronize()
+        return block or bool(event.query())
+
+    def timed(self, stream: Any) -> Any:
+        return stream.record_event(torch.Event(device=self._device, enable_timing=True))
+
+    def elapsed_s(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1e3  # torch counts milliseconds
+
+    def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return checksum(tensor)
+
+
+@dataclasses.dataclass
+class _Side:
+    """The side stream of a device, and whether its memory is used by objects that have not noted it."""
+
+    stream: torch.Stream
+    unnoted: bool = False
+
+
+@functools.cache
+def _side_of(device: torch.device) -> _Side:
+    """One for each device and process.
+
+    torch hands out 32 streams in turn: with one for each engine, side would be a stream that the user has, too, and
+    each would strand the memory that the allocator keeps for it.
+    """
+    return _Side(torch.Stream(device=device))
+
+
+def streams_of(device: torch.device) -> Streams | None:
+    """The streams of a device; None where copies to it cannot overlap with its work."""
+    return TorchStreams(device) if has_streams(device) else None
+
+
+def _overlaps(device: torch.device) -> bool:
+    return device.type not in ("cpu", "mps", "meta", "xla")
+
+
+@torch.no_grad()
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over the 64-bit words of a tensor, each mixed with its place: int64, shape (), on its device.
+
+    Each term is a bijection of its word, so one changed word always changes the sum; of other changes one in 2⁶⁴ does
+    not. The words of a dense tensor are taken in the order of memory. The function waits for nothing: it enqueues its
+    work on the current stream of the tensor's device.
+    """
+    content = _bytes(tensor)
+    length, whole = len(content), len(content) // _WORD * _WORD
+    total = torch.full((), length, dtype=torch.int64, device=content.device)
+    for begin in range(0, whole, _BLOCK * _WORD):
+        words = content[begin : min(begin + _BLOCK * _WORD, whole)].view(torch.int64)
+        total = total + _mixed(words, begin // _WORD)
+    if whole < length:
+        last = content.new_zeros(_WORD)
+        last[: length - whole] = content[whole:]
+        total = total + _mixed(last.view(torch.int64), whole // _WORD)
+    return total
+
+
+def _mixed(words: torch.Tensor, first: int) -> torch.Tensor:
+    places = torch.arange(first + 1, first + 1 + len(words), device=words.device)
+    found = words + places * _GOLDEN
+    found = (found ^ _shifted(found, 32)) * _MIX
+    return (found ^ _shifted(found, 29)).sum()
+
+
+def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """A logical shift to the right; torch's is arithmetic."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor; those of a dense one in the order of memory, without a copy."""
+    lying = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    content = tensor.detach().permute(lying).contiguous().reshape(-1).view(torch.uint8)
+    return content if content.storage_offset() % _WORD == 0 else content.clone()

@@ -1,0 +1,121 @@
+"""`DeviceTransform`: calls the user's function with each batch on its device, and with random numbers for it.
+
+A transform that the user gave once for all stages may draw random numbers by itself, also in evaluation, whose results
+should not change from run to run. `EvaluatedAlike` marks such a transform; its first evaluation batch shows whether it
+draws.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.engine.device.feed import Batch
+from lit_async_data.engine.hooks.callables import Function, Hook, is_module
+from lit_async_data.engine.hooks.randomness import drawn, states
+from lit_async_data.errors import AsyncDataError, TransformError
+from lit_async_data.order.plan import BatchIndex
+
+log = logging.getLogger(__name__)
+
+# What a queue calls with each batch.
+Transform = Callable[[Batch, BatchIndex], Batch]
+
+
+class DeviceTransform:
+    """Calls the user's function with each batch, without gradients, and with a random generator if it takes one.
+
+    Each batch gets a new generator, seeded by the batch's own number alone. So the random numbers are the same after a
+    resume, with any workers and depth, and with or without a callback.
+
+    Args:
+        function: Takes a batch, or a batch and a ``torch.Generator``: as a parameter ``rng``, or as a second required
+            parameter. An ``nn.Module`` is moved to the device, once. None to cast only.
+        device: Where batches lie.
+        number: The seed of a batch's generator. None: a function that takes a generator gets None.
+        cast: Called with the batch before the function.
+    """
+
+    def __init__(
+        self,
+        function: Function | None,
+        device: torch.device,
+        *,
+        number: Callable[[BatchIndex], int] | None = None,
+        cast: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._hook = None if function is None else Hook(function, "device_transform")
+        #: What errors name.
+        self.where = "device_transform" if self._hook is None else self._hook.where
+        if self._hook is not None and is_module(self._hook.function):
+            self._hook.function = self._hook.function.to(device)  # type: ignore[attr-defined]  # a module has it
+        self._device = device
+        self._number = number
+        self._cast = cast
+
+    def __call__(self, batch: Batch, key: BatchIndex) -> Batch:
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                made = self._transformed(batch, key)
+        except AsyncDataError:
+            raise
+        except Exception as error:
+            raise TransformError(
+                f"{self.where}: failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
+                stage="transform",
+            ) from error
+        if (made is None and batch is not None) or inspect.iscoroutine(made) or inspect.isgenerator(made):
+            # Lightning skips a batch that is None without a word: nothing would be trained.
+            what = "None" if made is None else f"a {type(made).__name__}"
+            raise TransformError(
+                f"{self.where}: returned {what} for batch {key.step} of epoch {key.epoch}; return the batch "
+                "to hand out",
+                stage="transform",
+            )
+        return made
+
+    def _transformed(self, batch: Batch, key: BatchIndex) -> Batch:
+        if self._cast is not None:
+            batch = self._cast(batch)
+        hook = self._hook
+        if hook is None:
+            return batch
+        rng = None
+        if hook.draws and self._number is not None:
+            rng = torch.Generator(self._device).manual_seed(self._number(key))
+        if hook.alike is None or hook.alike.watched:
+            return hook(batch, rng)
+        before = states(self._device)
+        made = hook(batch, rng)
+        hook.alike.watched = True
+        if found := drawn(before, states(self._device)):
+            log.warning(
+                "device_transform drew random numbers from %s on an evaluation batch, so results change from run to "
+                'run; give evaluation its own transform, as in device_transform={"train": …, "eval": None}, or take '
+                "the random numbers from a parameter rng, which is None in evaluation",
+                " and ".join(found),
+            )
+        return made
+
+
+def widened(spec: BatchSpec) -> Callable[[Any], Any] | None:
+    """Casts fields that travel to the device in a narrower type than they are delivered in; None if there are none."""
+    types = {
+        key: torch.from_numpy(np.empty(0, field.dtype)).dtype
+        for key, field in spec.fields.items()
+        if field.narrow is not None
+    }
+    if not types:
+        return None
+
+    def cast(batch: Any) -> Any:
+        values = batch if spec.as_mapping else dict(zip(spec.fields, batch, strict=True))
+        return spec.packed({key: value.to(types.get(key, value.dtype)) for key, value in values.items()})
+
+    return cast

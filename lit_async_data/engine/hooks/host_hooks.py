@@ -1,0 +1,176 @@
+"""`HostHooks`: the two hooks of a loader that run on the host, and the fields that come out of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
+from lit_async_data.engine.hooks.callables import Function, Hook, check_callable
+from lit_async_data.engine.hooks.calls import HookCalls, Made
+from lit_async_data.engine.hooks.failures import UnfitError, failure, named_array, with_rows
+from lit_async_data.engine.hooks.randomness import put_back
+from lit_async_data.engine.hooks.transformation import Outcome, Transformation, delivered, put_samples
+from lit_async_data.errors import TransformError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.pickling import why_not_pickled
+from lit_async_data.sources.contract.source import Source
+
+log = logging.getLogger(__name__)
+
+# What each hook is called with, for messages.
+CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
+# Samples of the batch that `batch_transform` is called with.
+ROWS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class HostHooks:
+    """The host hooks of a loader; false if there are none.
+
+    Attributes:
+        sample: ``sample_transform``.
+        batch: ``batch_transform``.
+        lock: Held by the thread that calls them. A copy has its own.
+    """
+
+    sample: Hook | None
+    batch: Hook | None
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.sample, self.batch)
+
+    @classmethod
+    def of(cls, sample_transform: Function | None, batch_transform: Function | None) -> Self:
+        given = {"sample_transform": sample_transform, "batch_transform": batch_transform}
+        for name, function in given.items():
+            check_callable(name, function, CALLED_WITH[name])
+        return cls(*(None if function is None else Hook(function, name) for name, function in given.items()))
+
+    def __bool__(self) -> bool:
+        return self.sample is not None or self.batch is not None
+
+    @property
+    def draws(self) -> bool:
+        return any(hook is not None and hook.draws for hook in (self.sample, self.batch))
+
+    def outcome(self, source: Source, seed: int | None, *, indexed: bool) -> Outcome:
+        """The fields that come out of them; calls them with the first samples of a source, as in `HookCalls`.
+
+        ``batch_transform`` is called twice, with one sample more the second time, which shows whether the first axis
+        follows the number of samples. The global random generators are put back where they were.
+        """
+        try:
+            return _Probe(HookCalls(source, self.sample, self.batch, seed, indexed=indexed)).outcome()
+        except TransformError as error:
+            error.add_note("The first samples are transformed before the first batch, to learn what comes out.")
+            raise
+
+    def transformation(
+        self, source: Source, seed: int | None, outcome: Outcome, capacity: int, *, indexed: bool
+    ) -> Transformation:
+        """What calls them for each batch; at most ``capacity`` samples are read together."""
+        calls = HookCalls(source, self.sample, self.batch, seed, indexed=indexed)
+        return Transformation(calls, outcome, capacity, self.lock)
+
+    @property
+    def unpicklable(self) -> str:
+        """Which hook cannot be pickled, and why; empty if both can."""
+        for hook in (self.sample, self.batch):
+            if hook is not None and (why := why_not_pickled(hook.function)):
+                return f"{hook.where} {why}"
+        return ""
+
+
+class _Probe:
+    def __init__(self, calls: HookCalls) -> None:
+        self._calls, self._spec = calls, calls.source.spec
+        self._rows = 1 if calls.batch is None else min(ROWS, len(calls.source))
+        self._stored = {
+            key: np.empty((self._rows, *field.stored_shape), field.dtype) for key, field in self._spec.fields.items()
+        }
+        calls.source.read_into(np.arange(self._rows), self._stored)
+
+    def outcome(self) -> Outcome:
+        spec = self._spec
+        if (hook := self._calls.sample) is not None:
+            samples, values = self._samples(1)
+            with put_back() as drawn:
+                made = next(self._calls.of_samples(0, samples, values))
+            self._warn(hook.where, drawn)
+            spec = self._of_sample(hook.where, samples, made)
+        return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
+
+    def _samples(self, count: int) -> tuple[Indices, dict[str, Array]]:
+        """The first samples, from the beginning again where there are fewer: their numbers, and copies of them."""
+        samples = np.arange(count) % self._rows
+        return samples, delivered(self._spec, {key: array[samples] for key, array in self._stored.items()})
+
+    def _of_sample(self, where: str, samples: Indices, made: Made) -> BatchSpec:
+        try:
+            arrays = {key: named_array(key, value) for key, value in made.items()}
+        except UnfitError as error:
+            raise failure(where, self._calls.source, samples, str(error)) from None
+        return self._named(where, samples, {key: (array.shape, array.dtype) for key, array in arrays.items()})
+
+    def _of_batches(self, spec: BatchSpec) -> BatchSpec:
+        hook = self._calls.batch
+        assert hook is not None
+        found: list[dict[str, tuple[tuple[int, ...], np.dtype[Any]]]] = []
+        for count in (self._rows, self._rows + 1):
+            samples, values = self._samples(count)
+            with put_back() as drawn:
+                if self._calls.sample is not None:
+                    target = {key: np.empty((count, *field.shape), field.dtype) for key, field in spec.fields.items()}
+                    put_samples(self._calls, 0, samples, values, target)
+                    values = target
+                made = self._calls.of_batch(0, samples, values)
+            if not found and self._calls.sample is None:
+                self._warn(hook.where, drawn)
+            try:
+                arrays = {key: with_rows(key, value, count) for key, value in made.items()}
+            except UnfitError as error:
+                raise failure(hook.where, self._calls.source, samples, str(error)) from None
+            found.append({key: (array.shape[1:], array.dtype) for key, array in arrays.items()})
+        if found[0] != found[1]:
+            kinds = [{key: f"{dtype} {shape}" for key, (shape, dtype) in each.items()} for each in found]
+            key = next(key for key in [*kinds[0], *kinds[1]] if kinds[0].get(key) != kinds[1].get(key))
+            one, other = (each.get(key, "missing") for each in kinds)
+            what = (
+                f"field {key!r} of {{}} is {other} for each sample, but {one} in a batch of one sample less; return "
+                "samples that do not depend on the size of the batch"
+            )
+            raise failure(hook.where, self._calls.source, samples, what)
+        return self._named(hook.where, samples, found[0])
+
+    def _named(
+        self, where: str, samples: Indices, found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    ) -> BatchSpec:
+        """Fields of these shapes and dtypes: those of the source in its order, then the others."""
+        if not found:
+            raise failure(where, self._calls.source, samples, "returned no field for {}; return at least one")
+        known = self._spec.fields
+        fields = {}
+        for key in [*(key for key in known if key in found), *(key for key in found if key not in known)]:
+            shape, dtype = found[key]
+            field = FieldSpec(shape, dtype.newbyteorder("="))
+            if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
+                field = dataclasses.replace(field, classes=known[key].classes)
+            fields[key] = field
+        return BatchSpec(fields, as_mapping=self._spec.as_mapping)
+
+    @staticmethod
+    def _warn(where: str, drawn: list[str]) -> None:
+        if drawn:
+            log.warning(
+                "%s drew random numbers from the global generator of %s: results will change from run to run, and with "
+                "the workers; take them from a parameter rng instead, which is None in evaluation "
+                "(docs/data/transforms.md)",
+                *(where, " and ".join(drawn)),
+            )

@@ -1,0 +1,474 @@
+"""`AsyncLoader`: a sized, restartable iterable of batches that are read ahead."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import logging
+import operator
+import time
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, Self
+
+import torch
+
+from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.engine.device import streams
+from lit_async_data.engine.device.clock import NEXT, profiled, ranged
+from lit_async_data.engine.device.feed import Batch, moved
+from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.device.transform import DeviceTransform, widened
+from lit_async_data.engine.hooks.callables import Function, check_callable, takes_rng
+from lit_async_data.engine.hooks.host_hooks import HostHooks
+from lit_async_data.engine.hooks.transformation import Outcome, Transformation
+from lit_async_data.engine.loader.base_loader import Machinery
+from lit_async_data.engine.loader.engine import Engine
+from lit_async_data.engine.loader.passes import Taken
+from lit_async_data.engine.loader.resuming import AsyncWiring, ResumableLoader, Resuming
+from lit_async_data.engine.pipeline.ahead import Ahead
+from lit_async_data.engine.pipeline.pipeline import Pipeline
+from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, indexed_spec
+from lit_async_data.engine.pipeline.schedule import schedule_of
+from lit_async_data.engine.processes.pipeline import pipeline_of
+from lit_async_data.engine.processes.setup import ReaderSetup
+from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, slow
+from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
+from lit_async_data.options import MAX_SEED, LoaderOptions
+from lit_async_data.order.epoch_cursor import CursorState, EpochCursor
+from lit_async_data.order.order_state import Place
+from lit_async_data.order.permutation import derived_key
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.threads import leave_at_exit
+
+log = logging.getLogger(__name__)
+
+# What a pass beside the engine takes over from its loader.
+GIVEN = (
+    "source",
+    "rank",
+    "world_size",
+    "_is_ranked",
+    "_given",
+    "_hooks",
+    "_device_transform",
+    "_evaluation",
+    "spec",
+    "_outcome",
+)
+SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and engine/hooks/calls.py
+
+
+class AsyncLoader(ResumableLoader):
+    """Batches of a source, read ahead while you compute.
+
+    Iterate over it once per epoch; each pass is a new epoch, in a new order if there is a shuffle. The workers live on
+    from pass to pass, and the first batches of the next epoch are read before this one ends. On the CPU a batch is a
+    view of the memory that it was read into. It is yours: whatever you keep of it never changes, and keeping it costs
+    memory but never blocks.
+
+    One thread may iterate at a time. Each ``iter`` is a pass of its own, and one at a time reads ahead: under a Trainer
+    its own, elsewhere the first that was advanced, until it ends or is dropped. Another pass meanwhile is read in its
+    loop, slowly, and changes nothing of the first. ``next(loader)``, `next` and `state_dict` are about the pass that
+    reads ahead. Nothing is started or allocated before the first batch.
+
+    `state_dict` is its place in the order, from which `load_state_dict` goes on, with any number of ranks and any batch
+    size.
+
+    You can keep using it after Ctrl-C, for example in a notebook. What was read ahead is dropped, batches that you have
+    stay as they are, and the next batch is the one you did not receive; no batch is skipped or repeated.
+
+    Args:
+        source: Where samples come from.
+        options: `LoaderOptions`, or a mapping of their names.
+        rank: This process, of ``world_size`` that share each step; None for 0.
+        world_size: Number of such processes; None for 1. Where torch.distributed has several ranks, say which.
+        local_world_size: Those on this machine, which share its memory and cores; None for the number that torchrun
+            sets, or 1.
+        device: Where batches are handed out. On a device with streams (CUDA) they are copied there on a stream of
+            the loader's own; CPU and MPS get them in host memory.
+        device_depth: Batches copied ahead of the one in use. 0 reads and copies nothing ahead, for comparison.
+        sample_transform: Called with each sample on the host: a dict of numpy arrays, with the axes that a batch has,
+            and with a ``numpy.random.Generator`` if it has a second parameter, or one named ``rng``. Returns a dict, or
+            None if it has changed the one that it got, which is its own until it returns. The generator begins anew
+            with each sample, by seed, epoch and sample; it is None where `LoaderOptions.augment` says so. One thread at
+            a time calls it. All results must have the keys, shapes and dtypes of the first sample's.
+        batch_transform: Called with each batch on the host, after ``sample_transform`` and under the same rules; the
+            first axis of each array stays the number of samples. Its generator goes by the first sample.
+        device_transform: Called with each batch on its device, on the copying stream, and with a ``torch.Generator`` if
+            it has a second parameter, or one named ``rng``; returns the batch to hand out. The generator begins anew
+            with each batch, by seed, epoch and first sample; it is None where `LoaderOptions.augment` says so.
+
+    Raises:
+        ConfigError: Options are wrong, or do not fit the source; with the first batch, if several ranks of
+            torch.distributed would read the same samples.
+        MemoryBudgetError: The slots would take more than ``memory_budget``.
+
+    Example:
+        >>> import numpy as np
+        >>> from lit_async_data.testing import ArraySource
+        >>> source = ArraySource({"x": np.arange(10.0), "y": np.arange(10)})
+        >>> with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False)) as loader:
+        ...     [batch["y"].tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        options: LoaderOptions | Mapping[str, Any] | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        local_world_size: int | None = None,
+        device: torch.device | str | None = None,
+        device_depth: int = 2,
+        sample_transform: Function | None = None,
+        batch_transform: Function | None = None,
+        device_transform: Function | None = None,
+    ) -> None:
+        check_source("source", source)
+        self.source = source
+        self.options = self._given = LoaderOptions.of(options)
+        self.rank = 0 if rank is None else operator.index(rank)
+        self.world_size = 1 if world_size is None else operator.index(world_size)
+        self._is_ranked = world_size is not None
+        self._hooks = HostHooks.of(sample_transform, batch_transform)
+        check_callable("device_transform", device_transform)
+        self._device_transform, self._evaluation = device_transform, False
+        self._begin(self._scheduled(), "cpu" if device is None else device, device_depth)
+        self.local_world_size = None if local_world_size is None else operator.index(local_world_size)
+        if not self._hooks:  # they are called later: a constructor runs none of the user's code
+            self._plan().budget.check()
+
+    def _scheduled(self) -> Schedule:
+        draws = self._hooks.draws or takes_rng(self._device_transform)
+        ranks = self.rank, self.world_size
+        return schedule_of(self.source, self.options, *ranks, transform_draws=draws, alike=self._evaluation)
+
+    def _take_order(self, schedule: Schedule) -> None:
+        self._wiring.schedule = schedule
+        # By this Lightning finds loaders that shuffle, of which it warns in evaluation.
+        vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).shuffle != "none"}
+
+    def _begin(self, schedule: Schedule, device: torch.device | str, device_depth: int) -> None:
+        """Begin as a loader from which nothing has been read."""
+        self._reset(device, device_depth)
+        self._cursor = EpochCursor(schedule)
+        self._wiring = AsyncWiring(schedule=schedule, resuming=Resuming(self.source, self.options, self._cursor))
+        self._take_order(schedule)
+        # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
+        self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
+        self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
+        # Why no reader process can be used; and whether what is read can go there, once that is known.
+        self._refusal, self._can_go = "", False
+        # The epoch of the last pass beside the engine, and how many there were in it before.
+        self._side_passes, self._is_beside = (-1, -1), False
+
+    @property
+    def evaluation(self) -> bool:
+        """Whether the loader is for validation, test or prediction.
+
+        It then takes samples in storage order unless a shuffle is asked for by name, draws no random numbers, and all
+        its passes are alike. `AsyncDataModule` and `DevicePrefetcher` set it. A change drops what was read ahead.
+        """
+        return self._evaluation
+
+    @evaluation.setter
+    def evaluation(self, evaluation: bool) -> None:
+        options = self._given.evaluated() if evaluation else self._given
+        same = evaluation == self._evaluation or (options == self.options and not self._wiring.schedule.shuffled)
+        self._evaluation, self.options = evaluation, options
+        if same:
+            return
+        self._stop()
+        self._release()
+        for found in ("spec", "_outcome"):
+            vars(self).pop(found, None)
+        self._plans.clear()
+        self._cursor.restart()
+        self._take_order(self._scheduled())
+        self._cursor.schedule = self._wiring.schedule
+        self._wiring.resuming.order_changed()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank, the same on every rank."""
+        return self._wiring.schedule.steps
+
+    def __repr__(self) -> str:
+        options, closed = self.options, "closed " if self._run.closed else ""
+        how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={options.shuffle}"
+        return f"<{closed}AsyncLoader of {how}, from {self.source!r}>"
+
+    def _take(self) -> Taken:
+        started = time.perf_counter()
+        engine, cursor, run = self._running(), self._cursor, self._run
+        fill = engine.ready
+        if cursor.state.fresh:
+            self._follow(engine)
+            self._wiring.resuming.announce()
+        key = cursor.upcoming
+        if key is None:
+            cursor.state = cursor.ended
+            raise StopIteration
+        after = cursor.after(key)
+        run.interrupted = True  # unless this comes to an end
+        try:
+            take = engine.queue.take
+            batch = ranged(NEXT, take, key) if profiled() else take(key)
+            if engine.asks and not self._wiring.externally_driven:
+                try:
+                    engine.queue.prefetch(cursor.schedule.following(key))
+                except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
+                    self._copy_errors.log_error(error)
+            took_s = time.perf_counter() - started
+            run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
+        except Exception as error:
+            if isinstance(error, ReadError | SourceError | TransformError):
+                cursor.state = after  # the batch has had its turn; else it never came, and is asked for again
+            leave_at_exit()
+            raise
+        return Taken(batch, after)
+
+    def next(self) -> Batch:
+        """The next batch, waiting for it; after the last of an epoch comes the first of the next.
+
+        Raises:
+            ReadError, SourceError, TransformError, StalledError, WorkerError, ClosedError: See `__next__`.
+        """
+        if self._cursor.over:
+            self._release()
+            self._cursor.restart()
+        return self.__next__()
+
+    def _restart(self) -> None:
+        self._cursor.restart()
+
+    def _left(self) -> Place:
+        return self._cursor.place()
+
+    def _beside(self, left: Place | None) -> Iterator[Batch]:
+        """Iterate over a loader of its own, which reads in the caller's thread."""
+        self._say(
+            logging.WARNING,
+            "another iterator of this loader is read in the loop, without reading ahead; a loader of its own reads "
+            "ahead: AsyncLoader(loader.source, loader.options)",
+        )
+        seed, schedule = self.options.seed, self._wiring.schedule
+        if left is None:
+            epoch, number = self._side_passes
+            epoch, number = self._cursor.state.epoch, number + 1 if epoch == self._cursor.state.epoch else 0
+            self._side_passes = epoch, number
+            seed = derived_key(seed, SIDE_PASSES, epoch + 1, number) & MAX_SEED
+            schedule = schedule.keyed(seed)
+        elif left.over:
+            return iter(())
+        beside = object.__new__(type(self))
+        vars(beside).update({name: value for name, value in vars(self).items() if name in GIVEN})
+        beside.options = dataclasses.replace(
+            self.options, seed=seed, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0
+        )
+        beside._begin(schedule, self.device, 0)
+        beside._wiring.label, beside._wiring.logged = self._wiring.label or "another iterator", self._wiring.logged
+        beside._is_beside = True
+        beside._cursor.resume(left)
+        return iter(beside)
+
+    @property
+    def _epoch_is_named(self) -> bool:
+        return self._cursor.state.requested is not None
+
+    def _prefetch(self, *, copy: bool = True) -> None:
+        if not copy and not self._depth:
+            return
+        engine = self._running()
+        with self._request():
+            engine.queue.prefetch(self._wanted(engine), copy=copy)
+
+    def _wanted(self, engine: Engine) -> BatchIndex:
+        if self._cursor.state.fresh:
+            self._follow(engine)
+        return self._cursor.wanted
+
+    @property
+    def _started(self) -> bool:
+        return self._cursor.started
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        # Not only where it runs: `steps_wanted` belongs to this process, too.
+        raise TypeError(
+            "an AsyncLoader cannot be pickled or copied: its threads, memory and place in the order belong to "
+            "this object and this process; pickle or copy its source and its options, and build another loader of them"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if self._run.engine is not None or self._cursor.state != CursorState():
+            self.__reduce_ex__(4)
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
+    # -- the machinery --------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def spec(self) -> BatchSpec:
+        """The fields of a batch as it leaves ``batch_transform``. With host hooks, the first look calls them.
+
+        Raises:
+            TransformError: A host hook failed on the first samples.
+            SourceError: They cannot be read.
+            ConfigError: ``return_indices`` needs a key that a field has.
+        """
+        if self.options.return_indices:
+            indexed_spec(self.source.spec)  # before host hooks get the numbers under this key
+        spec = self._outcome.spec if self._hooks else self.source.spec
+        return indexed_spec(spec) if self.options.return_indices else spec
+
+    @functools.cached_property
+    def _outcome(self) -> Outcome:
+        return self._hooks.outcome(self.source, self._hook_seed, indexed=self.options.return_indices)
+
+    @property
+    def _hook_seed(self) -> int | None:
+        return self.options.seed if self.options.augment else None
+
+    def _transformation(self, batches: int = 1) -> Transformation | None:
+        if not self._hooks:
+            return None
+        samples = batches * self._wiring.schedule.capacity
+        seed, indexed = self._hook_seed, self.options.return_indices
+        return self._hooks.transformation(self.source, seed, self._outcome, samples, indexed=indexed)
+
+    @property
+    def footprint(self) -> ResourcePlan:
+        """The threads and the memory that the loader takes from the first batch on.
+
+        Raises:
+            ConfigError: ``worker_kind=process`` is not possible here, or the source or a transform cannot be pickled.
+        """
+        plan = self._plan()
+        if plan.workers.kind == "process" and not self._can_go:
+            try:
+                self._setup(plan).check(on_demand=self.options.worker_kind == "process")
+                self._can_go = True
+            except ConfigError as error:
+                self._keep_here(error)
+        return self._plan()
+
+    def _plan(self) -> ResourcePlan:
+        ahead, on_device = self._depth > 0, streams.has_streams(self.device)
+        if (ahead, on_device) not in self._plans:
+            self._plans[ahead, on_device] = ResourcePlan.of(
+                self.source,
+                self.spec.narrowed() if on_device else self.spec,
+                self.options,
+                self._wiring.schedule,
+                ahead=ahead,
+                pinned=on_device,
+                hooks=self._transformation(),
+                refusal=self._refusal,
+                ranks=self.local_world_size,
+            )
+        return self._plans[ahead, on_device]
+
+    @property
+    def machinery(self) -> Machinery[AsyncWiring]:
+        """For callbacks, tests and benchmarks; nothing for users."""
+        return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
+
+    @property
+    def order(self) -> EpochPlan:
+        """The plan of the first epoch."""
+        return self._wiring.schedule.plan(0)
+
+    def _follow(self, engine: Engine) -> None:
+        """Tell the feed how many steps will be wanted of a pass that begins."""
+        self._cursor.begin(self._wiring.steps_wanted)
+        assert isinstance(engine.feed, SlotFeed)
+        engine.feed.follow(self._cursor.schedule)
+
+    def _reconfigure(self) -> None:
+        self._stop()
+
+    def _check_ranks(self) -> None:
+        distributed = torch.distributed
+        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        if ranks > 1 and not self._is_ranked:
+            raise ConfigError(
+                f"world_size: {ranks} ranks would all read the same samples; write AsyncLoader(…, "
+                "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "
+                "each is to read all of them",
+                option="world_size",
+            )
+
+    def _new_engine(self) -> Engine:
+        self._check_ranks()
+        source, options = self.source, self.options
+        self._device = streams.exact_device(self.device)  # the current device may be another one later
+        on_device = streams.has_streams(self.device)
+        pipeline, plan = self._pipeline(pin=self.device if on_device and not self._is_beside else None)
+        # With the first batch, since a loader that is only described is not used.
+        for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
+            self._say(logging.WARNING, line)
+        # Host memory has a narrower type than what is delivered; the device casts.
+        cast = widened(self.spec) if on_device else None
+        if on_device and self._is_beside:
+            cast = functools.partial(moved, self.device, cast)
+        number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augment else None
+        function = self._device_transform
+        depth = options.queue_depth if plan.workers.threads else 0
+        # A reader process reserves memory for itself.
+        release = (lambda: None) if plan.workers.kind == "process" else plan.reserve(source)
+        return Engine(
+            SlotFeed(pipeline, depth, release),
+            self.device,
+            depth=self._depth,
+            inline=self._is_beside,
+            transform=DeviceTransform(function, self.device, number=number, cast=cast) if function or cast else None,
+            verify_copies=self._verify_copies,
+            asks=plan.workers.kind == "process",
+        )
+
+    def _setup(self, plan: ResourcePlan) -> ReaderSetup:
+        """What reads the batches, here or in a reader process."""
+        source, options = self.source, self.options
+        seed = options.seed if options.augment and source.is_random else None
+        hooks = self._transformation(plan.layout.batches)
+        return ReaderSetup(
+            SampleReader(source, options.return_indices, seed, hooks),
+            self._cursor.schedule,
+            plan,
+            Ahead(source, AHEAD + plan.layout.batches, plan.shares) if source.reads_ahead else None,
+        )
+
+    def _pipeline(self, *, pin: torch.device | None) -> tuple[Pipeline, ResourcePlan]:
+        """A pipeline in a reader process or here, and its plan."""
+        plan, options = self.footprint, self.options
+        plan.budget.check()
+        if not self._wiring.label:  # else `AsyncDataModule.describe` has said it
+            self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
+        try:
+            return pipeline_of(
+                self._setup(plan), self._wiring.reader_processes, pin=pin, timeout_s=options.timeout_s
+            ), plan
+        except MemoryBudgetError as error:
+            if plan.workers.kind != "process" or options.worker_kind == "process":
+                raise
+            self._keep_here(error)
+        self._say(logging.INFO, f"{self.source.name}: {self.footprint.workers}")
+        return self._pipeline(pin=pin)
+
+    def _keep_here(self, error: ConfigError) -> None:
+        """Read without a reader process, or raise an error if the user has asked for one."""
+        name, why = self.source.name, self._hooks.unpicklable or str(error)
+        if self.options.worker_kind == "process":
+            raise ConfigError(
+                f"worker_kind: {name} cannot go to a reader process: {why}; leave out in __getstate__ what cannot, or "
+                "set worker_kind=thread"
+            ) from error.__cause__
+        self._refusal = why
+        self._plans.clear()

@@ -1,0 +1,361 @@
+"""`BaseLoader`: what every loader of this package has: device, depth, statistics, verification, interrupts, closing."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import torch
+
+from lit_async_data.engine.device import streams
+from lit_async_data.engine.device.feed import Batch
+from lit_async_data.engine.loader.engine import Engine, Run
+from lit_async_data.engine.loader.passes import Pass, Taken
+from lit_async_data.engine.stats import LoaderStats, QueueFill
+from lit_async_data.engine.unexpected import Unexpected
+from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
+from lit_async_data.options import non_negative_int
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Wiring:
+    """What a DataModule, a callback or a test has connected to a loader. Refers to no loader.
+
+    Attributes:
+        externally_driven: Whether a callback starts the next copy; else the end of each ``next`` does.
+        priority: Of a pass under a Trainer: the more the Trainer needs it to have the engine, the higher. 0 for a pass
+            of the user's; None if the Trainer does not iterate over this loader itself.
+        label: What log lines call the loader, such as its stage; empty for none.
+        logged: Lines that were logged; loaders that share it log each once.
+    """
+
+    externally_driven: bool = False
+    priority: Callable[[Pass], int | None] | None = None
+    label: str = ""
+    logged: set[str] = dataclasses.field(default_factory=set)
+
+
+W = TypeVar("W", bound=Wiring)
+
+
+class Machinery(NamedTuple, Generic[W]):
+    """What callbacks, tests and benchmarks use of a loader.
+
+    Attributes:
+        engine: The running part at this moment; None before the first batch.
+        started: Whether the pass has had its first batch.
+        prefetch: Starts reading and copying the next batches; returns at once. With ``copy=False``, for a loader whose
+            turn is yet to come, only reads them into host memory. A pass over somebody else's loader begins with its
+            first batch only. May raise `WorkerError` and `ClosedError`.
+        wiring: What is connected to the loader.
+    """
+
+    engine: Engine | None
+    started: bool
+    prefetch: Callable[..., None]
+    wiring: W
+
+
+class BaseLoader(abc.ABC):
+    """A loader whose engine starts with the first batch, is replaced after an interrupt, and ends with the loader.
+
+    What is not for users begins with _, or is in `machinery`.
+
+    Attributes:
+        local_world_size: Processes of this job on this machine; None for the number that torchrun sets, or 1.
+    """
+
+    local_world_size: int | None
+    _wiring: Any  # a `Wiring`
+    _cursor: Any  # a `Cursor`
+
+    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
+        """Begin as new: nothing has been read."""
+        self._device = None if device is None else streams.checked_device(device)
+        self._depth = non_negative_int("device_depth", device_depth)
+        self._verify_copies = verify_copies
+        self._run = Run()
+        self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
+        self._has_failed = False  # whether the last request for a batch ended in an error or an interrupt
+        self.local_world_size = None
+        self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
+
+    @abc.abstractmethod
+    def _new_engine(self) -> Engine: ...
+
+    @abc.abstractmethod
+    def _reconfigure(self) -> None:
+        """Called when device, depth or verification have changed."""
+
+    @abc.abstractmethod
+    def _take(self) -> Taken:
+        """The next batch of the engine. The caller moves the place behind it, with nothing called in between."""
+
+    @abc.abstractmethod
+    def _restart(self) -> None:
+        """Have the next batch of the engine begin a pass."""
+
+    @abc.abstractmethod
+    def _left(self) -> Any:
+        """The place at which a pass that loses the engine goes on."""
+
+    @abc.abstractmethod
+    def _beside(self, left: Any) -> Iterator[Batch]:
+        """Begin to read without the engine: at a place, or, without one, a pass of its own."""
+
+    @property
+    def _epoch_is_named(self) -> bool:
+        """Whether somebody has named the epoch that the next pass begins."""
+        return False
+
+    @property
+    @abc.abstractmethod
+    def _started(self) -> bool: ...
+
+    @abc.abstractmethod
+    def _prefetch(self, *, copy: bool = True) -> None: ...
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Pass:
+        """A pass with its own place, which begins with its first batch. Costs nothing before that."""
+        return Pass(self._taken, self._cursor, self._run, self._claim, self._beside)
+
+    def __next__(self) -> Batch:
+        """The next batch of the pass that has the engine, waiting for it.
+
+        Raises:
+            StopIteration: The pass is over.
+            ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
+            TransformError: A transform failed on this batch; the next call goes on with the one after it.
+            StalledError: Nothing came within ``timeout_s``.
+            WorkerError: A worker died, this process is a fork of the one that began to read, or another thread is
+                inside ``next``.
+            TransferError: Copy verification has found that a batch before this one was not what was read.
+            ClosedError: The loader is closed, or an interrupt has ended a pass over a loader of others.
+            Exception: Whatever a loader of others raised in place of this batch.
+        """
+        cursor, run, taken = self._cursor, self._run, self._taken()
+        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
+        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
+        cursor.state, run.interrupted, run.inside = taken.after, False, {}
+        return taken.batch
+
+    def _taken(self) -> Taken:
+        """`_take`, for one thread at a time. What is set in `Run` is cleared with the place.
+
+        Raises:
+            WorkerError: Another thread is inside ``next``.
+        """
+        # In one step of C: 1. Two threads see that no thread is inside. 2. Both note themselves, and go on. See
+        # test_of_two_threads_that_call_next_at_once_one_gets_the_error. The end of ``next``, where nothing is called,
+        # assigns another dictionary.
+        thread = threading.get_ident()
+        if self._run.inside.setdefault("thread", thread) != thread:
+            raise WorkerError(
+                "two threads called next of this loader at once, but one thread may iterate at a time; give each "
+                "thread its own loader, or take batches in one thread and hand them to the others"
+            )
+        self._has_failed = False
+        try:
+            return self._take()
+        except BaseException as error:
+            self._run.inside, self._has_failed = {}, True
+            if isinstance(error, Exception):
+                self._run.interrupted = False  # the request has come to an end
+            raise
+
+    def _claim(self, one: Pass) -> bool:
+        """Whether a pass has the engine. It gets it if it begins, and no other needs it more."""
+        owner = self._engine_pass()
+        if owner is one:
+            return True
+        if one.left is not None:
+            return False
+        needs = self._wiring.priority
+        priority = None if needs is None else needs(one)
+        if priority is None:
+            # The traceback of an error may keep a pass that the program has left, as in a notebook.
+            takes = owner is None or self._epoch_is_named or self._has_failed
+        else:
+            assert needs is not None
+            takes = priority > (0 if owner is None else needs(owner) or 0)
+        if takes:
+            self._release()
+            self._restart()
+            self._owner = weakref.ref(one)
+        return takes
+
+    def _engine_pass(self) -> Pass | None:
+        """The pass that has the engine."""
+        owner = None if self._owner is None else self._owner()
+        return None if owner is None or owner.closed else owner
+
+    def _release(self) -> None:
+        """Take the engine from the pass that has it, which goes on beside it."""
+        owner = self._engine_pass()
+        if owner is not None:
+            owner.left = self._left()
+        self._owner = None
+
+    # -- options ---------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are handed out. Setting it drops batches that were read ahead; the order goes on."""
+        assert self._device is not None
+        return self._device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        if (checked := streams.checked_device(device)) != self._device:
+            self._device = checked
+            self._reconfigure()
+
+    @property
+    def device_depth(self) -> int:
+        """Batches copied ahead. Setting it drops batches that were read ahead; the order goes on."""
+        return self._depth
+
+    @device_depth.setter
+    def device_depth(self, depth: int) -> None:
+        if non_negative_int("device_depth", depth) != self._depth:
+            self._depth = depth
+            self._reconfigure()
+
+    @property
+    def verify_copies(self) -> int:
+        """How many batches, from the first on, are verified on their way.
+
+        Their checksums are compared at each stage of the way to the device, which reads every batch a few more times. A
+        batch that did not arrive, or that changed later, is a `TransferError`. Setting it counts anew, and drops
+        batches that were read ahead.
+        """
+        return self._verify_copies
+
+    @verify_copies.setter
+    def verify_copies(self, batches: int) -> None:
+        if non_negative_int("verify_copies", batches) != self._verify_copies:
+            self._verify_copies = batches
+            self._reconfigure()
+
+    @property
+    def machinery(self) -> Machinery[Any]:
+        """For callbacks, tests and benchmarks; nothing for users."""
+        return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
+
+    @property
+    def fill(self) -> QueueFill:
+        """How full the queues are at this moment."""
+        engine = self._run.engine  # read once: another thread may close the loader
+        return QueueFill() if engine is None else engine.fill
+
+    def stats(self) -> LoaderStats:
+        """What the loader has handed out, waited for and read so far."""
+        run = self._run
+        engine = run.engine
+        if engine is None or engine.feed.forked:
+            return run.meter.stats(run.read, copied=run.copied, device=run.waited)
+        read, copied = engine.feed.stats() + run.read, run.copied + engine.feed.copied
+        waited = engine.queue.waited
+        return run.meter.stats(read, copied=copied, device=waited + run.waited if waited and run.waited else waited)
+
+    def close(self) -> None:
+        """End the threads and give memory back; waits a few seconds at most. Calling it twice is fine.
+
+        Batches that were handed out stay valid. The data stay open: they are yours, and others may be reading them.
+
+        Raises:
+            TransferError: A batch that was handed out is not what was read; the loader is closed all the same.
+        """
+        self._run.closed = True
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the machinery ---------------------------------------------------------------------------------------------
+
+    def _say(self, level: int, line: str) -> None:
+        """Log a line, unless a loader that shares `logged` has logged the same."""
+        wiring = self._wiring
+        if line not in wiring.logged:
+            wiring.logged.add(line)
+            log.log(level, "%s%s", wiring.label and f"{wiring.label}: ", line)
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        """A request to the engine. Unless it comes to an end, the engine will be replaced."""
+        run = self._run
+        run.interrupted = True
+        try:
+            yield
+        except Exception:
+            run.interrupted = False
+            raise
+        run.interrupted = False
+
+    def _running(self) -> Engine:
+        """The engine, started if need be.
+
+        Raises:
+            ClosedError, WorkerError: The loader is closed, or belongs to another process; a worker died.
+        """
+        run = self._run
+        if run.engine is not None and not (run.interrupted or run.closed):
+            run.engine.feed.check()
+            return run.engine
+        if run.closed:
+            raise ClosedError("the loader is closed; build a new one")
+        if run.engine is not None and run.engine.feed.forked:
+            run.engine.feed.check()
+        self._discard()
+        if run.engine is None:
+            with self._request():  # if this is interrupted, the next request closes what there is of the engine
+                run.engine = self._new_engine()
+                run.closer = weakref.finalize(self, run.engine.close)
+        return run.engine
+
+    def _discard(self) -> None:
+        """Stop an engine that an interrupt has left in an unknown state."""
+        if self._run.interrupted:
+            self._stop()
+            self._run.interrupted = False
+
+    def _stop(self, *, wait: bool = False) -> None:
+        run = self._run
+        engine = run.engine
+        if engine is None:
+            return
+        seen = self.stats()
+        run.interrupted = True  # until it is closed: if that is interrupted, it is done again
+        try:
+            engine.close(wait=wait)
+        except Exception:  # it is closed all the same
+            self._forget(seen)
+            raise
+        self._forget(seen)
+
+    def _forget(self, seen: LoaderStats) -> None:
+        if self._run.closer is not None:
+            self._run.closer.detach()
+        run, read = self._run, dataclasses.replace(seen.read, ready=0)
+        run.read, run.copied, run.waited, run.engine, run.closer, run.interrupted = (
+            read,
+            seen.copied,
+            seen.device,
+            None,
+            None,
+            False,
+        )

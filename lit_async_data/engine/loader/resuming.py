@@ -1,0 +1,295 @@
+"""`Resuming`: saves the place of a loader in the order, and checks a place that was saved before it is taken up."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
+from lit_async_data.engine.processes.reader_process import ReaderProcesses
+from lit_async_data.errors import ResumeError
+from lit_async_data.options import LoaderOptions
+from lit_async_data.order.epoch_cursor import EpochCursor, StepsWanted
+from lit_async_data.order.order_state import OrderState, Place
+from lit_async_data.order.plan import Schedule
+from lit_async_data.sources.contract.fingerprints import digest
+from lit_async_data.sources.contract.source import Source
+
+log = logging.getLogger(__name__)
+
+
+class Done(NamedTuple):
+    """What a framework counts of a pass.
+
+    Attributes:
+        steps: Steps that count as done.
+        over: Whether the epoch is over with them, as where a limit ends it.
+    """
+
+    steps: int
+    over: bool
+
+
+class Resuming:
+    """Saves and restores the place of a loader. Refers to no loader. May be called from any thread.
+
+    Attributes:
+        print_line: Prints a line for the user: where training goes on, or what is dropped.
+        force: Whether to go on at the same position in another order, whoever takes up a place.
+        done: Returns what counts as done of the pass; None for the steps that were handed out. A Trainer's batch is
+            done when it was trained on.
+        why_over: Why nothing remains of the epoch of the place that was taken up, where something did when it was
+            saved; else empty.
+    """
+
+    def __init__(self, source: Source, options: LoaderOptions, cursor: EpochCursor) -> None:
+        self._source, self._options, self._cursor = source, options, cursor
+        self._unreported = self._named_by_framework = False
+        self._last_line = self.why_over = ""
+        self.print_line: Callable[[str], object] = log.info
+        self.force = False
+        self.done: Callable[[], Done | None] | None = None
+
+    @functools.cached_property
+    def _now(self) -> OrderState:
+        return order_state(self._source, self._options, self._cursor.schedule)
+
+    def order_changed(self) -> None:
+        """Take the order of the cursor's schedule from now on."""
+        vars(self).pop("_now", None)
+
+    @property
+    def saved(self) -> Place | None:
+        """The place that the next pass begins at if it is of that epoch."""
+        return self._cursor.state.saved
+
+    @property
+    def origin(self) -> Place:
+        return self._cursor.state.origin
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch of the next pass. Frameworks call this, by ``loader.batch_sampler.sampler``."""
+        self._named_by_framework = True
+        self._cursor.set_epoch(epoch)
+
+    def state(self) -> dict[str, Any]:
+        """The state of the place behind the last batch that is done; plain values."""
+        done = None if self.done is None else self.done()
+        place, state = self._cursor.place(None if done is None else done.steps), self._cursor.state
+        if done is None and self._named_by_framework and not state.fresh and sys.exception() is not None:
+            log.warning(
+                "the state is saved while %s is handled: the batch that was handed out last counts as done, though its "
+                "step may have failed; under a Trainer, DevicePrefetcher() among the callbacks has it come again",
+                type(sys.exception()).__name__,
+            )
+        if done is not None and done.over and not state.fresh and done.steps >= state.step:
+            place = self._ended(place)
+        return self._now.at(place).to_dict()
+
+    def _ended(self, place: Place) -> Place:
+        return place._replace(position=self._now.samples, over=True)
+
+    def forget(self) -> None:
+        """Have the next pass begin at its start, as if no place had been taken up."""
+        self._cursor.resume(None)
+
+    def checked(self, given: object, *, force: bool = False) -> Place:
+        """The place of a saved state, which the loader takes up next.
+
+        Args:
+            given: What `state` returned, of this loader or of one with another number of ranks or batch size.
+            force: Whether to go on at the same position if the order is another one now.
+
+        Raises:
+            ResumeError: The state is damaged; the order is another one; or what remains is less than a sample for each
+                rank.
+        """
+        state = OrderState.from_dict(given)
+        changed = state.differences(self._now)
+        if changed and not 0 < state.position < state.samples:
+            self.report(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
+        elif changed and not (force or self.force):
+            raise ResumeError(
+                f"the checkpoint is from sample {state.position} of {state.samples} in epoch {state.epoch}, and the "
+                f"rest of that epoch would be of another order: {'; '.join(changed)}; restore what has changed, or go "
+                "on at the same position of the new order: load_state_dict(state, force=True), or with Lightning "
+                "AsyncDataModule(force_resume=True)"
+            )
+        elif changed and state.position < self._now.samples:
+            self.report(f"going on at the same position of another order: {'; '.join(changed)}")
+        self._unreported, self.why_over = True, ""
+        return self._fitting(state.place)
+
+    def announce(self) -> None:
+        """Say where the epoch is continued, when the first batch is asked for after `checked`."""
+        if not self._unreported:
+            return
+        saved, coming = self.saved, self._cursor.coming
+        if saved is None:
+            return
+        if self._named_by_framework and coming.epoch > saved.epoch + saved.over and (saved.over or not saved.position):
+            self._unreported = False
+            self.print_line(
+                f"epoch {saved.epoch + saved.over} is left out: the checkpoint was written when it had only begun, and "
+                "Lightning takes it for done; with DevicePrefetcher() among the Trainer's callbacks it is whole"
+            )
+            return
+        if not saved.position or saved.over:
+            self._unreported = False
+            self.print_line(f"resumed at epoch {coming.epoch}, sample 0 of {self._now.samples}")
+            return
+        if (
+            coming is saved
+            and self._named_by_framework
+            and self.done is None
+            and (changed := self.changed_steps(saved))
+        ):
+            raise ResumeError(changed)
+        self._unreported = False
+        samples = self._now.samples
+        if coming is saved:
+            self.print_line(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}")
+        else:
+            why = ", as after an epoch that limit_train_batches has cut" if self._named_by_framework else ""
+            self.print_line(
+                f"the saved place, sample {saved.position} of {samples} in epoch {saved.epoch}, is not used: epoch "
+                f"{coming.epoch} begins{why}"
+            )
+
+    def changed_steps(self, place: Place, *, alone: bool = True) -> str:
+        """What to do if steps have another size than before a place, for a message; empty if they have not."""
+        plan = self._cursor.schedule.plan(0)
+        before = place.history[-1] if place.history else None
+        if before is None or before.step == plan.batch_size * plan.world_size:
+            return ""
+        remedy = "add DevicePrefetcher() to the Trainer's callbacks, which counts them again, or " if alone else ""
+        return (
+            f"batch_size × ranks was {before.batch_size} × {before.world_size}, is {plan.batch_size} × "
+            f"{plan.world_size}, and Lightning counts batches{'' if alone else ' of several loaders at once'}: {remedy}"
+            f"go back to {before.batch_size} × {before.world_size}"
+        )
+
+    def report(self, line: str) -> None:
+        """Print a line; once, though Lightning restores a DataModule and its loader."""
+        if line != self._last_line:
+            self._last_line = line
+            self.print_line(line)
+
+    def _fitting(self, place: Place) -> Place:
+        """The place, if the ranks can share what remains; the end of the epoch if ``drop_last`` drops that."""
+        plan, rest = self._cursor.schedule.plan(0), self._now.samples - place.position
+        if place.over or not place.position:
+            return place
+        world, step = plan.world_size, plan.world_size * plan.batch_size
+        if rest <= 0:  # by force
+            self.why_over = f"it has {self._now.samples} samples now, and the saved place is sample {place.position}"
+        elif plan.drop_last and rest < step:
+            self.why_over = (
+                f"drop_last drops the {rest} samples that remain of it, which do not fill a step of {plan.batch_size} "
+                f"× {world}"
+            )
+        if self.why_over:
+            self.report(f"epoch {place.epoch} is over: {self.why_over}")
+            return self._ended(place)  # also for whoever takes up a state saved here
+        if rest < world:
+            raise ResumeError(
+                f"{rest} samples remain of epoch {place.epoch}, fewer than the {world} ranks, which each need at least "
+                f"one; resume on {'1 rank' if rest == 1 else f'1 to {rest} ranks'}, or from another checkpoint"
+            )
+        return place
+
+
+def _all_steps() -> tuple[None, None]:
+    return None, None
+
+
+@dataclasses.dataclass(kw_only=True)
+class AsyncWiring(Wiring):
+    """What is connected to an `AsyncLoader`.
+
+    Attributes:
+        schedule: Its order in all epochs.
+        resuming: Saves and checks places.
+        steps_wanted: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None
+            for all.
+        reader_processes: Start with the first batch; loaders can share them.
+    """
+
+    schedule: Schedule
+    resuming: Resuming
+    steps_wanted: StepsWanted = _all_steps
+    reader_processes: ReaderProcesses = dataclasses.field(default_factory=ReaderProcesses)
+
+
+class ResumableLoader(BaseLoader):
+    """A loader with a place in the order, which can be saved and taken up again."""
+
+    _cursor: EpochCursor
+    _wiring: AsyncWiring
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that begins the one of this epoch, counted from 0."""
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the next batch, in plain values that are the same on every rank; a few hundred bytes.
+
+        A batch that failed has had its turn. Any thread may call it while no batch is being taken.
+        """
+        return self._wiring.resuming.state()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
+        """Have the next pass begin at a saved place, if it is of that epoch. Reads nothing over.
+
+        The number of ranks and the batch size may be others than before. If `set_epoch` names no epoch, the next pass
+        is that of the place, or the one after it if nothing remains.
+
+        Args:
+            state: What `state_dict` returned.
+            force: Whether to go on at the same position though seed, shuffle, weights or data have changed.
+
+        Raises:
+            ResumeError: The state is damaged; in the middle of an epoch the order is another one now, and the message
+                says what differs; or fewer samples remain than there are ranks.
+
+        Example:
+            >>> import numpy as np
+            >>> from lit_async_data import AsyncLoader
+            >>> from lit_async_data.testing import ArraySource
+            >>> source = ArraySource({"y": np.arange(10)})
+            >>> with AsyncLoader(source, {"batch_size": 4, "shuffle": False}) as loader:
+            ...     next(loader)["y"].tolist(), loader.state_dict()["position"]
+            ([0, 1, 2, 3], 4)
+            >>> with AsyncLoader(source, {"batch_size": 3, "shuffle": False}) as other:
+            ...     other.load_state_dict(loader.state_dict())
+            ...     [batch["y"].tolist() for batch in other]
+            [[4, 5, 6], [7, 8, 9]]
+        """
+        place = self._wiring.resuming.checked(state, force=force)
+        self._stop()
+        self._release()
+        self._cursor.resume(place)
+
+
+def order_state(source: Source, options: LoaderOptions, schedule: Schedule) -> OrderState:
+    """What the order depends on, at the beginning of the first epoch."""
+    plan, fingerprint = schedule.plan(0), dict(source.fingerprint())
+    if plan.shuffle == "chunk":
+        runs = np.array([(run.samples, run.rows) for run in plan.runs], np.int64).reshape(-1, 2)
+        fingerprint["chunks"] = digest(runs, np.empty(0) if plan.order is None else plan.order)
+    return OrderState(
+        epoch=0,
+        position=0,
+        samples=plan.length,
+        seed=options.seed,
+        shuffle=plan.shuffle,
+        shuffle_chunks=plan.shuffle_chunks,
+        drawn=None if plan.weights is None else digest(plan.weights.edges),
+        source=fingerprint,
+    )

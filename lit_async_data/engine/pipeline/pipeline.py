@@ -1,0 +1,276 @@
+"""`Pipeline`: reads the batches of an endless order ahead into its own slots; whoever fills them.
+
+The order is a sequence of indexes (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so the end
+of an epoch drains nothing. If the consumer asks for the first batch that was read ahead, the pipeline drops nothing;
+otherwise it drops everything and reads on from the batch that was asked for.
+
+The failure contract:
+
+1. The end of an epoch leaves the workers alive for the next.
+2. A consumer that stops early loses nothing and leaks nothing.
+3. A failed read is raised at its place in the order, once, with its samples; the next request gets the next batch.
+4. A dead worker is an error that names it, within a second.
+5. `close` is idempotent, wakes every waiter and returns in bounded time.
+6. Garbage collection and the interpreter's exit do the same as `close`.
+7. A fork shares nothing: in a forked child, `check` raises a `WorkerError`; loaders call it before each request.
+
+After an interrupt (Ctrl-C) only `close` may be called, any number of times; the loader goes on with a new pipeline.
+Nothing starts before the first request.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import logging
+import threading
+import time
+from typing import NoReturn
+
+from lit_async_data.batch.spec import BatchLayout
+from lit_async_data.engine.pipeline.read_task import FilledSlot
+from lit_async_data.engine.pipeline.slots import SlotPool
+from lit_async_data.engine.resources.worker_tuner import WorkerTuner
+from lit_async_data.engine.stats import ReadMeter, ReadStats
+from lit_async_data.engine.supervisor import awaited
+from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
+from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.sources.contract.stage_clock import Work
+from lit_async_data.threads import ProcessGuard, leave_at_exit
+
+log = logging.getLogger(__name__)
+
+# Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
+COALESCED_S = 0.02
+
+
+class Pipeline(abc.ABC):
+    """Batches read ahead, in order. One consumer at a time; it may be another thread each time.
+
+    Args:
+        schedule: The endless order of batches.
+        layout: Where fields lie in a slot, and how many batches a slot holds.
+        slots: Slots to begin with: those being filled or ready, and one for the batch that is handed out.
+        most_slots: Slots that the memory budget allows.
+        timeout_s: Seconds to wait for a batch.
+        tuner: Says how many workers there should be; None leaves it at those that there are.
+
+    Attributes:
+        ready: Batches that wait on the host.
+    """
+
+    # Why a forked child cannot use the pipeline.
+    _not_forked: str
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        layout: BatchLayout,
+        *,
+        slots: int,
+        most_slots: int,
+        timeout_s: float,
+        tuner: WorkerTuner | None = None,
+    ) -> None:
+        self.schedule, self.layout, self.timeout_s = schedule, layout, timeout_s
+        self.pool = SlotPool([])
+        self._slots, self._most_slots = slots, most_slots
+        self._tuner = tuner
+        self._guard = ProcessGuard()
+        # Guards the state of every subclass, and `schedule`. Reentrant: garbage collection can close a loader inside
+        # any allocation.
+        self._lock = threading.RLock()
+        self._closed = False
+        self.meter = ReadMeter()  # what the workers did
+        self.worker_count = 0  # at present; 0 where the consumer reads
+        self._starved = 0  # counts the batches that the consumer had to wait for
+        self.ready = 0
+        # The lock guards everything below.
+        self._cursor: BatchIndex | None = None  # the next batch to be claimed; None before the first request
+        # By the first index in each slot, in order; None while the slot is being filled.
+        self._claimed: dict[BatchIndex, FilledSlot | None] = {}
+        self._generation = 0  # counts the drops; results of an older generation are thrown away
+        self._coalesced = 1  # batches to be claimed at once: few at first, so that the first one comes soon
+
+    def follow(self, schedule: Schedule) -> None:
+        """Read in this order from now on. What is being read keeps its order."""
+        with self._lock:
+            self.schedule = schedule
+
+    @abc.abstractmethod
+    def prefetch(self, key: BatchIndex) -> None:
+        """Have the batches from ``key`` on read. Never waits for storage.
+
+        Raises:
+            ClosedError: The pipeline is closed.
+            WorkerError: A worker could not be started, or is known to have died; only `check` looks for that.
+        """
+
+    def poll(self, key: BatchIndex) -> FilledSlot | None:
+        """The slot that begins with a batch if it has been filled, else None; it then belongs to the caller."""
+        with self._lock:
+            filled = self._claimed.get(key)
+            if filled is not None:
+                del self._claimed[key]
+                self.ready -= filled.good
+            return filled
+
+    def get(self, key: BatchIndex) -> FilledSlot:
+        """The slot that begins with a batch, waiting for it; it then belongs to the caller.
+
+        Raises:
+            StalledError: It did not come in time; says what each worker reads.
+            ClosedError, WorkerError: See `check`.
+        """
+        if (filled := self.poll(key)) is not None:
+            return filled
+        self.check()
+        began = time.monotonic()
+        self._starved += 1
+        self.prefetch(key)
+        filled = awaited(functools.partial(self._come, key), self.timeout_s, functools.partial(self._stalled, key))
+        if self._tuner is not None and not self._tuner.settled:
+            self._tune(self._tuner, time.monotonic() - began)
+        return filled
+
+    def must_copy(self) -> bool:
+        """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""
+        return len(self.pool) >= self._most_slots and self.pool.held >= len(self.pool) - 1
+
+    @property
+    def tuned(self) -> bool:
+        return self._tuner is None or self._tuner.settled
+
+    def stats(self) -> ReadStats:
+        with self._lock:
+            now = {"ready": self.ready, "slots": len(self.pool), "workers": self.worker_count}
+            return self.meter.stats(**now, slot_bytes=self.layout.nbytes, starved=self._starved)
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the workers and free the slots; waits a few seconds at most. From any thread."""
+
+    @property
+    def forked(self) -> bool:
+        return self._guard.forked
+
+    def check(self) -> None:
+        if self._guard.forked:
+            raise self._guard.error("this loader was built", self._not_forked)
+        if self._closed:
+            leave_at_exit()
+            raise ClosedError("the loader is closed; build a new one")
+
+    # -- what fills slots says -----------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _add_slots(self, count: int) -> None:
+        """Add slots to the pool, or raise a `MemoryBudgetError`."""
+
+    @abc.abstractmethod
+    def set_workers(self, count: int) -> None:
+        """Read on with another number of workers, after the first request."""
+
+    @abc.abstractmethod
+    def _wait(self, key: BatchIndex, seconds: float) -> None:
+        """Wait until a batch may have come, at most some seconds; add slots if the user keeps all there are. Checks."""
+
+    @abc.abstractmethod
+    def _reading(self) -> str:
+        """What each worker reads, for a message."""
+
+    # -- the machinery -------------------------------------------------------------------------------------------------
+
+    def _seek(self, key: BatchIndex) -> None:
+        """Drop all that was read ahead, and go on with another batch."""
+        self._cursor = key
+        self._generation += 1
+        self._coalesced = 1
+        for filled in self._claimed.values():
+            if filled is not None and filled.good:
+                self.pool.drop(filled.slot)
+        self._claimed.clear()
+        self.ready = 0
+
+    def _claim(self) -> list[BatchIndex]:
+        """The next batches for a slot."""
+        assert self._cursor is not None
+        keys = [self._cursor]
+        following = self.schedule.following(self._cursor)
+        while len(keys) < self._coalesced and following.epoch == keys[0].epoch:
+            keys.append(following)
+            following = self.schedule.following(following)
+        self._claimed[keys[0]] = None
+        self._cursor = following
+        return keys
+
+    def _file(self, filled: FilledSlot, generation: int, work: Work, seconds: float) -> bool:
+        """Note that a slot has been filled, by some work that took some seconds; False if nobody wants it any more."""
+        # 1. A worker claims (0, 3) and begins to read. 2. The consumer asks for (1, 0): everything claimed is
+        # dropped. 3. The worker is done. If its batch were filed now, (0, 3) would stay in the new order for ever,
+        # and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
+        wanted = generation == self._generation
+        if not wanted or not filled.good:
+            self.pool.abandon(filled.slot)
+        if not wanted:
+            return False
+        if filled.good:
+            self._coalesced = self._next_coalesced(len(filled.batches), seconds)
+            self.pool.filled(filled.slot)
+            self.meter.read(filled.good, filled.samples * self.layout.spec.nbytes, work)
+        self._claimed[filled.batches[0].key] = filled
+        self.ready += filled.good
+        return True
+
+    def _next_coalesced(self, batches: int, seconds: float) -> int:
+        """Batches to be claimed at once from now on: as many as can be read in `COALESCED_S`, if they take as long.
+
+        At most twice as many as were read together before. Several workers can claim before the first of them is done,
+        and with slow storage a slot of many batches would take minutes.
+        """
+        most = int(COALESCED_S / seconds * batches) if seconds else self.layout.batches
+        return max(min(most, max(2 * batches, self._coalesced), self.layout.batches), 1)
+
+    def _grow(self) -> None:
+        """Add slots if the user keeps all there are: double them, within the budget."""
+        if self.pool.held == len(self.pool):
+            try:
+                self._add_slots(min(len(self.pool), self._most_slots - len(self.pool)))
+            except MemoryBudgetError:
+                if len(self.pool) == self.pool.held:
+                    raise
+                self._most_slots = len(self.pool)  # batches are handed out as copies from here on
+
+    def _tune(self, tuner: WorkerTuner, seconds: float) -> None:
+        """Have the tuner judge a wait, and follow it."""
+        before = tuner.count
+        if (count := tuner.waited(seconds, self.meter.batches)) == before:
+            return
+        try:
+            with self._lock:
+                if count > before and len(self.pool) <= count < self._most_slots:
+                    self._add_slots(1)  # each worker fills one, and one is handed out
+                self.set_workers(count)
+                self.worker_count = count
+        except (MemoryBudgetError, WorkerError) as error:
+            log.warning("workers=auto: no more than %d, since the system refuses another one: %s", before, error)
+            tuner.stay(before)
+            return
+        if count < before:
+            log.info(
+                "workers=auto: %d again, since one more did not shorten the waiting; workers=%d begins so", count, count
+            )
+            return
+        log.info("workers=auto: %d workers now, since the loop waited for batches; workers=%d begins so", count, count)
+
+    def _come(self, key: BatchIndex, seconds: float) -> FilledSlot | None:
+        if seconds:
+            self._wait(key, seconds)
+        return self.poll(key)
+
+    def _stalled(self, key: BatchIndex) -> NoReturn:
+        raise StalledError(
+            f"batch {key.step} of epoch {key.epoch} did not come in {self.timeout_s:g} s: {self._reading()}; is the "
+            "disk slow or gone? timeout_s sets how long to wait",
+            stage="read",
+        )

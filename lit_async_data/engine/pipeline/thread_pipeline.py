@@ -1,0 +1,213 @@
+"""`ThreadPipeline`: a `Pipeline` whose slots are filled by threads of this process, or by the consumer itself.
+
+A worker takes a free slot, claims the next batches under the lock, and reads them without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from lit_async_data.batch.spec import BatchLayout, Bytes
+from lit_async_data.engine.pipeline.pipeline import Pipeline
+from lit_async_data.engine.pipeline.read_task import FilledSlot, Read, ReadTask
+from lit_async_data.engine.resources.worker_tuner import WorkerTuner
+from lit_async_data.engine.supervisor import Bell, ThreadWorker, all_ended, awaited
+from lit_async_data.engine.unexpected import COALESCING, PREPARING, Unexpected
+from lit_async_data.errors import StalledError, WorkerError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.sources.contract.stage_clock import CLOCK
+
+log = logging.getLogger(__name__)
+
+# Called by a worker after a read, with the order, the batches just read, and the first that has not been read.
+AfterRead = Callable[[Schedule, Sequence[BatchIndex], BatchIndex], None]
+
+
+class ThreadPipeline(Pipeline):
+    """Batches that reader threads read ahead, in order. One consumer at a time; it may be another thread each time.
+
+    Args:
+        read: Reads samples of an epoch into arrays.
+        allocate: Returns memory for one slot.
+        workers: Reader threads; 0 reads in the consumer's thread when it asks.
+        ahead: Called by a worker after each read, to fetch or decode what comes later.
+        ids: The numbers by which errors name samples.
+
+    Attributes:
+        arrived: Wakes the consumer when a slot has been filled, and when the pipeline is closed.
+        workers: The reader threads.
+    """
+
+    _not_forked = "its threads do not exist there; build it in the child"
+
+    def __init__(
+        self,
+        read: Read,
+        schedule: Schedule,
+        layout: BatchLayout,
+        allocate: Callable[[], Bytes],
+        *,
+        workers: int,
+        slots: int,
+        most_slots: int,
+        timeout_s: float,
+        ahead: AfterRead | None = None,
+        ids: Callable[[Indices], Indices] = np.asarray,
+        tuner: WorkerTuner | None = None,
+    ) -> None:
+        super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
+        self._read, self._ahead, self._ids = read, ahead, ids
+        self._allocate = allocate
+        self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
+        self.worker_count = workers
+        self._retired: list[ThreadWorker] = []  # they end with the task that they are at
+        self._started = False
+        self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
+        self.arrived = Bell()
+
+    def prefetch(self, key: BatchIndex) -> None:
+        with self._lock:
+            if self._closed:
+                self.check()
+            if next(iter(self._claimed), self._cursor) != key:
+                self._seek(key)
+        if not self._started:
+            self._start()
+
+    def close(self) -> None:
+        if self.forked:  # the workers are in another process, and so may be the thread that held the lock at the fork
+            return
+        with self._lock:
+            self._closed = True
+            self._claimed.clear()  # in whatever states the slots are: nobody uses them any more
+            self.ready = 0
+        self.arrived.ring()
+        workers = self.workers + self._retired
+        self.pool.wake(len(workers))
+        all_ended(workers)
+        self.pool.clear()
+
+    def check(self) -> None:
+        super().check()
+        for worker in self.workers if self._started else ():
+            if not worker.alive:
+                worker.check()
+
+    # -- slots and claims ------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._add_slots(min(self._slots, self._most_slots))
+        self._started = True
+        for worker in self.workers:
+            worker.start()
+
+    def set_workers(self, count: int) -> None:
+        with self._lock:
+            while len(self.workers) > count:
+                self._retired.append(self.workers.pop())
+            while len(self.workers) < count:
+                self.workers.append(ThreadWorker(len(self.workers), self._work))
+                try:
+                    self.workers[-1].start()
+                except WorkerError:
+                    self.workers.pop()
+                    raise
+
+    def _task(self, slot: int, worker: int | None) -> ReadTask:
+        return ReadTask(slot, self._claim(), self.schedule, self._generation, worker, self._ids)
+
+    def _add_slots(self, count: int) -> None:
+        for _ in range(count):
+            self.pool.add(self._allocate())
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _work(self, worker: ThreadWorker) -> bool:
+        """Fill one slot; False when the pipeline is closed."""
+        began, starved = time.perf_counter(), self._starved
+        slot = self.pool.take()
+        if slot is None:
+            return False
+        idle_s = CLOCK.waited(began)
+        if worker in self._retired:
+            self.pool.abandon(slot)
+            return False
+        with self._lock:
+            if self._closed:
+                return False
+            self.meter.waited(idle_s, starved=self._starved != starved)
+            task = self._task(slot, worker.number)
+        worker.begin(task)
+        self._fill(task)
+        if self._ahead is not None:
+            with self._lock:
+                unread = next((key for key, filled in self._claimed.items() if filled is None), self._cursor)
+            assert unread is not None
+            with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
+                self._ahead(task.schedule, task.keys, unread)
+        worker.rest()
+        return True
+
+    def _wait(self, key: BatchIndex, seconds: float) -> None:  # noqa: ARG002
+        if not self.workers:
+            self._fill_here()
+            return
+        with self._lock:
+            self._grow()
+        self.arrived.wait(seconds)
+        self.check()
+
+    def _fill_here(self) -> None:
+        slot = self._vacant_slot()
+        with self._lock:
+            task = self._task(slot, None)
+        CLOCK.start()  # the thread is the consumer's
+        self._fill(task)
+
+    def _vacant_slot(self) -> int:
+        """A slot for the consumer's own thread, which must not wait for one that the user keeps."""
+
+        def vacant(seconds: float) -> int | None:
+            if seconds:
+                with self._lock:
+                    self.check()
+                    self._grow()
+            # 1. Another thread drops a batch: its lease is dead, so the slot is not held, and the pool need not grow.
+            # 2. This thread asks for a slot. 3. The lease's callback makes the slot vacant. So a short wait may be
+            # needed; the last slot is never lent: see `must_copy`, and
+            # test_a_batch_that_another_thread_is_dropping_is_waited_for.
+            return self.pool.take(timeout=seconds)
+
+        return awaited(vacant, self.timeout_s, self._no_slot)
+
+    def _no_slot(self) -> NoReturn:
+        raise StalledError(
+            f"no slot became free in {self.timeout_s:g} s: {self.pool.held} of {len(self.pool)} hold batches that are "
+            "in use; timeout_s sets how long to wait",
+            stage="read",
+        )
+
+    def _fill(self, task: ReadTask) -> None:
+        # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep
+        # the objects of whoever catches that error.
+        self._deliver(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
+
+    def _deliver(self, task: ReadTask, filled: FilledSlot) -> None:
+        work = CLOCK.take()  # with what the worker read ahead after the slot before
+        with self._lock:
+            if self._closed:
+                return
+            if not self._file(filled, task.generation, work, work.seconds):
+                return
+        self.arrived.ring()
+        if filled.unexplained and filled.good == len(filled.batches):
+            self._coalescing_errors.log(filled.unexplained)
+
+    def _reading(self) -> str:
+        return "; ".join(map(str, self.workers))

@@ -1,0 +1,466 @@
+"""`PrefetchedLoader`: somebody else's loader, read ahead and copied ahead; `prefetched` makes one."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import logging
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lit_async_data.engine.device import streams
+from lit_async_data.engine.device.clock import NEXT, profiled, ranged
+from lit_async_data.engine.device.feed import Batch, moved
+from lit_async_data.engine.device.transform import DeviceTransform
+from lit_async_data.engine.hooks.callables import Function, check_callable
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
+from lit_async_data.engine.loader.engine import Engine
+from lit_async_data.engine.loader.passes import Pass, Taken
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, PassCursor, PassState, Snapshot, uncopied
+from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
+from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrder, check_sharded
+from lit_async_data.engine.resources import memory
+from lit_async_data.errors import ClosedError, ConfigError, TransferError
+from lit_async_data.order.permutation import derived_key
+from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.contract.source import Source
+
+log = logging.getLogger(__name__)
+
+SIDE_PASSES = 1  # separates the keys of passes beside the engine from those of passes with it
+
+
+class PrefetchedLoader(BaseLoader):
+    """What `prefetched` returns. One thread may iterate at a time.
+
+    It hands all other attributes on to the loader, also when they are set.
+
+    Each ``iter`` is a pass of its own, as with the loader; one at a time reads ahead, and another one meanwhile reads a
+    copy of the loader in its loop. All iterators of a generator are one pass, as without this class.
+
+    You can keep using it after Ctrl-C, for example in a notebook. An interrupt between two batches changes nothing. One
+    inside ``next`` ends the pass, since somebody else's loader cannot begin in the middle: ``next`` on that pass is a
+    `ClosedError` from then on, and ``iter`` begins a whole new one. A generator cannot begin anew; it goes on behind
+    the batches that had been read ahead, with a warning.
+
+    Attributes:
+        loader: The loader that it reads.
+        counted: Returns how many batches the consumer counts as done, by any count; None if it counts none.
+        sharded_by_trainer: Whether a Trainer has dealt the samples to ranks; else each pass checks that somebody has.
+    """
+
+    loader: Iterable[Any]
+    sharded_by_trainer = False
+    counted: Callable[[], int | None] | None = None
+    _cursor: PassCursor
+    _stateful = False
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        device_depth: int,
+        device: torch.device | str | None,
+        device_transform: Function | None,
+    ) -> None:
+        self.loader = loader
+        self._device_transform = device_transform
+        # Without a device: the accelerator of this process, which may not have been chosen yet. Each rank has its own.
+        self._reset(device, device_depth)
+
+    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
+        super()._reset(device, device_depth, verify_copies)
+        self._cursor, self._wiring = PassCursor(), Wiring()
+        self._side_passes, self._warned = 0, False
+        # The order that the current pass deals, and the one that the next pass deals from the middle on.
+        self._dealt: DealtOrder | None = None
+        self._continued: DealtOrder | None = None
+
+    def __len__(self) -> int:
+        """The length of the loader; a `TypeError` if it has none."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self.loader)
+
+    def _prefetch(self, *, copy: bool = True) -> None:
+        at = self._cursor.state
+        # The next batch reports an interrupt. A pass that began before its turn would begin before its epoch is named.
+        if self._run.interrupted or not copy:
+            return
+        engine = self._running()
+        if not (at.fresh or at.over or at.lost):
+            with self._request():
+                engine.queue.prefetch(self._wanted)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are handed out. When it is set, a pass that has begun stays where it is."""
+        return streams.exact_device(self._device)
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        self._device = streams.checked_device(device)
+
+    @property
+    def _started(self) -> bool:
+        return not self._cursor.state.fresh
+
+    def stop(self) -> None:
+        """End the thread and give memory back; the next batch begins a new pass."""
+        self._restart()
+        self._stop()
+
+    @property
+    def dealt_order(self) -> DealtOrder | None:
+        """The order that the current pass deals; None before the first.
+
+        Setting it has the next pass deal it again, behind the batches that the consumer counts as done since it began.
+        """
+        return self._dealt
+
+    @dealt_order.setter
+    def dealt_order(self, dealt: DealtOrder | None) -> None:
+        self._continued = dealt
+
+    # -- attributes of the loader ------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        # Not names that begin with _: Lightning would take the loader's iterator from it, and end its workers.
+        if name.startswith("_") or "loader" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name.startswith("_") or name == "loader" or hasattr(type(self), name)
+        if own or not hasattr(self.loader, name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.loader, name, value)
+
+    def __repr__(self) -> str:
+        # The loader's own repr may show all its batches, and the search for an accelerator starts its driver.
+        name, closed = type(self.loader).__name__, "closed " if self._run.closed else ""
+        try:
+            size = f"{len(self):,} batches"
+        except TypeError:
+            size = "batches"
+        if isinstance(self.loader, DataLoader):
+            name += f" of {type(self.loader.dataset).__name__}"
+        device = "the accelerator" if self._device is None else str(self._device)
+        how = f"device={device}, device_depth={self._depth}"
+        return f"<{closed}{type(self).__name__} of {size} from {name}, {how}>"
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        # The running part stays in the process that started it.
+        return self.loader, self._device_transform, self._device, self._depth, self._verify_copies
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.loader, self._device_transform, *options = state
+        self._reset(*options)
+
+    # -- the machinery -----------------------------------------------------------------------------------------------
+
+    @property
+    def _wanted(self) -> BatchIndex:
+        return BatchIndex(self._cursor.state.started - 1, self._cursor.state.step)
+
+    @property
+    def _threaded(self) -> bool:
+        """Whether the loader may be read in a thread."""
+        if not isinstance(self.loader, DataLoader):
+            return True
+        return self.loader.num_workers > 0 and not SampledOrder(self.loader).is_global
+
+    def _claim(self, one: Pass) -> bool:
+        if not isinstance(self.loader, Iterator):
+            return super()._claim(one)
+        if one.left is None:  # all its iterators are one pass, and each begins with iter(loader), as without this class
+            self._restart()
+            one.left = 0
+        return True
+
+    @property
+    def _only_goes_on(self) -> bool:
+        """Whether ``iter`` of the loader begins nothing anew, as of a generator, of ``map`` and of ``zip``."""
+        begins = getattr(type(self.loader), "__iter__", None)
+        return isinstance(self.loader, Iterator) and (
+            begins is Iterator.__iter__ or isinstance(begins, types.WrapperDescriptorType)
+        )
+
+    def _restart(self) -> None:
+        self._cursor.state = self._cursor.state._replace(fresh=True)
+
+    def _left(self) -> int:
+        return self._cursor.state.step
+
+    def _beside(self, left: int | None) -> Iterator[Batch]:
+        if left is not None:
+            raise ClosedError(
+                f"this iterator of {type(self.loader).__name__} was ended after {left} batches, when another one, of "
+                "the Trainer's, began; begin a new pass with iter(loader)"
+            )
+        self._say(
+            logging.WARNING,
+            f"another iterator of this {type(self.loader).__name__} is read in the loop, without reading ahead; a "
+            "loader of its own reads ahead: prefetched(another_loader)",
+        )
+        loader, number = with_own_iterator(self.loader), self._side_passes
+        self._side_passes += 1
+        on_device = streams.has_streams(self.device)
+        cast = functools.partial(moved, self.device, None) if on_device else None
+        seed = functools.partial(_batch_seed, SIDE_PASSES)
+        transform = DeviceTransform(self._device_transform, self.device, number=seed, cast=cast)
+        # Unlike a generator, which an error ends, it goes on behind a batch that failed.
+        return map(transform, loader, map(BatchIndex, itertools.repeat(number), itertools.count()))
+
+    def _take(self) -> Taken:
+        started, run = time.perf_counter(), self._run
+        engine = self._begin() if self._cursor.state.fresh else self._running()
+        at = self._cursor.state
+        if at.lost:
+            raise ClosedError(
+                f"an interrupt has ended this pass after {at.step} batches: the batches that were read ahead are lost; "
+                "begin a new pass with iter(loader)"
+            )
+        if at.over:
+            raise StopIteration
+        fill, key, feed = engine.ready, self._wanted, _feed_of(engine)
+        before = self._state_before()
+        if before is not at.state:
+            self._cursor.state = at = at._replace(state=before)
+        run.interrupted = True  # unless this comes to an end
+        try:
+            take = engine.queue.take
+            batch = ranged(NEXT, take, key) if profiled() else take(key)
+            if not self._wiring.externally_driven:
+                # This batch is here; an error of a later one is raised when that is asked for.
+                with self._copy_errors:
+                    engine.queue.prefetch(feed.following(key))
+            took_s = time.perf_counter() - started
+            run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
+            state = feed.handed_over(key)
+        except StopIteration:
+            self._cursor.state = at._replace(over=True, state=None)
+            engine.rest()
+            raise
+        except BaseException as error:
+            if feed.raised_by_loader(error) or isinstance(error, Exception):
+                # A batch that failed has had its turn. A batch that never came is asked for again; so is one on its
+                # way, where copy verification has found something wrong with another.
+                had_its_turn = feed.was_handed_out(key) and not isinstance(error, TransferError)
+                self._cursor.state, run.interrupted = at._replace(step=key.step + had_its_turn), False
+            raise
+        before = before if key.step else feed.begun
+        return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
+
+    def _begin(self) -> Engine:
+        """Begin a new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
+        engine, at = self._running(), self._cursor.state
+        if self._only_goes_on and at.started and not at.over:
+            if not at.lost:
+                self._cursor.state = at._replace(fresh=False)  # a new pass would lose the batches that were read ahead
+                return engine
+            log.warning(
+                "an interrupt has ended the pass over a generator, which goes on behind the batches that were read "
+                "ahead: up to %d batches are lost",
+                2 * self._depth + 1,
+            )
+        if not self.sharded_by_trainer:
+            check_sharded(self.loader)
+        if self._depth and not self._threaded and not self._warned:
+            self._warned = True
+            log.warning(
+                "the DataLoader has num_workers=0: each batch is read when it is asked for, since Python code per "
+                "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead"
+            )
+        if engine.device != self.device:
+            self._stop()
+            engine = self._running()
+        self._rest()
+        counted = None if self.counted is None else self.counted()
+        order, dealt, self._continued = SampledOrder(self.loader), self._continued, None
+        if dealt is None:
+            dealt = DealtOrder(order.now(), counted or 0)
+        elif (done := (counted or 0) - dealt.begun) > 0:
+            _feed_of(engine).continued = order.continued(dealt.generator, done)
+        self._dealt = dealt
+        self._cursor.state = PassState(at.started + 1, fresh=False, counted=counted)
+        return engine
+
+    def _state_before(self) -> Snapshot | None:
+        """The loader's state before the next batch is taken, as far as known; None at the beginning."""
+        return self._cursor.state.state
+
+    def _rest(self) -> None:
+        self._discard()
+        if self._run.engine is not None:
+            with self._request():
+                self._run.engine.rest()
+
+    def _discard(self) -> None:
+        if self._run.interrupted:
+            self._cursor.state = self._cursor.state._replace(lost=not self._cursor.state.over)
+            self._stop(wait=True)  # if that is interrupted, it is done again
+            self._run.interrupted = False
+
+    def _reconfigure(self) -> None:
+        """Change the depth of what runs; no batch that has been read is lost. Verification begins with a new engine."""
+        engine = self._run.engine
+        if engine is not None and not self._run.interrupted:
+            with self._request():
+                self._set_depth(engine)
+
+    def _set_depth(self, engine: Engine) -> None:
+        feed, threaded = _feed_of(engine), self._threaded
+        feed.depth = self._depth if threaded else 0
+        # Without a thread the next batch is read when it is asked for: memory for more than that one would lie idle.
+        engine.queue.depth = self._depth if threaded else min(self._depth, 1)
+        # Blocks for the batches that are being copied, for those that are ready, and for one that is being packed.
+        self._blocks.most = engine.queue.depth + feed.depth + 1
+
+    def _new_engine(self) -> Engine:
+        device, function = self.device, self._device_transform
+        on_device = streams.has_streams(device)
+        self._blocks = PinnedBufferPool(functools.partial(memory.allocated, pinned=True), most=0)
+        state = getattr(self.loader, "state_dict", None) if self._stateful else None
+        feed = IteratorFeed(self.loader, Packer(self._blocks) if on_device else uncopied, 0, state)
+        engine = Engine(
+            feed,
+            device,
+            depth=0,
+            transform=None
+            if function is None
+            else DeviceTransform(function, device, number=functools.partial(_batch_seed, 0)),
+            verify_copies=self._verify_copies if on_device else 0,
+        )
+        self._set_depth(engine)
+        return engine
+
+
+class StatefulPrefetchedLoader(PrefetchedLoader):
+    """A prefetched loader whose loader has a state.
+
+    Its state is that after the batch which was handed out last, however many have been read ahead; or the one before
+    that batch, if the consumer counts what is done and has not counted it, as a Trainer after an error in its step.
+    """
+
+    _stateful = True
+
+    def state_dict(self) -> Any:
+        """The loader's state after the last batch that was handed out and counted as done.
+
+        Raises:
+            Exception: Whatever the loader's own ``state_dict`` raised.
+        """
+        at = self._cursor.state
+        if at.before is not None and at.counted is not None and self.counted is not None and not at.over:
+            done = self.counted()
+            if done is not None and done - at.counted < at.step:
+                return at.before.get()
+        return self.loader.state_dict() if at.state is None else at.state.get()  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Any) -> None:
+        """Have the loader go on from a state, with the next pass."""
+        self._rest()
+        self._cursor.state = self._cursor.state._replace(state=None, before=None, fresh=True)
+        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+
+    def _state_before(self) -> Snapshot | None:
+        at = self._cursor.state
+        # Where nothing has been read ahead. The state before the first batch is `IteratorFeed.begun`.
+        if at.counted is not None and at.state is None and at.step:
+            return Snapshot.of(self.loader.state_dict)  # type: ignore[attr-defined]
+        return at.state
+
+
+def with_own_iterator(loader: Any) -> Any:
+    """A loader that can be iterated over beside another: a copy of a DataLoader, anything else itself.
+
+    DataLoaders keep the iterator of persistent workers, which would begin anew; so do batch samplers of Lightning.
+    """
+    if not hasattr(loader, "_iterator"):
+        return loader
+    copied = copy.copy(loader)
+    vars(copied).update(_iterator=None, batch_sampler=copy.copy(getattr(loader, "batch_sampler", None)))
+    return copied
+
+
+def _feed_of(engine: Engine) -> IteratorFeed:
+    assert isinstance(engine.feed, IteratorFeed)
+    return engine.feed
+
+
+def _batch_seed(kind: int, key: BatchIndex) -> int:
+    """The seed of a batch's generator: by rank, kind of pass, pass and batch."""
+    distributed = torch.distributed
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    return derived_key(kind, rank, key.epoch, key.step)
+
+
+def prefetched(
+    loader: Iterable[Any],
+    device_depth: int = 2,
+    device: torch.device | str | None = None,
+    device_transform: Function | None = None,
+) -> PrefetchedLoader:
+    """Read any loader ahead in a thread, and have its batches on the device when they are wanted.
+
+    The loader is anything that can be iterated over: a DataLoader, sized or not, a list, a generator. A batch is
+    anything: nested mappings, sequences, named tuples and dataclasses of tensors. Objects with a method ``to`` move
+    themselves; everything else is handed on unchanged. Tensors are packed into pinned memory that is allocated once,
+    unless they are pinned already, copied on a side stream while the step before is computed, and handed out on the
+    device. On CPU and MPS batches are read ahead and handed out unchanged.
+
+    Iterate over the result as over the loader. ``iter(loader)`` is called in your thread, with the first batch of a
+    pass, and ``next`` in a reader thread; an error is raised unchanged in place of its batch. A DataLoader with
+    ``num_workers=0`` is read in your thread when a batch is asked for, since its Python code would keep the training
+    loop from running; its copies overlap all the same. A loader that fills the same memory again for each batch must
+    hand out copies, or be read with ``device_depth=0``.
+
+    Args:
+        loader: What to read.
+        device_depth: Batches read ahead on the host, and as many copied ahead. 0 does neither, for comparison.
+        device: Where batches are handed out; None for the accelerator of this machine, or the CPU if there is none.
+        device_transform: Called with each batch on its device, on the side stream; returns the batch to hand out.
+            If it takes random numbers, as in `AsyncLoader`, they are seeded by rank, pass and batch.
+
+    Returns:
+        The loader, read ahead. All its other attributes are the loader's.
+
+    Raises:
+        ConfigError: The loader cannot be iterated over, or prefetches by itself; an option is wrong.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> loader = DataLoader(range(5), batch_size=2, num_workers=1)
+        >>> with prefetched(loader, device="cpu") as batches:
+        ...     len(batches), [batch.tolist() for batch in batches]
+        (3, [[0, 1], [2, 3], [4]])
+        >>> batches
+        <closed PrefetchedLoader of 3 batches from DataLoader of range, device=cpu, device_depth=2>
+    """
+    if isinstance(loader, AsyncLoader | PrefetchedLoader):
+        raise ConfigError(
+            f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth"
+        )
+    given: object = loader  # a source is no iterable, and is given all the same
+    if isinstance(given, Source):
+        raise ConfigError(
+            f"prefetched(loader): {loader!r} is a source, not a loader; write AsyncLoader(source, "
+            "LoaderOptions(batch_size=64)), which reads batches of its samples ahead"
+        )
+    if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
+        raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")
+    check_callable("device_transform", device_transform)
+    stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+    return (StatefulPrefetchedLoader if stateful else PrefetchedLoader)(
+        loader, device_depth=device_depth, device=device, device_transform=device_transform
+    )

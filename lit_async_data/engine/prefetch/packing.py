@@ -1,0 +1,215 @@
+"""`Packer`: makes a batch of any form ready to be copied to a device.
+
+It packs pageable tensors into one pinned block: large ones, which are copied by themselves, and small ones side by
+side, which travel together. Tensors that are pinned already are copied from where they are. Other objects that can move
+themselves (a subclass of Tensor, a sparse tensor, one that requires a gradient, any object with ``to``) do so in their
+batch's turn. Everything else is handed on unchanged, also an object whose ``to`` takes a unit or a time zone.
+
+On the device a tensor has the strides that ``tensor.to(device)`` would give it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
+from lit_async_data.batch.tensor_layout import TensorLayout, dense, flat, raw_bytes
+from lit_async_data.batch.tree import flatten, rebuilt
+from lit_async_data.engine.device.feed import Arrived, Batch, Clone, HostBatch, moves
+from lit_async_data.engine.resources.memory import pinned_bytes, readable
+
+T = TypeVar("T")
+# Has the consumer's thread make a call, again until it returns something other than None, and returns that.
+Ask = Callable[[Callable[[], T | None]], T]
+
+
+class Packer:
+    """Packs the batches of one loader. It never calls the device; it has the consumer's thread do so."""
+
+    def __init__(
+        self, staging: PinnedBufferPool, is_pinned: Callable[[torch.Tensor], bool] = torch.Tensor.is_pinned
+    ) -> None:
+        self._staging = staging
+        self._is_pinned = is_pinned
+        # Places in the batch at which tensors come pinned. If that is wrong for a later batch, its tensor is copied
+        # from pageable memory, which is slower and as right.
+        self._pinned: frozenset[str] | None = None
+
+    @property
+    def has_room(self) -> bool:
+        return self._staging.has_room
+
+    def __call__(self, batch: Batch, ask: Ask[Any]) -> HostBatch:
+        """Make a batch ready to be copied; it is released after that."""
+        leaves, skeleton = flatten(batch, moves)
+        with torch.inference_mode(False):  # else blocks that are written in inference mode could not be reused
+            tensors = {place: dense(leaf) for place, leaf in leaves.items() if is_plain(leaf)}
+            if self._pinned is None and tensors:
+                self._pinned = ask(lambda: frozenset(place for place in tensors if self._is_pinned(tensors[place])))
+            pinned = {place: flat(tensor) for place, tensor in tensors.items() if place in (self._pinned or ())}
+            content = _Content(
+                skeleton,
+                forms := {place: TensorLayout.of(tensor) for place, tensor in tensors.items()},
+                PackedLayout.of({place: form.nbytes for place, form in forms.items() if place not in pinned}),
+            )
+            host = HostBatch(
+                pinned,
+                movable={place: leaf for place, leaf in leaves.items() if place not in tensors},
+                unpack=content.unpack,
+                nbytes=sum(form.nbytes for form in forms.values()),
+            )
+            if content.layout.end:
+                self._pack(host, tensors, content, ask)
+        return host
+
+    def _pack(self, host: HostBatch, tensors: Mapping[str, torch.Tensor], content: _Content, ask: Ask[Bytes]) -> None:
+        layout, staging = content.layout, self._staging
+        block = staging.claim(layout.end)
+        if block is None:
+            block = ask(lambda: staging.provide(layout.end))
+        try:
+            self._fill(block, host, tensors, content)
+        except BaseException:
+            staging.give_back(block)  # nobody else will
+            raise
+        host.release = functools.partial(staging.give_back, block)
+
+    @staticmethod
+    def _fill(block: Bytes, host: HostBatch, tensors: Mapping[str, torch.Tensor], content: _Content) -> None:
+        layout = content.layout
+        memory = torch.from_numpy(block)
+        host.large = dict(host.large)
+        for place, offset in layout.offsets.items():
+            end = offset + content.forms[place].nbytes
+            # With numpy, in this thread alone: torch would use several threads, beside training.
+            block[offset:end] = raw_bytes(tensors[place])
+            if place not in layout.small:
+                host.large[place] = memory[offset:end].view(content.forms[place].dtype)
+        if layout.small:
+            host.block = memory[layout.small_start : layout.end]
+
+
+class PackedLayout(NamedTuple):
+    """Where tensors lie in a block, in bytes by place, each aligned: large ones first, then small ones."""
+
+    offsets: dict[str, int]
+    small: frozenset[str]
+    small_start: int
+    end: int
+
+    @staticmethod
+    def of(sizes: Mapping[str, int]) -> PackedLayout:
+        """The layout for tensors of these sizes in bytes.
+
+        Example:
+            >>> layout = PackedLayout.of({"y": 8, "x": 100_000})
+            >>> layout.offsets, layout.small_start, layout.end
+            ({'x': 0, 'y': 100352}, 100352, 100864)
+        """
+        small = [place for place, size in sizes.items() if size <= SMALL_BYTES]
+        offsets: dict[str, int] = {}
+        small_start = _laid((place for place in sizes if sizes[place] > SMALL_BYTES), sizes, offsets, 0)
+        return PackedLayout(offsets, frozenset(small), small_start, _laid(small, sizes, offsets, small_start))
+
+
+def _laid(places: Iterable[str], sizes: Mapping[str, int], offsets: dict[str, int], end: int) -> int:
+    for place in places:
+        offsets[place] = end
+        # At least one unit, so that a batch of empty tensors has a block, too.
+        end += max(-(-sizes[place] // ALIGNMENT), 1) * ALIGNMENT
+    return end
+
+
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """How a batch is assembled on the device; holds no tensor of it."""
+
+    skeleton: Any
+    forms: dict[str, TensorLayout]
+    layout: PackedLayout
+
+    def unpack(self, arrived: Arrived, clone: Clone) -> Batch:
+        leaves = dict(arrived.moved)
+        for place, form in self.forms.items():
+            if place in arrived.large:
+                values = arrived.large[place]
+            else:
+                assert arrived.block is not None
+                offset = self.layout.offsets[place] - self.layout.small_start
+                values = clone(arrived.block[offset : offset + form.nbytes])
+            leaves[place] = form(values)
+        return rebuilt(self.skeleton, leaves)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a plain tensor in host memory: nothing but values and strides."""
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not (value.requires_grad or value.is_quantized or value.is_nested)
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+class PinnedBufferPool:
+    """Blocks of pinned memory, ``most`` at most, which can be set at any time. Safe to use from several threads."""
+
+    def __init__(self, allocate: Callable[[int], Bytes], most: int) -> None:
+        self._allocate = allocate
+        self.most = most
+        # Reentrant: garbage collection can end a loader inside any allocation, also of a thread that holds it.
+        self._lock = threading.RLock()
+        self._free: list[Bytes] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def has_room(self) -> bool:
+        with self._lock:
+            return bool(self._free) or self._count < self.most
+
+    def claim(self, nbytes: int) -> Bytes | None:
+        """A free block of at least this size, or None. Allocates nothing."""
+        with self._lock:
+            fitting = [number for number, block in enumerate(self._free) if len(block) >= nbytes]
+            # The one that was given back last: the processor's cache may still hold it.
+            return self._free.pop(fitting[-1]) if fitting else None
+
+    def provide(self, nbytes: int) -> Bytes | None:
+        """A block of at least this size, allocated if need be; None if all are in use. On the consumer's thread only.
+
+        The first call allocates all blocks; if the free ones are too small, it replaces them all.
+        """
+        with self._lock:
+            block = self.claim(nbytes)
+            if block is None and (self._free or self._count < self.most):
+                self._count -= len(self._free)
+                self._free.clear()
+                size = max(pinned_bytes(nbytes), ALIGNMENT)
+                log.info(
+                    "%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size)
+                )
+                while self._count < self.most:
+                    self._free.append(self._allocate(size))
+                    self._count += 1
+                block = self.claim(nbytes)
+            return block
+
+    def give_back(self, block: Bytes) -> None:
+        with self._lock:
+            if self._count > self.most:
+                self._count -= 1
+            else:
+                self._free.append(block)

@@ -1,0 +1,496 @@
+"""`ProcessPipeline`: a `Pipeline` whose slots are filled by reader processes of equal rank.
+
+The trainer's process owns the slots and the order: it lends slots to the user, gives each vacant one the next batches,
+and tells a reader process to read them. Where samples share compressed chunks, each process reads its share of every
+slot, so that one process decodes a chunk; else whole slots fall to the process that has the fewest tasks. Each task is
+answered by one report. All else, from the samples of a batch to their decoding, happens in the reader processes, which
+take nothing of this process's GIL. They need a third of a second to start; meanwhile a thread of this process reads the
+first slot, unless that runs Python code of the user, takes a lock, or decodes a chunk that a process decodes again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lit_async_data.batch.spec import Bytes
+from lit_async_data.engine.pipeline.pipeline import Pipeline
+from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask
+from lit_async_data.engine.pipeline.slots import LENT
+from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.engine.processes.channel import Channel, wait_for_reports
+from lit_async_data.engine.processes.messages import Part, Task
+from lit_async_data.engine.processes.reader_process import ReaderProcesses
+from lit_async_data.engine.processes.remote_errors import unpacked_errors
+from lit_async_data.engine.processes.setup import ReaderSetup
+from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
+from lit_async_data.engine.resources import memory
+from lit_async_data.engine.supervisor import ThreadWorker, all_ended
+from lit_async_data.errors import MemoryBudgetError, WorkerError
+from lit_async_data.order.plan import BatchIndex, Share
+from lit_async_data.sources.contract.stage_clock import CLOCK, Work
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+# Seconds between two checks whether a slot was freed by another thread.
+FREED_S = 0.02
+# Tasks that wait in the pipe to a process: the smallest pipe that Linux makes, one page, holds them.
+MOST_TASKS = 32
+# Processes that may end, each in place of the one before, while none of them gets on.
+ATTEMPTS = 3
+NO_WORK = Work()
+
+
+@dataclasses.dataclass
+class _Reader:
+    number: int
+    channel: Channel
+    needed: bool  # whether tasks wait for its start; else it gets none before it has started
+    # What it has been told and has not reported, in this order, by slot and first step.
+    tasks: dict[tuple[int, int], Task] = dataclasses.field(default_factory=dict)
+    ended: int = 0  # processes of this number that have ended since the last report
+
+
+@dataclasses.dataclass
+class _Filling:
+    """A slot that is being filled."""
+
+    keys: Sequence[BatchIndex]
+    edges: Sequence[int]  # the first row of each batch, and the end of the last
+    generation: int
+    left: int  # tasks that have not been reported
+    errors: dict[int, Exception] = dataclasses.field(default_factory=dict)  # by number of the batch in the slot
+    work: Work = NO_WORK
+    seconds: float = 0.0  # of its longest task
+
+
+class ProcessPipeline(Pipeline):
+    """Batches that reader processes read ahead, in order. One consumer at a time.
+
+    A process that ends is named in the log, and another one takes its place. What it was reading is read again, batch
+    by batch; a batch that ends a second process is an error in its place.
+
+    Args:
+        setup: What the reader processes need.
+        stored: The same, in a file; closed with the pipeline.
+        processes: Read; other pipelines may share them.
+        pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
+    """
+
+    _not_forked = "its reader process does not serve it; build it in the child"
+
+    def __init__(
+        self,
+        setup: ReaderSetup,
+        stored: io.FileIO,
+        processes: ReaderProcesses,
+        *,
+        pin: Callable[[Bytes], None] | None = None,
+        timeout_s: float,
+    ) -> None:
+        budget, self._workers = setup.plan.budget, setup.plan.workers
+        super().__init__(
+            setup.schedule,
+            setup.layout,
+            slots=budget.slots,
+            most_slots=budget.most_slots,
+            timeout_s=timeout_s,
+            tuner=self._workers.tuner(),
+        )
+        self.worker_count = self._workers.threads
+        self._read, self._source, self._raw_bytes = setup.read, setup.read.source, setup.raw_bytes
+        self._stored, self._processes, self._pin = stored, processes, pin
+        self._memory: SharedSlots | None = None
+        # The lock guards everything below.
+        self._started = False
+        self._readers: list[_Reader] = []
+        # How many processes there shall be, and among how many slots are dealt.
+        self._wanted = self._dealing = self._workers.threads if self._workers.apart else 1
+        self._vacant: list[int] = []  # slots that were taken from the pool, and wait for a process
+        self._filling: dict[int, _Filling] = {}
+        self._was_starved = 0  # how often the loop had waited when the last report came
+        self._first = ThreadWorker(0, self._read_here)
+        self._first_task: ReadTask | None = None
+
+    def reserve(self) -> None:
+        """Take the memory of the first slots, unless that is done."""
+        with self._lock:
+            if self._memory is None:
+                self._memory = SharedSlots(self.layout.nbytes + self._raw_bytes)
+                self._memory.now[THREADS] = 1 if self._workers.apart else self._workers.threads
+            if not len(self.pool):
+                self._add_slots(min(self._slots, self._most_slots))
+
+    def prefetch(self, key: BatchIndex) -> None:
+        with self._lock:
+            if self._closed:
+                self.check()
+            if not self._started:
+                self._start()
+                self._seek(key)
+                if self._reads_first:
+                    self._begin_here()
+            if next(iter(self._claimed), self._cursor) != key:
+                self._seek(key)
+            self._give_tasks()
+
+    def poll(self, key: BatchIndex) -> FilledSlot | None:
+        with self._lock:
+            self._receive()
+            return super().poll(key)
+
+    def _wait(self, key: BatchIndex, seconds: float) -> None:
+        with self._lock:
+            self._grow()
+            channels, all_given = [reader.channel for reader in self._readers], not self.pool.count(LENT)
+        # A slot that the user frees in another thread is given to a reader soon, and the first one is no report.
+        wait_for_reports(channels, seconds if all_given and not self._first.alive else FREED_S)
+        self.prefetch(key)
+
+    def close(self) -> None:
+        if self.forked:
+            return
+        with self._lock:
+            self._closed = True
+            self._claimed.clear()
+            self.ready = 0
+            self._stored.close()
+            try:
+                for reader in self._readers:
+                    reader.channel.close()
+            finally:
+                if self._memory is not None:
+                    self._memory.close()
+        all_ended([self._first])
+        self.pool.clear()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the reader processes; none before the first request."""
+        return [reader.channel.pid for reader in self._readers]
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.reserve()
+        for reader in self._readers:  # one of them could not be opened
+            reader.channel.close()
+        self._readers.clear()
+        self._add_readers(needed=True)
+        self._started = True
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether a thread of this process may read: by no Python code, under no lock, and no chunk for others."""
+        chunks = self._source.chunks
+        return not self._workers.apart and chunks.reading != "locked" and chunks.rows == 1
+
+    def _begin_here(self) -> None:
+        """Have a thread of this process read the first slot while the others start."""
+        try:
+            self._first.start()
+        except WorkerError:  # the system refuses another thread
+            return
+        slot, *self._vacant = self.pool.take_all()
+        self._first_task = ReadTask(slot, self._claim(), self.schedule, self._generation, 0, self._source.ids)
+
+    def _read_here(self, worker: ThreadWorker) -> bool:
+        with self._lock:  # which `prefetch` holds until there is a task
+            task, self._first_task = self._first_task, None
+        if task is not None:
+            worker.begin(task)
+            CLOCK.start()
+            # No name holds the result: see `ThreadPipeline._fill`.
+            self._file_here(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
+        return False
+
+    def _file_here(self, task: ReadTask, filled: FilledSlot) -> None:
+        work = CLOCK.take()
+        with self._lock:
+            if not self._closed:
+                self._file(filled, task.generation, work, work.seconds)
+
+    def _add_readers(self, *, needed: bool) -> None:
+        for number in range(len(self._readers), self._wanted):
+            self._readers.append(_Reader(number, Channel(self._processes[number]), needed))
+            self._open(self._readers[-1].channel)
+
+    def _open(self, channel: Channel) -> None:
+        assert self._memory is not None
+        channel.open(self._stored.fileno(), self._memory)
+
+    def set_workers(self, count: int) -> None:
+        with self._lock:
+            if not self._workers.apart:
+                assert self._memory is not None
+                self._memory.now[THREADS] = count
+                return
+            self._wanted = count
+            try:
+                self._add_readers(needed=False)
+            except WorkerError:
+                self._readers.pop().channel.close()
+                raise
+
+    def _close_unused(self) -> None:
+        while len(self._readers) > max(self._wanted, self._dealing) and not self._readers[-1].tasks:
+            self._readers.pop().channel.close()
+
+    def _replace(self, reader: _Reader, error: WorkerError) -> None:
+        """Have another process read what one that has ended had been told; an error if that one would end, too."""
+        assert self._memory is not None
+        notes = self._notes(reader)
+        noted = self._memory.being_read(notes)
+        error = self._explained(error, reader, noted)
+        reader.ended += 1
+        if reader.channel.failure is not None or reader.ended >= ATTEMPTS:
+            if reader.needed:
+                raise error
+            log.warning("%s; reading goes on with %d", error, self._dealing)
+            self._stay()
+            return
+        channel = Channel(self._processes[reader.number])
+        try:
+            self._open(channel)
+        except BaseException:
+            channel.close()
+            raise
+        log.warning("%s; a new one takes its place", error)
+        self._memory.notes[notes, 2] = 0
+        reader.channel.close()
+        reader.channel, tasks, reader.tasks = channel, list(reader.tasks.values()), {}
+        for task in tasks:
+            begun = any(
+                task.key.epoch == note.key.epoch and task.key.step <= note.key.step < task.key.step + task.batches
+                for note in noted
+            )
+            if task.generation != self._generation:
+                self._done(task)
+            elif not begun:
+                self._send(reader, task)
+            elif task.again:
+                reader.ended = 0
+                self._done(task, errors={0: error})
+            else:
+                self._send_each(reader, task)
+
+    def _stay(self) -> None:
+        """Read on with those processes among which slots are dealt."""
+        self._wanted = self.worker_count = self._dealing
+        if self._tuner is not None:
+            self._tuner.stay(self._dealing)
+        self._close_unused()
+
+    def _send_each(self, reader: _Reader, task: Task) -> None:
+        """Have each batch of a task read by itself."""
+        filling = self._filling[task.slot]
+        first = task.key.step - filling.keys[0].step
+        filling.left += task.batches - 1
+        for number in range(first, first + task.batches):
+            key, row = filling.keys[number], filling.edges[number]
+            self._send(reader, task._replace(key=key, row=row, batches=1, again=True))
+
+    # -- tasks -------------------------------------------------------------------------------------------------------
+
+    def _seek(self, key: BatchIndex) -> None:
+        super()._seek(key)
+        assert self._memory is not None
+        self._memory.now[GENERATION] = self._generation
+
+    def _add_slots(self, count: int) -> None:
+        assert self._memory is not None
+        for slot in self._memory.add(count):
+            if self._pin is not None:
+                self._pin(slot)
+            self.pool.add(slot[: self.layout.nbytes])
+
+    def _give_tasks(self) -> None:
+        """Have all vacant slots filled."""
+        self._vacant += self.pool.take_all()
+        while self._vacant:
+            readers = self._dealt_to()
+            if not self._workers.shared:
+                readers = [min(readers, key=lambda reader: len(reader.tasks))]
+            if any(len(reader.tasks) >= MOST_TASKS for reader in readers):
+                return
+            slot, keys = self._vacant.pop(), self._claim()
+            count = self.schedule.plan(keys[0].epoch).count
+            edges = [0, *itertools.accumulate(count(key.step) for key in keys)]
+            self._filling[slot] = _Filling(keys, edges, self._generation, len(readers))
+            for reader in readers:
+                share = Share(reader.number, self._dealing)
+                part = Part.READ if self._raw_bytes and len(readers) > 1 else Part.ALL
+                task = Task(slot, self._generation, keys[0], len(keys), 0, share, self.schedule.limits, part)
+                self._send(reader, task)
+
+    def _dealt_to(self) -> list[_Reader]:
+        """The processes among which the next slot is dealt.
+
+        Those that share chunks become more or fewer where the next group of chunks begins: else chunks that one has
+        decoded would fall to another.
+        """
+        if self._dealing != self._wanted:
+            usable = itertools.takewhile(lambda reader: reader.needed or reader.channel.ready, self._readers)
+            count = min(len(list(usable)), self._wanted)
+            if count != self._dealing and (not self._workers.shared or self._begins_a_group()):
+                self._dealing = count
+                for reader in self._readers[:count]:
+                    reader.needed = True
+                self._close_unused()
+        return self._readers[: self._dealing]
+
+    def _begins_a_group(self) -> bool:
+        assert self._cursor is not None
+        plan = self.schedule.plan(self._cursor.epoch)
+        order, step = plan.chunk_order, self._cursor.step
+        if order is None or not step:
+            return True
+        firsts = (plan.bounds(each)[0] * plan.world_size + plan.rank + plan.start for each in (step - 1, step))
+        before, here = map(order.group_of, firsts)
+        return before != here
+
+    @staticmethod
+    def _send(reader: _Reader, task: Task) -> None:
+        reader.tasks[task.slot, task.key.step] = task
+        reader.channel.send(task)
+
+    def _receive(self) -> None:
+        if self._closed:  # by another thread, since the consumer's last check
+            return
+        for reader in tuple(self._readers):
+            try:
+                reports = reader.channel.receive()
+            except WorkerError as error:
+                self._replace(reader, error)
+                return  # there may be fewer now
+            for report, payload in reports:
+                reader.ended = 0
+                self.meter.waited(report.idle_s, starved=self._starved != self._was_starved)
+                self._was_starved = self._starved
+                errors = unpacked_errors(payload, reader.channel.pid) if payload else {}
+                self._done(reader.tasks.pop((report.slot, report.step)), report.work, errors)
+        if len(self._readers) > self._wanted:
+            self._close_unused()
+
+    def _next_coalesced(self, batches: int, seconds: float) -> int:
+        # A share of as many batches as there are processes takes as long as one whole batch.
+        least = min(self._dealing, self.layout.batches) if self._workers.shared else 1
+        return max(super()._next_coalesced(batches, seconds), least)
+
+    def _done(self, task: Task, work: Work = NO_WORK, errors: Mapping[int, Exception] | None = None) -> None:
+        filling = self._filling[task.slot]
+        filling.left -= 1
+        filling.work = filling.work.plus(work)
+        filling.seconds = max(filling.seconds, work.seconds)
+        for number, error in (errors or {}).items():
+            filling.errors.setdefault(task.key.step - filling.keys[0].step + number, error)
+        if filling.left:
+            return
+        if task.part is Part.READ and not filling.errors and filling.generation == self._generation:
+            reader, filling.left = self._readers[task.slot % task.share.readers], 1
+            self._send(reader, task._replace(share=task.share._replace(reader=reader.number), part=Part.TRANSFORM))
+            return
+        del self._filling[task.slot]
+        batches = [
+            BatchResult(key, begin, end - begin, filling.errors.get(number))
+            for number, key, (begin, end) in zip(
+                itertools.count(), filling.keys, itertools.pairwise(filling.edges), strict=False
+            )
+        ]
+        filled = FilledSlot(task.slot, batches, len(batches) - len(filling.errors))
+        self._file(filled, filling.generation, filling.work, filling.seconds)
+
+    # -- what is being read ------------------------------------------------------------------------------------------
+
+    def _reading(self) -> str:
+        assert self._memory is not None
+        found = ((reader, self._memory.being_read(self._notes(reader))) for reader in self._readers)
+        readers = [f"reader process {r.channel.pid} reads {self._named(n) or 'nothing'}" for r, n in found]
+        return "; ".join([*readers, *([str(self._first)] if self._first.alive else [])])
+
+    def _notes(self, reader: _Reader) -> slice:
+        """The notes of the threads of a process."""
+        each = self._workers.most_threads
+        first = reader.number * each % MOST_NOTES
+        return slice(first, first + each)
+
+    def _named(self, noted: Sequence[Note]) -> str:
+        found = []
+        for (epoch, _), count, samples in noted:
+            ids, more = self._source.ids(samples[:3]), f", … ({count} in all)" if count > 3 else ""
+            place = self._source.locate(ids[:1])[0]
+            numbers = f"sample{'s' * (count > 1)} {', '.join(map(str, ids))}{more}"
+            found.append(f"{numbers} of epoch {epoch} (the first is row {place.row} of {place.file})")
+        return ", ".join(found)
+
+    def _explained(self, error: WorkerError, reader: _Reader, noted: Sequence[Note]) -> WorkerError:
+        """The error with what was being read: any of these samples may be the cause."""
+        reading = f", while it read {self._named(noted)}" if noted else ""
+        explained = WorkerError(f"{error}{reading}", stage="read", worker=reader.number)
+        if len(noted) == 1:
+            ids = self._source.ids(noted[0].samples[:1])
+            place = self._source.locate(ids)[0]
+            explained.sample_id, explained.file, explained.row = int(ids[0]), place.file, place.row
+        for (epoch, _), count, samples in noted:
+            if count > 3:
+                first = f"the first {len(samples)} " if count > len(samples) else ""
+                numbers = self._source.ids(samples).tolist()
+                explained.add_note(f"samples of epoch {epoch} that were being read: {first}{numbers}")
+        explained.__cause__ = error.__cause__
+        return explained
+
+
+def pipeline_of(
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
+) -> Pipeline:
+    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
+    if setup.plan.workers.kind == "process":
+        return _process_pipeline(setup, processes, pin=pin, timeout_s=timeout_s)
+    plan = setup.plan
+    return ThreadPipeline(
+        setup.read,
+        setup.schedule,
+        plan.layout,
+        functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin is not None),
+        workers=plan.workers.threads,
+        slots=plan.budget.slots,
+        most_slots=plan.budget.most_slots,
+        timeout_s=timeout_s,
+        ahead=setup.ahead,
+        ids=setup.read.source.ids,
+        tuner=plan.workers.tuner(),
+    )
+
+
+def _process_pipeline(
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
+) -> ProcessPipeline:
+    register = None
+    if pin is not None and pin.type == "cuda":
+        register = functools.partial(memory.register, device=pin)
+    elif pin is not None:
+        _say_pageable(pin.type)
+    pipeline = ProcessPipeline(setup, setup.stored(), processes, pin=register, timeout_s=timeout_s)
+    try:
+        pipeline.reserve()
+    except MemoryBudgetError:
+        pipeline.close()
+        raise
+    return pipeline
+
+
+@functools.cache  # once
+def _say_pageable(kind: str) -> None:
+    log.warning(
+        "the memory that a reader process fills can be pinned for CUDA only: copies to %s come from pageable memory "
+        "and may hold the program up; worker_kind=thread reads into pinned memory",
+        kind,
+    )

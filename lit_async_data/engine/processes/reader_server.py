@@ -1,0 +1,200 @@
+"""`ReaderServer`: the part of a reader process that reads for one loader: threads that carry out tasks."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from lit_async_data.engine.pipeline.read_task import ReadTask
+from lit_async_data.engine.processes.messages import Part, Report, ReportKind, Reports, Task, TaskQueue
+from lit_async_data.engine.processes.remote_errors import packed_errors
+from lit_async_data.engine.processes.setup import ReaderSetup
+from lit_async_data.engine.processes.shared_slots import GENERATION, NOTED, THREADS, SharedSlots
+from lit_async_data.engine.supervisor import ThreadWorker, all_ended
+from lit_async_data.engine.unexpected import COALESCING, PREPARING, Unexpected
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.contract.stage_clock import CLOCK
+
+log = logging.getLogger(__name__)
+
+
+class LogToParent(logging.Handler):
+    """Sends log records to the parent, by the channel whose task came last, since its reports are read."""
+
+    reports: Reports
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sent = copy.copy(record)
+            sent.msg, sent.args = record.getMessage(), None
+            if record.exc_info:
+                sent.msg += "\n" + logging.Formatter().formatException(record.exc_info)
+            sent.exc_info = sent.exc_text = sent.stack_info = None
+            self.reports.send(Report(ReportKind.LOG), pickle.dumps(sent), droppable=True)
+        except Exception:  # noqa: BLE001  # as every handler: a record that cannot be sent does not stop who logs it
+            self.handleError(record)
+
+
+class ReaderServer:
+    """Carries out tasks, and reports each. Its first thread has the number ``first`` among those of all processes."""
+
+    def __init__(
+        self,
+        setup: ReaderSetup,
+        slots: SharedSlots,
+        tasks: TaskQueue,
+        reports: Reports,
+        *,
+        records: LogToParent,
+        first: int,
+    ) -> None:
+        self._setup, self._slots, self._tasks, self._first = setup, slots, tasks, first
+        self._reports, self._records = reports, records
+        self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
+        # The lock guards everything below.
+        self._lock = threading.Lock()
+        self._threads: list[ThreadWorker] = []
+        self._closing = False
+        self._readers, self._release = 0, _nothing  # the processes that share the memory for what is read ahead
+        self._cursor: BatchIndex | None = None  # the batch after the last task that was taken
+        self._reading: dict[int, BatchIndex] = {}  # the first batch of each thread that reads
+        with self._lock:
+            self._start_threads()
+        reports.send(Report(ReportKind.READY))
+
+    def check(self) -> None:
+        for thread in tuple(self._threads):
+            thread.check()
+
+    def close(self) -> None:
+        """Read no more, and give memory back; waits a few seconds for what is being read."""
+        with self._lock:
+            self._closing = True
+        self._tasks.wake(len(self._threads))
+        all_ended(self._threads)
+        self._release()
+        self._tasks.close()
+        self._slots.close()
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+
+    def _start_threads(self) -> None:
+        for number in range(len(self._threads), int(self._slots.now[THREADS])):
+            self._threads.append(ThreadWorker(self._first + number, self._work))
+            self._threads[-1].start()
+
+    def _work(self, thread: ThreadWorker) -> bool:
+        """Carry out one task; False if the thread is one too many, or nobody reads any more."""
+        began = time.perf_counter()
+        task = self._tasks.get()
+        if task is None:
+            return False
+        idle_s = CLOCK.waited(began)
+        self._records.reports = self._reports
+        with self._lock:
+            if self._closing:
+                return False
+            self._reserve(task.share.readers)
+            reading = self._begun(task, thread.number)
+        thread.begin(reading)
+        payload = b""
+        wanted = task.generation == self._slots.now[GENERATION]
+        if wanted:
+            payload = self._carried_out(task, reading)
+        report = Report(ReportKind.DONE, 0, task.slot, task.key.step, *CLOCK.take(), idle_s)
+        self._reports.send(report, payload)
+        with self._lock:
+            del self._reading[thread.number]
+        if wanted and task.part is not Part.TRANSFORM:
+            self._read_ahead(task, reading)
+        thread.rest()
+        return self._is_needed(thread)
+
+    def _is_needed(self, thread: ThreadWorker) -> bool:
+        with self._lock:
+            if thread.number - self._first >= self._slots.now[THREADS]:
+                self._threads.remove(thread)
+                return False
+            if not self._closing:
+                self._start_threads()
+            return True
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _reserve(self, readers: int) -> None:
+        if readers != self._readers:
+            release = self._setup.plan.reserve(self._setup.read.source, readers)
+            self._release()
+            self._readers, self._release = readers, release
+
+    def _begun(self, task: Task, thread: int) -> ReadTask:
+        schedule, (epoch, step) = self._setup.schedule.limited(task.limits), task.key
+        keys = [BatchIndex(epoch, step + number) for number in range(task.batches)]
+        self._reading[thread] = task.key
+        self._slots.slot(task.slot)  # maps it, which one thread at a time may do
+        if task.part is not Part.TRANSFORM:
+            self._cursor = schedule.following(keys[-1])
+        ids = self._setup.read.source.ids
+        return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, task.row)
+
+    def _carried_out(self, task: Task, reading: ReadTask) -> bytes:
+        """Read the batches; returns the errors of those that could not be read."""
+        read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
+        filled = reading.run(read, self._setup.layout, memory)
+        if filled.unexplained and filled.good == len(filled.batches):
+            self._coalescing_errors.log(filled.unexplained)
+        errors = [(number, batch.error) for number, batch in enumerate(filled.batches) if batch.error is not None]
+        return packed_errors(errors) if errors else b""
+
+    def _read(
+        self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        """Read samples, or this process's share of them, and note that, in case the process ends meanwhile."""
+        assert reading.worker is not None
+        note, first = self._slots.notes[reading.worker % len(self._slots.notes)], reading.reading[0].key
+        own = None
+        if self._setup.plan.workers.shared and task.share.readers > 1 and task.part is not Part.TRANSFORM:
+            plan = reading.schedule.plan(epoch)
+            own = self._setup.plan.shares.own(plan, plan.bounds(first.step)[0], samples, task.share)
+            samples = samples[own]
+        if not len(samples):
+            return
+        note[0], note[1] = first
+        note[3 : 3 + min(len(samples), NOTED)] = samples[:NOTED]
+        note[2] = len(samples)
+        try:
+            read, raw = self._setup.read, self._slots.slot(task.slot)[self._setup.layout.nbytes :]
+            if task.part is Part.TRANSFORM:
+                read(epoch, samples, out, raw=raw)
+            elif task.part is Part.READ:
+                assert read.transformation is not None
+                out = read.transformation.raw(raw, self._setup.schedule.capacity)
+                read.before_hooks()(epoch, samples, out, rows=own)
+            else:
+                read(epoch, samples, out, rows=own)
+        finally:
+            note[2] = 0
+
+    def _read_ahead(self, task: Task, reading: ReadTask) -> None:
+        """Decode and fetch what this process will read next; where whole slots fall to other processes, nothing."""
+        ahead = self._setup.ahead
+        if ahead is None or (task.share.readers > 1 and not self._setup.plan.workers.shared):
+            return
+        with self._lock:
+            unread = min(self._reading.values(), default=self._cursor)
+        assert unread is not None
+        with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
+            ahead(reading.schedule, reading.keys, unread, task.share)
+
+
+def _nothing() -> None:
+    pass

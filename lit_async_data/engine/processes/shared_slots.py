@@ -1,0 +1,117 @@
+"""`SharedSlots`: memory for slots that the trainer's process and its reader processes map.
+
+They lie in one `SharedFile`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_async_data.batch.spec import Bytes
+from lit_async_data.engine.processes.shared_file import SharedFile
+from lit_async_data.engine.resources.memory import readable
+from lit_async_data.errors import MemoryBudgetError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import BatchIndex
+
+# The file begins with a row that says to reader processes what holds at present: the generation of tasks, and the
+# threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 3 + NOTED). A note is
+# the epoch, the step, the number of samples, which is 0 if the thread reads nothing, and the first of them.
+MOST_NOTES, NOTED = 127, 61
+NOTES_BYTES = (1 + MOST_NOTES) * (3 + NOTED) * 8  # whole pages
+GENERATION, THREADS = 0, 1
+
+
+class Note(NamedTuple):
+    """What a thread reads: the first batch, the number of samples, and the first of them."""
+
+    key: BatchIndex
+    rows: int
+    samples: Indices
+
+
+class SharedSlots:
+    """The slots of one loader, in shared memory.
+
+    A process that did not create them gets the descriptor ``fd``, which stays open.
+
+    Attributes:
+        now: The generation of tasks, and the threads in a process.
+        notes: What each thread reads.
+    """
+
+    def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
+        self._stride = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._slot_bytes = slot_bytes
+        self._created: SharedFile | None = None
+        if fd is None:
+            self._created = SharedFile("lit_async_data slots")
+            self._file = self._created.file
+            try:
+                with self._refused(NOTES_BYTES, "the notes of workers"):
+                    self._created.reach(NOTES_BYTES)
+            except MemoryBudgetError:
+                self._file.close()
+                raise
+        else:
+            self._file = io.FileIO(fd, "r+b", closefd=False)
+        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(1 + MOST_NOTES, 3 + NOTED)
+        self.now, self.notes = rows[0], rows[1:]
+        self._slots: list[Bytes] = []
+
+    @property
+    def fd(self) -> int:
+        return self._file.fileno()
+
+    def add(self, count: int) -> list[Bytes]:
+        """More slots, for the creator of the file. Their memory is not touched yet."""
+        known = len(self._slots)
+        if not count:
+            return []
+        assert self._created is not None
+        with self._refused(count * self._stride, f"{count} slots"):
+            self._created.reach(NOTES_BYTES + (known + count) * self._stride)
+            self._map()
+        return self._slots[known:]
+
+    def being_read(self, threads: slice) -> list[Note]:
+        notes = self.notes[threads]
+        return [
+            Note(BatchIndex(int(note[0]), int(note[1])), int(note[2]), note[3 : 3 + note[2]].copy())
+            for note in notes[notes[:, 2] > 0]
+        ]
+
+    @contextlib.contextmanager
+    def _refused(self, nbytes: int, what: str) -> Iterator[None]:
+        assert self._created is not None
+        try:
+            yield
+        except OSError as error:
+            raise MemoryBudgetError(
+                f"memory_budget: the system refuses {readable(nbytes)} for {what} ({error.strerror}); "
+                f"{self._created.advice()}"
+            ) from error
+
+    def slot(self, number: int) -> Bytes:
+        if number >= len(self._slots):
+            self._map()
+        return self._slots[number]
+
+    def _map(self) -> None:
+        """Map the slots that the file has and that are not mapped, at once: each map holds a descriptor."""
+        begin = NOTES_BYTES + len(self._slots) * self._stride
+        memory = np.frombuffer(mmap.mmap(self.fd, os.fstat(self.fd).st_size - begin, offset=begin), np.uint8)
+        self._slots += [memory[first : first + self._slot_bytes] for first in range(0, len(memory), self._stride)]
+
+    def close(self) -> None:
+        """Close the descriptor. Memory lives on with the arrays that see it."""
+        self._slots.clear()
+        self.now, self.notes = self.now.copy(), self.notes[:0].copy()
+        self._file.close()

@@ -1,0 +1,168 @@
+"""Memory for slots, pageable or pinned; and `Budget`, how much of it a loader may hold.
+
+The only module that knows about pinning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lit_async_data import system
+from lit_async_data.batch.spec import Bytes
+from lit_async_data.engine.resources import control_groups
+from lit_async_data.errors import MemoryBudgetError
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+# The part of the machine's memory that one loader may hold by default.
+DEFAULT_SHARE = 0.25
+
+
+def allocated(nbytes: int, *, pinned: bool) -> Bytes:
+    """Memory for one slot: uint8, page-aligned, not touched yet, freed with the last array made from it.
+
+    Args:
+        nbytes: Its size.
+        pinned: Whether to lock it in place, so that a GPU can copy from it by itself. If that fails, a warning is
+            logged and the memory is pageable.
+
+    Raises:
+        MemoryBudgetError: The system has no more memory, or a limit (``ulimit -v``) refuses it.
+    """
+    if pinned:
+        import torch
+
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        except RuntimeError as error:
+            log.warning("pinning %d bytes failed, copies to the device will be slower: %s", nbytes, error)
+    # An anonymous map rather than np.empty: its memory returns to the system at once.
+    # Private, so that a forked child cannot write to it.
+    try:
+        return np.frombuffer(system.private_memory(nbytes), np.uint8)
+    except OSError as error:
+        raise MemoryBudgetError(
+            f"memory_budget: the system refuses {readable(nbytes)} for a slot ({error.strerror}); set a smaller "
+            "batch_size or queue_depth, or a higher limit (ulimit -v)"
+        ) from error
+
+
+def pinned_bytes(nbytes: int) -> int:
+    """Bytes that torch pins for this many: the next power of two."""
+    return 1 << (nbytes - 1).bit_length()
+
+
+def register(memory: Bytes, device: torch.device) -> None:
+    """Lock memory in place, so that a CUDA device can copy from it by itself; until the array is freed.
+
+    If that fails, a warning is logged and the memory stays pageable.
+    """
+    import torch
+
+    address = memory.ctypes.data
+    with torch.cuda.device(device):  # CUDA would open a context on the current device, of some hundred MB
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = runtime.cudaHostRegister(address, memory.nbytes, 0)
+        if int(code):
+            log.warning(
+                "pinning %d bytes failed, copies to the device will be slower: CUDA error %s", memory.nbytes, code
+            )
+            # CUDA keeps the error until a kernel is launched, and torch raises it there, whoever launches it. torch
+            # has no cudaGetLastError, so a kernel is launched here.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=device)
+            return
+    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+
+
+def pinned(value: Any) -> Any:
+    """An object pinned by its own ``pin_memory``; the object itself if it has none, or cannot be pinned."""
+    try:
+        there = value.pin_memory() if callable(getattr(value, "pin_memory", None)) else value
+    except RuntimeError as error:
+        log.debug("pinning a %s failed, its copy to the device will be slower: %s", type(value).__name__, error)
+        return value
+    return value if there is None else there  # it was pinned in place
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """The memory that a loader will hold, and the most that it may hold."""
+
+    slots: int  # allocated before the first batch
+    slot_bytes: int  # of one slot
+    limit: int  # the most bytes that the loader may hold
+    decoded: int = 0  # bytes of decoded chunks that are held between batches
+    cache: int = 0  # bytes of decoded chunks that are kept for good
+    fetched: int = 0  # the most bytes of files that are read ahead
+    scratch: int = 0  # bytes in which samples lie until they are transformed or copied to a slot, of all workers
+
+    @property
+    def total(self) -> int:
+        return self.slots * self.slot_bytes + self._beside
+
+    @property
+    def _beside(self) -> int:
+        return self.decoded + self.cache + self.fetched + self.scratch
+
+    @property
+    def most_slots(self) -> int:
+        """Slots that there may be if the user keeps batches."""
+        return (self.limit - self._beside) // self.slot_bytes
+
+    @property
+    def _parts(self) -> str:
+        parts = [f"{self.slots} slots of {readable(self.slot_bytes)}"]
+        parts += [f"{readable(self.decoded)} decoded"] if self.decoded else []
+        parts += [f"{readable(self.cache)} cache"] if self.cache else []
+        parts += [f"{readable(self.fetched)} of files read ahead"] if self.fetched else []
+        parts += [f"{readable(self.scratch)} scratch"] if self.scratch else []
+        return " + ".join(parts)
+
+    def check(self) -> None:
+        """Raise a `MemoryBudgetError` that names the bytes which are needed, if they are over the limit."""
+        if self.total > self.limit:
+            smaller = ["batch_size or queue_depth"] + ["shuffle_chunks"] * (self.decoded > 0)
+            smaller += ["cache_bytes"] * (self.cache > 0)
+            raise MemoryBudgetError(
+                f"memory_budget: {self._parts} need {self.total} bytes ({readable(self.total)}), over the budget of "
+                f"{self.limit} ({readable(self.limit)}); set a smaller {', '.join(smaller)}, or raise it"
+            )
+
+    def __str__(self) -> str:
+        return f"{self._parts} = {readable(self.total)}, of at most {readable(self.limit)}"
+
+
+def default_budget(ranks: int | None = None) -> int:
+    """Bytes that one loader may hold: a quarter of the memory of this machine or container, shared by its ranks."""
+    return int(DEFAULT_SHARE * machine_memory() / ranks_here(ranks))
+
+
+def ranks_here(known: int | None = None) -> int:
+    """Processes of this job on this machine: as many as are known, or as torchrun sets, or 1."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if known is None else known, 1)
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or of a control group's limit if that is less."""
+    limit = control_groups.memory_limit()
+    return system.memory() if limit is None else min(system.memory(), limit)
+
+
+def readable(nbytes: float) -> str:
+    """Bytes for people: ``readable(3_300_000)`` is ``'3.1 MiB'``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

@@ -1,0 +1,217 @@
+"""`ResourcePlan`: the threads and the memory that a loader will take, known before it takes any."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+from lit_async_data.batch.spec import BatchLayout, BatchSpec
+from lit_async_data.engine.hooks.transformation import Transformation
+from lit_async_data.engine.resources.memory import Budget, default_budget, pinned_bytes
+from lit_async_data.engine.resources.workers import Workers
+from lit_async_data.options import LoaderOptions
+from lit_async_data.order.chunk_order import ChunkExtents
+from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
+from lit_async_data.order.shares import Shares
+from lit_async_data.order.weighted import WeightedChunkOrder
+from lit_async_data.sources.contract.source import Source
+
+# Batches between what is read and what is fetched from the disk, if that must be.
+AHEAD = 8
+# Room for files that are read ahead: twice the estimated bytes of the next batches, between these bounds, and at most
+# half of what slots and chunks leave of the budget, since a user who keeps batches needs more slots.
+LEAST_FETCHED, MOST_FETCHED = 2**25, 2**30
+# Small batches are coalesced: read at once into one slot, up to this many bytes and batches. Samples per second against
+# one batch at a time, where reading is a copy, two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of
+# 128 KiB 1.9 times at 16, 2.1 at 32, 2.2 at 64.
+COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
+# They take this part at most of what chunks leave of the budget: more slots and files that are read ahead need room.
+COALESCED_SHARE = 0.25
+# Samples decoded for each one used.
+WORTH_A_WARNING = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class ResourcePlan:
+    """What a loader takes."""
+
+    workers: Workers
+    layout: BatchLayout  # where the batches of a slot lie in it, and how many there are
+    budget: Budget  # memory, against what there may be
+    # Decoded chunks that are in use at a time: those that samples are dealt from, and those of the group that is
+    # decoded meanwhile. 0 where the order does not go by chunks.
+    chunks: int
+    amplification: float = 1.0  # samples that are decoded for each one used; see `plan.amplification`
+    # How several reader processes share each slot, where they do.
+    shares: Shares = dataclasses.field(default_factory=functools.partial(Shares, None))
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        spec: BatchSpec,
+        options: LoaderOptions,
+        schedule: Schedule,
+        *,
+        ahead: bool,
+        pinned: bool = False,
+        hooks: Transformation | None = None,
+        refusal: str = "",
+        ranks: int | None = None,
+    ) -> ResourcePlan:
+        scratch = 0 if hooks is None else hooks.scratch_bytes
+        workers = Workers.of(source, options, ahead=ahead, hooks=hooks is not None, refusal=refusal, ranks=ranks)
+        limit = options.memory_budget or default_budget(ranks)
+        alone = BatchLayout(spec, schedule.capacity).nbytes
+        workers = _within(workers, limit, scratch)
+        planned = functools.partial(
+            cls._with, source, spec, options=options, schedule=schedule, limit=limit, hooks=hooks, pinned=pinned
+        )
+        plan = planned(workers, 1)
+        while plan.budget.total > limit and workers.most > max(workers.threads, 1):
+            workers = workers._replace(most=workers.most - 1)
+            plan = planned(workers, 1)
+        whole = hooks is not None and hooks.takes_batches
+        if ahead and not whole and _coalesces(source, workers, hooks=hooks is not None):
+            budget = plan.budget
+            # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
+            room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total
+            room -= budget.slots * budget.slot_bytes
+            room = min(room, limit)
+            # Samples may be large before a transform, and small after it.
+            batches = coalesced_batches(max(alone, scratch), schedule.steps)
+            plan = planned(workers, batches)
+            while batches > 1 and plan.budget.total > room:
+                batches -= 1
+                plan = planned(workers, batches)
+        budget = plan.budget
+        if workers.threads:
+            samples = schedule.capacity * (AHEAD + plan.layout.batches)
+            budget = dataclasses.replace(budget, fetched=_fetched_bytes(source, samples, limit - budget.total))
+        runs, kept = source.chunks.runs, budget.cache > 0
+        return dataclasses.replace(
+            plan,
+            budget=budget,
+            amplification=_amplification(source, schedule.plan(0), budget.cache),
+            shares=Shares(ChunkExtents(runs) if source.chunks.rows > 1 or (kept and runs) else None, kept),
+        )
+
+    @classmethod
+    def _with(
+        cls,
+        source: Source,
+        spec: BatchSpec,
+        workers: Workers,
+        batches: int,
+        *,
+        options: LoaderOptions,
+        schedule: Schedule,
+        limit: int,
+        hooks: Transformation | None,
+        pinned: bool,
+    ) -> ResourcePlan:
+        """The footprint if these workers read ``batches`` batches together. Files read ahead are not counted."""
+        plan, most = schedule.plan(0), max(workers.most, 1)
+        layout = BatchLayout(spec, schedule.capacity, batches)
+        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
+        chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
+        needs = source.memory(chunks)
+        cacheable = needs.cacheable
+        if workers.shared and options.cache_bytes:
+            # Shares by stored chunks are uneven; and samples may reach into a chunk that another process keeps, too.
+            needs = source.memory(chunks := 2 * chunks)
+            cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
+        decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, cacheable)
+        scratch = 0 if hooks is None else most * batches * hooks.scratch_bytes
+        if workers.shared and hooks is None:  # a process puts its share together before it goes to the slot
+            scratch += most * layout.nbytes
+        # The slots of a reader process are pinned as they are.
+        slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes
+        if workers.shared and hooks is not None and hooks.takes_batches:  # see `ReaderSetup.raw_bytes`
+            slot_bytes += hooks.scratch_bytes
+        budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=scratch)
+        return cls(workers, layout, budget, chunks)
+
+    def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
+        """Have a source reserve room, shared by some processes, for what is read ahead; call the result to end that."""
+        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts, self.budget.fetched // parts)
+
+
+def _coalesces(source: Source, workers: Workers, *, hooks: bool) -> bool:
+    """Whether small batches are read together, where that is possible."""
+    reading = source.chunks.reading
+    if not workers.threads:
+        # The loop waits for all that is read together. But a copy takes less time than the calls that batches share.
+        return reading == "copied" and not hooks
+    return reading not in ("locked", "python")
+
+
+def _within(workers: Workers, limit: int, scratch: int) -> Workers:
+    """As many workers as have scratch memory in a quarter of the budget."""
+    if not scratch:
+        return workers
+    room = limit // (4 * scratch)
+    return workers._replace(most=max(workers.threads, min(workers.most, room)))
+
+
+def _chunks(plan: EpochPlan, in_hand: int) -> int:
+    """Decoded chunks that are in use at a time, if the workers together read ``in_hand`` samples."""
+    order = plan.chunk_order
+    if order is None:
+        return 0
+    # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
+    groups = -(-in_hand // (order.width * order.rows))
+    return min((groups + 1) * order.width, order.chunks)
+
+
+def coalesced_batches(batch_bytes: int, most: int) -> int:
+    """How many batches of some bytes to read at once, at most.
+
+    Example:
+        >>> coalesced_batches(3 * 2**20, 100), coalesced_batches(2**30, 100), coalesced_batches(1000, 100)
+        (4, 1, 32)
+    """
+    return max(min(COALESCED_BYTES // batch_bytes, COALESCED_BATCHES, most), 1)
+
+
+def _fetched_bytes(source: Source, samples: int, left: int) -> int:
+    """Bytes for files that are read ahead, for this many samples."""
+    size = source.memory().files
+    return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
+
+
+def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
+    if 0 < source.memory().cacheable <= cache or not source.chunks.compressed or plan.shuffle == "none":
+        return 1.0
+    if plan.chunk_order is None:
+        return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread
+    drawn = plan.chunk_order.amplification() if isinstance(plan.chunk_order, WeightedChunkOrder) else 1.0
+    return drawn * source.chunks.spread
+
+
+def amplified(shuffle: Order, times: float, rows: int) -> str:
+    """In words for people: how much is decoded in vain, and what would help."""
+    if shuffle == "global":
+        return (
+            f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
+            "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps what was decoded"
+        )
+    return (
+        f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk, or few "
+        "samples of a chunk are drawn; cache_bytes keeps what was decoded, and smaller chunks waste less"
+    )
+
+
+def slow(
+    source: Source, options: LoaderOptions, footprint: ResourcePlan, order: EpochPlan, *, ahead: bool
+) -> Iterator[str]:
+    """What will take longer than it must, in words for people."""
+    if footprint.workers.kind == "caller" and options.workers == "auto" and ahead:
+        yield (
+            f"workers=auto reads each batch of {source.name} when it is asked for, since Python code per sample "
+            "would, in a thread, keep the training loop from running, and no reader process can be used "
+            f"({footprint.workers.why}); workers=1 reads ahead in a thread, for code that releases the GIL"
+        )
+    if footprint.amplification > WORTH_A_WARNING:
+        yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)

@@ -1,0 +1,111 @@
+"""`Headspace`: the most that a better loader could gain, measured with batches that are already there."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from lit_async_data.engine.device.feed import Batch
+from lit_async_data.engine.device.inline_queue import DeviceQueue, WrappedQueue
+from lit_async_data.engine.verdict.watch import Loader
+from lit_async_data.order.plan import BatchIndex
+
+# Steps of an epoch where nobody knows them; and the fewest of each kind that say anything.
+UNKNOWN, LEAST = 200, 4
+# Batches that are kept.
+KEPT = 4
+
+
+class Headspace:
+    """Has loaders repeat batches in the second half of each epoch, and times the steps of both halves."""
+
+    def __init__(self) -> None:
+        self.begin(steps=None)
+
+    def begin(self, steps: int | None) -> None:
+        """An epoch begins; ``steps`` is None if their number is not known."""
+        self._steps = steps or UNKNOWN
+        self._real = max(self._steps // 2, 1)
+        self._ended_s: float | None = None
+        # Seconds and steps, with batches of the loader and with repeated ones.
+        self._seconds, self._counted = [0.0, 0.0], [0, 0]
+
+    def attach(self, loader: Loader) -> None:
+        """Have a loader repeat, if it runs and does not yet."""
+        engine = loader.machinery.engine
+        if engine is not None and not isinstance(engine.queue, RepeatingQueue):
+            queue = RepeatingQueue(engine.queue, self._real, self._steps)
+            engine.queue = cast(DeviceQueue, queue)  # a property is no attribute to type checkers
+
+    def step(self, number: int, now_s: float) -> None:
+        """The step with this batch of the epoch has ended now."""
+        # The first step of each kind is left out: first batches and the change take longer, or less.
+        if self._ended_s is not None and number not in (0, self._real):
+            self._seconds[number > self._real] += now_s - self._ended_s
+            self._counted[number > self._real] += 1
+        self._ended_s = now_s
+
+    def interrupt(self) -> None:
+        """Something else ran since the last step."""
+        self._ended_s = None
+
+    @property
+    def gain(self) -> float | None:
+        """The share of the time that a perfect loader would save; None if there were too few steps."""
+        if min(self._counted) < LEAST or not self._seconds[0]:
+            return None
+        with_s, alone_s = (seconds / count for seconds, count in zip(self._seconds, self._counted, strict=True))
+        return max(1 - alone_s / with_s, 0.0)
+
+    def __str__(self) -> str:
+        if (gain := self.gain) is None:
+            return f"too few steps in an epoch; {2 * LEAST + 2} or more are needed"
+        with_it, alone = (
+            count / max(seconds, 1e-9) for count, seconds in zip(self._counted, self._seconds, strict=True)
+        )
+        return (
+            f"{with_it:.3g} steps/s with this loader, {alone:.3g} with batches that are already there: a better "
+            f"loader saves {100 * gain:.0f} % at most"
+        )
+
+
+class RepeatingQueue(WrappedQueue):
+    """The batches of a queue in the first steps of each epoch; then those that it has kept.
+
+    Args:
+        queue: Where batches come from.
+        real: Steps of each epoch with batches of the queue, ≥ 1.
+        steps: Steps of each epoch; for loaders that do not know their end when nobody asks them.
+    """
+
+    def __init__(self, queue: DeviceQueue, real: int, steps: int) -> None:
+        super().__init__(queue)
+        self._real, self._steps = real, steps
+        self._kept: list[Batch] = []
+        self._ahead = False  # whether the next epoch is being read
+        self.transform_s = 0.0
+
+    def take(self, key: BatchIndex) -> Batch:
+        if key.step >= self._steps:
+            raise StopIteration
+        if key.step >= self._real and self._kept:
+            self.transform_s = 0.0
+            return self._kept[key.step % len(self._kept)]
+        if not key.step:
+            self._kept, self._ahead = [], False
+        batch = self.queue.take(key)
+        self.transform_s = self.queue.transform_s
+        if len(self._kept) < KEPT:
+            self._kept.append(batch)
+        return batch
+
+    def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
+        if key.step < self._real or not self._kept:
+            self.queue.prefetch(key, copy=copy)
+        elif not self._ahead:
+            # As if this epoch had been read to its end: else the next one would begin with an empty queue.
+            self._ahead = True
+            self.queue.prefetch(BatchIndex(key.epoch + 1, 0), copy=False)
+
+    def close(self) -> None:
+        self._kept = []
+        self.queue.close()

@@ -1,0 +1,332 @@
+"""Copy verification is silent where everything is right, and every mutant of the way to a device makes it report."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.device import training_loop as test_device
+from support.device.training_loop import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
+
+from lit_async_data.engine.device.copy_verifier import CopyVerifier
+from lit_async_data.engine.device.streams import checksum
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.pipeline.slots import SlotPool
+from lit_async_data.errors import ConfigError, TransferError
+from lit_async_data.options import LoaderOptions
+from lit_async_data.order.plan import BatchIndex
+from lit_async_data.testing import ArraySource, FakeStreams
+
+# -- the sum -----------------------------------------------------------------------------------------------------------
+
+CONTENTS = st.binary(min_size=1, max_size=60)
+
+
+def summed(content):
+    return int(checksum(torch.frombuffer(bytearray(content), dtype=torch.uint8)))
+
+
+@given(CONTENTS, st.data())
+def test_any_changed_byte_changes_the_sum(content, data):
+    place = data.draw(st.integers(0, len(content) - 1))
+    changed = bytearray(content)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    assert summed(changed) != summed(content)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=6), st.data())
+def test_words_that_change_places_change_the_sum(words, data):
+    one, other = (data.draw(st.integers(0, len(words) - 1)) for _ in range(2))
+    swapped = list(words)
+    swapped[one], swapped[other] = words[other], words[one]
+    same = int(checksum(torch.tensor(swapped))) == int(checksum(torch.tensor(words)))
+    assert same is (words[one] == words[other])
+
+
+def test_highest_bits_that_change_places_change_the_sum():
+    """What a sum of words times odd weights would not see: 2⁶³ times an even difference is 0."""
+    words = torch.zeros(100, dtype=torch.int64)
+    found = set()
+    for place in range(100):
+        words[place] = -(2**63)
+        found.add(int(checksum(words)))
+        words[place] = 0
+    assert len(found) == 100
+
+
+def test_zeros_at_the_end_count():
+    assert len({summed(b"\0" * length) for length in range(1, 40)}) == 39
+
+
+def test_content_of_many_blocks_is_summed_as_that_of_one(monkeypatch):
+    content = torch.arange(1000, dtype=torch.int16)
+    whole = int(checksum(content))
+    monkeypatch.setattr("lit_async_data.engine.device.streams._BLOCK", 7)
+    assert int(checksum(content)) == whole
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 5)])
+def test_tensors_of_every_kind_have_a_sum(dtype, shape):
+    assert checksum(torch.zeros(shape, dtype=dtype)).dtype == torch.int64
+
+
+def test_the_sum_goes_by_memory_and_any_view_has_one():
+    stored = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
+    assert int(checksum(stored)) == int(checksum(stored.permute(0, 3, 1, 2)))  # channels_last
+    assert int(checksum(stored[:, 1:, ::2])) == int(checksum(stored[:, 1:, ::2].clone()))
+    assert int(checksum(stored.flatten()[1:])) == int(checksum(stored.flatten()[1:].clone()))  # not aligned
+    assert int(checksum(torch.ones(1).expand(5))) == int(checksum(torch.ones(5)))
+
+
+def test_a_tensor_with_gradients_is_summed_without():
+    assert not checksum(torch.ones(3, requires_grad=True)).requires_grad
+
+
+# -- silence -----------------------------------------------------------------------------------------------------------
+
+
+@SLOW
+@pytest.mark.parametrize(("depth", "transforms", "late"), [(0, True, False), (2, False, True), (2, True, True)])
+def test_it_is_silent_where_every_batch_arrives(slow, depth, transforms, late):
+    streams = FakeStreams(slow)
+    transform = on_device(streams) if transforms else None
+    assert trained(streams, epochs=2, depth=depth, transform=transform, late=late, verify_copies=7) == []
+    assert ("checksum", "compute") in streams.calls
+
+
+def test_without_it_nothing_is_summed():
+    streams = FakeStreams("side")
+    trained(streams)
+    assert not [call for call in streams.calls if call[0] == "checksum"]
+
+
+def test_it_watches_as_many_batches_as_it_was_told_and_waits_for_the_device_once():
+    streams = FakeStreams("compute")
+    forced = []
+    happened = streams.happened
+
+    def counting(event, *, block):
+        if block and event.stream is streams.compute():
+            forced.append(len(watched()))
+        return happened(event, block=block)
+
+    def watched():
+        return [call for call in streams.calls if call == ("checksum", "compute")]
+
+    streams.happened = counting
+    trained(streams, epochs=1, verify_copies=3)
+    assert len(watched()) == 3 * 3 * 3  # three fields: as they arrived, at hand-over and at release
+    assert forced == [27]
+
+
+# -- mutants -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mutant", "slow", "transforms", "when"),
+    [
+        (test_device.ComputeNeverWaits, "side", False, "hand-over"),
+        (test_device.ComputeNeverWaits, "side", True, "hand-over"),
+        (test_device.SideNeverWaits, "compute", False, "hand-over"),
+    ],
+)
+def test_a_missing_wait_is_found(mutant, slow, transforms, when):
+    streams = mutant(slow)
+    with pytest.raises(
+        TransferError, match=rf"verify_copies: .*x.* of batch \d of epoch 0 .*\(found at {when}\)"
+    ) as caught:
+        trained(streams, depth=1, transform=on_device(streams) if transforms else None, verify_copies=100)
+    assert caught.value.stage == "copy"
+
+
+def test_a_copy_into_memory_that_the_step_still_reads_is_found_at_release():
+    """1. Batch 0 is handed over, and compute sums it. 2. It is released; compute is to sum it again, late. 3. Its
+    memory is given out again, and the next copy, which waits for nothing, is faster. 4. Compute sums."""
+    streams = test_device.SideNeverWaits("compute")
+    with queue_on(streams, depth=1, verify_copies=2) as queue:
+        queue.feed.poll = queue.feed.get
+        queue.take(BatchIndex(0, 0))
+        streams.synchronize()  # what is summed at hand-over is right
+        queue.prefetch(BatchIndex(0, 1))
+        queue.take(BatchIndex(0, 1))
+        queue.prefetch(BatchIndex(0, 2))
+        with pytest.raises(TransferError, match=r"of batch 0 of epoch 0 changed .*\(found at release\)"):
+            queue.take(BatchIndex(0, 2))
+
+
+@pytest.mark.parametrize(("made", "silent"), [(FakeStreams, True), (test_device.CopiesCountAsDoneAtOnce, False)])
+def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
+    """The steps are those of test_a_slot_is_not_filled_again_before_its_copy_has_happened."""
+    streams = made("side")
+    found = []
+    with queue_on(streams, workers=0, verify_copies=STEPS) as queue:
+        plan = queue.feed.pipeline.schedule.plan(0)
+        step = Step(streams)
+        copied_ahead(queue, STEPS)
+        for number in range(STEPS):
+            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
+        try:
+            queue.verifier.settle()
+        except TransferError as error:
+            found.append(str(error))
+    assert bool(found) is not silent
+    assert all(re.search(r"of batch 0 of epoch 0 did not arrive as it was read", each) for each in found)
+
+
+# -- in host memory ----------------------------------------------------------------------------------------------------
+
+ROWS = np.repeat(np.arange(40, dtype=np.float32)[:, None], 5000, axis=1)
+
+
+def loader_on_cpu(verify_copies=100, **options):
+    source = ArraySource({"x": ROWS, "y": np.arange(40)})
+    chosen = LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
+    loader = AsyncLoader(source, chosen, **options)
+    loader.verify_copies = verify_copies
+    return loader
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("transform", [None, lambda batch: batch["x"].mul_(2), lambda batch: batch | {"s": "text"}])
+def test_it_is_silent_on_the_cpu_too(depth, transform):
+    with loader_on_cpu(device_depth=depth, device_transform=transform) as loader:
+        for _ in range(2):
+            assert len(list(loader)) == 10
+
+
+def test_changes_that_torch_sees_are_the_users_own():
+    with loader_on_cpu() as loader:
+        for batch in loader:
+            batch["x"].add_(1)
+            with torch.inference_mode():
+                batch["y"].zero_()
+
+
+def test_changes_that_torch_does_not_see_are_found_and_the_batch_is_asked_for_again():
+    with loader_on_cpu(verify_copies=2) as loader:
+        batch = next(loader)
+        batch["x"].numpy()[...] = 7
+        next(loader)
+        with pytest.raises(TransferError, match=r"x of batch 0 of epoch 0 changed .* through numpy"):
+            next(loader)
+        assert next(loader)["y"].tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.usefixtures("one_batch_per_slot")
+def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
+    """1. Batch 0 is handed out. 2. Its slot is vacant all the same: the worker fills it again. 3. It is released."""
+
+    class Gated(ArraySource):
+        def __init__(self):
+            super().__init__({"x": ROWS, "y": np.arange(40)})
+            self.reads, self.handed_out, self.came_around = 0, threading.Event(), threading.Event()
+
+        def read_into(self, samples, out):
+            assert self.reads == 0 or self.handed_out.wait(10)
+            super().read_into(samples, out)
+            self.reads += 1
+            if self.reads == 4:  # there are three slots
+                self.came_around.set()
+
+    def lend(pool, slot):
+        pool.drop(slot)
+        return pool.memory(slot)
+
+    monkeypatch.setattr(SlotPool, "lend", lend)
+    source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
+    with AsyncLoader(source, options) as loader:
+        loader.verify_copies = 1
+        next(loader)
+        source.handed_out.set()
+        assert source.came_around.wait(10)
+        with pytest.raises(TransferError, match=r"x of batch 0 of epoch 0 changed .*\(found at release\)"):
+            next(loader)
+
+
+def test_what_was_not_compared_in_time_is_said_as_the_loader_is_closed():
+    loader = loader_on_cpu()
+    next(loader)["x"].numpy()[...] = 7
+    with pytest.raises(TransferError, match="x of batch 0"):
+        loader.close()
+    loader.close()
+    assert loader.stats().batches == 1
+
+
+def test_it_can_be_set_and_starts_to_count_anew():
+    with loader_on_cpu(verify_copies=0) as loader:
+        next(loader)
+        loader.verify_copies = 2
+        assert next(loader)["y"].tolist() == [4, 5, 6, 7]
+        assert loader.machinery.engine.queue.verifier.left == 1
+        with pytest.raises(ConfigError, match="verify_copies: -1 is not a whole number from 0 on"):
+            loader.verify_copies = -1
+
+
+# -- through the loader ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams_of(monkeypatch):
+    """Makes every device one with streams, pretended ones."""
+
+    def pretended(streams):
+        pretend(monkeypatch, lambda device: streams)
+        return streams
+
+    return pretended
+
+
+@pytest.mark.parametrize(("made", "found"), [(FakeStreams, False), (test_device.ComputeNeverWaits, True)])
+def test_a_loader_raises_what_its_canary_found(streams_of, made, found):
+    streams_of(made("side"))
+    with loader_on_cpu(verify_copies=3) as loader:
+        run = functools.partial(sum, (1 for _ in loader))
+        if found:
+            with pytest.raises(TransferError, match="batch 0 of epoch 0 did not arrive as it was read"):
+                run()
+        else:
+            assert run() == 10
+
+
+@dataclasses.dataclass
+class Pair:
+    image: torch.Tensor
+    label: object
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_it_looks_into_dataclasses_and_leaves_out_what_has_no_plain_bytes():
+    verifier = CopyVerifier(5)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    batch = [Pair(torch.ones(3), None), nested, torch.ones(2).to_sparse()]
+    verifier.read(BatchIndex(0, 0), batch)
+    verifier.seen("arrived", BatchIndex(0, 0), batch)
+    verifier.handed_over(BatchIndex(0, 0), batch)
+    batch[0].image.numpy()[...] = 7
+    with pytest.raises(TransferError, match=r"0.image of batch 0 of epoch 0 changed"):
+        verifier.settle()
+
+
+def test_a_canary_holds_nothing_of_what_was_released():
+    verifier = CopyVerifier(5)
+    batch = {"x": torch.ones(3)}
+    verifier.read(BatchIndex(0, 0), batch)
+    verifier.seen("arrived", BatchIndex(0, 0), batch)
+    verifier.handed_over(BatchIndex(0, 0), batch)
+    verifier.released(BatchIndex(0, 1))
+    verifier.handed_over(BatchIndex(0, 0), batch)
+    assert verifier.left == 4  # it does not know that batch any more
+    tensor = weakref.ref(batch["x"])
+    del batch
+    assert tensor() is None

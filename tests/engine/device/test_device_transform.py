@@ -1,0 +1,370 @@
+"""Transforms on the device: who gets random numbers, and which; modules; and that nothing else decides about them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from support.device.training_loop import pretend
+
+from lit_async_data import AsyncDataModule, Normalize, prefetched
+from lit_async_data.engine.device.transform import DeviceTransform
+from lit_async_data.engine.hooks.callables import takes_rng
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
+from lit_async_data.errors import ConfigError, TransformError
+from lit_async_data.options import LoaderOptions
+from lit_async_data.order.permutation import derived_key
+from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.composed.subset import SubsetSource
+from lit_async_data.testing import ArraySource, FakeStreams
+
+CPU = torch.device("cpu")
+
+
+def named(batch, rng): ...
+def second(batch, generator): ...
+def strong(batch, strength=2): ...
+def strong_and_named(batch, strength, rng): ...
+def anything(*batch, **rest): ...
+def first_is_called_so(rng): ...
+def rest_is_called_so(batch, *rng): ...
+
+
+class Module(torch.nn.Module):
+    def forward(self, batch): ...
+
+
+class DrawingModule(torch.nn.Module):
+    def forward(self, batch, rng): ...
+
+
+class Callable:
+    def __call__(self, batch, rng): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (None, False),
+        (named, True),
+        (second, True),
+        (strong, False),
+        (functools.partial(strong, strength=3), False),
+        (functools.partial(strong_and_named, strength=3), True),
+        (functools.partial(named, rng=None), False),  # that one is spoken for
+        (anything, False),
+        (first_is_called_so, False),
+        (rest_is_called_so, False),
+        (Module(), False),
+        (DrawingModule(), True),
+        (torch.nn.Sequential(Module()), False),
+        (Callable(), True),
+        (torch.neg, False),
+    ],
+)
+def test_whether_a_transform_draws_is_read_off_its_signature(function, takes):
+    assert takes_rng(function) is takes
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda batch, rng: rng,
+        lambda batch, g: g,
+        lambda batch, *, rng: rng,
+        lambda batch, rng=None: rng,
+        functools.partial(lambda batch, strength, rng: rng, strength=3),
+    ],
+)
+def test_it_gets_a_generator_however_it_asks_for_it(function):
+    rng = DeviceTransform(function, CPU, number=lambda key: 2**64 - 1)({}, BatchIndex(0, 0))
+    assert rng.initial_seed() == 2**64 - 1
+    with pytest.raises(TransformError, match="returned None"):  # without a number there is no generator
+        DeviceTransform(function, CPU)({}, BatchIndex(0, 0))
+
+
+def test_a_signature_is_read_once():
+    looks = []
+
+    class Odd:
+        @property
+        def __signature__(self):
+            looks.append(1)
+            raise ValueError("no signature")
+
+        def __call__(self, batch):
+            return batch
+
+    transform = DeviceTransform(Odd(), CPU)
+    for step in range(3):
+        transform({}, BatchIndex(0, step))
+    assert len(looks) == 1
+
+
+# -- through the loader ------------------------------------------------------------------------------------------------
+
+LENGTH, BATCH = 22, 4
+
+
+def source():
+    return ArraySource({"x": np.repeat(np.arange(LENGTH, dtype=np.float32)[:, None], 4200, axis=1)})
+
+
+def drawing(batch, rng):
+    drawn = torch.full((1,), -1, dtype=torch.int64) if rng is None else torch.randint(2**62, (1,), generator=rng)
+    return batch | {"drawn": drawn}
+
+
+def drawn_by(loader, epochs=2):
+    with loader:
+        return [(batch["index"].tolist(), batch["drawn"].item()) for _ in range(epochs) for batch in loader]
+
+
+def loader_of(of=None, transform=drawing, *, rank=0, world_size=1, depth=2, **options):
+    chosen = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "seed": 5} | options
+    return AsyncLoader(
+        of or source(),
+        LoaderOptions(**chosen),
+        rank=rank,
+        world_size=world_size,
+        device_depth=depth,
+        device_transform=transform,
+    )
+
+
+def expected(seed, epoch, first):
+    rng = torch.Generator().manual_seed(derived_key(seed, epoch, BATCH_KEYS, first))
+    return torch.randint(2**62, (1,), generator=rng).item()
+
+
+def test_what_is_drawn_goes_by_seed_epoch_and_first_sample_alone():
+    found = drawn_by(loader_of())
+    steps = len(found) // 2
+    for epoch, batches in enumerate((found[:steps], found[steps:])):
+        assert [drawn for _, drawn in batches] == [expected(5, epoch, ids[0]) for ids, _ in batches]
+    assert len({drawn for _, drawn in found}) == len(found)
+    assert drawn_by(loader_of(seed=6)) != found
+
+
+@pytest.mark.parametrize(("workers", "depth", "queue_depth"), [(0, 2, 4), (2, 0, 1)])
+def test_workers_and_depths_change_nothing(workers, depth, queue_depth):
+    assert drawn_by(loader_of(workers=workers, depth=depth, queue_depth=queue_depth)) == drawn_by(loader_of())
+
+
+def test_ranks_draw_for_their_own_batches():
+    found = [drawn_by(loader_of(rank=rank, world_size=2), epochs=1) for rank in range(2)]
+    for ids, drawn in itertools.chain(*found):
+        assert drawn == expected(5, 0, ids[0])
+    assert len({drawn for _, drawn in itertools.chain(*found)}) == sum(map(len, found))
+
+
+def test_samples_of_a_subset_go_by_their_numbers_in_the_whole():
+    found = drawn_by(loader_of(SubsetSource(source(), [*range(11, LENGTH)])), epochs=1)
+    assert [drawn for _, drawn in found] == [expected(5, 0, ids[0]) for ids, _ in found]
+    assert min(min(ids) for ids, _ in found) >= 11
+
+
+def test_nothing_is_drawn_in_evaluation_and_where_the_options_say_so():
+    options = LoaderOptions(batch_size=BATCH, return_indices=True).for_evaluation()
+    for loader in (AsyncLoader(source(), options, device_transform=drawing), loader_of(augment=False)):
+        assert {drawn for _, drawn in drawn_by(loader)} == {-1}
+
+
+def test_epochs_differ_by_what_is_drawn_also_where_the_order_is_as_stored():
+    found = drawn_by(loader_of(shuffle=False))
+    steps = len(found) // 2
+    assert [ids for ids, _ in found[:steps]] == [ids for ids, _ in found[steps:]]
+    assert not {drawn for _, drawn in found[:steps]} & {drawn for _, drawn in found[steps:]}
+    with loader_of(shuffle=False) as loader:
+        loader.set_epoch(1)
+        assert next(loader)["drawn"].item() == found[steps][1]
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Has loaders take this pretended device for theirs."""
+
+    def on(streams):
+        pretend(monkeypatch, lambda device: streams)
+        return streams
+
+    return on
+
+
+@pytest.mark.parametrize("slow", ["side", "compute"])
+def test_a_device_with_streams_draws_the_same(pretended, slow):
+    wanted = drawn_by(loader_of())
+    streams = pretended(FakeStreams(slow))
+    with loader_of() as loader:
+        found = []
+        for _ in range(2):
+            for batch in loader:
+                streams.synchronize()
+                found.append((batch["index"].tolist(), batch["drawn"].item()))
+    assert found == wanted
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+class Scaled(torch.nn.Module):
+    """Counts how often it is moved."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(3.0))
+        self.moves = []
+
+    def to(self, device):
+        self.moves.append(device)
+        return super().to(device)
+
+    def forward(self, batch, rng):
+        return batch | {"x": batch["x"] * self.scale, "drawn": rng is not None}
+
+
+def test_a_module_is_moved_once_and_computes_no_gradients():
+    module = Scaled()
+    with loader_of(transform=module) as loader:
+        assert module.moves == []  # nothing before the first batch
+        for batch in loader:
+            assert torch.equal(batch["x"][:, 0], 3.0 * batch["index"])
+            assert not batch["x"].requires_grad
+            assert batch["drawn"]
+    assert module.moves == [CPU]
+
+
+def test_a_module_is_where_the_batches_are():
+    transform = DeviceTransform(module := Scaled(), torch.device("meta"))
+    assert module.scale.device.type == "meta"
+    assert transform({"x": torch.ones(2, device="meta")}, BatchIndex(0, 0))["x"].device.type == "meta"
+
+
+# -- what is no transform ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "key"),
+    [
+        (lambda given: AsyncLoader(source(), {"batch_size": 4}, device_transform=given), "device_transform"),
+        (lambda given: prefetched([1], device_transform=given), "device_transform"),
+        (
+            lambda given: AsyncDataModule(train=source(), loader={"batch_size": 4}, device_transform=given),
+            "device_transform",
+        ),
+        (
+            lambda given: AsyncDataModule(train=source(), loader={"batch_size": 4}, device_transform={"eval": given}),
+            "device_transform.eval",
+        ),
+    ],
+)
+def test_a_class_is_refused(made, key):
+    with pytest.raises(ConfigError, match=rf"^{key}: Normalize is a class.*write Normalize\(…\)"):
+        made(Normalize)
+
+
+async def later(batch):
+    return batch
+
+
+def one_by_one(batch):
+    yield batch
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("transform", "what"),
+    [(lambda batch: None, "None"), (lambda batch, rng: None, "None"), (one_by_one, "a generator")],
+)
+def test_a_transform_that_returns_no_batch_is_an_error_of_that_batch(pretended, streamed, transform, what):
+    if streamed:
+        pretended(FakeStreams("side"))
+    message = rf"^device_transform: returned {what} for batch 0 of epoch 0; return the batch"
+    with loader_of(transform=transform) as loader, pytest.raises(TransformError, match=message) as caught:
+        next(loader)
+    assert caught.value.stage == "transform"
+
+
+def test_a_coroutine_is_no_batch():
+    with (
+        pytest.warns(RuntimeWarning, match="never awaited"),
+        loader_of(transform=later) as loader,
+        pytest.raises(TransformError, match="returned a coroutine for batch 0"),
+    ):
+        next(loader)
+
+
+def test_what_is_none_may_stay_none():
+    with prefetched([None, 1], device="cpu", device_transform=lambda batch: batch) as batches:
+        assert list(batches) == [None, 1]
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def flipped(batch):
+    return batch if torch.rand(()) < 0.5 else batch | {"x": batch["x"].flip(-1)}
+
+
+def noisy(batch):
+    return batch | {"x": batch["x"] + np.random.random()}  # noqa: NPY002  # as many a transform does
+
+
+def chosen(batch):
+    return batch | {"x": batch["x"] * random.choice([1.0, 2.0])}
+
+
+def heedless(batch, rng):
+    return batch | {"x": batch["x"] + torch.rand((), generator=rng)}  # None stands for the global generator
+
+
+def warned(caplog):
+    return [record.getMessage() for record in caplog.records if "evaluation batch" in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("transform", "generator"), [(flipped, "torch"), (noisy, "numpy"), (chosen, "random"), (heedless, "torch")]
+)
+def test_a_transform_for_all_stages_that_draws_in_evaluation_is_warned_of_once(caplog, transform, generator):
+    dm = AsyncDataModule(
+        train=source(), val=[source(), source()], test=source(), loader={"batch_size": 4}, device_transform=transform
+    )
+    with contextlib.closing(dm):
+        list(dm.train_dataloader())
+        assert not warned(caplog)  # training may draw what it likes
+        for loader in [*dm.val_dataloader(), *dm.test_dataloader()]:
+            list(loader)
+    (line,) = warned(caplog)
+    assert line.startswith(f"device_transform drew random numbers from {generator} on an evaluation batch")
+
+
+@pytest.mark.parametrize("explicit", ["eval", "val"])
+def test_a_transform_that_was_given_for_evaluation_may_draw(caplog, explicit):
+    dm = AsyncDataModule(val=source(), loader={"batch_size": 4}, device_transform={explicit: flipped})
+    with contextlib.closing(dm):
+        list(dm.val_dataloader()[0])
+    assert not warned(caplog)
+
+
+@pytest.mark.parametrize("transform", [drawing, Normalize(mean=0.5, std=0.5), None])
+def test_a_transform_that_does_not_draw_in_evaluation_is_not_warned_of(caplog, transform):
+    dm = AsyncDataModule(val=source(), loader={"batch_size": 4}, device_transform=transform)
+    with contextlib.closing(dm):
+        assert len(list(dm.val_dataloader()[0])) == 6
+    assert not warned(caplog)
+
+
+def test_a_module_for_all_stages_is_moved_to_the_device_in_evaluation_too():
+    module = Scaled()
+    dm = AsyncDataModule(val=source(), loader={"batch_size": 4, "return_indices": True}, device_transform=module)
+    with contextlib.closing(dm):
+        for batch in dm.val_dataloader()[0]:
+            assert torch.equal(batch["x"][:, 0], 3.0 * batch["index"])
+            assert not batch["drawn"]
+    assert module.moves == [CPU]

@@ -1,0 +1,268 @@
+"""How long the device waits for data: by its own clock, without stopping for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import weakref
+
+import numpy as np
+import pytest
+from support.device.training_loop import STEPS, pretend, queue_on, write_numbers
+from support.lightning.trainer import Recorder, Recording, trainer
+
+import lit_async_data as lad
+from lit_async_data.engine.device.clock import DeviceClock
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.stats import DeviceWait, Stage
+from lit_async_data.errors import ReadError
+from lit_async_data.lightning import verdicts
+from lit_async_data.lightning.waits import WaitSummary
+from lit_async_data.options import LoaderOptions
+from lit_async_data.order.plan import BatchIndex
+from lit_async_data.testing import ArraySource, FakeStreams
+
+COPY_S, STEP_S = 0.03, 0.05
+# A batch travels in two copies.
+ARRIVES_S = 2 * COPY_S
+
+
+def streams_that_take_time(slow, step_s=STEP_S):
+    return FakeStreams(slow, {"copy": COPY_S, "step": step_s})
+
+
+def epoch(queue, streams, number=0, batches=STEPS):
+    for step in range(batches):
+        queue.take(BatchIndex(number, step))
+        queue.prefetch(queue.feed.following(BatchIndex(number, step)))
+        streams.launch("step", lambda: None)
+
+
+def test_a_copy_that_compute_has_to_wait_for_is_the_devices_waiting():
+    streams = streams_that_take_time("side")
+    with queue_on(streams) as queue:
+        epoch(queue, streams)
+        waited = queue.waited
+    assert waited.batches == STEPS - 1
+    assert waited.wait_s == pytest.approx(ARRIVES_S * (STEPS - 1))
+    assert (waited.gap_s, waited.last_s) == pytest.approx((ARRIVES_S, ARRIVES_S))
+
+
+def test_what_was_copied_in_time_makes_no_device_wait():
+    streams = streams_that_take_time("compute")
+    with queue_on(streams) as queue:
+        epoch(queue, streams)
+        streams.synchronize()
+        waited = queue.waited
+    assert (waited.batches, waited.wait_s) == (STEPS - 1, 0)
+    assert waited.gap_s == pytest.approx(ARRIVES_S)  # nothing hides the first
+    assert streams.now_s > STEPS * STEP_S
+
+
+def test_time_that_the_host_waits_for_a_reader_while_the_device_is_idle_counts():
+    streams = FakeStreams("side")
+
+    def read(epoch, samples, out):
+        streams.now_s += 0.25
+        write_numbers(epoch, samples, out)
+
+    with queue_on(streams, read=read, workers=0, depth=0) as queue:
+        epoch(queue, streams)
+        waited = dataclasses.replace(queue.waited, copy=Stage())
+        assert waited == DeviceWait(STEPS - 1, 0.25 * (STEPS - 1), 0.25, 0.25)
+
+
+def test_nobody_waits_for_an_event_to_be_read():
+    streams = FakeStreams("compute")
+    blocked = []
+    happened = streams.happened
+
+    def watched(event, *, block):
+        blocked.append(block and event.stream is streams.compute())
+        return happened(event, block=block)
+
+    streams.happened = watched
+    with queue_on(streams) as queue:
+        queue.take(BatchIndex(0, 0))
+        # The device has not come so far, and nobody makes it.
+        assert dataclasses.replace(queue.waited, copy=Stage()) == DeviceWait()
+        streams.synchronize()
+        assert dataclasses.replace(queue.waited, copy=Stage()) == DeviceWait()
+        epoch(queue, streams, 1)
+        assert queue.waited.batches > 0
+    assert not any(blocked)
+
+
+class Timeline:
+    """Host and device beside each other: what is enqueued begins when the device is free, and not before."""
+
+    capturing = False
+
+    def __init__(self):
+        self.host_s = self.device_s = 0.0
+
+    def compute(self):
+        return None
+
+    def launch(self, takes_s):
+        self.device_s = max(self.device_s, self.host_s) + takes_s
+
+    def timed(self, stream):
+        self.launch(0)
+        return self.device_s
+
+    def happened(self, at_s, *, block):
+        assert not block
+        return at_s <= self.host_s
+
+    def elapsed_s(self, begin_s, end_s):
+        return end_s - begin_s
+
+
+@pytest.mark.parametrize(
+    ("read_s", "copy_s", "waited_s"),
+    [
+        (0.0, 0.0, 0.0),
+        (0.5, 0.0, 0.0),  # the host waits while the device computes
+        (1.5, 0.0, 0.5),  # and goes on to wait when the device is through
+        (0.0, 0.25, 0.25),
+        (1.5, 0.25, 0.75),
+    ],
+)
+def test_the_device_waits_from_the_end_of_its_step_until_the_batch_is_there(read_s, copy_s, waited_s):
+    """1. A step of 1 s is enqueued. 2. A batch is asked for; the host waits for a reader. 3. What is left of the copy
+    when the device comes to it holds it up."""
+    device = Timeline()
+    clock = DeviceClock(device)
+    device.launch(1.0)
+    clock.asked()
+    device.host_s += read_s
+    device.launch(copy_s)
+    clock.came(first=False)
+    if read_s < 1:
+        assert clock.waited == DeviceWait()  # it is too early to know
+    device.host_s = 10
+    assert clock.waited == DeviceWait(1, waited_s, 0.0, waited_s)
+
+
+def test_the_first_copy_is_not_timed_as_it_tells_what_a_device_does_once():
+    streams = streams_that_take_time("side")
+    streams._takes_s["copy"] = 1.0
+    with queue_on(streams) as queue:
+        for number in range(4):
+            queue.take(BatchIndex(0, number))
+            streams.synchronize()
+            streams._takes_s["copy"] = COPY_S
+            copied = queue.waited.copy
+            assert copied.seconds == pytest.approx(ARRIVES_S * (number + 1) if number else 0)
+
+
+def test_no_event_is_asked_for_while_a_graph_is_recorded():
+    streams = streams_that_take_time("side")
+    with queue_on(streams) as queue:
+        queue.take(BatchIndex(0, 0))
+        streams.synchronize()
+        streams.capturing = True
+        assert queue.waited.gap_s == 0
+        streams.capturing = False
+        assert queue.waited.gap_s == pytest.approx(ARRIVES_S)
+
+
+class RemembersTimes(FakeStreams):
+    """A device that knows which of its timed events somebody keeps."""
+
+    def __init__(self, slow):
+        super().__init__(slow)
+        self.times = weakref.WeakSet()
+
+    def timed(self, stream):
+        event = super().timed(stream)
+        self.times.add(event)
+        return event
+
+
+def test_events_that_have_happened_are_not_kept_though_nobody_asks():
+    streams = RemembersTimes("side")
+    with queue_on(streams) as queue:
+        for number in range(3):
+            epoch(queue, streams, number)
+            assert len(streams.times) <= 4  # of the last hand-over, and of a copy
+
+
+def test_a_batch_that_failed_is_no_waiting():
+    streams = FakeStreams("side")
+    calls = []
+
+    def read(epoch, samples, out):
+        calls.append(samples)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+
+    with queue_on(streams, read=read, workers=0, depth=0) as queue:
+        queue.take(BatchIndex(0, 0))
+        with pytest.raises(ReadError):
+            queue.take(BatchIndex(0, 1))
+        queue.take(BatchIndex(0, 2))
+        assert queue.waited.batches == 1
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_devices_share_is_told_where_it_is_known_and_else_the_loops():
+    loop = WaitSummary(10, wait_s=3.0, gap_s=1.0, busy_s=6.0)
+    assert loop.share == 0.4
+    assert str(loop + WaitSummary(device_s=0.1)).endswith("the device 0.100 s: data wait 1.0 %")
+    assert (loop + WaitSummary(device_s=0.1) + WaitSummary(device_s=0.2)).device_s == pytest.approx(0.3)
+    assert WaitSummary() + loop == loop
+    assert WaitSummary().share == 0.0
+
+
+# -- through loader and Trainer ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Makes the CPU a device with streams, on which copies take time that nothing hides."""
+    pretended = streams_that_take_time("side", step_s=0.0)
+    pretend(monkeypatch, lambda device: pretended)
+    return pretended
+
+
+def source_of(samples=20):
+    # One large field, which travels in one copy.
+    return ArraySource({"x": np.repeat(np.arange(samples, dtype=np.float32)[:, None], 5000, axis=1)})
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_loader_tells_what_its_device_waited_and_keeps_it_when_it_is_closed():
+    with AsyncLoader(source_of(), LoaderOptions(batch_size=4, shuffle=False)) as loader:
+        assert loader.stats().device is None
+        list(loader)
+        stats = loader.stats()
+        assert stats.device.wait_s == pytest.approx(4 * COPY_S)
+        assert stats.metrics()["data/device_wait_ms"] == pytest.approx(1e3 * COPY_S)
+    assert loader.stats().device == stats.device
+
+
+class Blind(Recorder):
+    """Looks at no value: on this device none has arrived when the host asks."""
+
+    def see(self, stage, batch, number): ...
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`:UserWarning")
+def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(verdicts, "LEAST_S", 0.0)
+    monkeypatch.setattr(verdicts, "LEAST_STEPS", 1)
+    callback, logger = lad.DevicePrefetcher(), Recording()
+    fit = trainer(callback, logger=logger, log_every_n_steps=1, max_epochs=2)
+    with AsyncLoader(source_of(), {"batch_size": 4, "shuffle": False}) as loader:
+        fit.fit(Blind(), loader)
+    steps = [row["data/device_wait_ms"] for _, row in logger.rows if "data/device_wait_ms" in row]
+    assert steps == pytest.approx([1e3 * COPY_S] * 10)
+    assert fit.callback_metrics["data/device_wait_ms"] == pytest.approx(1e3 * COPY_S)
+    assert callback.waited.device_s == pytest.approx(10 * COPY_S)
+    assert re.search(r"epoch 0: the device waited \d+\.\d % of ", caplog.text)

@@ -1,0 +1,366 @@
+"""The contender to a device, on one that is there: ``pytest -m gpu`` on a machine with a CUDA device.
+
+What is forced and measured here is built in `benchmarks/waiting/on_device/`, which `benchmarks/waiting/gpu.py`
+turns into figures.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from waiting.on_device import measures
+from waiting.on_device.contenders import MIB, Contender, Resident, contenders, source
+from waiting.on_device.hazards import HAZARDS
+from waiting.on_device.rig import Gpu, cycles_per_second, sleep
+
+import lit_async_data as lad
+from lit_async_data.testing import ArraySource
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+]
+
+ROOT = Path(__file__).parents[2]
+DEPTHS = pytest.mark.parametrize("depth", [None, 0, 2], ids=["no callback", "device_depth=0", "device_depth=2"])
+SAMPLES, BATCH = 60, 8
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Kernels of 5 ms: longer than what is copied here takes."""
+    return measures.Kernels(0.005)
+
+
+def fitted(model, loader, *callbacks, **options):
+    trainer = pl.Trainer(**measures.QUIET | options, callbacks=list(callbacks))
+    trainer.fit(model, loader)
+    return model
+
+
+def prefetchers(depth):
+    return [] if depth is None else [lad.DevicePrefetcher(device_depth=depth)]
+
+
+# -- hazards -----------------------------------------------------------------------------------------------------------
+
+
+by_name = pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.name)
+
+
+@by_name
+def test_with_every_guard_no_value_is_wrong(hazard):
+    assert not hazard.shows(Gpu(hazard.slow), guarded=True)
+
+
+@by_name
+def test_without_its_guard_a_hazard_comes_true(hazard):
+    assert hazard.shows(Gpu(hazard.slow), guarded=False)
+
+
+def test_a_slot_is_not_filled_again_while_it_is_copied():
+    """1. Side is held back. 2. Two copies are enqueued behind that: from all slots that there are. 3. Both batches are
+    handed out, and a third is asked for: it comes when side has gone on, and not before."""
+    options = {"batch_size": 4, "shuffle": False, "queue_depth": 1, "workers": 1}
+    with lad.AsyncLoader(ArraySource({"x": np.zeros((40, MIB), "u1")}), options, device="cuda") as loader:
+        loader.machinery.wiring.externally_driven = True
+        loader.next()
+        torch.cuda.synchronize()
+        queue = measures.engine_of(loader).queue
+        with queue.streams.on_side():
+            sleep(round(0.2 * cycles_per_second()))
+        held = queue.streams.record(queue.streams.side)
+
+        def submitted():
+            loader.machinery.prefetch()
+            return queue.ready == 2
+
+        measures.wait_until(submitted)
+        loader.next()
+        loader.next()
+        assert not held.query()
+        loader.next()
+        assert held.query()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_slots_are_pinned(kind):
+    numbers = np.arange(40, dtype=np.float32).repeat(MIB // 4).reshape(40, MIB // 4)
+    options = {"batch_size": 4, "shuffle": False, "workers": 1, "worker_kind": kind}
+    with lad.AsyncLoader(ArraySource({"x": numbers}), options, device="cuda") as loader:
+        found = [batch["x"].amax(dim=1).tolist() for batch in loader]
+        assert found == [[4 * step + i for i in range(4)] for step in range(10)]
+        pool = measures.engine_of(loader).feed.pipeline.pool
+        assert all(torch.from_numpy(pool.memory(slot)).is_pinned() for slot in range(len(pool)))
+
+
+def test_loaders_share_one_side_stream():
+    """More loaders than torch has streams to hand out."""
+    found = set()
+    for _ in range(40):
+        with source(1, 2, 0.0) as loader:
+            next(loader)
+            found.add(measures.engine_of(loader).queue.streams.side.stream_id)
+    assert len(found) == 1
+
+
+# A race that torch's own sanitizer sees: one tensor, written on one stream and read on another.
+SANITIZED = """
+import sys, numpy as np, torch
+sys.path.insert(0, "benchmarks")
+from waiting.on_device.hazards import ComputeNeverWaits, mixed
+from waiting.on_device.simulated import replaced_streams
+from lit_async_data import AsyncLoader
+from lit_async_data.engine.device.streams import TorchStreams
+from lit_async_data.testing import ArraySource
+
+streams = mixed(ComputeNeverWaits if sys.argv[1] == "mutant" else None, TorchStreams)
+streams.held = True
+with replaced_streams(streams, simulated=False):
+    source = ArraySource({"x": np.zeros((32, 2**20), "u1")})
+    with AsyncLoader(source, {"batch_size": 4}, device="cuda") as loader:
+        for batch in loader:
+            batch["x"].amax()
+"""
+
+
+@pytest.mark.parametrize(("mutant", "races"), [("none", False), ("mutant", True)])
+def test_the_sanitizer_of_torch_sees_a_race_only_without_a_wait(mutant, races):
+    environment = os.environ | {"TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SANITIZED, mutant]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300, check=False)
+    assert ("data race" in done.stderr) is races, done.stderr
+    assert (done.returncode != 0) is races, done.stderr
+
+
+# -- the program never waits -------------------------------------------------------------------------------------------
+
+
+class Looking(pl.LightningModule):
+    """A model that learns, and may look at a value: that waits for the GPU."""
+
+    def __init__(self, looks=False):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 1)
+        self.looks = looks
+
+    def training_step(self, batch, number):
+        loss = self.layer(batch["x"][:, :16].float()).square().mean()
+        if self.looks:
+            loss.item()
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+@DEPTHS
+@pytest.mark.parametrize("transform", [None, lad.ToFloat("x")], ids=["as stored", "transform"])
+def test_an_epoch_has_the_program_wait_for_nothing(depth, transform):
+    with source(4, 10, 0.0, device_transform=transform) as loader:
+        fitted(Looking(), loader, measures.NoSynchronising(), *prefetchers(depth), max_epochs=2)
+
+
+def test_a_step_that_has_it_wait_is_an_error():
+    with source(4, 10, 0.0) as loader, pytest.raises(RuntimeError, match="synchroniz"):
+        fitted(Looking(looks=True), loader, measures.NoSynchronising(), *prefetchers(2))
+
+
+def test_a_copy_is_started_in_under_a_millisecond_while_both_streams_are_busy():
+    seconds = measures.submit_seconds(20)
+    assert statistics.median(seconds) < 0.001
+    assert max(seconds) < 0.025  # the streams sleep for 50 ms: whoever waits for one takes as long
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_allocator_holds_as_much_after_five_epochs_as_after_one():
+    held = measures.reserved(5)
+    assert held == held[:1] * 5
+
+
+def test_with_a_stream_for_each_epoch_it_would_hold_more_and_more():
+    held = measures.reserved(5, new_streams=True)
+    assert held[-1] > held[0]
+
+
+# -- copies run beside kernels -----------------------------------------------------------------------------------------
+
+
+def test_copies_run_beside_kernels_and_come_from_pinned_memory(step):
+    contender, *_ = contenders(8, measures.SETTLE + 10, 0.0)
+    events = measures.beside_kernels(contender, step)
+    assert measures.beside(events) > 0.5
+    assert {event["name"] for event in measures.copies(events)} == {"Memcpy HtoD (Pinned -> Device)"}
+
+
+def test_with_nothing_copied_ahead_they_do_not(step):
+    contender = next(contender for contender in contenders(8, measures.SETTLE + 10, 0.0) if contender.depth == 0)
+    assert measures.beside(measures.beside_kernels(contender, step)) < 0.5
+
+
+def test_pageable_batches_of_other_loaders_are_copied_from_pinned_memory_too(step):
+    dataset = [torch.zeros(8 * MIB, dtype=torch.uint8) for _ in range(measures.SETTLE + 10)]
+    batches = [{"x": tensor} for tensor in dataset]
+    contender = Contender("prefetched", lambda: lad.prefetched(batches, device="cuda"))
+    events = measures.beside_kernels(contender, step)
+    assert {event["name"] for event in measures.copies(events)} == {"Memcpy HtoD (Pinned -> Device)"}
+
+
+# -- what the Trainer makes of it --------------------------------------------------------------------------------------
+
+
+def numbered():
+    """Sample n is a row of n, beside which stands n: up to 60, every float of any size holds that."""
+    numbers = np.arange(SAMPLES)
+    return ArraySource({"x": np.repeat(numbers[:, None].astype(np.float32), 20_000, axis=1), "y": numbers})
+
+
+class Seeing(pl.LightningModule):
+    """Checks each batch against its numbers, and what type it came in."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(16, 1)
+        self.types = set()
+        self.seen = []
+
+    def training_step(self, batch, number):
+        x, y = batch["x"], batch["y"]
+        self.types.add(x.dtype)
+        assert x.device.type == y.device.type == "cuda"
+        assert torch.equal(x, y[:, None].to(x.dtype).expand_as(x))
+        self.seen += y.tolist()
+        sleep(10**6)
+        return self.layer(x[:, :16] / SAMPLES).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@DEPTHS
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("32-true", torch.float32),
+        ("16-mixed", torch.float32),
+        ("bf16-mixed", torch.float32),
+        ("bf16-true", torch.bfloat16),
+        ("64-true", torch.float64),
+    ],
+)
+def test_batches_are_converted_as_the_precision_says(depth, precision, dtype):
+    with lad.AsyncLoader(numbered(), {"batch_size": BATCH, "shuffle": True}, device="cuda") as loader:
+        model = fitted(Seeing(), loader, *prefetchers(depth), max_epochs=2, precision=precision)
+    assert model.types == {dtype}
+    assert sorted(model.seen) == sorted([*range(SAMPLES)] * 2)
+
+
+@DEPTHS
+def test_accumulated_gradients_are_those_of_batches_in_memory(depth):
+    options = {"batch_size": BATCH, "shuffle": False}
+    with lad.AsyncLoader(numbered(), options) as loader:
+        batches = [{name: tensor.clone() for name, tensor in batch.items()} for batch in loader]
+    in_memory = torch.utils.data.DataLoader(Resident(batches), batch_size=None)
+    plain = fitted(Seeing(), in_memory, accumulate_grad_batches=4, max_epochs=2)
+    with lad.AsyncLoader(numbered(), options, device="cuda") as loader:
+        model = fitted(Seeing(), loader, *prefetchers(depth), accumulate_grad_batches=4, max_epochs=2)
+    assert model.seen == plain.seen
+    torch.testing.assert_close(model.layer.weight, plain.layer.weight)
+    torch.testing.assert_close(model.layer.bias, plain.layer.bias)
+
+
+# -- nested batches ----------------------------------------------------------------------------------------------------
+
+
+class Scenes(torch.utils.data.Dataset):
+    """As Mask R-CNN has them: images of different sizes, and a dict of targets for each."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, number):
+        image = torch.full((3, 200 + 10 * number, 300), float(number))
+        masks = torch.full((number % 3, *image.shape[1:]), number, dtype=torch.uint8)
+        boxes = torch.arange(4.0 * (number % 3)).reshape(-1, 4)
+        return image, {"masks": masks, "boxes": boxes, "image_id": number, "file": f"{number}.jpg", "crowd": None}
+
+
+def collated(batch):
+    return tuple(zip(*batch))
+
+
+def held_back(batches):
+    """Let both streams begin what comes next some milliseconds late."""
+    sleep(10**7)
+    with batches.machinery.engine.queue.streams.on_side():
+        sleep(10**7)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_nested_batches_of_images_of_different_sizes_arrive_whole(pinned, depth):
+    loader = torch.utils.data.DataLoader(Scenes(), 4, num_workers=1, collate_fn=collated, pin_memory=pinned)
+    with lad.prefetched(loader, device_depth=depth, device="cuda") as batches:
+        assert len(batches) == 6
+        for _ in range(2):
+            seen = []
+            for images, targets in batches:
+                held_back(batches)
+                assert isinstance(images, tuple)
+                for image, target in zip(images, targets, strict=True):
+                    number = target["image_id"]
+                    expected, wanted = Scenes()[number]
+                    seen.append(number)
+                    assert image.is_cuda
+                    assert target["boxes"].is_cuda
+                    assert torch.equal(image.cpu(), expected)
+                    assert torch.equal(target["masks"].cpu(), wanted["masks"])
+                    assert torch.equal(target["boxes"].cpu(), wanted["boxes"])
+                    assert (target["file"], target["crowd"]) == (f"{number}.jpg", None)
+            assert seen == list(range(24))
+
+
+def test_what_was_kept_of_a_batch_never_changes():
+    with lad.AsyncLoader(numbered(), {"batch_size": BATCH, "shuffle": False}, device="cuda") as loader:
+        kept = [copy.copy(batch) for _ in range(3) for batch in loader]
+        torch.cuda.synchronize()
+        for batch in kept:
+            assert torch.equal(batch["x"], batch["y"][:, None].float().expand_as(batch["x"]))
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+
+class Late(pl.LightningModule):
+    """Predicts when the GPU has slept for a while, with memory that the next batch uses again."""
+
+    def predict_step(self, batch, number):
+        sleep(round(0.02 * cycles_per_second()))
+        numbers = batch["y"] + 0.5
+        return {"p": numbers.bfloat16(), "mask": numbers[:, None, None].expand(-1, 64, 64).to(torch.uint8)}
+
+
+def test_predictions_are_written_as_the_gpu_computed_them(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    dm = lad.AsyncDataModule(predict=ArraySource({"y": np.arange(SAMPLES)}), loader={"batch_size": BATCH})
+    trainer = pl.Trainer(callbacks=[lad.DevicePrefetcher(), lad.PredictionWriter(tmp_path / "out")], **measures.QUIET)
+    trainer.predict(Late(), datamodule=dm, return_predictions=False)
+    table = pyarrow.read_table(tmp_path / "out/predictions.parquet")
+    assert table["p"].to_pylist() == (np.arange(SAMPLES) + 0.5).tolist()
+    with h5py.File(tmp_path / "out/predictions.h5") as file:
+        assert (file["mask"][:] == np.arange(SAMPLES)[:, None, None]).all()

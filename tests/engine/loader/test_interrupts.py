@@ -1,0 +1,382 @@
+"""Ctrl-C and then on, as in a notebook: wherever it comes, every batch is handed out once, in order, as it was read."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from support.device.training_loop import pretend
+from support.threads.interrupts import interrupted
+
+from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
+from lit_async_data.engine.supervisor import ThreadWorker
+from lit_async_data.errors import ClosedError
+from lit_async_data.sources.manifest.files import prefetcher
+from lit_async_data.sources.manifest.files.stored_file import fetched
+from lit_async_data.testing import ArraySource, FakeStreams
+
+# Python drops an interrupt that comes in a finaliser.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function Reservation:pytest.PytestUnraisableExceptionWarning"
+)
+
+LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
+STEPS = 6
+
+
+def values():
+    return np.repeat(np.arange(LENGTH, dtype=np.float32), WIDTH).reshape(LENGTH, WIDTH)
+
+
+def arrays(workers, **options):
+    source = ArraySource({"x": values(), "y": np.arange(LENGTH)})
+    return AsyncLoader(source, {"batch_size": BATCH, "workers": workers, "shuffle": "global"}, **options)
+
+
+def files(workers, h5, *, images=False):
+    """A table of files, in the folder of ``h5``: of arrays, or of images of one colour."""
+    pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
+    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    folder = Path(h5(y=[0])).parent
+    for number, array in enumerate(pictures() if images else values()):
+        if images:
+            image.fromarray(array.transpose(1, 2, 0).copy()).save(folder / f"{number}.png")
+        else:
+            np.save(folder / f"{number}.npy", array)
+    names = [f"{number}.{'png' if images else 'npy'}" for number in range(LENGTH)]
+    (folder / "t.jsonl").write_text("".join(f'{{"x": "{name}", "y": {at}}}\n' for at, name in enumerate(names)))
+    source = ManifestSource(folder / "t.jsonl", {"x": "x", "y": "y"}, check_files="none")
+    return AsyncLoader(source, {"batch_size": BATCH, "workers": workers, "shuffle": "global"})
+
+
+def hdf5(workers, h5, *, packed, kind="thread"):
+    data = {"data": values(), "chunks": (3, WIDTH), "compression": "gzip"} if packed else values()
+    source = HDF5Source(h5(x=data, y=np.arange(LENGTH)), fields={"x": "x", "y": "y"})
+    options = {"batch_size": BATCH, "workers": workers, "shuffle": "chunk" if packed else "global", "shuffle_chunks": 2}
+    return AsyncLoader(source, options | {"worker_kind": kind})
+
+
+def pictures():
+    return np.repeat(np.arange(LENGTH, dtype=np.uint8), 80 * 80 * 3).reshape(LENGTH, 3, 80, 80)
+
+
+def half(batch):
+    batch["x"] /= 2
+    return batch | {"x": batch["x"] * 2}
+
+
+def copied(batch):
+    return dict(batch)
+
+
+KINDS = {
+    "in the caller's thread": lambda h5: arrays(0),
+    "one worker": lambda h5: arrays(1),
+    "two workers": lambda h5: arrays(2),
+    "nothing ahead": lambda h5: arrays(1, device_depth=0),
+    "a transform in place": lambda h5: arrays(1, device_transform=half),
+    "HDF5 in the caller's thread": lambda h5: hdf5(0, h5, packed=False),
+    "HDF5, two workers": lambda h5: hdf5(2, h5, packed=False),
+    "gzip in the caller's thread": lambda h5: hdf5(0, h5, packed=True),
+    "gzip, two workers": lambda h5: hdf5(2, h5, packed=True),
+    "gzip, a reader process": lambda h5: hdf5(1, h5, packed=True, kind="process"),
+    "files in the caller's thread": lambda h5: files(0, h5),
+    "files, two workers": lambda h5: files(2, h5),
+    "images in the caller's thread": lambda h5: files(0, h5, images=True),
+    "images, two workers": lambda h5: files(2, h5, images=True),
+    "a cold disk, in the caller's thread": lambda h5: files(0, h5),
+    "a cold disk, one worker": lambda h5: files(1, h5),
+    "a device, copies late": lambda h5: arrays(1),
+    "a device, kernels late": lambda h5: arrays(2),
+    "a device, a transform": lambda h5: arrays(1, device_transform=copied),
+    "a device, several batches in a slot, copies late": lambda h5: hdf5(2, h5, packed=False),
+    "a device, several batches in a slot, kernels late": lambda h5: hdf5(1, h5, packed=True),
+}
+
+
+@pytest.fixture
+def loader(request, monkeypatch, h5):
+    kind = request.param
+    if "cold disk" in kind:
+        monkeypatch.setattr(prefetcher, "fetched", lambda path, most, root: (fetched(path, most, root)[0], True))
+        monkeypatch.setattr(prefetcher, "filled", lambda *_: False)
+        monkeypatch.setattr(prefetcher, "THREADS", 2)
+    if "device" in kind:
+        streams = FakeStreams("compute" if "kernels" in kind else "side")
+        pretend(monkeypatch, lambda device: streams)
+    with KINDS[kind](h5) as made:
+        assert made.footprint.layout.batches > 1 or "several" not in kind
+        made.settle = streams.synchronize if "device" in kind else lambda: None
+        made.values = pictures() if "images" in kind else values()
+        yield made
+    made.source.close()
+    if isinstance(made.source, ManifestSource):
+        ahead = made.source._fields.prefetcher
+        assert (ahead.held_bytes, ahead.room, ahead.files) == (0, 0, {})
+
+
+def used_on(loader, interrupts, seed):
+    """Take epoch after epoch with interrupts at random places, then one and a half in peace; every batch is checked."""
+    drawn = random.Random(seed)
+    with interrupted(None) as passed:
+        next(loader)
+    first = len(passed)
+    at, left, kept, batches = 1, interrupts, [], loader
+    while left or at < 3 * STEPS:
+        # Every third comes soon after another: into what clears up behind that.
+        after = (drawn.randrange(2 * first) if drawn.random() < 0.7 else drawn.randrange(60)) if left else None
+        try:
+            with interrupted(after):
+                if at % STEPS == 0:
+                    batches = iter(loader)
+                batch = next(batches)
+        except KeyboardInterrupt:
+            left -= 1
+            continue
+        loader.settle()
+        wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS).samples
+        assert batch["y"].tolist() == wanted.tolist()
+        kept = [*kept[-3:], (batch, wanted)]
+        for held, numbers in kept:
+            assert torch.equal(held["x"], torch.from_numpy(loader.values[numbers]))
+            assert held["y"].tolist() == numbers.tolist()
+        at += 1
+
+
+# A loader with a reader process starts another one after each interrupt. Files and processes that an interrupt took
+# from the program end when they are freed; Python warns of that.
+PROCESSES = [pytest.mark.processes, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+ALL_KINDS = [pytest.param(kind, marks=PROCESSES if "process" in kind else []) for kind in KINDS]
+QUICK_KINDS = [kind for kind in KINDS if "process" not in kind]
+
+
+@pytest.mark.parametrize("loader", ALL_KINDS, indirect=True)
+def test_every_batch_comes_once_whatever_is_interrupted(loader):
+    used_on(loader, interrupts=12, seed=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("loader", QUICK_KINDS, indirect=True)
+def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
+    used_on(loader, interrupts=100, seed=seed)
+
+
+def check_batch(loader, batch, at):
+    loader.settle()
+    wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS).samples
+    assert batch["y"].tolist() == wanted.tolist()
+    assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 13])
+@pytest.mark.parametrize("loader", QUICK_KINDS, indirect=True)
+def test_a_loader_begins_again_wherever_its_beginning_was_interrupted(loader, every):
+    """What closes a loader, begins again and reads is interrupted at one place after another; then an epoch ends."""
+    whole, place, at = False, 0, 0
+    while not whole:
+        if at % STEPS == 0:
+            batches = iter(loader)
+        with pytest.raises(KeyboardInterrupt), interrupted(10):
+            next(batches)
+        try:
+            with interrupted(place):
+                batch = next(batches)
+            whole = True
+        except KeyboardInterrupt:
+            batch = next(batches)
+        check_batch(loader, batch, at)
+        at, place = at + 1, place + every
+    assert place > 40
+    for later in range(at, -(-at // STEPS) * STEPS):
+        check_batch(loader, next(loader), later)
+
+
+class InterruptedInDel:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
+    dropped, steps = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: dropped.append(what.exc_type))
+    with arrays(1) as loader:
+        with contextlib.suppress(KeyboardInterrupt):
+            for batch in loader:
+                steps.append(batch["y"].tolist())
+                if len(steps) == 2:
+                    InterruptedInDel()
+                if len(steps) == 3:
+                    signal.raise_signal(signal.SIGINT)
+        assert len(steps) == 3
+        assert dropped == [KeyboardInterrupt]
+        steps += [next(loader)["y"].tolist() for _ in range(STEPS - 3)]
+        plan = loader.machinery.wiring.schedule.plan(0)
+        assert steps == [plan.batch(step).samples.tolist() for step in range(STEPS)]
+
+
+def test_a_worker_that_is_given_up_before_it_begins_never_works(monkeypatch):
+    """1. A thread is started. 2. An interrupt ends what waits for it; the worker is given up. 3. The thread begins."""
+    worked, begun, go, start = [], [], threading.Event(), threading.Thread.start
+    worker = ThreadWorker(0, worked.append)
+
+    def late(thread):
+        begun.append(thread)
+        assert go.wait(30)
+        start(thread)
+
+    def wait():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", late)
+        patch.setattr(worker, "_launched", SimpleNamespace(acquire=wait, release=bool))
+        with pytest.raises(KeyboardInterrupt):
+            worker.start()
+        assert not worker.join(0)
+        go.set()
+        assert worker.join(30)
+    (thread,) = begun
+    assert thread.ident is not None
+    assert not thread.is_alive()
+    assert not worked
+
+
+def test_a_worker_that_is_given_up_is_so_also_where_that_was_interrupted():
+    """1. `join` takes the worker's claim, and is interrupted. 2. It is called again."""
+    worker = ThreadWorker(0, lambda worker: True)
+    assert worker._claim.acquire(blocking=False)
+    assert worker.join(30)
+    worker.start()
+    assert worker.join(30)
+
+
+def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
+    """An interrupt inside that would make it take a living thread for a dead one, for ever (bpo-45274)."""
+    begun, go = threading.Semaphore(0), threading.Semaphore(0)
+    worker = ThreadWorker(0, lambda worker: begun.release() or not go.acquire())
+    worker.start()
+    begun.acquire()  # a thread that has not begun would never work, and `join` would ask it
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "_wait_for_tstate_lock", None, raising=False)
+        patch.setattr(threading.Thread, "is_alive", None)
+        assert worker.alive
+        assert "is waiting" in str(worker)
+        assert not worker.join(0)
+    go.release()
+    assert worker.join(30)
+    assert not worker.alive
+
+
+# -- other people's loaders --------------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """Batches of somebody else's loader, each of its own number."""
+
+    def __iter__(self):
+        return iter([torch.full((WIDTH,), number) for number in range(STEPS)])
+
+
+def generated():
+    yield from (torch.full((WIDTH,), number) for number in range(100))
+
+
+@pytest.fixture(params=["host", "host, nothing ahead", "device, copies late", "device, kernels late"])
+def wrapped(request, monkeypatch):
+    streams = FakeStreams("compute" if "kernels" in request.param else "side")
+    if "device" in request.param:
+        pretend(monkeypatch, lambda device: streams)
+
+    def on(loader):
+        made = prefetched(loader, 0 if "nothing" in request.param else 2, device="cpu")
+        made.settle = streams.synchronize
+        return made
+
+    return on
+
+
+def changed(loader, drawn):
+    """Ask for what a callback or a notebook may ask for between two batches."""
+    what = drawn.randrange(8)
+    if what == 0:
+        loader.machinery.prefetch()
+    elif what == 1 and loader.device_depth:
+        loader.device_depth = drawn.choice((1, 2, 3))
+    return what == 2
+
+
+def passes_of(loader, interrupts, seed):
+    """Pass after pass with interrupts; each is whole, or ends with an error that says so."""
+    drawn, whole, kept, left = random.Random(seed), 0, [], interrupts
+    batches, seen = iter(loader), 0
+    while left or whole < 2:
+        again = False
+        try:
+            with interrupted(drawn.randrange(drawn.choice((60, 400, 1200))) if left else None):
+                if again := left and changed(loader, drawn):
+                    loader.stop()
+                    batches = iter(loader)
+                batch = next(batches)
+        except KeyboardInterrupt:
+            left -= 1
+        except StopIteration:
+            assert seen == STEPS
+            whole += 1
+            again = True
+        except ClosedError as error:
+            assert f"ended this pass after {seen} batches" in str(error)  # noqa: PT017
+            again = True
+        else:
+            loader.settle()
+            seen = 0 if again else seen
+            kept = [*kept[-3:], (batch, seen)]
+            for held, number in kept:
+                assert held.unique().tolist() == [number]
+            seen, again = seen + 1, False
+        if again:  # also where it is not certain which pass the loader is in
+            batches, seen = iter(loader), 0
+
+
+def test_a_pass_over_somebody_elses_loader_is_whole_or_says_that_it_is_not(wrapped):
+    with wrapped(Numbers()) as loader:
+        passes_of(loader, interrupts=25, seed=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+def test_passes_are_whole_or_say_that_they_are_not_over_hundreds_of_interrupts(wrapped, seed):
+    with wrapped(Numbers()) as loader:
+        passes_of(loader, interrupts=150, seed=seed)
+
+
+def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_so(wrapped, caplog):
+    drawn, seen, losses = random.Random(1), [], 0
+    with wrapped(generated()) as loader:
+        batches, left = iter(loader), 12
+        while left or len(seen) < 40:
+            try:
+                with interrupted(drawn.randrange(400) if left else None):
+                    batch = next(batches)
+            except KeyboardInterrupt:
+                left -= 1
+            except ClosedError:
+                batches = iter(loader)
+            except StopIteration:  # CPython has ended the generator, since the interrupt came inside it
+                break
+            else:
+                loader.settle()
+                (number,) = batch.unique().tolist()
+                lost = sum("up to" in record.getMessage() for record in caplog.records)
+                due = seen[-1] + 1 if seen else 0
+                assert due <= number <= due + 5 * (lost - losses)  # "up to 5", each time
+                losses = lost
+                seen.append(number)

@@ -1,0 +1,451 @@
+"""Batches of any form on their way to a device that is not there."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import weakref
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from support.device.batches import Shipped, Step, detection, numbers
+from support.device.training_loop import (
+    CopiesCountAsDoneAtOnce,
+)
+from torch.nn.utils.rnn import pack_sequence
+
+from lit_async_data.batch.spec import SMALL_BYTES
+from lit_async_data.engine.device.feed import Arrived
+from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device.streams import moved
+from lit_async_data.engine.pipeline.slots import Lease
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
+from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool, moves
+from lit_async_data.engine.resources.memory import pinned
+from lit_async_data.order.plan import BatchIndex
+from lit_async_data.testing import FakeStreams
+
+SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
+STEPS = 6
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass
+class Sample:
+    image: Any
+    name: str
+
+
+def everything(step):
+    """Whatever a tensor can be, in whatever it can stand in."""
+    image = numbers((2, 3, 90, 80), seed=step)
+    return {
+        "channels_last": image.contiguous(memory_format=torch.channels_last),
+        "expanded": numbers((3, 1), seed=step).expand(3, 70_000),
+        "part": numbers((60, 2000), seed=step)[:, 3:1500],
+        "transposed": numbers((400, 300), seed=step).t(),
+        "number": torch.tensor(float(step)),
+        "empty": torch.empty((0, 4)),
+        "flags": numbers((5,), seed=step) > 50,
+        "half": numbers((7,), seed=step, dtype=torch.bfloat16),
+        "complex": torch.tensor([step + 1j], dtype=torch.complex64).conj(),
+        "negative": torch.tensor([step - 1j], dtype=torch.complex64).conj().imag,
+        "twice": [image, image],
+        "point": Point(numbers((4,), seed=step), None),
+        "sample": Sample(numbers((200, 200), seed=step), f"{step}"),
+        "array": np.arange(step),
+        "text": "text",
+    }
+
+
+def same_shapes(step):
+    return [numbers((4, 3, 70, 70), seed=step), numbers((4,), seed=step)]
+
+
+class Memory:
+    """Counts what is allocated, and by whom."""
+
+    def __init__(self):
+        self.sizes = []
+        self.threads = set()
+
+    def __call__(self, nbytes):
+        self.sizes.append(nbytes)
+        self.threads.add(threading.current_thread())
+        return np.zeros(nbytes, np.uint8)
+
+
+def packer_of(memory=None, *, most=1):
+    """One that takes no tensor for pinned."""
+    return Packer(PinnedBufferPool(memory or Memory(), most=most), is_pinned=lambda tensor: False)
+
+
+def trained(streams, make, *, depth=2, ahead=2, epochs=3, late=False, packer=None, memory=None):
+    """Passes as a training loop would make them; the places at which a step saw wrong values.
+
+    With ``late``, host batches are not ready at the start of a step but at its end.
+    """
+    step = Step(streams)
+    packer = packer or packer_of(memory, most=depth + ahead + 1)
+    feed = IteratorFeed(EpochCursor(make), packer, ahead)
+    queue = StreamQueue(feed, streams, depth, None)
+    poll = feed.poll
+    try:
+        for epoch in range(epochs):
+            for number in range(STEPS):
+                batch = queue.take(BatchIndex(epoch, number))
+                feed.poll = (lambda key: None) if late else poll
+                queue.prefetch(BatchIndex(epoch, number + 1))  # on_train_batch_start
+                feed.poll = feed.get if late else poll
+                step(batch, make(number))
+                del batch
+                queue.prefetch(BatchIndex(epoch, number + 1))  # on_train_batch_end
+            with pytest.raises(StopIteration):
+                queue.take(BatchIndex(epoch, STEPS))
+            queue.close()
+        streams.synchronize()
+    finally:
+        queue.close()
+        feed.rest(wait=True)
+    assert step.seen >= epochs * STEPS
+    return step.wrong
+
+
+class EpochCursor:
+    def __init__(self, make):
+        self._make = make
+
+    def __iter__(self):
+        return map(self._make, range(STEPS))
+
+
+@SLOW
+@pytest.mark.parametrize(("depth", "ahead", "late"), [(0, 2, False), (1, 0, True), (2, 2, True), (4, 0, False)])
+@pytest.mark.parametrize("make", [detection, everything, same_shapes])
+def test_every_step_sees_its_own_batch(slow, depth, ahead, late, make):
+    assert trained(FakeStreams(slow), make, depth=depth, ahead=ahead, late=late) == []
+
+
+@SLOW
+def test_objects_that_move_themselves_take_memory_of_the_side_stream(slow):
+    streams = FakeStreams(slow)
+    assert trained(streams, shipping(streams), depth=1, late=True) == []
+    assert ("move", "side") in streams.calls
+    assert ("move", "compute") not in streams.calls
+
+
+def shipping(streams):
+    def make(step):
+        return {"own": Shipped(streams, numbers((100, 100), seed=step)), "x": numbers((3,), seed=step)}
+
+    held = [make(step) for step in range(STEPS)]  # kernels read it by address
+    return lambda step: held[step]
+
+
+def test_a_batch_is_read_while_the_one_before_is_copied():
+    """There are two blocks: see the test of slots of this name."""
+    streams, under_way = FakeStreams("side"), []
+    streams.compute().eager = False
+
+    def make(step):
+        under_way.append([copying.done.done for copying in queue.copying])
+        return same_shapes(step)
+
+    packer = packer_of(most=2)
+    queue = StreamQueue(IteratorFeed(EpochCursor(make), packer, 0), streams, 1, None)
+    for step in range(4):
+        queue.take(BatchIndex(0, step))
+        queue.prefetch(BatchIndex(0, step + 1))
+    queue.close()
+    assert under_way == [[], [False], [False], [False]]
+
+
+def test_the_side_stream_does_not_wait_for_a_step_that_came_later():
+    """Where two batches were alike, the third has its destinations before it is read: the copy waits for the steps
+    before this one and not for this one."""
+    streams = FakeStreams("compute")
+    feed = IteratorFeed(EpochCursor(same_shapes), packer_of(most=3), 0)
+    queue = StreamQueue(feed, streams, 1, None)
+    for number in range(2):
+        queue.take(BatchIndex(0, number))
+        queue.prefetch(BatchIndex(0, number + 1))
+    assert queue.tickets[0].allocated is not None
+    streams.launch("step", lambda: None)
+    reserved = queue.tickets[0].allocated
+    queue.take(BatchIndex(0, 2))
+    assert reserved.done
+    assert streams.compute().pending  # the step is still to be done
+    queue.close()
+    feed.rest(wait=True)
+
+
+# -- pinned memory -----------------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_allocated_once_by_the_consumer():
+    memory = Memory()
+    for _ in range(2):
+        trained(FakeStreams("side"), same_shapes, memory=memory, epochs=5)
+    assert len(memory.sizes) == 2 * 5
+    assert len(set(memory.sizes)) == 1
+    assert memory.threads == {threading.main_thread()}
+
+
+def test_blocks_grow_with_the_batches_and_then_no_more():
+    memory = Memory()
+    trained(FakeStreams("side"), detection, memory=memory, epochs=2)
+    warm = len(memory.sizes)
+    assert warm <= 5 * len(set(memory.sizes))
+    memory.sizes.clear()
+    packer = packer_of(memory, most=3)
+    for _ in range(4):
+        for step in range(STEPS):
+            packer(detection(step), lambda work: work()).release()
+    largest = sorted(memory.sizes)[-3:]
+    assert memory.sizes[-3:] == largest
+
+
+def test_a_block_is_not_claimed_twice():
+    staging = PinnedBufferPool(Memory(), most=2)
+    one, other = staging.provide(100), staging.claim(100)
+    assert one is not other
+    assert staging.claim(1) is None
+    assert staging.provide(1) is None  # all are in use
+    staging.give_back(other)
+    assert staging.claim(1) is other
+
+
+def test_a_block_is_given_back_where_packing_fails(monkeypatch):
+    """Else the thread would ask for one that nobody can give."""
+    packer, batch = packer_of(), torch.zeros(5)
+
+    def fails(tensor):
+        raise MemoryError("mine")
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("lit_async_data.engine.prefetch.packing.raw_bytes", fails)
+            with pytest.raises(MemoryError, match="mine"):
+                packer(batch, lambda work: work())
+        packer(batch, lambda work: work()).release()
+
+
+def test_blocks_beyond_what_there_may_be_go_when_they_are_given_back():
+    staging = PinnedBufferPool(Memory(), most=3)
+    block = staging.provide(100)
+    staging.most = 1
+    staging.give_back(block)
+    assert len(staging) == 2
+    while (block := staging.claim(1)) is not None and len(staging) > 1:
+        staging.give_back(block)
+    assert len(staging) == 1
+
+
+def test_tensors_that_came_pinned_are_copied_from_where_they_are():
+    memory = Memory()
+    batch = same_shapes(0)
+    packer = Packer(PinnedBufferPool(memory, most=1), is_pinned=lambda tensor: True)
+    host = packer(batch, lambda work: work())
+    assert memory.sizes == []
+    assert host.block is None
+    assert [tensor.data_ptr() for tensor in host.large.values()] == [tensor.data_ptr() for tensor in batch]
+
+
+def test_tensors_are_asked_once_and_by_the_consumer_whether_they_are_pinned():
+    asked = []
+
+    def is_pinned(tensor):
+        asked.append(threading.current_thread())
+        return False
+
+    trained(FakeStreams("side"), same_shapes, packer=Packer(PinnedBufferPool(Memory(), most=5), is_pinned))
+    assert asked == [threading.main_thread()] * 2
+
+
+def test_pinned_and_pageable_tensors_may_come_together():
+    def is_pinned(tensor):
+        return tensor.ndim == 4
+
+    packer = Packer(PinnedBufferPool(Memory(), most=5), is_pinned)
+    assert trained(FakeStreams("side"), lambda step: HELD[step], packer=packer) == []
+
+
+HELD = [same_shapes(step) for step in range(STEPS)]  # a copy reads a pinned tensor by its address
+
+
+@pytest.mark.parametrize(("made", "right"), [(FakeStreams, True), (CopiesCountAsDoneAtOnce, False)])
+def test_pinned_tensors_live_until_they_have_been_copied(made, right):
+    """1. The copy is enqueued on a slow side stream, and the loader drops the batch. 2. The memory of copies that have
+    happened is asked back. 3. The copy runs."""
+    streams = made("side")
+    lease = Lease(np.zeros(100_000, np.uint8))
+    alive = weakref.ref(lease)
+    batches = collections.deque([torch.zeros(100_000), torch.from_numpy(np.asarray(lease))])
+    del lease
+    packer = Packer(PinnedBufferPool(Memory(), most=1), is_pinned=lambda tensor: True)
+    feed = IteratorFeed((batches.popleft() for _ in range(2)), packer, 0)
+    queue = StreamQueue(feed, streams, 1, None)
+    queue.take(BatchIndex(0, 0))
+    feed.poll = feed.get
+    queue.prefetch(BatchIndex(0, 1))
+    queue.prefetch(BatchIndex(0, 1))
+    assert (alive() is not None) is right
+    streams.synchronize()
+    queue.close()
+    assert alive() is None
+
+
+def test_small_tensors_travel_in_one_block_and_large_ones_alone():
+    packer = packer_of()
+    small, large = torch.zeros(SMALL_BYTES, dtype=torch.uint8), torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8)
+    host = packer([small, large, small.clone()], lambda work: work())
+    assert list(host.large) == ["batch[1]"]
+    assert host.block.numel() == 2 * SMALL_BYTES
+
+
+# -- what moves itself -------------------------------------------------------------------------------------------------
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+OWN = {
+    "packed": lambda: pack_sequence([torch.arange(3.0), torch.arange(2.0)]),
+    "subclass": lambda: torch.arange(3.0).as_subclass(Subclass),
+    "parameter": lambda: torch.nn.Parameter(torch.arange(3.0)),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "graph": lambda: torch.arange(3.0).requires_grad_() * 2,
+    "nested": lambda: torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)], layout=torch.jagged),
+    "quantized": lambda: torch.quantize_per_tensor(torch.arange(3.0), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta state|deprecated):UserWarning")
+@pytest.mark.parametrize("name", OWN)
+def test_tensors_that_are_more_than_values_move_themselves(name):
+    value = OWN[name]()
+    packer = packer_of()
+    host = packer([value], lambda work: work())
+    assert list(host.movable) == ["batch[0]"]
+    assert not host.large
+    queue = StreamQueue(IteratorFeed([[value]], packer, 0), FakeStreams("side"), 0, None)
+    made = queue.take(BatchIndex(0, 0))[0]
+    assert type(made) is type(value)
+    assert getattr(made, "requires_grad", None) == getattr(value, "requires_grad", None)
+    queue.close()
+
+
+class Once:
+    """Knows nothing of ``non_blocking``."""
+
+    def to(self, device):
+        return device
+
+
+class InPlace:
+    where = None
+
+    def to(self, device, **options):
+        self.where = device, options
+
+
+def test_objects_are_moved_in_their_own_way():
+    cpu = torch.device("cpu")
+    assert moved(Once(), cpu) == cpu
+    itself = InPlace()
+    assert moved(itself, cpu) is itself
+    assert itself.where == (cpu, {"non_blocking": True})
+    tensor = torch.zeros(3)
+    assert moved(tensor, cpu) is tensor
+
+
+class Quantity:
+    """Converts to a unit, as those of pint do."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def to(self, other=None, *contexts, **context):
+        raise AssertionError(f"asked for {other!r}")
+
+
+class WithUnit(Quantity):
+    """As those of astropy."""
+
+    def to(self, unit, equivalencies=(), copy=True):
+        return super().to(unit)
+
+
+class InUnits(Quantity):
+    """As those of unyt."""
+
+    def to(self, units, equivalence=None, **kwargs):
+        return super().to(units)
+
+
+class Moment(Quantity):
+    """As those of arrow."""
+
+    def to(self, tz):
+        return super().to(tz)
+
+
+def test_objects_that_convert_to_a_unit_or_a_time_zone_are_handed_on_as_they_are():
+    batch = [made(3.5) for made in (Quantity, WithUnit, InUnits, Moment)]
+    host = packer_of()(batch, lambda work: work())
+    assert host.movable == {}
+    made = host.unpack(Arrived({}, None, {}), torch.clone)
+    assert all(one is other for one, other in zip(batch, made, strict=True))
+
+
+class OtherName:
+    def to(self, where):
+        return "moved"
+
+
+class LaterDevice:
+    def to(self, other=None, device=None):
+        return "moved"
+
+
+@pytest.mark.parametrize("kind", [Once, InPlace, OtherName, LaterDevice])
+def test_objects_move_themselves_however_they_call_the_device(kind):
+    assert moves(kind())
+
+
+def test_objects_are_pinned_in_their_own_way_or_stay_as_they_are():
+    def not_for_me():
+        raise NotImplementedError
+
+    assert pinned(SimpleNamespace(pin_memory=lambda: "pinned")) == "pinned"
+    for unpinned in (SimpleNamespace(pin_memory=lambda: None), SimpleNamespace(pin_memory=True)):
+        assert pinned(unpinned) is unpinned
+    assert pinned(stubborn := SimpleNamespace(pin_memory=not_for_me)) is stubborn
+    assert pinned(7) == 7
+
+
+def test_an_object_that_fails_to_move_is_an_error_at_its_place():
+    class Broken:
+        def to(self, device):
+            raise ZeroDivisionError("mine")
+
+    streams = FakeStreams("side")
+    memory = Memory()
+    batches = [[torch.zeros(3), Broken()], [torch.ones(3), 2]]
+    packer = Packer(PinnedBufferPool(memory, most=1), is_pinned=lambda tensor: False)
+    queue = StreamQueue(IteratorFeed(batches, packer, 0), streams, 0, None)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        queue.take(BatchIndex(0, 0))
+    assert queue.take(BatchIndex(0, 1))[1] == 2  # its block, the only one, is free again
+    streams.synchronize()
+    queue.close()

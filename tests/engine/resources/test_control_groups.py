@@ -1,0 +1,100 @@
+"""What containers and jobs of SLURM allow, in both versions of control groups; and what each rank has of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, system
+from lit_async_data.engine.resources import control_groups
+from lit_async_data.engine.resources import workers as cores_module
+from lit_async_data.engine.resources.memory import machine_memory
+from lit_async_data.engine.resources.workers import cores
+from lit_async_data.testing import ArraySource
+
+NESTED = "0::/slurm/job_7/step_0\n"
+OLD = "5:cpu,cpuacct:/slurm/job_7\n4:hugetlb,memory:/slurm/job_7\n"
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """Makes this process see some files, by their names below /sys/fs/cgroup."""
+
+    def given(files, own="0::/\n"):
+        texts = {f"/sys/fs/cgroup/{name}": text for name, text in files.items()} | {"/proc/self/cgroup": own}
+        for name, text in texts.items():
+            (tmp_path / name.replace("/", "_")).write_text(text)
+
+    monkeypatch.setattr(control_groups, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: 32)
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("", {"memory.max": "3000\n"}, 3000),
+        ("", {"memory.max": "max\n"}, None),
+        ("", {}, None),
+        (NESTED, {"slurm/job_7/step_0/memory.max": "max", "slurm/job_7/memory.max": "3000"}, 3000),
+        (NESTED, {"slurm/job_7/step_0/memory.max": "3000", "slurm/memory.max": "9000"}, 3000),
+        (
+            OLD,
+            {"memory/slurm/job_7/memory.limit_in_bytes": "3000", "memory/elsewhere/memory.limit_in_bytes": "5"},
+            3000,
+        ),
+    ],
+)
+def test_control_groups_and_those_around_them_limit_the_memory(groups, own, files, limit):
+    groups(files, own)
+    assert machine_memory() == (limit or system.memory())
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("", {"cpu.max": "400000 100000\n"}, 4),
+        ("", {"cpu.max": "450000 100000\n"}, 4),
+        ("", {"cpu.max": "50000 100000\n"}, 1),
+        ("", {"cpu.max": "max 100000\n"}, 32),
+        ("", {}, 32),
+        (NESTED, {"slurm/job_7/step_0/cpu.max": "max 100000", "slurm/job_7/cpu.max": "800000 100000"}, 8),
+        (OLD, {"cpu/slurm/job_7/cpu.cfs_quota_us": "200000", "cpu/slurm/job_7/cpu.cfs_period_us": "100000"}, 2),
+        (OLD, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 32),
+    ],
+)
+def test_control_groups_and_those_around_them_limit_the_cores(groups, own, files, limit):
+    groups(files, own)
+    assert cores() == limit
+
+
+@pytest.mark.parametrize(
+    ("environment", "known", "share"),
+    [
+        ({}, None, 32),
+        ({}, 8, 4),
+        ({"LOCAL_WORLD_SIZE": "4"}, None, 8),
+        ({"LOCAL_WORLD_SIZE": ""}, None, 32),
+        ({}, 64, 1),
+        # SLURM has given each of its tasks 32 cores.
+        ({"SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "32"}, 4, 32),
+        # All tasks share 32 cores.
+        ({"SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "8"}, 4, 8),
+        # The ranks were not started by SLURM, but within a task.
+        ({"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "32"}, 4, 8),
+        ({"SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "32", "LOCAL_WORLD_SIZE": "4"}, None, 8),
+    ],
+)
+def test_each_rank_has_its_share_of_the_cores(groups, monkeypatch, environment, known, share):
+    groups({})
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cores(known) == share
+
+
+def test_a_loader_takes_no_more_than_the_share_of_its_rank():
+    source, options = ArraySource({"y": np.arange(64)}), {"batch_size": 4}
+    alone = AsyncLoader(source, options).footprint.budget.limit
+    assert AsyncLoader(source, options, local_world_size=4).footprint.budget.limit == pytest.approx(alone / 4, abs=1)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from lit_async_data.engine.resources.memory import allocated, default_budget, readable, register
+from lit_async_data.errors import MemoryBudgetError
+
+
+def test_memory_is_page_aligned_and_writable():
+    made = allocated(1000, pinned=False)
+    assert made.ctypes.data % 4096 == 0
+    made[:] = 7
+    assert (made == 7).all()
+
+
+def test_memory_that_the_system_refuses_is_an_error_with_its_size_and_advice(monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refused)
+    with pytest.raises(MemoryBudgetError, match=r"^memory_budget: the system refuses 2.0 MiB for a slot .*ulimit -v"):
+        allocated(2**21, pinned=False)
+
+
+def test_memory_that_cannot_be_pinned_is_pageable_and_said(monkeypatch, caplog):
+    def refused(*_, **__):
+        raise RuntimeError("out of pinned memory")
+
+    monkeypatch.setattr(torch, "empty", refused)
+    with caplog.at_level(logging.WARNING):
+        made = allocated(1000, pinned=True)
+    assert made.nbytes == 1000
+    assert "pinning" in caplog.text
+
+
+class Runtime:
+    """The functions of the CUDA runtime that lock memory.
+
+    Args:
+        code: What they return; 0 for success.
+    """
+
+    def __init__(self, code=0):
+        self.code, self.locked = code, {}
+
+    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802  # as torch names it
+        assert flags == 0
+        if not self.code:
+            self.locked[address] = nbytes
+        return self.code
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        del self.locked[address]
+        return self.code
+
+
+GPU = torch.device("cuda:1")
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """A pretended runtime of CUDA, which may be called while `GPU` is the current device."""
+    made, current = Runtime(), []
+
+    @contextlib.contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    def cudart():
+        assert current == [GPU]
+        return made
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "cudart", cudart)
+    return made
+
+
+def test_memory_that_a_gpu_copies_from_is_locked_until_it_is_freed(runtime, caplog):
+    slot = np.zeros(1000, np.uint8)
+    register(slot, GPU)
+    assert runtime.locked == {slot.ctypes.data: 1000}
+    del slot
+    assert runtime.locked == {}
+    assert not caplog.messages
+
+
+def test_memory_that_cannot_be_locked_is_used_all_the_same_and_its_error_meets_nobody_else(
+    runtime, monkeypatch, caplog
+):
+    left = [RuntimeError("CUDA error: part or all of the requested memory range is already mapped")]
+
+    def launched(size, *, device):
+        assert device == GPU
+        raise left.pop()
+
+    monkeypatch.setattr(torch, "zeros", launched)
+    runtime.code = 2
+    register(np.zeros(1000, np.uint8), GPU)
+    assert "pinning 1000 bytes failed, copies to the device will be slower: CUDA error 2" in caplog.text
+    assert not left
+
+
+@pytest.mark.gpu
+def test_memory_that_is_locked_already_leaves_no_error_to_the_next_kernel(caplog):
+    slot, device = np.zeros(2**20, np.uint8), torch.device("cuda", torch.cuda.current_device())
+    for _ in range(2):
+        register(slot, device)
+    assert len(caplog.messages) == 1
+    assert torch.ones(3, device=device).sum().item() == 3
+
+
+def test_the_budget_is_shared_by_the_ranks_of_a_machine(monkeypatch):
+    alone = default_budget()
+    assert default_budget(2) == pytest.approx(alone / 2, abs=1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert default_budget() == pytest.approx(alone / 4, abs=1)
+    assert default_budget(1) == alone
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (3_300_000, "3.1 MiB"), (5 * 2**40, "5.0 TiB")]
+)
+def test_bytes_are_readable(nbytes, text):
+    assert readable(nbytes) == text
+
+
+def test_memory_is_bytes():
+    assert allocated(512, pinned=False).dtype == np.uint8

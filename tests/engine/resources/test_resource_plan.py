@@ -1,0 +1,169 @@
+"""Which readers a loader takes, and how many batches they read together, by what reading costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data.engine.device import streams
+from lit_async_data.engine.resources import workers
+from lit_async_data.engine.resources.plan import COALESCED_BATCHES, COALESCED_BYTES
+from lit_async_data.sources.contract.source import MemoryNeeds
+from lit_async_data.sources.contract.storage_layout import ChunkRun, StorageLayout
+from lit_async_data.testing import PartedArrays
+
+LENGTH, BATCH = 4096, 16
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr(workers, "system_refusal", lambda: "")
+    monkeypatch.setattr(workers, "has_gil", lambda: True)
+    monkeypatch.setattr(workers, "cores", lambda ranks=None: 2)
+
+
+def plan_of(reading, shape=(8,), *, rows=1, order=None, **options):
+    arrays = {"x": np.zeros((LENGTH, *shape), np.uint8), "y": np.zeros(LENGTH, np.int64)}
+    runs = (ChunkRun(LENGTH, rows),) if rows > 1 else ()
+    chunks = StorageLayout(runs, compressed=True, reading=reading, order=order)
+    source = PartedArrays(arrays, parts={"a": LENGTH}, chunks=chunks)
+    return AsyncLoader(source, {"batch_size": BATCH, **options}).footprint
+
+
+@pytest.mark.parametrize(
+    ("reading", "kind", "why"),
+    [
+        ("copied", "thread", "reading is a copy"),
+        ("opened", "process", "a file is opened for each sample"),
+        ("locked", "process", "reading holds a lock"),
+        ("decoded", "process", "samples are decoded"),
+        ("python", "process", "Python code reads the samples"),
+    ],
+)
+def test_what_would_take_the_gil_is_read_in_a_process(reading, kind, why):
+    found = plan_of(reading).workers
+    assert (found.kind, found.threads, found.why) == (kind, 1, why)
+
+
+@pytest.mark.parametrize(
+    ("reading", "most"), [("copied", 1), ("opened", 1), ("locked", 1), ("decoded", 2), ("python", 2)]
+)
+def test_more_workers_come_later_only_where_they_can_help(reading, most):
+    assert plan_of(reading).workers.most == most
+
+
+@pytest.mark.parametrize(
+    ("reading", "together"),
+    [("copied", True), ("opened", True), ("locked", False), ("decoded", True), ("python", False)],
+)
+@pytest.mark.parametrize("kind", ["auto", "thread", "process"])
+def test_small_batches_are_read_together_but_for_python_code_and_locks(reading, together, kind):
+    found = plan_of(reading, worker_kind=kind, workers=1)
+    assert found.layout.batches == (COALESCED_BATCHES if together else 1)
+    assert found.budget.slot_bytes == found.layout.nbytes
+
+
+@pytest.mark.parametrize(
+    ("reading", "together"),
+    [("copied", COALESCED_BATCHES), ("opened", 1), ("locked", 1), ("decoded", 1), ("python", 1)],
+)
+def test_a_loop_that_reads_itself_copies_several_batches_together_and_decodes_one(reading, together):
+    assert plan_of(reading, workers=0).layout.batches == together
+
+
+@pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
+def test_batches_that_are_read_together_take_no_more_than_a_few_megabytes(reading):
+    shape = (COALESCED_BYTES // BATCH // 3,)
+    assert plan_of(reading, shape).layout.batches == 2  # three with the labels are too large
+    assert plan_of(reading, (COALESCED_BYTES // BATCH + 1,)).layout.batches == 1
+
+
+@pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
+def test_a_small_budget_is_no_reason_to_refuse_what_can_be_read_batch_by_batch(reading):
+    found = plan_of(reading, (1000,), memory_budget=5 * 17_000)
+    assert found.layout.batches == 1
+
+
+@pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
+def test_batches_that_are_read_together_leave_most_of_a_small_budget(reading):
+    """For users who keep batches, and for files that are read ahead."""
+    alone = plan_of(reading, (1000,), workers=1, memory_budget=5 * 17_000).budget.slot_bytes
+    found = plan_of(reading, (1000,), workers=1, memory_budget=5 * 4 * 3 * alone)
+    assert found.layout.batches == 3
+    assert found.budget.most_slots == 4 * found.budget.slots == 20
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("thread", 2), ("process", 1)])
+def test_slots_that_a_device_copies_from_take_as_much_as_torch_pins(monkeypatch, kind, factor):
+    monkeypatch.setattr(streams, "has_streams", lambda device: True)
+    options = {"worker_kind": kind, "memory_budget": 10 * 2**20}
+    plan = plan_of("python", (2**16,), **options)  # one batch in a slot, and its labels: a little over 1 MiB
+    assert 2**20 < plan.layout.nbytes < 1.1 * 2**20
+    assert plan.budget.slot_bytes == (2**21 if factor == 2 else plan.layout.nbytes)
+    assert plan.budget.most_slots == (5 if factor == 2 else 9)
+    plan.budget.check()
+
+
+def test_an_epoch_of_one_step_has_nothing_to_read_together():
+    assert plan_of("copied", batch_size=LENGTH).layout.batches == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "groups"),
+    [
+        (64, {"workers": 1}, 1),  # 512 of the 512 samples of a group
+        (16, {"workers": 1}, 4),
+        (16, {"workers": 2}, 8),
+        (2, {"workers": 1}, 32),
+    ],
+)
+def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more(rows, options, groups):
+    """Else a chunk would be decoded for several slots anew."""
+    chunks = StorageLayout((ChunkRun(LENGTH, rows),), compressed=True, reading="decoded")
+    arrays = {"x": np.zeros((LENGTH, 8), np.uint8), "y": np.zeros(LENGTH, np.int64)}
+    source = PartedArrays(arrays, parts={"a": LENGTH}, chunks=chunks)
+    options = {"batch_size": BATCH, "shuffle": "chunk", "shuffle_chunks": 8, **options}
+    found = AsyncLoader(source, options).footprint
+    assert (found.layout.batches, found.chunks) == (COALESCED_BATCHES, min(8 * (groups + 1), LENGTH // rows))
+
+
+@pytest.mark.parametrize("reading", ["decoded", "locked", "opened"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows):
+    found = plan_of(reading, rows=rows, workers=2, worker_kind="process")
+    assert (found.workers.apart, found.workers.threads, found.budget.scratch) == (False, 2, 0)
+
+
+def test_a_table_of_npy_files_opens_them(tmp_path):
+    for number in range(4):
+        np.save(tmp_path / f"{number}.npy", np.zeros((2, 3), np.float32))
+    table = pa.table({"path": [f"{number}.npy" for number in range(4)], "label": [0, 1, 0, 1]})
+    source = ManifestSource(table, root=tmp_path, fields={"x": "path", "y": "label"})
+    assert source.reading == "opened"
+    assert AsyncLoader(source, {"batch_size": 2}).footprint.workers.kind == "process"
+    assert ManifestSource(table, root=tmp_path, fields={"y": "label"}).reading == "copied"
+
+
+@pytest.mark.parametrize(("reading", "most"), [("decoded", 4), ("locked", 1)])
+def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, most, monkeypatch):
+    """Each needs memory to decode: there are as many as fit."""
+    monkeypatch.setattr(workers, "cores", lambda ranks=None: 64)
+    monkeypatch.setattr(PartedArrays, "memory", lambda source, chunks=0: MemoryNeeds(per_thread=2**20))
+    for megabytes in range(1, 10):
+        found = plan_of(reading, rows=16, memory_budget=megabytes * 2**20 + 100_000)
+        found.budget.check()
+        assert found.workers.most == min(megabytes, most)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("world_size", [1, 8, 128])
+def test_what_is_read_together_leaves_most_of_the_budget_with_any_number_of_ranks(kind, world_size, monkeypatch):
+    """The chunks that a rank has in hand are those of the steps of all ranks."""
+    monkeypatch.setattr(PartedArrays, "memory", lambda source, chunks=0: MemoryNeeds(decoded=1000 * chunks))
+    chunks = StorageLayout((ChunkRun(LENGTH, 4),), compressed=True, reading="decoded")
+    source = PartedArrays({"x": np.zeros((LENGTH, 250), np.uint8)}, parts={"a": LENGTH}, chunks=chunks)
+    options = {"batch_size": 8, "shuffle": "chunk", "shuffle_chunks": 8, "worker_kind": kind, "workers": 2}
+    found = AsyncLoader(source, options | {"memory_budget": 2**21}, world_size=world_size).footprint
+    assert found.budget.total <= 2**20

@@ -1,0 +1,195 @@
+"""Where the time of batches goes is counted in its stage, by a clock that only slow things move."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.engine.stats import ReadMeter, ReadStats, Stage, StageTimes
+from lit_async_data.sources.contract.stage_clock import StageClock, Work
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
+from lit_async_data.testing import ArraySource
+
+SAMPLES, BATCH, ROWS = 32, 8, 16
+BATCHES = SAMPLES // BATCH
+
+
+class Clock:
+    """Wall and processor time, which pass only when a test says so."""
+
+    def __init__(self):
+        self.wall_s = self.cpu_s = 0.0
+
+    def works(self, seconds):
+        self.wall_s += seconds
+        self.cpu_s += seconds
+
+    def waits(self, seconds):
+        self.wall_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = Clock()
+    fake = types.SimpleNamespace(
+        perf_counter=lambda: now.wall_s,
+        monotonic=lambda: now.wall_s,
+        thread_time=lambda: now.cpu_s,
+        process_time=lambda: now.cpu_s,
+    )
+    for module in (
+        "sources.contract.stage_clock",
+        "sources.hdf5.readers.slabs",
+        "engine.hooks.transformation",
+        "engine.loader.async_loader",
+    ):
+        monkeypatch.setattr(f"lit_async_data.{module}.time", fake)
+    return now
+
+
+@pytest.fixture
+def gzip_file(tmp_path):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "data", data=np.arange(SAMPLES * 100).reshape(SAMPLES, 100), chunks=(ROWS, 100), compression=1
+        )
+        file["labels"] = np.arange(SAMPLES)
+    return path
+
+
+class Storage(ArraySource):
+    """Takes its time to be read."""
+
+    def __init__(self, takes):
+        super().__init__({"x": np.zeros((SAMPLES, 4))})
+        self._takes = takes
+
+    def read_into(self, samples, out):
+        self._takes()
+        super().read_into(samples, out)
+
+
+def one_epoch(loader):
+    for _ in loader:
+        pass
+    return loader.stats().stages
+
+
+@pytest.mark.parametrize(("takes", "cpu_s"), [("waits", 0.0), ("works", 0.5 * BATCHES)])
+def test_slow_storage_and_python_code_that_reads(clock, takes, cpu_s):
+    source = Storage(lambda: getattr(clock, takes)(0.5))
+    with AsyncLoader(source, {"batch_size": BATCH, "workers": 0}) as loader:
+        assert one_epoch(loader) == StageTimes(Stage(0.5 * BATCHES, SAMPLES * 32), cpu_s=cpu_s)
+
+
+def test_slow_decoding(clock, gzip_file, monkeypatch):
+    decode = FilterPipeline.decode
+
+    def slow(*arguments):
+        clock.works(2.0)
+        return decode(*arguments)
+
+    monkeypatch.setattr(FilterPipeline, "decode", slow)
+    options = {"batch_size": BATCH, "workers": 0, "shuffle": False}
+    with contextlib.closing(HDF5Source(gzip_file)) as source, AsyncLoader(source, options) as loader:
+        stages = one_epoch(loader)
+        with h5py.File(gzip_file) as file:
+            stored = sum(
+                file["data"].id.get_chunk_info(number).size for number in range(file["data"].id.get_num_chunks())
+            )
+    assert stages.decode == Stage(2.0 * (SAMPLES // ROWS), SAMPLES * 800)
+    assert (stages.read.bytes, stages.cpu_s) == (stored, 2.0 * (SAMPLES // ROWS))
+
+
+def test_slow_decoding_of_single_samples(clock, tmp_path, monkeypatch):
+    decode = FilterPipeline.decode
+
+    def slow(*arguments):
+        clock.works(0.25)
+        return decode(*arguments)
+
+    monkeypatch.setattr(FilterPipeline, "decode", slow)
+    path = str(tmp_path / "y.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=np.zeros((SAMPLES, 100), "u1"), chunks=(1, 100), compression=1)
+        file["labels"] = np.arange(SAMPLES)
+    with (
+        contextlib.closing(HDF5Source(path)) as source,
+        AsyncLoader(source, {"batch_size": BATCH, "workers": 0}) as loader,
+    ):
+        stages = one_epoch(loader)
+    assert stages.decode == Stage(0.25 * SAMPLES, SAMPLES * 100)
+
+
+def test_a_slow_transform(clock):
+    def slow(batch):
+        clock.works(0.5)
+        return batch
+
+    source = ArraySource({"x": np.zeros((SAMPLES, 4))})
+    with AsyncLoader(source, {"batch_size": BATCH, "workers": 0}, batch_transform=slow) as loader:
+        len(loader.spec.fields)  # the hook is called once to see what it returns
+        stages = one_epoch(loader)
+    assert stages.transform == Stage(0.5 * BATCHES, SAMPLES * 32)
+
+
+def test_a_wait_for_a_slot_is_told_from_a_wait_for_the_loop():
+    meter = ReadMeter()
+    meter.waited(1.0, starved=False)
+    meter.waited(0.5, starved=True)
+    assert (meter.loop_s, meter.slot_s) == (1.0, 0.5)
+
+
+def test_what_another_worker_did_meanwhile_is_no_wait_for_storage(clock):
+    here = StageClock()
+    here.start()
+    clock.waits(1.0)
+    here.waited_for_others(0.75)
+    assert here.take() == Work(1.0, cpu_s=0.75)
+
+
+def test_each_thread_has_its_own_sums():
+    here = StageClock()
+    here.decoded(1.0, 1, 1)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(here.take()))
+    thread.start()
+    thread.join()
+    assert taken[0].decode_s == 0
+    assert here.take().decode_s == 1
+
+
+def test_the_sums_of_two_engines_are_added():
+    one = StageTimes(Stage(1, 10), Stage(2, 20), Stage(3, 30), Stage(4, 40), 5, 6, 7)
+    assert one + one - one == one
+    assert (one + one).read == Stage(2, 20)
+    assert ReadStats(batches=3, ready=1, stages=one) - ReadStats(batches=2, ready=4) == ReadStats(
+        1, ready=1, stages=one
+    )
+
+
+@pytest.mark.processes
+def test_a_reader_process_reports_its_stages(gzip_file):
+    def stages(kind):
+        options = {"batch_size": BATCH, "worker_kind": kind, "workers": 1, "shuffle": "chunk"}
+        with (
+            contextlib.closing(HDF5Source(gzip_file)) as source,
+            AsyncLoader(source, options, batch_transform=lambda batch: batch) as loader,
+        ):
+            assert len(list(loader)) == BATCHES
+            stats = loader.stats()
+            assert stats.read.workers == 1
+            return stats.stages
+
+    here, there = stages("thread"), stages("process")
+    assert there.read.bytes >= here.read.bytes > 0  # the process may have read on
+    assert there.decode.bytes >= SAMPLES * 800
+    assert min(there.read.seconds, there.decode.seconds, there.transform.seconds, there.cpu_s) > 0
+    assert there.transform.bytes >= SAMPLES * 808

@@ -1,0 +1,154 @@
+"""Each cause of waiting is named, with a change that can help and is not made yet."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import types
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+import lit_async_data as lad
+from lit_async_data.engine.stats import Stage, StageTimes
+from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdict
+from lit_async_data.engine.verdict.watch import Facts, Readers, Watch
+from lit_async_data.testing import ArraySource
+
+BATCHES = 100
+PROCESS = {"kind": "process"}
+CHOSEN = {"chosen": True}
+
+
+def facts(step_s=0.01, *, cpu=0.0, read=0.0, decode=0.0, transform=0.0, copy=0.0, cores=4, free=4.0, **readers):
+    """A loop beside readers, with the seconds that each stage takes per batch; the slowest of all decides."""
+    known = Readers(**readers)
+    beside = max(step_s, (read + decode + transform) / max(known.count, 1), copy)
+    seconds = (Stage(BATCHES * each) for each in (read, decode, transform, copy))
+    waited_s = BATCHES * (beside - step_s)
+    starved = BATCHES if waited_s else 0
+    times = StageTimes(*seconds, cpu_s=BATCHES * cpu)
+    return Facts(BATCHES, BATCHES * beside, waited_s, 0.0, 0.0, cores, free, starved, times, known)
+
+
+@pytest.mark.parametrize(
+    ("measured", "bound", "cure", "value"),
+    [
+        (facts(), Bound.LOOP, Cure.NONE, 0),
+        (facts(0.02, decode=0.01), Bound.LOOP, Cure.NONE, 0),
+        (facts(read=0.03), Bound.READING, Cure.WORKERS, 3),
+        (facts(read=0.03, cores=1, free=0.0), Bound.READING, Cure.WORKERS, 2),
+        (facts(read=0.03, cpu=0.03), Bound.READING, Cure.WORKERS, 3),
+        (facts(read=0.03, cpu=0.03, free=0.2), Bound.READING, Cure.CORES, 0),
+        (facts(read=0.09, count=4), Bound.READING, Cure.NONE, 0),
+        (facts(read=0.02, reading="opened"), Bound.READING, Cure.PACK, 0),
+        (facts(decode=0.018, reading="decoded"), Bound.DECODING, Cure.WORKERS, 2),
+        (facts(decode=0.09, reading="decoded"), Bound.DECODING, Cure.WORKERS, 4),
+        (facts(decode=0.02, reading="decoded", in_vain=True), Bound.DECODING, Cure.SHUFFLE, 0),
+        (facts(decode=0.02, reading="decoded", tried=True), Bound.DECODING, Cure.PACK, 0),
+        (facts(decode=0.02, reading="decoded", free=0.2), Bound.DECODING, Cure.PACK, 0),
+        (facts(decode=0.02, free=0.2, replaceable=False), Bound.DECODING, Cure.CORES, 0),
+        (facts(decode=0.08, count=4, replaceable=False), Bound.DECODING, Cure.NONE, 0),
+        (facts(transform=0.02, reading="python", **CHOSEN), Bound.TRANSFORM, Cure.PROCESS, 0),
+        (facts(transform=0.02, reading="python"), Bound.TRANSFORM, Cure.NONE, 0),
+        (facts(transform=0.02, reading="python", apart=True, **PROCESS), Bound.TRANSFORM, Cure.WORKERS, 2),
+        (facts(read=0.02, reading="python", apart=True, **PROCESS), Bound.PYTHON, Cure.WORKERS, 2),
+        (facts(read=0.02, reading="python", **PROCESS), Bound.PYTHON, Cure.NONE, 0),
+        (facts(decode=0.02, reading="locked", **PROCESS), Bound.LOCK, Cure.PACK, 0),
+        (facts(copy=0.02), Bound.COPY, Cure.BYTES, 0),
+        (facts(read=0.02, kind="caller", count=0, **CHOSEN), Bound.CALLER, Cure.WORKERS, 1),
+        (facts(read=0.02, kind="caller", count=0), Bound.CALLER, Cure.NONE, 0),
+        (facts(read=0.02, kind="foreign", count=0), Bound.FOREIGN, Cure.NUM_WORKERS, 2),
+        (facts(read=0.02, kind="foreign", count=0, free=0.1), Bound.FOREIGN, Cure.NUM_WORKERS, 2),
+        (facts(read=0.05, kind="foreign", count=2), Bound.FOREIGN, Cure.NUM_WORKERS, 4),
+        (facts(read=0.05, kind="foreign", count=4), Bound.FOREIGN, Cure.SOURCE, 0),
+        (facts(read=0.05, kind="foreign", count=2, free=0.1), Bound.FOREIGN, Cure.SOURCE, 0),
+        (facts(read=0.05, kind="foreign", count=4, replaceable=False), Bound.FOREIGN, Cure.NONE, 0),
+        (facts(read=0.02, kind="foreign", count=-1, replaceable=False), Bound.FOREIGN, Cure.NONE, 0),
+    ],
+)
+def test_the_slow_stage_is_named_with_the_first_change_that_can_help(measured, bound, cure, value):
+    assert verdict(measured)[1:] == (bound, cure, value)
+
+
+def test_a_deeper_queue_is_advised_once_and_only_to_readers_that_could_keep_up():
+    late = dataclasses.replace(facts(read=0.005), total_s=1.2, waited_s=0.2, starved=BATCHES // 2)
+    assert verdict(late)[1:] == (Bound.LATE, Cure.QUEUE_DEPTH, 8)
+    for depth in (8, 16):
+        deeper = dataclasses.replace(late, readers=Readers(queue_depth=depth))
+        assert verdict(deeper)[1:] == (Bound.LATE, Cure.NONE, 0)
+
+
+def test_a_transform_that_the_loop_runs_itself_is_named_whatever_else_is_waited_for():
+    late = dataclasses.replace(facts(read=0.005), total_s=1.7, waited_s=0.2, gap_s=0.1, starved=BATCHES // 2)
+    assert verdict(late).bound is Bound.LATE
+    found = verdict(dataclasses.replace(late, transform_s=0.34))
+    assert found.sentence("training", "1.7 s") == (
+        "training spent 20.0 % of 1.7 s in device_transform, which runs in the loop on a CPU; as batch_transform, in "
+        "numpy, the readers run it"
+    )
+
+
+def test_batches_that_were_ready_and_the_first_one_are_no_slow_readers():
+    ready = dataclasses.replace(facts(read=0.005), total_s=1.1, waited_s=0.1)
+    assert verdict(ready)[1:] == (Bound.HANDOVER, Cure.BATCH_SIZE, 0)
+    assert verdict(dataclasses.replace(ready, total_s=2.1, gap_s=1.0)).bound is Bound.FIRST
+
+
+@pytest.mark.parametrize("cure", Cure)
+def test_every_sentence_is_whole(cure):
+    said = Verdict(0.5, Bound.LATE, cure, 8).sentence("test", "2.0 s", "data.test_loader.")
+    assert said.startswith("test waited 50.0 % of 2.0 s for data: a batch is late now and then")
+    assert not set(said) & {"{", "}"}
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+def readers(loader):
+    next(iter(loader))
+    with contextlib.closing(loader):
+        return Readers.of(loader, loader.stats())
+
+
+class Streaming(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+def test_a_dataset_with_an_index_could_be_read_by_a_source():
+    mapped = readers(lad.prefetched(DataLoader(range(10), batch_size=2), device="cpu"))
+    assert (mapped.kind, mapped.count, mapped.replaceable) == ("foreign", 0, True)
+    assert not readers(lad.prefetched(DataLoader(Streaming(), batch_size=2), device="cpu")).replaceable
+    assert readers(lad.prefetched(iter(range(10)), device="cpu")).count == -1
+
+
+def test_decoding_in_vain_is_seen_in_the_plan_of_the_loader(h5):
+    values = np.arange(256 * 50).reshape(256, 50)
+    path = h5("z.h5", labels=np.arange(256), data={"data": values, "chunks": (8, 50), "compression": 1})
+    for shuffle in ("global", "chunk"):
+        options = {"batch_size": 16, "shuffle": shuffle, "workers": 1, "worker_kind": "thread", "cache_bytes": 0}
+        with contextlib.closing(lad.HDF5Source(path)) as source:
+            known = readers(lad.AsyncLoader(source, options))
+        assert (known.in_vain, known.chosen, known.queue_depth) == (shuffle == "global", True, 4)
+
+
+def test_the_seconds_of_a_transform_in_the_loop_are_no_wait(monkeypatch):
+    now = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
+    for module in ("engine.device.inline_queue", "engine.loader.async_loader", "engine.verdict.watch"):
+        monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
+
+    def slow(batch):
+        now[0] += 0.5
+        return batch
+
+    source = ArraySource({"x": np.zeros(8)})
+    with lad.AsyncLoader(source, {"batch_size": 4, "workers": 0}, device_transform=slow) as loader:
+        watch = Watch([loader])
+        assert len(list(loader)) == 2
+        measured = watch.facts()
+    assert (measured.batches, measured.total_s, measured.transform_s) == (2, 1.0, 1.0)
+    assert (measured.waited_s, measured.gap_s, measured.share) == (0.0, 0.0, 0.0)
