@@ -222,7 +222,9 @@ class Annotated(dict):
     pass
 
 
-@pytest.mark.parametrize("batch", [Annotated(x=Leaf()), Noted(Leaf(), 2), Named((Leaf(), Spread(Leaf())))], ids=repr)
+@pytest.mark.parametrize(
+    "batch", [Annotated(x=Leaf()), Noted(Leaf(), 2), Named((Leaf(), Spread(Leaf())))], ids=["dict", "tuple", "nested"]
+)
 def test_class_and_attributes_are_kept_also_where_a_tuple_has_its_own_new(batch):
     batch.note = "mine"
     result = rebuilt(*reversed(flatten(batch, is_leaf)))
