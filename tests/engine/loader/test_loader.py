@@ -267,6 +267,9 @@ def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_colle
         weakref.finalize(loader, gone.set)
         del loader
         assert gone.wait(30)  # 1. The worker wakes the caller. 2. The caller is here. 3. The worker lets the error go.
+        for thread in threading.enumerate():  # the worker itself may have closed the loader, and is about to end
+            if thread.name.startswith("lit_async_data"):
+                thread.join(30)
     finally:
         gc.enable()
 
