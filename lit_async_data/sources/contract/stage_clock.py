@@ -6,7 +6,6 @@ slot. Nothing is shared between threads, so nothing is locked.
 
 from __future__ import annotations
 
-import operator
 import threading
 import time
 from typing import NamedTuple
@@ -33,7 +32,14 @@ class Work(NamedTuple):
     decoded: int = 0
 
     def plus(self, other: Work) -> Work:
-        return Work(*map(operator.add, self, other))
+        return Work(
+            self.seconds + other.seconds,
+            self.decode_s + other.decode_s,
+            self.transform_s + other.transform_s,
+            self.cpu_s + other.cpu_s,
+            self.stored + other.stored,
+            self.decoded + other.decoded,
+        )
 
 
 class _Sums:
