@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import numbers
+import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
@@ -18,6 +19,8 @@ SHUFFLES = ("none", "chunk", "global", "auto")
 Shuffle = Literal["none", "chunk", "global", "auto"]
 WORKER_KINDS = ("auto", "thread", "process")
 WorkerKind = Literal["auto", "thread", "process"]
+ON_ERROR = ("raise", "skip", "substitute")
+OnError = Literal["raise", "skip", "substitute"]
 
 # Options that are none, mostly of torch.utils.data.DataLoader, and what to do instead.
 INSTEAD = {
@@ -103,6 +106,15 @@ class LoaderOptions:
         memory_budget: Most bytes that this loader may hold: slots, decoded chunks, files read ahead and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which the loader raises `StalledError`.
+        on_error: What becomes of a sample that is missing or damaged, or on which ``sample_transform`` fails.
+            ``"raise"``: an error in place of its batch. ``"skip"``: its batch has a sample less, and the epoch as many
+            steps; in place of a whole batch, one substitute. ``"substitute"``: another sample of the epoch, drawn by
+            seed, epoch and place, stands in for it; in evaluation it is skipped. Ranks, workers and a resume do not
+            change which. What is no sample's fault, such as a disk that is gone, is an error under each of them.
+        max_bad: Bad samples of an epoch, on this rank, above which the run ends with an error: a number, or a share of
+            the rank's samples (at least 1) as a float.
+        quarantine: File to which each bad sample is appended once, as a line of JSON. None: the folder of the Trainer's
+            log has one for each rank; without a Trainer they are only counted.
         weights: Draws samples with replacement, in proportion to these numbers: an array with one for each sample, the
             key of a field of numbers, or ``Balanced("y")`` (in a configuration ``{balanced: y}``), with which all
             classes of field ``y`` are equally frequent. Training only.
@@ -137,6 +149,9 @@ class LoaderOptions:
     cache_bytes: int = 0
     memory_budget: int | None = None
     timeout_s: float = 300.0
+    on_error: OnError = "raise"
+    max_bad: float = 0.001
+    quarantine: str | None = None
     # Not compared: comparing arrays gives no single truth value.
     weights: Balanced | str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
     epoch_size: int | None = None
@@ -175,6 +190,7 @@ class LoaderOptions:
         if self.epoch_size is not None:
             self._check_int("epoch_size", 1, also="null")
         self._check_drawing()
+        self._check_bad_samples()
         for name in ("drop_last", "augment", "return_indices"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
@@ -183,6 +199,19 @@ class LoaderOptions:
             raise ConfigError(
                 f"timeout_s: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
             )
+
+    def _check_bad_samples(self) -> None:
+        most: Any = self.max_bad
+        if self.on_error not in ON_ERROR:
+            raise ConfigError(f"on_error: {self.on_error!r} is not one of {', '.join(ON_ERROR)}", option="on_error")
+        whole = isinstance(most, int) and not isinstance(most, bool) and most >= 0
+        if not whole and not (isinstance(most, float) and 0 <= most <= 1):
+            raise ConfigError(
+                f"max_bad: {most!r} is neither a number of samples, such as 10, nor a share from 0.0 to 1.0",
+                option="max_bad",
+            )
+        if not (self.quarantine is None or (isinstance(self.quarantine, str | os.PathLike) and self.quarantine)):
+            raise ConfigError(f"quarantine: {self.quarantine!r} is not the path of a file", option="quarantine")
 
     def _check_drawing(self) -> None:
         given: Any = self.weights
@@ -256,7 +285,13 @@ class LoaderOptions:
 
     def as_stored(self) -> LoaderOptions:
         """Returns these options with each sample once, in storage order, and nothing random."""
-        return dataclasses.replace(self, shuffle="none", weights=None, epoch_size=None, augment=False)
+        return dataclasses.replace(
+            self, shuffle="none", weights=None, epoch_size=None, augment=False, on_error=self._without_substitutes
+        )
+
+    @property
+    def _without_substitutes(self) -> OnError:
+        return "skip" if self.on_error == "substitute" else self.on_error
 
     def for_evaluation(self) -> LoaderOptions:
         """Returns these options for validation, test and prediction: in storage order, nothing dropped or random."""
@@ -265,7 +300,7 @@ class LoaderOptions:
     def evaluated(self) -> LoaderOptions:
         """Returns these options for a loader that is used in evaluation: no shuffle unless asked for by name."""
         shuffle = "none" if self.shuffle == "auto" and not self.drawn else self.shuffle
-        return dataclasses.replace(self, shuffle=shuffle, augment=False)
+        return dataclasses.replace(self, shuffle=shuffle, augment=False, on_error=self._without_substitutes)
 
 
 _of_init = inspect.signature(LoaderOptions.__init__)

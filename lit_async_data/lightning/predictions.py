@@ -21,6 +21,7 @@ from lit_async_data.sources.manifest.table.arrow import arrow
 # The columns of locations, in order, and those that are left out if all samples have this value.
 LOCATION_COLUMNS = ("sample", "file", "group", "row", "id", "path")
 ABSENT = {"group": "/", "id": None, "path": None}
+MISSING = "missing"  # the column that marks samples which could not be read
 WANTED = "return a tensor or array whose first axis is the samples of the batch, or a dict of these and of lists of str"
 
 
@@ -32,6 +33,8 @@ class PredictionWriter(pl.Callback):
 
     * Numbers, text and vectors (lists of fixed length) are columns of ``PATH/predictions.parquet``.
     * Arrays with two axes or more per sample, such as masks, are datasets of ``PATH/predictions.h5``, samples first.
+    * Where `LoaderOptions.on_error` reads around bad samples, they keep their rows, and the column ``missing`` is true:
+      floats are NaN there, other numbers 0, texts missing.
     * bfloat16 and smaller floats, and float16 in Parquet, become float32; everything else is stored as it is.
 
     Row n belongs to sample n of the source. Both files have the columns ``sample`` (the number that ``source.locate``
@@ -154,7 +157,8 @@ class LoaderPredictions:
     """The predictions of ``steps`` batches: this rank's parts, whose files begin with ``path``, and their merging."""
 
     def __init__(self, loader: AsyncLoader, steps: int, path: str) -> None:
-        self._plan, self._locations, self._steps, self._path = loader.order, LocationColumns(loader.source), steps, path
+        self._loader, self._plan, self._locations = loader, loader.order, LocationColumns(loader.source)
+        self._steps, self._path = steps, path
         self._total = self._plan.length
         if steps < len(self._plan):
             self._total = self._plan.bounds(steps - 1)[1] * self._plan.world_size if steps else 0
@@ -165,8 +169,11 @@ class LoaderPredictions:
         where = f"{os.path.basename(self._path)}: predict_step, batch {step}"
         if step != self._done:
             raise ConfigError(f"{where}: batch {self._done} comes next; predict each batch once, in order")
-        samples = self._plan.batch(step).samples
-        values, columns = predicted(outputs, len(samples), where), self._locations.of(samples)
+        samples, read = self._plan.batch(step).samples, self._loader.quarantine.samples(step)
+        values, columns = predicted(outputs, len(samples if read is None else read), where), self._locations.of(samples)
+        if self._loader.options.on_error != "raise":
+            values, missing = placed(values, samples, samples if read is None else np.array(read))
+            columns[MISSING] = missing
         if not self._parts:
             self._open(fields_of(values), fields_of(columns))
         if fields_of(values) != self._fields:
@@ -240,6 +247,23 @@ def _of(location: Any, name: str) -> Any:
     value = getattr(location, name, None)  # only locations in tables have an id and a path
     # Parquet and HDF5 store text as UTF-8. The name of a file may be any bytes: others are written as \xe4.
     return value.encode(errors="surrogateescape").decode(errors="backslashreplace") if isinstance(value, str) else value
+
+
+def placed(values: Mapping[str, Values], samples: Indices, read: Indices) -> tuple[dict[str, Values], Values]:
+    """The predictions of samples, of which not all were read, in their rows; and which are missing."""
+    if MISSING in values:
+        raise ConfigError(f"predict_step: {MISSING!r} is the column of samples that could not be read; rename the key")
+    missing, rows = ~np.isin(samples, read), np.flatnonzero(np.isin(read, samples))
+    found: dict[str, Values] = {}
+    for name, column in values.items():
+        if isinstance(column, list):
+            left = iter([column[row] for row in rows])
+            found[name] = [None if each else next(left) for each in missing]
+        else:
+            empty = np.nan if column.dtype.kind == "f" else 0
+            found[name] = full = np.full((len(samples), *column.shape[1:]), empty, column.dtype)
+            full[~missing] = column[rows]
+    return found, missing
 
 
 def fields_of(values: Mapping[str, Values]) -> dict[str, Field]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 import weakref
 from typing import Any
@@ -66,6 +67,8 @@ class DevicePrefetcher(pl.Callback):
     * ``data/queue_fill``: batches that were ready when the loop asked for one.
     * ``data/epoch_gap_ms``: milliseconds that the loop waited for the first batch of the epoch.
     * ``data/read_mb_s``: 10⁶ bytes read per second of reading. The value of a step covers all that the loader has read.
+    * ``data/bad_samples``: bad samples of the epoch, over all ranks, where `LoaderOptions.on_error` reads around them;
+      in evaluation ``val/bad_samples`` and ``test/bad_samples``, which also go to the logger.
 
     After an epoch it logs on rank 0 one sentence: how long training waited, for what, and which option can help; none
     for a short epoch, and none that was said before. See "Why is my GPU waiting?" in the documentation. Validation,
@@ -182,6 +185,14 @@ class DevicePrefetcher(pl.Callback):
         """Drive the validation loaders."""
         self._evaluate(trainer, trainer.val_dataloaders)
 
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log how many samples are missing in the metrics of validation."""
+        self._log_bad_samples(pl_module, "val/bad_samples")
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log how many samples are missing in the metrics of the test."""
+        self._log_bad_samples(pl_module, "test/bad_samples")
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how long validation waited, and return to the training loaders if it ran inside training."""
         print_line(self._verdicts.end(trainer, "val"))
@@ -257,6 +268,21 @@ class DevicePrefetcher(pl.Callback):
         self._active = driven_loaders(loaders)
         for loader in self._active:
             self._drive(trainer, loader)
+        if around := self._read_around():
+            folder = trainer.log_dir or trainer.default_root_dir  # on every rank: Lightning broadcasts it
+            for loader in around:
+                name = f"quarantine-{trainer.global_rank}.jsonl"
+                loader.quarantine.path = loader.quarantine.path or os.path.join(folder, name)
+
+    def _read_around(self) -> list[AsyncLoader]:
+        """The loaders that read around bad samples."""
+        ours = [each for each in self._active if isinstance(each, AsyncLoader)]
+        return [each for each in ours if each.options.on_error != "raise"]
+
+    def _log_bad_samples(self, pl_module: pl.LightningModule, name: str) -> None:
+        if around := self._read_around():
+            count = float(sum(each.quarantine.count for each in around))
+            pl_module.log(name, count, reduce_fx="sum", sync_dist=True, batch_size=1)
 
     def _evaluate(self, trainer: pl.Trainer, loaders: Any) -> None:
         training = driven_loaders(trainer.train_dataloader)
@@ -342,6 +368,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the means of the epoch, and how long training waited."""
+        self._log_bad_samples(pl_module, "data/bad_samples")
         means = self._epoch.end([loader.stats() for loader in self._active], self._verdicts.wall_s)
         self.waited += self._epoch.summary
         if not means:

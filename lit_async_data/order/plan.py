@@ -30,6 +30,9 @@ BLOCK = 16384
 # Cached blocks. The loader asks for a batch twice: to fetch its files ahead, and later to read it.
 CACHED_BLOCKS = 4
 
+# Separates the keys of substitutes from those of the order.
+SUBSTITUTES = 6
+
 Order = Literal["none", "chunk", "global"]
 
 
@@ -182,6 +185,23 @@ class EpochPlan:
 
     def batch(self, step: int) -> BatchPlan:
         return BatchPlan(self.epoch, step, self.stretch(step, 1)[0])
+
+    def positions(self, step: int) -> Indices:
+        """The places of the samples of a step in the whole order, over all ranks; int64."""
+        first, end = self.bounds(step)
+        return self.start + np.arange(first, end) * self.world_size + self.rank
+
+    def substitute(self, position: int, attempt: int) -> int:
+        """The sample that stands in for the one at a place of the whole order, if that cannot be read.
+
+        Each attempt draws another one: from the same group of chunks, or from the epoch if the order has none. The same
+        on every rank, and whatever the position is at which the epoch was resumed.
+        """
+        first, end = 0, self.length
+        if self.chunk_order is not None:
+            _, first, end = self.chunk_order.group_of(position)
+        drawn = derived_key(self._key, SUBSTITUTES, position, attempt) % (end - first)
+        return int(self.samples(np.array([first + drawn - self.start]))[0])
 
     def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
         """Returns the batches of consecutive steps together.

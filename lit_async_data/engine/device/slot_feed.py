@@ -128,7 +128,7 @@ class SlotFeed:
         copied = layout.small if lent else tuple(views)
         batches: list[tuple[BatchIndex, Batch | Exception]] = []
         with no_inference():
-            for key, first, rows, error in filled.batches:
+            for key, first, rows, error, _ in filled.batches:
                 if error is not None:
                     batches.append((key, error))
                     continue

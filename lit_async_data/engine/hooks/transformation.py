@@ -69,6 +69,15 @@ class Transformation:
         read(self.raw(memory, len(samples)))
         self.apply(epoch, samples, memory, out, rows)
 
+    def check(self, epoch: int, sample: Indices, read: ReadInto) -> None:
+        """Have one sample read, and transformed unless that takes a whole batch."""
+        values = _arrays(self._spec)
+        read(values)
+        if self._calls.sample is not None:
+            with self._lock:
+                values = delivered(self._spec, values)
+                put_samples(self._calls, epoch, sample, values, _arrays(self._outcome.of_samples))
+
     def raw(self, memory: Bytes, count: int) -> dict[str, Array]:
         """Arrays in memory for samples as they are read."""
         return self._raw.views(memory, count)
@@ -88,6 +97,11 @@ class Transformation:
             if self._calls.batch is not None:
                 put_batch(self._calls, samples, self._calls.of_batch(epoch, samples, values), out)
             CLOCK.transformed(time.perf_counter() - locked)
+
+
+def _arrays(spec: BatchSpec) -> dict[str, Array]:
+    """Memory for one sample."""
+    return {key: np.empty((1, *field.stored_shape), field.dtype) for key, field in spec.fields.items()}
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -26,8 +26,10 @@ from lit_async_data.engine.hooks.transformation import Outcome, Transformation
 from lit_async_data.engine.loader.base_loader import Machinery
 from lit_async_data.engine.loader.engine import Engine
 from lit_async_data.engine.loader.passes import Taken
+from lit_async_data.engine.loader.quarantine import Quarantine
 from lit_async_data.engine.loader.resuming import AsyncWiring, ResumableLoader, Resuming
 from lit_async_data.engine.pipeline.ahead import Ahead
+from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples, ReadAround
 from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, indexed_spec
 from lit_async_data.engine.pipeline.schedule import schedule_of
@@ -159,6 +161,8 @@ class AsyncLoader(ResumableLoader):
         self._reset(device, device_depth)
         self._cursor = EpochCursor(schedule)
         self._wiring = AsyncWiring(schedule=schedule, resuming=Resuming(self.source, self.options, self._cursor))
+        self._quarantine = Quarantine(self.source, self.options.max_bad, self.options.quarantine)
+        self._around: dict[BatchIndex, ReadAround] = {}  # the pipeline's
         self._take_order(schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
@@ -213,6 +217,7 @@ class AsyncLoader(ResumableLoader):
         key = cursor.upcoming
         if key is None:
             cursor.state = cursor.ended
+            self._quarantine.tell()
             raise StopIteration
         after = cursor.after(key)
         run.interrupted = True  # unless this comes to an end
@@ -224,6 +229,8 @@ class AsyncLoader(ResumableLoader):
                     engine.queue.prefetch(cursor.schedule.following(key))
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
                     self._copy_errors.log_error(error)
+            if key in self._around:
+                self._quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
             took_s = time.perf_counter() - started
             run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
         except Exception as error:
@@ -385,9 +392,16 @@ class AsyncLoader(ResumableLoader):
         """The plan of the first epoch."""
         return self._wiring.schedule.plan(0)
 
+    @property
+    def quarantine(self) -> Quarantine:
+        """The bad samples that were read around. For callbacks."""
+        return self._quarantine
+
     def _follow(self, engine: Engine) -> None:
         """Tell the feed how many steps will be wanted of a pass that begins."""
         self._cursor.begin(self._wiring.steps_wanted)
+        if (first := self._cursor.upcoming) is not None:
+            self._quarantine.begin(first.epoch)
         assert isinstance(engine.feed, SlotFeed)
         engine.feed.follow(self._cursor.schedule)
 
@@ -411,6 +425,7 @@ class AsyncLoader(ResumableLoader):
         self._device = streams.exact_device(self.device)  # the current device may be another one later
         on_device = streams.has_streams(self.device)
         pipeline, plan = self._pipeline(pin=self.device if on_device and not self._is_beside else None)
+        self._around = pipeline.around
         # With the first batch, since a loader that is only described is not used.
         for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
             self._say(logging.WARNING, line)
@@ -437,13 +452,12 @@ class AsyncLoader(ResumableLoader):
         """What reads the batches, here or in a reader process."""
         source, options = self.source, self.options
         seed = options.seed if options.augment and source.is_random else None
-        hooks = self._transformation(plan.layout.batches)
-        return ReaderSetup(
-            SampleReader(source, options.return_indices, seed, hooks),
-            self._cursor.schedule,
-            plan,
-            Ahead(source, AHEAD + plan.layout.batches, plan.shares) if source.reads_ahead else None,
-        )
+        read = SampleReader(source, options.return_indices, seed, self._transformation(plan.layout.batches))
+        around = None
+        if options.on_error != "raise":
+            around = AroundBadSamples(read, options.on_error, self._quarantine.known)
+        ahead = Ahead(source, AHEAD + plan.layout.batches, plan.shares) if source.reads_ahead else None
+        return ReaderSetup(read, self._cursor.schedule, plan, ahead, around)
 
     def _pipeline(self, *, pin: torch.device | None) -> tuple[Pipeline, ResourcePlan]:
         """A pipeline in a reader process or here, and its plan."""

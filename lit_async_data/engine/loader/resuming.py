@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
+from lit_async_data.engine.loader.quarantine import Quarantine
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.errors import ResumeError
 from lit_async_data.options import LoaderOptions
@@ -232,6 +233,7 @@ class ResumableLoader(BaseLoader):
 
     _cursor: EpochCursor
     _wiring: AsyncWiring
+    _quarantine: Quarantine
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that begins the one of this epoch, counted from 0."""
@@ -240,9 +242,12 @@ class ResumableLoader(BaseLoader):
     def state_dict(self) -> dict[str, Any]:
         """The place of the next batch, in plain values that are the same on every rank; a few hundred bytes.
 
+        With it come the samples that this rank has found bad, if any: they are not read again.
+
         A batch that failed has had its turn. Any thread may call it while no batch is being taken.
         """
-        return self._wiring.resuming.state()
+        state, bad = self._wiring.resuming.state(), sorted(self._quarantine.known)
+        return state | {"bad_samples": bad} if bad else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Have the next pass begin at a saved place, if it is of that epoch. Reads nothing over.
@@ -272,6 +277,8 @@ class ResumableLoader(BaseLoader):
             [[4, 5, 6], [7, 8, 9]]
         """
         place = self._wiring.resuming.checked(state, force=force)
+        if state["source"] == self.state_dict()["source"]:
+            self._quarantine.remember(state.get("bad_samples", ()))
         self._stop()
         self._release()
         self._cursor.resume(place)

@@ -28,6 +28,7 @@ import time
 from typing import NoReturn
 
 from lit_async_data.batch.spec import BatchLayout
+from lit_async_data.engine.pipeline.bad_samples import ReadAround
 from lit_async_data.engine.pipeline.read_task import FilledSlot
 from lit_async_data.engine.pipeline.slots import SlotPool
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
@@ -91,6 +92,8 @@ class Pipeline(abc.ABC):
         self._claimed: dict[BatchIndex, FilledSlot | None] = {}
         self._generation = 0  # counts the drops; results of an older generation are thrown away
         self._coalesced = 1  # batches to be claimed at once: few at first, so that the first one comes soon
+        # Batches that were read around bad samples, until they are handed out.
+        self.around: dict[BatchIndex, ReadAround] = {}
 
     def follow(self, schedule: Schedule) -> None:
         """Read in this order from now on. What is being read keeps its order."""
@@ -190,6 +193,7 @@ class Pipeline(abc.ABC):
             if filled is not None and filled.good:
                 self.pool.drop(filled.slot)
         self._claimed.clear()
+        self.around.clear()
         self.ready = 0
 
     def _claim(self) -> list[BatchIndex]:
@@ -218,6 +222,9 @@ class Pipeline(abc.ABC):
             self._coalesced = self._next_coalesced(len(filled.batches), seconds)
             self.pool.filled(filled.slot)
             self.meter.read(filled.good, filled.samples * self.layout.spec.nbytes, work)
+        for batch in filled.batches:
+            if batch.around is not None:
+                self.around[batch.key] = batch.around
         self._claimed[filled.batches[0].key] = filled
         self.ready += filled.good
         return True

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
+from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples, ReadAround, is_of_a_sample
 from lit_async_data.errors import SourceError, WorkerError, batch_error, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
@@ -33,6 +34,7 @@ class BatchResult(NamedTuple):
     first: int  # its first row in the slot's arrays
     rows: int
     error: Exception | None = None  # raised in its place
+    around: ReadAround | None = None  # None if it has the samples of its plan
 
 
 class FilledSlot(NamedTuple):
@@ -58,6 +60,7 @@ class ReadTask:
     generation: int  # of the pipeline, at that time
     worker: int | None  # None for the consumer's thread
     ids: Callable[[Indices], Indices]  # the numbers by which errors name samples
+    around: AroundBadSamples | None = None  # None if bad samples are errors
     row: int = 0  # of the slot's arrays, where the first batch begins
     reading: Sequence[BatchResult] = ()  # the batches that are read at present: all of them, or one by itself
     _samples: Indices | None = None
@@ -76,7 +79,7 @@ class ReadTask:
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
         ]
         self.reading, unexplained = batches, ""
-        if len(batches) > 1:
+        if len(batches) > 1 and not self._has_known(samples):
             try:
                 read(epoch, samples, layout.views(memory, len(samples), self.row))
             except self._caught as error:  # raised below by its batch, while the others are read
@@ -99,11 +102,29 @@ class ReadTask:
         first = batch.first - self.row
         self._samples = samples = samples[first : first + batch.rows]
         self.reading = (batch,)
+        if not self._has_known(samples):
+            try:
+                read(batch.key.epoch, samples, layout.views(memory, batch.rows, batch.first))
+            except self._caught as caught:
+                if self.around is None or not is_of_a_sample(caught):
+                    return self._failed(batch, samples, caught)
+            else:
+                return batch
+        return self._read_around(read, layout, memory, batch)
+
+    def _has_known(self, samples: Indices) -> bool:
+        return self.around is not None and self.around.knows(samples)
+
+    def _read_around(self, read: Read, layout: BatchLayout, memory: Bytes, batch: BatchResult) -> BatchResult:
+        assert self.around is not None
+        (epoch, step), samples = batch.key, NO_SAMPLES
         try:
-            read(batch.key.epoch, samples, layout.views(memory, batch.rows, batch.first))
+            around = self.around.choice(self.schedule.plan(epoch), step)
+            samples = np.array(around.samples, np.int64)
+            read(epoch, samples, layout.views(memory, len(samples), batch.first))
         except self._caught as caught:
             return self._failed(batch, samples, caught)
-        return batch
+        return batch._replace(rows=len(samples), around=around)
 
     def _failed(self, batch: BatchResult, samples: Indices, cause: BaseException) -> BatchResult:
         error = batch_error(cause, *batch.key, self.ids(samples).tolist(), self.worker)

@@ -63,6 +63,16 @@ class SampleReader:
         else:
             self._read(epoch, samples, ids, out)
 
+    def check(self, epoch: int, sample: Indices) -> None:
+        """Read one sample, and call ``sample_transform`` with it."""
+        ids = self.source.ids(sample) if self.seed is not None else sample
+        read = functools.partial(self._read, epoch, sample, ids)
+        if self.transformation is None:
+            fields = self.source.spec.fields.items()
+            read({key: np.empty((1, *field.stored_shape), field.dtype) for key, field in fields})
+        else:
+            self.transformation.check(epoch, sample, read)
+
     def before_hooks(self) -> SampleReader:
         return SampleReader(self.source, False, self.seed)
 

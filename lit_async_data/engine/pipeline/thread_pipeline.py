@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
+from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples
 from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
@@ -60,9 +61,10 @@ class ThreadPipeline(Pipeline):
         ahead: AfterRead | None = None,
         ids: Callable[[Indices], Indices] = np.asarray,
         tuner: WorkerTuner | None = None,
+        around: AroundBadSamples | None = None,
     ) -> None:
         super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
-        self._read, self._ahead, self._ids = read, ahead, ids
+        self._read, self._ahead, self._ids, self._around = read, ahead, ids, around
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
         self.worker_count = workers
@@ -120,7 +122,7 @@ class ThreadPipeline(Pipeline):
                     raise
 
     def _task(self, slot: int, worker: int | None) -> ReadTask:
-        return ReadTask(slot, self._claim(), self.schedule, self._generation, worker, self._ids)
+        return ReadTask(slot, self._claim(), self.schedule, self._generation, worker, self._ids, self._around)
 
     def _add_slots(self, count: int) -> None:
         for _ in range(count):

@@ -29,6 +29,7 @@ class Part(enum.IntEnum):
     ALL = 0
     READ = 1  # before any hook
     TRANSFORM = 2  # what was read
+    AROUND = 3  # all of it by one process, around the bad samples that shares have met
 
 
 class Task(NamedTuple):
@@ -43,6 +44,11 @@ class Task(NamedTuple):
     limits: Limits  # what the consumer will take of each epoch
     part: Part = Part.ALL
     again: bool = False  # whether a process has ended while it carried this out; does not travel
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether it is the process's part of what is read, and not what is left to do for a slot."""
+        return self.part in (Part.ALL, Part.READ)
 
     def packed(self) -> bytes:
         limits = (NO_LIMIT if each is None else each for each in self.limits)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lit_async_data.batch.spec import Bytes
+from lit_async_data.engine.pipeline.bad_samples import ReadAround, is_of_a_sample
 from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask
 from lit_async_data.engine.pipeline.slots import LENT
@@ -26,7 +27,7 @@ from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.processes.channel import Channel, wait_for_reports
 from lit_async_data.engine.processes.messages import Part, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
-from lit_async_data.engine.processes.remote_errors import unpacked_errors
+from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
 from lit_async_data.engine.resources import memory
@@ -67,7 +68,7 @@ class _Filling:
     edges: Sequence[int]  # the first row of each batch, and the end of the last
     generation: int
     left: int  # tasks that have not been reported
-    errors: dict[int, Exception] = dataclasses.field(default_factory=dict)  # by number of the batch in the slot
+    unplanned: dict[int, Unplanned] = dataclasses.field(default_factory=dict)  # by number of the batch in the slot
     work: Work = NO_WORK
     seconds: float = 0.0  # of its longest task
 
@@ -106,6 +107,7 @@ class ProcessPipeline(Pipeline):
             tuner=self._workers.tuner(),
         )
         self.worker_count = self._workers.threads
+        self._around = setup.around
         self._read, self._source, self._raw_bytes = setup.read, setup.read.source, setup.raw_bytes
         self._stored, self._processes, self._pin = stored, processes, pin
         self._memory: SharedSlots | None = None
@@ -200,7 +202,8 @@ class ProcessPipeline(Pipeline):
         except WorkerError:  # the system refuses another thread
             return
         slot, *self._vacant = self.pool.take_all()
-        self._first_task = ReadTask(slot, self._claim(), self.schedule, self._generation, 0, self._source.ids)
+        ids, around = self._source.ids, self._around
+        self._first_task = ReadTask(slot, self._claim(), self.schedule, self._generation, 0, ids, around)
 
     def _read_here(self, worker: ThreadWorker) -> bool:
         with self._lock:  # which `prefetch` holds until there is a task
@@ -278,7 +281,7 @@ class ProcessPipeline(Pipeline):
                 self._send(reader, task)
             elif task.again:
                 reader.ended = 0
-                self._done(task, errors={0: error})
+                self._done(task, unplanned={0: error})
             else:
                 self._send_each(reader, task)
 
@@ -375,8 +378,8 @@ class ProcessPipeline(Pipeline):
                 reader.ended = 0
                 self.meter.waited(report.idle_s, starved=self._starved != self._was_starved)
                 self._was_starved = self._starved
-                errors = unpacked_errors(payload, reader.channel.pid) if payload else {}
-                self._done(reader.tasks.pop((report.slot, report.step)), report.work, errors)
+                unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
+                self._done(reader.tasks.pop((report.slot, report.step)), report.work, unplanned)
         if len(self._readers) > self._wanted:
             self._close_unused()
 
@@ -385,28 +388,42 @@ class ProcessPipeline(Pipeline):
         least = min(self._dealing, self.layout.batches) if self._workers.shared else 1
         return max(super()._next_coalesced(batches, seconds), least)
 
-    def _done(self, task: Task, work: Work = NO_WORK, errors: Mapping[int, Exception] | None = None) -> None:
+    def _done(self, task: Task, work: Work = NO_WORK, unplanned: Mapping[int, Unplanned] | None = None) -> None:
         filling = self._filling[task.slot]
         filling.left -= 1
         filling.work = filling.work.plus(work)
         filling.seconds = max(filling.seconds, work.seconds)
-        for number, error in (errors or {}).items():
-            filling.errors.setdefault(task.key.step - filling.keys[0].step + number, error)
+        for number, result in (unplanned or {}).items():
+            filling.unplanned.setdefault(task.key.step - filling.keys[0].step + number, result)
         if filling.left:
             return
-        if task.part is Part.READ and not filling.errors and filling.generation == self._generation:
-            reader, filling.left = self._readers[task.slot % task.share.readers], 1
-            self._send(reader, task._replace(share=task.share._replace(reader=reader.number), part=Part.TRANSFORM))
-            return
+        errors = [result for result in filling.unplanned.values() if isinstance(result, Exception)]
+        if task.is_dealt and task.share.readers > 1 and filling.generation == self._generation:
+            if task.part is Part.READ and not errors:
+                self._go_on(task, Part.TRANSFORM)
+                return
+            if errors and self._workers.shared and self._around is not None and all(map(is_of_a_sample, errors)):
+                filling.unplanned.clear()
+                self._go_on(task, Part.AROUND)
+                return
         del self._filling[task.slot]
-        batches = [
-            BatchResult(key, begin, end - begin, filling.errors.get(number))
-            for number, key, (begin, end) in zip(
-                itertools.count(), filling.keys, itertools.pairwise(filling.edges), strict=False
-            )
-        ]
-        filled = FilledSlot(task.slot, batches, len(batches) - len(filling.errors))
+        batches = []
+        for number, (key, (begin, end)) in enumerate(zip(filling.keys, itertools.pairwise(filling.edges), strict=True)):
+            came = filling.unplanned.get(number)
+            if isinstance(came, ReadAround):
+                batches.append(BatchResult(key, begin, len(came.samples), around=came))
+            else:
+                batches.append(BatchResult(key, begin, end - begin, came))
+        filled = FilledSlot(task.slot, batches, len(batches) - len(errors))
         self._file(filled, filling.generation, filling.work, filling.seconds)
+
+    def _go_on(self, task: Task, part: Part) -> None:
+        """Have one process do what is left to do for a slot of which all shares have been read."""
+        filling, reader = self._filling[task.slot], self._readers[task.slot % task.share.readers]
+        filling.left = 1
+        share = task.share._replace(reader=reader.number)
+        task = task._replace(key=filling.keys[0], batches=len(filling.keys), row=0, share=share, part=part)
+        self._send(reader, task)
 
     # -- what is being read ------------------------------------------------------------------------------------------
 
@@ -467,6 +484,7 @@ def pipeline_of(
         ahead=setup.ahead,
         ids=setup.read.source.ids,
         tuner=plan.workers.tuner(),
+        around=setup.around,
     )
 
 

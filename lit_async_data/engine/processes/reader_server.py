@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.engine.pipeline.read_task import ReadTask
 from lit_async_data.engine.processes.messages import Part, Report, ReportKind, Reports, Task, TaskQueue
-from lit_async_data.engine.processes.remote_errors import packed_errors
+from lit_async_data.engine.processes.remote_errors import packed_results
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import GENERATION, NOTED, THREADS, SharedSlots
 from lit_async_data.engine.supervisor import ThreadWorker, all_ended
@@ -114,7 +114,7 @@ class ReaderServer:
         self._reports.send(report, payload)
         with self._lock:
             del self._reading[thread.number]
-        if wanted and task.part is not Part.TRANSFORM:
+        if wanted and task.is_dealt:
             self._read_ahead(task, reading)
         thread.rest()
         return self._is_needed(thread)
@@ -141,19 +141,21 @@ class ReaderServer:
         keys = [BatchIndex(epoch, step + number) for number in range(task.batches)]
         self._reading[thread] = task.key
         self._slots.slot(task.slot)  # maps it, which one thread at a time may do
-        if task.part is not Part.TRANSFORM:
+        if task.is_dealt:
             self._cursor = schedule.following(keys[-1])
-        ids = self._setup.read.source.ids
-        return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, task.row)
+        ids, around = self._setup.read.source.ids, None if self._is_share(task) else self._setup.around
+        return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, around, task.row)
+
+    def _is_share(self, task: Task) -> bool:
+        return self._setup.plan.workers.shared and task.share.readers > 1 and task.is_dealt
 
     def _carried_out(self, task: Task, reading: ReadTask) -> bytes:
-        """Read the batches; returns the errors of those that could not be read."""
+        """Read the batches; returns what became of those that could not be read as planned."""
         read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
         filled = reading.run(read, self._setup.layout, memory)
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
-        errors = [(number, batch.error) for number, batch in enumerate(filled.batches) if batch.error is not None]
-        return packed_errors(errors) if errors else b""
+        return packed_results(filled.batches)
 
     def _read(
         self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
@@ -162,7 +164,7 @@ class ReaderServer:
         assert reading.worker is not None
         note, first = self._slots.notes[reading.worker % len(self._slots.notes)], reading.reading[0].key
         own = None
-        if self._setup.plan.workers.shared and task.share.readers > 1 and task.part is not Part.TRANSFORM:
+        if self._is_share(task):
             plan = reading.schedule.plan(epoch)
             own = self._setup.plan.shares.own(plan, plan.bounds(first.step)[0], samples, task.share)
             samples = samples[own]

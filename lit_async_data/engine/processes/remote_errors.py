@@ -6,7 +6,32 @@ import pickle
 import traceback
 from collections.abc import Sequence
 
+from lit_async_data.engine.pipeline.bad_samples import BadSample, ReadAround
+from lit_async_data.engine.pipeline.read_task import BatchResult
 from lit_async_data.errors import AsyncDataError, ReadError
+
+# What became of a batch that could not be read as planned.
+Unplanned = Exception | ReadAround
+
+
+def packed_results(batches: Sequence[BatchResult]) -> bytes:
+    """What became of those batches of a task that could not be read as planned; empty if all could."""
+    errors = [(number, batch.error) for number, batch in enumerate(batches) if batch.error is not None]
+    around = [
+        (number, batch.around.samples, [(*bad[:2], _portable(bad.error)[0]) for bad in batch.around.bad])
+        for number, batch in enumerate(batches)
+        if batch.around is not None
+    ]
+    return pickle.dumps((packed_errors(errors), around)) if errors or around else b""
+
+
+def unpacked_results(payload: bytes, process: int) -> dict[int, Unplanned]:
+    """By number of the batch in its task."""
+    errors, around = pickle.loads(payload)  # noqa: S301  # from the reader process
+    found: dict[int, Unplanned] = {**unpacked_errors(errors, process)}
+    return found | {
+        number: ReadAround(samples, tuple(BadSample(*each) for each in bad)) for number, samples, bad in around
+    }
 
 
 def packed_errors(errors: Sequence[tuple[int, BaseException]]) -> bytes:

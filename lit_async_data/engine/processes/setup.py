@@ -12,6 +12,7 @@ from typing import Any
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.engine.pipeline.ahead import Ahead
+from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples
 from lit_async_data.engine.pipeline.sample_reader import SampleReader
 from lit_async_data.engine.processes.inherited import Inherited
 from lit_async_data.engine.processes.shared_file import SharedFile
@@ -35,6 +36,7 @@ class ReaderSetup:
     schedule: Schedule
     plan: ResourcePlan
     ahead: Ahead | None
+    around: AroundBadSamples | None = None
     # Log records below this level are not sent.
     level: int = dataclasses.field(default_factory=lambda: logging.getLogger("lit_async_data").getEffectiveLevel())
 

@@ -49,6 +49,24 @@ class ReadBy(Numbers):
         out["y"][...] = os.getpid()
 
 
+class Damaged(Numbers):
+    """Numbers of which some cannot be read."""
+
+    def __init__(self, bad, layout=None, error=CorruptError):
+        super().__init__()
+        self._bad, self._layout, self._error = set(bad), layout or StorageLayout(reading="decoded"), error
+
+    @property
+    def chunks(self):
+        return self._layout
+
+    def read_into(self, samples, out):
+        for sample in samples.tolist():
+            if sample in self._bad:
+                raise self._error(f"sample {sample} is damaged")
+        out["y"][...] = samples
+
+
 class UnpicklableError(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
@@ -142,6 +160,11 @@ def with_process(sample, rng):
 def centred(batch, rng):
     """A transform of batches that draws, and needs all samples."""
     return {**batch, "x": batch["x"] - batch["x"].mean() + rng.random(), "index": batch["index"] + 0}
+
+
+def counted(batch):
+    """A transform of batches that needs all samples."""
+    return {**batch, "count": np.full(len(batch["y"]), len(batch["y"]))}
 
 
 def fail_at_33(sample):

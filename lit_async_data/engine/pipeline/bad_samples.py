@@ -1,0 +1,119 @@
+"""`AroundBadSamples`: which samples a batch has where some of its own cannot be read.
+
+The choice is a pure function of the order and of what can be read, so ranks, workers and a resume agree on it: a batch
+leaves out its bad samples, or another sample stands in for each, drawn by the epoch's plan.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from lit_async_data.engine.pipeline.sample_reader import SampleReader
+from lit_async_data.errors import AsyncDataError, ChangedError, ReadError, SourceError, TransformError, batch_error
+from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import BatchIndex, EpochPlan
+
+# Samples that are tried in place of one; a source of which so many cannot be read has another problem.
+ATTEMPTS = 64
+# What the system says of itself and not of one file.
+_OF_THE_SYSTEM = {
+    getattr(errno, name) for name in ("EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "ENODEV", "ENXIO", "ESTALE", "ENOTCONN")
+}
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be read or transformed."""
+
+    position: int  # the place in the order of the epoch, over all ranks, that it, or one in its place, was to take
+    sample: int
+    error: Exception
+
+
+class ReadAround(NamedTuple):
+    """A batch that was read around bad samples."""
+
+    samples: tuple[int, ...]  # what it has
+    bad: tuple[BadSample, ...]
+
+
+def is_of_a_sample(error: BaseException) -> bool:
+    """Whether an error may be the fault of a sample, and not of an option, the system or this package."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", None) in _OF_THE_SYSTEM:
+            return False
+        cause = cause.__cause__
+    if isinstance(error, AsyncDataError):
+        return isinstance(error, SourceError | ReadError | TransformError) and not isinstance(error, ChangedError)
+    return isinstance(error, Exception)
+
+
+class AroundBadSamples:
+    """Reads around bad samples: leaves them out, or has others stand in. Any thread may call it.
+
+    Args:
+        read: Reads and transforms samples.
+        policy: What becomes of a bad sample.
+        known: Samples that are known to be bad, which are not read again.
+    """
+
+    def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
+        self._read, self._policy = read, policy
+        self._bad: dict[int, Exception] = {sample: SourceError("bad before the run was resumed") for sample in known}
+
+    def knows(self, samples: Indices) -> bool:
+        """Whether some of these samples are known to be bad."""
+        return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())
+
+    def choice(self, plan: EpochPlan, step: int) -> ReadAround:
+        """The samples that a batch has in place of its own, each of which is tried by itself; and the bad ones.
+
+        Raises:
+            AsyncDataError: What is the fault of no sample; or none can be read in place of a bad one.
+        """
+        planned, found, bad = plan.batch(step).samples, list[int](), list[BadSample]()
+        positions = plan.positions(step).tolist()
+        for position, sample in zip(positions, planned.tolist(), strict=True):
+            if (error := self._tried(plan.epoch, step, sample)) is None:
+                found.append(sample)
+                continue
+            bad.append(BadSample(position, sample, error))
+            if self._policy == "substitute":
+                found.append(self._substitute(plan, step, position, bad))
+        if not found:
+            found.append(self._substitute(plan, step, positions[0], bad))
+        return ReadAround(tuple(found), tuple(bad))
+
+    def _substitute(self, plan: EpochPlan, step: int, position: int, bad: list[BadSample]) -> int:
+        for attempt in range(ATTEMPTS):
+            sample = plan.substitute(position, attempt)
+            if (error := self._tried(plan.epoch, step, sample)) is None:
+                return sample
+            bad.append(BadSample(position, sample, error))
+        raise SourceError(
+            f"on_error: none of {ATTEMPTS} samples that were tried can stand in for sample {bad[0].sample}: "
+            f"{bad[-1].error}; check the data: python -m lit_async_data inspect --check-all",
+            sample_id=bad[0].sample,
+        ) from bad[-1].error
+
+    def _tried(self, epoch: int, step: int, sample: int) -> Exception | None:
+        if sample in self._bad:
+            return self._bad[sample]
+        number = np.array([sample], np.int64)
+        try:
+            self._read.check(epoch, number)
+        except Exception as caught:
+            if not is_of_a_sample(caught):
+                raise
+            error = batch_error(caught, *BatchIndex(epoch, step), self._read.source.ids(number).tolist(), None)
+            error = error.with_traceback(None)
+        else:
+            return None
+        # What a transform draws, and so its error, may differ in another epoch.
+        if not isinstance(error, TransformError):
+            self._bad[sample] = error
+        return error

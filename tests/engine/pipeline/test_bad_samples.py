@@ -1,0 +1,226 @@
+"""A loader that reads around bad samples does so in the same way whatever reads them, on any number of ranks."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+
+import numpy as np
+import pytest
+from support.device.training_loop import pretend
+from support.sources import reader_sources as acts
+
+from lit_async_data import AsyncLoader, LoaderOptions, StorageLayout
+from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
+from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError, SourceError, TransformError
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.plan import EpochPlan
+from lit_async_data.testing import FakeStreams
+
+BAD = {3, 17, 18, 19, 40, 77, 99}
+CHUNKS = StorageLayout((ChunkRun(100, 4),), compressed=True, reading="decoded")
+SHARED = StorageLayout((ChunkRun(100, 4),), compressed=True, reading="python")
+
+
+def loader_of(on_error, layout=None, *, ranks=(0, 1), bad=BAD, hooks=None, **options):
+    options = {"batch_size": 6, "seed": 5, "max_bad": 1.0, "on_error": on_error, "return_indices": True, **options}
+    return AsyncLoader(acts.Damaged(bad, layout), options, rank=ranks[0], world_size=ranks[1], **(hooks or {}))
+
+
+def epochs(loader, count=2):
+    with loader:
+        return [[batch["index"].tolist() for batch in loader] for _ in range(count)]
+
+
+def planned(epoch, shuffle, runs=(), rank=0, ranks=1):
+    plan = EpochPlan(
+        length=100, batch_size=6, shuffle=shuffle, seed=5, epoch=epoch, rank=rank, world_size=ranks, runs=runs
+    )
+    return [plan.batch(step).samples.tolist() for step in range(len(plan))]
+
+
+READERS = [
+    pytest.param({"workers": 0}, {}, id="caller"),
+    pytest.param({"workers": 2}, {}, id="threads"),
+    pytest.param({"workers": 1, "worker_kind": "process"}, {}, id="process", marks=pytest.mark.processes),
+    pytest.param({"workers": 3, "worker_kind": "process"}, {}, id="shares", marks=pytest.mark.processes),
+    pytest.param(
+        {"workers": 2, "worker_kind": "process"},
+        {"batch_transform": acts.counted},
+        id="shares and a batch_transform",
+        marks=pytest.mark.processes,
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "hooks"), READERS)
+@pytest.mark.parametrize("shuffle", ["none", "global", "chunk"])
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_all_readers_read_around_the_same_samples(on_error, shuffle, options, hooks):
+    layout = SHARED if options.get("workers", 0) > 1 and "worker_kind" in options else CHUNKS
+    found = epochs(loader_of(on_error, layout, shuffle=shuffle, hooks=hooks, **options))
+    for epoch, batches in enumerate(found):
+        plan = planned(epoch if shuffle != "none" else 0, shuffle, CHUNKS.runs)
+        assert len(batches) == len(plan)
+        for batch, samples in zip(batches, plan, strict=True):
+            good = [sample for sample in samples if sample not in BAD]
+            if on_error == "skip":
+                assert batch == good
+            else:
+                kept = [one for one, sample in zip(batch, samples, strict=True) if sample not in BAD]
+                assert kept == good
+                assert not BAD & set(batch)
+    assert found == epochs(loader_of(on_error, CHUNKS, shuffle=shuffle, workers=0))
+
+
+@pytest.mark.parametrize("shuffle", ["none", "global", "chunk"])
+def test_a_substitute_is_of_the_same_group_and_the_same_on_other_ranks(shuffle):
+    def of(ranks):
+        options = {"shuffle": shuffle, "shuffle_chunks": 5, "batch_size": 12 // ranks}
+        return [epochs(loader_of("substitute", CHUNKS, ranks=(rank, ranks), **options), 1)[0] for rank in range(ranks)]
+
+    def dealt(per_rank):
+        steps = itertools.zip_longest(*per_rank)
+        return [list(itertools.chain(*itertools.zip_longest(*step))) for step in steps]
+
+    (alone,), three = of(1), dealt(of(3))
+    assert [sample for batch in three for sample in batch if sample is not None] == list(itertools.chain(*alone))
+    if shuffle == "chunk":
+        plan = EpochPlan(
+            length=100, batch_size=12, shuffle="chunk", seed=5, epoch=0, runs=CHUNKS.runs, shuffle_chunks=5
+        )
+        places = {sample: place for place, sample in enumerate(plan.samples(np.arange(100)).tolist())}
+        for place, sample in enumerate(itertools.chain(*alone)):
+            assert places[sample] // 20 == place // 20
+
+
+def test_a_resume_goes_on_with_the_same_substitutes_and_reads_no_bad_sample_again():
+    whole = epochs(loader_of("substitute", shuffle="global"), 1)[0]
+    with loader_of("substitute", shuffle="global") as loader:
+        first = [next(loader)["index"].tolist() for _ in range(9)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert set(state["bad_samples"]) == BAD & set(itertools.chain(*planned(0, "global")[:9]))
+    with loader_of("substitute", shuffle="global", ranks=(0, 1)) as loader:
+        loader.load_state_dict(state)
+        assert first + [batch["index"].tolist() for batch in loader] == whole
+        assert loader.quarantine.known >= set(state["bad_samples"])
+
+
+def test_a_batch_of_which_nothing_is_left_has_one_substitute():
+    found = epochs(loader_of("skip", shuffle="none", bad=set(range(12, 18))), 1)[0]
+    assert [len(batch) for batch in found[:4]] == [6, 6, 1, 6]
+    assert found[2][0] not in range(12, 18)
+
+
+def test_a_device_gets_the_samples_that_are_left(monkeypatch):
+    streams = FakeStreams("side")
+    pretend(monkeypatch, lambda device: streams)
+    found = []
+    with loader_of("skip", shuffle="none") as loader:
+        for batch in loader:
+            streams.synchronize()
+            found += batch["index"].tolist()
+    assert found == [sample for sample in range(100) if sample not in BAD]
+
+
+def test_each_bad_sample_is_listed_once_and_each_epoch_has_a_line(tmp_path, caplog):
+    path = tmp_path / "log" / "bad.jsonl"
+    loader = loader_of("skip", shuffle="global", quarantine=path)
+    epochs(loader)
+    listed = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(each["id"] for each in listed) == sorted(BAD)
+    assert all(f"sample {each['id']} is damaged" == each["cause"] for each in listed)
+    said = [record.getMessage() for record in caplog.records if "was read around" in record.getMessage()]
+    assert [line.split(" was ")[0] for line in said] == ["epoch 0", "epoch 1"]
+    assert "7 bad samples" in said[0]
+
+
+def test_a_list_that_cannot_be_written_stops_nothing(tmp_path, caplog):
+    found = epochs(loader_of("skip", shuffle="none", quarantine=tmp_path), 1)[0]
+    assert sum(map(len, found)) == 100 - len(BAD)
+    assert len([record for record in caplog.records if "cannot be written" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(2, 2), (0.03, 3), (0.001, 1), (0, 0)])
+def test_more_bad_samples_than_allowed_end_the_run_at_their_batch(most, allowed):
+    bad = sorted(BAD)
+    with loader_of("skip", shuffle="none", max_bad=most) as loader:
+        batches = iter(loader)
+        for _ in range(bad[allowed] // 6):
+            next(batches)
+        with pytest.raises(SourceError, match=r"max_bad: .* are allowed") as caught:
+            next(batches)
+    assert len(caught.value.errors) > allowed
+
+
+def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only():
+    def fails(sample, rng):
+        if sample["y"] == 33 and rng.random() < 0.5:
+            raise ValueError("33 is too much")
+        return sample
+
+    with loader_of("skip", shuffle="none", bad=(), workers=0, hooks={"sample_transform": fails}) as loader:
+        missing = [100 - sum(len(batch["y"]) for batch in loader) for _ in range(8)]
+        assert set(missing) == {0, 1}
+        assert not loader.quarantine.known
+
+
+def test_what_is_no_fault_of_a_sample_is_raised():
+    for error, fault in [
+        (CorruptError("bad"), True),
+        (MissingError("gone"), True),
+        (TransformError("fails"), True),
+        (ValueError("of a dataset"), True),
+        (ChangedError("replaced"), False),
+        (ConfigError("wrong"), False),
+        (MemoryError(), False),
+        (OSError(errno.EMFILE, "too many"), False),
+        (OSError(errno.EIO, "one sector"), True),
+        (KeyboardInterrupt(), False),
+    ]:
+        assert is_of_a_sample(error) == fault, error
+    caused = CorruptError("no file")
+    caused.__cause__ = OSError(errno.ESTALE, "stale")
+    assert not is_of_a_sample(caused)
+
+
+def test_a_transform_that_needs_the_whole_batch_and_fails_is_an_error():
+    def fails(batch):
+        raise ValueError("no batch")
+
+    hooks = {"batch_transform": fails}
+    with loader_of("skip", bad=(), workers=1, hooks=hooks) as loader, pytest.raises(TransformError, match="no batch"):
+        next(loader)
+
+
+def test_a_source_of_which_nothing_can_be_read_is_an_error_that_says_so():
+    with loader_of("substitute", bad=range(100)) as loader, pytest.raises(SourceError, match="none of 64 samples"):
+        next(loader)
+
+
+def test_in_evaluation_nothing_stands_in_for_a_bad_sample():
+    with loader_of("substitute") as loader:
+        loader.evaluation = True
+        assert loader.options.on_error == "skip"
+        assert [sample for batch in loader for sample in batch["index"].tolist()] == [
+            sample for sample in range(100) if sample not in BAD
+        ]
+    assert LoaderOptions(batch_size=1, on_error="substitute").for_evaluation().on_error == "skip"
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"on_error": "ignore"}, "on_error"),
+        ({"max_bad": -1}, "max_bad"),
+        ({"max_bad": 1.5}, "max_bad"),
+        ({"max_bad": True}, "max_bad"),
+        ({"quarantine": 3}, "quarantine"),
+        ({"quarantine": ""}, "quarantine"),
+    ],
+)
+def test_a_wrong_option_is_named(given, option):
+    with pytest.raises(ConfigError) as caught:
+        LoaderOptions(batch_size=1, **given)
+    assert caught.value.option == option
