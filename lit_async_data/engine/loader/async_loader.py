@@ -33,7 +33,7 @@ from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples, ReadAro
 from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, indexed_spec
 from lit_async_data.engine.pipeline.schedule import schedule_of
-from lit_async_data.engine.processes.pipeline import pipeline_of
+from lit_async_data.engine.processes.pipelines import pipeline_of
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError

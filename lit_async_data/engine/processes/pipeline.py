@@ -11,33 +11,26 @@ first slot, unless that runs Python code of the user, takes a lock, or decodes a
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.pipeline.bad_samples import ReadAround, is_of_a_sample
 from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask
 from lit_async_data.engine.pipeline.slots import LENT
-from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.processes.channel import Channel, wait_for_reports
 from lit_async_data.engine.processes.messages import Part, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
-from lit_async_data.engine.resources import memory
 from lit_async_data.engine.supervisor import ThreadWorker, all_ended
-from lit_async_data.errors import MemoryBudgetError, WorkerError
+from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex, Share
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 
@@ -463,52 +456,3 @@ class ProcessPipeline(Pipeline):
                 explained.add_note(f"samples of epoch {epoch} that were being read: {first}{numbers}")
         explained.__cause__ = error.__cause__
         return explained
-
-
-def pipeline_of(
-    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
-) -> Pipeline:
-    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
-    if setup.plan.workers.kind == "process":
-        return _process_pipeline(setup, processes, pin=pin, timeout_s=timeout_s)
-    plan = setup.plan
-    return ThreadPipeline(
-        setup.read,
-        setup.schedule,
-        plan.layout,
-        functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin is not None),
-        workers=plan.workers.threads,
-        slots=plan.budget.slots,
-        most_slots=plan.budget.most_slots,
-        timeout_s=timeout_s,
-        ahead=setup.ahead,
-        ids=setup.read.source.ids,
-        tuner=plan.workers.tuner(),
-        around=setup.around,
-    )
-
-
-def _process_pipeline(
-    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
-) -> ProcessPipeline:
-    register = None
-    if pin is not None and pin.type == "cuda":
-        register = functools.partial(memory.register, device=pin)
-    elif pin is not None:
-        _say_pageable(pin.type)
-    pipeline = ProcessPipeline(setup, setup.stored(), processes, pin=register, timeout_s=timeout_s)
-    try:
-        pipeline.reserve()
-    except MemoryBudgetError:
-        pipeline.close()
-        raise
-    return pipeline
-
-
-@functools.cache  # once
-def _say_pageable(kind: str) -> None:
-    log.warning(
-        "the memory that a reader process fills can be pinned for CUDA only: copies to %s come from pageable memory "
-        "and may hold the program up; worker_kind=thread reads into pinned memory",
-        kind,
-    )

@@ -26,7 +26,8 @@ from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbe
 from lit_async_data import AsyncLoader, Balanced, HDF5Source, ManifestSource, StorageLayout
 from lit_async_data.engine.processes.__main__ import Endpoint
 from lit_async_data.engine.processes.messages import REPORT_BYTES
-from lit_async_data.engine.processes.pipeline import ProcessPipeline, _say_pageable, pipeline_of
+from lit_async_data.engine.processes.pipeline import ProcessPipeline
+from lit_async_data.engine.processes.pipelines import _say_pageable, pipeline_of
 from lit_async_data.engine.processes.reader_server import LogToParent
 from lit_async_data.engine.processes.shared_slots import NOTED, SharedSlots
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError

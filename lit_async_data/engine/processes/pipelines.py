@@ -1,0 +1,69 @@
+"""`pipeline_of`: the pipeline of a plan, filled by threads of this process or by reader processes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from lit_async_data.engine.pipeline.pipeline import Pipeline
+from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.engine.processes.pipeline import ProcessPipeline
+from lit_async_data.engine.processes.reader_process import ReaderProcesses
+from lit_async_data.engine.processes.setup import ReaderSetup
+from lit_async_data.engine.resources import memory
+from lit_async_data.errors import MemoryBudgetError
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+
+def pipeline_of(
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
+) -> Pipeline:
+    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
+    if setup.plan.workers.kind == "process":
+        return _process_pipeline(setup, processes, pin=pin, timeout_s=timeout_s)
+    plan = setup.plan
+    return ThreadPipeline(
+        setup.read,
+        setup.schedule,
+        plan.layout,
+        functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin is not None),
+        workers=plan.workers.threads,
+        slots=plan.budget.slots,
+        most_slots=plan.budget.most_slots,
+        timeout_s=timeout_s,
+        ahead=setup.ahead,
+        ids=setup.read.source.ids,
+        tuner=plan.workers.tuner(),
+        around=setup.around,
+    )
+
+
+def _process_pipeline(
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
+) -> ProcessPipeline:
+    register = None
+    if pin is not None and pin.type == "cuda":
+        register = functools.partial(memory.register, device=pin)
+    elif pin is not None:
+        _say_pageable(pin.type)
+    pipeline = ProcessPipeline(setup, setup.stored(), processes, pin=register, timeout_s=timeout_s)
+    try:
+        pipeline.reserve()
+    except MemoryBudgetError:
+        pipeline.close()
+        raise
+    return pipeline
+
+
+@functools.cache  # once
+def _say_pageable(kind: str) -> None:
+    log.warning(
+        "the memory that a reader process fills can be pinned for CUDA only: copies to %s come from pageable memory "
+        "and may hold the program up; worker_kind=thread reads into pinned memory",
+        kind,
+    )

@@ -1,0 +1,71 @@
+"""Bad samples under the Trainer: counted over ranks, listed in the folder of the log, marked among the predictions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from pytorch_lightning.loggers import CSVLogger
+from support.lightning.trainer import NO_STAGES, pl, trainer
+from support.sources.reader_sources import Damaged
+
+import lit_async_data as lad
+from lit_async_data.errors import CorruptError
+
+pytestmark = [NO_STAGES, pytest.mark.filterwarnings("ignore:.*does not have many workers")]
+BAD = {2, 3, 50, 51, 52, 53}
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
+
+    def training_step(self, batch, number):
+        self.seen.append(batch["index"].tolist())
+        return self.layer(batch["y"].float().unsqueeze(1)).mean()
+
+    def validation_step(self, batch, number):
+        self.log("val/loss", batch["y"].float().mean())
+
+    def predict_step(self, batch, number):
+        return {"twice": 2.0 * batch["y"], "name": [str(each) for each in batch["y"].tolist()]}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-9)
+
+
+def module(on_error, **options):
+    loader = {"batch_size": 4, "on_error": on_error, "max_bad": 10, "return_indices": True}
+    return lad.AsyncDataModule(loader=loader, **{stage: Damaged(BAD) for stage in options} or {"train": Damaged(BAD)})
+
+
+def test_bad_samples_are_counted_in_metrics_and_listed_once(tmp_path):
+    model, logger = Model(), CSVLogger(tmp_path)
+    run = trainer(lad.DevicePrefetcher(), max_epochs=2, log_every_n_steps=1, logger=logger, default_root_dir=tmp_path)
+    run.fit(model, datamodule=module("skip", train=True, val=True))
+    assert run.callback_metrics["data/bad_samples"] == len(BAD)
+    assert run.callback_metrics["val/bad_samples"] == len(BAD)
+    assert [sum(map(len, model.seen[first : first + 25])) for first in (0, 25)] == [100 - len(BAD)] * 2
+    lines = (tmp_path / "lightning_logs" / "version_0" / "quarantine-0.jsonl").read_text().splitlines()
+    listed = [json.loads(line)["id"] for line in lines]
+    assert sorted(listed) == sorted([*BAD, *BAD])  # of the training and of the validation source
+
+
+def test_a_bad_sample_keeps_its_row_among_the_predictions_and_is_marked(tmp_path):
+    run = trainer(lad.DevicePrefetcher(), lad.PredictionWriter(tmp_path / "out"), default_root_dir=tmp_path)
+    run.predict(Model(), datamodule=module("skip", predict=True), return_predictions=False)
+    rows = pyarrow.parquet.read_table(tmp_path / "out" / "predictions.parquet").to_pydict()
+    assert rows["sample"] == list(range(100))
+    assert [sample for sample, missing in enumerate(rows["missing"]) if missing] == sorted(BAD)
+    for sample, (twice, name) in enumerate(zip(rows["twice"], rows["name"], strict=True)):
+        assert (np.isnan(twice) and name is None) if sample in BAD else (twice == 2 * sample and name == str(sample))
+
+
+def test_a_bad_sample_ends_a_run_that_raises(tmp_path):
+    with pytest.raises(CorruptError, match=r"sample \d+ is damaged"):
+        trainer(lad.DevicePrefetcher(), max_epochs=1).fit(Model(), datamodule=module("raise", train=True))
