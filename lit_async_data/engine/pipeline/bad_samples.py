@@ -52,6 +52,14 @@ def is_of_a_sample(error: BaseException) -> bool:
     return isinstance(error, Exception)
 
 
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the frames that an error and its causes have passed, which refer to the memory of slots."""
+    chain: BaseException | None = error
+    while chain is not None:
+        chain.__traceback__ = None
+        chain = chain.__cause__ or chain.__context__
+
+
 class AroundBadSamples:
     """Reads around bad samples: leaves them out, or has others stand in. Any thread may call it.
 
@@ -110,7 +118,7 @@ class AroundBadSamples:
             if not is_of_a_sample(caught):
                 raise
             error = batch_error(caught, *BatchIndex(epoch, step), self._read.source.ids(number).tolist(), None)
-            error = error.with_traceback(None)
+            _forget_frames(error)
         else:
             return None
         # What a transform draws, and so its error, may differ in another epoch.
