@@ -116,11 +116,13 @@ class Resuming:
         if changed and not 0 < state.position < state.samples:
             self.report(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
         elif changed and not (force or self.force):
+            bad = "; on_error leaves out bad samples in the middle of an epoch, exclude does not"
+            bad = bad if state.samples != self._now.samples else ""
             raise ResumeError(
                 f"the checkpoint is from sample {state.position} of {state.samples} in epoch {state.epoch}, and the "
                 f"rest of that epoch would be of another order: {'; '.join(changed)}; restore what has changed, or go "
                 "on at the same position of the new order: load_state_dict(state, force=True), or with Lightning "
-                "AsyncDataModule(force_resume=True)"
+                f"AsyncDataModule(force_resume=True){bad}"
             )
         elif changed and state.position < self._now.samples:
             self.report(f"going on at the same position of another order: {'; '.join(changed)}")

@@ -36,6 +36,7 @@ from lit_async_data.sources.hdf5.schema.samples import (
     rows_left_out,
     select_rows,
     with_rows,
+    without,
 )
 from lit_async_data.sources.hdf5.schema.selection import (
     FieldLike,
@@ -45,6 +46,7 @@ from lit_async_data.sources.hdf5.schema.selection import (
     chosen_layouts,
 )
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
+from lit_async_data.sources.local_files.bad_samples import Exclude
 
 
 class HDF5Source(Source):
@@ -68,6 +70,10 @@ class HDF5Source(Source):
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
             long as all of its windows without ``pad`` lie inside the part; ``first`` is the first row where they do.
             Windows never cross parts.
+        exclude: Samples to leave out: a list of bad ones, as ``inspect --check-all`` and ``on_error`` write it, or a
+            pattern of several; or sample numbers, as they are without ``exclude``. A listed file is the one at that
+            path or, if nothing lies there any more, the one of that name, below folders that are most alike. A list may
+            name other files too, but not only others.
         cache_dir: A folder of yours that keeps the indexes of datasets with `FEWEST_CHUNKS` chunks or more, so that
             opening them again takes no time; it is made if it does not exist. None keeps none: building an index takes
             1 to 2 µs per chunk at each opening.
@@ -83,8 +89,8 @@ class HDF5Source(Source):
     Raises:
         MissingError: A file or dataset does not exist.
         FormatError: A file is not HDF5, or a dataset cannot be a field.
-        ConfigError: ``fields``, ``layout``, ``group``, ``rows`` or ``stride`` do not fit the files, or ``cache_dir`` is
-            not a folder of yours.
+        ConfigError: ``fields``, ``layout``, ``group``, ``rows``, ``stride`` or ``exclude`` do not fit the files, or
+            ``cache_dir`` is not a folder of yours.
 
     Example:
         >>> import h5py, numpy, tempfile
@@ -99,6 +105,8 @@ class HDF5Source(Source):
         7
         >>> source  # doctest: +ELLIPSIS
         <HDF5Source of 10 samples from ...scan.h5: x uint8 (3, 8, 8), y int64; read by copying>
+        >>> HDF5Source(folder.name + "/*.h5", exclude=[7]).locate([7])[0].row
+        8
         >>> folder.cleanup()
     """
 
@@ -111,6 +119,7 @@ class HDF5Source(Source):
         group: str | Sequence[str] | None = None,
         rows: str | npt.ArrayLike | None = None,
         stride: int | None = None,
+        exclude: Exclude | None = None,
         cache_dir: PathLike | None = None,
         memory_map: bool = True,
         allow_external: bool = False,
@@ -138,6 +147,8 @@ class HDF5Source(Source):
         log_warnings(parts[0])
         self._left_out = rows_left_out(parts) if rows is None else ""
         self._stored = drop_empty(parts if request.rows or rows is None else select_rows(parts, rows))
+        if exclude is not None:
+            self._stored = without(self._stored, exclude, self.name)
         self._identities = {
             path: identity.with_pieces(path, list(_pieces(of_file, identity)))
             for path, (identity, of_file) in zip(self.paths, inspected, strict=True)

@@ -23,6 +23,7 @@ from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
+from lit_async_data.sources.local_files.bad_samples import Exclude
 from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.local_files.patterns import folder_of, is_pattern
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
@@ -37,7 +38,7 @@ from lit_async_data.sources.manifest.table.table import Table, TableReader
 from lit_async_data.sources.manifest.validation import Check, check_paths
 
 # Options of `ManifestSource` and of images.
-OPTIONS = ["root", "id", "filters", "check_files", "allow_external", "delimiter", "encoding"]
+OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 # Samples whose file sizes are looked up to estimate the memory for reading ahead.
@@ -107,6 +108,8 @@ class ManifestSource(Source):
             working directory.
         id: Column of sample ids, read as text; ids must be unique. Errors and `locate` name them.
         filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
+        exclude: Samples to leave out, as for `HDF5Source`. Rows of a list count without ``filters``, and must name the
+            files that the list names.
         check_files: Files to check now: ``"first"``: those of the first sample, and a few others if all must have one
             shape; ``"all"``, with a progress bar; or ``"none"``. A file that is not checked raises its error when it is
             read. HDF5 files are always opened.
@@ -139,6 +142,8 @@ class ManifestSource(Source):
         '007'
         >>> source
         <ManifestSource of 2 samples from the table given: x float32 (3, 4), y int64; read from a file for each sample>
+        >>> ManifestSource(table, {"x": "path"}, root=folder.name, id="id", exclude=[0]).locate([0])[0].id
+        '008'
         >>> folder.cleanup()
     """
 
@@ -150,6 +155,7 @@ class ManifestSource(Source):
         root: str | os.PathLike[str] | None = None,
         id: str | None = None,  # noqa: A002  # a public name
         filters: Sequence[Sequence[Any]] | None = None,
+        exclude: Exclude | None = None,
         check_files: Check = "first",
         allow_external: bool = False,
         delimiter: str | None = None,
@@ -163,7 +169,7 @@ class ManifestSource(Source):
         self._reader, self._name = TableReader(table, filters, text_format), ""
         where = root_of(table) if root is None else os.fspath(root)
         folder = RootDirectory(where, allow_external=allow_external)
-        self._fields = Fields(columns, self._reader, folder, id)
+        self._fields = Fields(columns, self._reader, folder, id, exclude)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
             hint = "set kind: image for paths without an image suffix, or leave out image_size"
@@ -227,6 +233,8 @@ class ManifestSource(Source):
         fields, fingerprint = self._fields, super().fingerprint()
         if fields.paths is not None:
             fingerprint["names of files"] = digest(map(os.path.basename, fields.paths.of(probes(len(self), most=256))))
+        if fields.excluded.size:
+            fingerprint["left out by exclude"] = f"{len(fields.excluded)} samples, {digest(fields.excluded)}"
         return fingerprint | {f"values of {key}": digest(labels.values) for key, labels in fields.labels.items()}
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -251,7 +259,7 @@ class ManifestSource(Source):
         samples = whole_numbers(ids, self)
         check_range(samples, self)
         paths = self._fields.paths
-        return self._fields.rows.locations(samples, [None] * len(samples) if paths is None else paths.of(samples))
+        return self._fields.rows.locations(samples, [None] * len(samples) if paths is None else paths.named(samples))
 
     def close(self) -> None:
         """Close all HDF5 files; other files are open only while they are read."""

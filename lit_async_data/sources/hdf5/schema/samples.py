@@ -14,6 +14,7 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.sources.hdf5.schema.part import StoredPart, row_numbers
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.local_files.bad_samples import Exclude, StoredSamples, kept_samples
 
 log = logging.getLogger(__name__)
 
@@ -104,3 +105,15 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
             raise FormatError(f"{listed}; make window shorter, or write Field(pad='last')", file=short[0].path)
         log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)
     return [part for part in parts if part.anchors.count]
+
+
+def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[StoredPart]:
+    """The parts without the samples to exclude."""
+    rows = [part.anchors.rows(np.arange(part.anchors.count)) for part in parts]
+    stored = [StoredSamples(part.path, part.group, part.rows, own) for part, own in zip(parts, rows, strict=True)]
+    kept = np.split(kept_samples(exclude, stored, name), np.cumsum([len(own) for own in rows])[:-1])
+    return [
+        part if mask.all() else part.at(own[mask])
+        for part, own, mask in zip(parts, rows, kept, strict=True)
+        if mask.any()
+    ]

@@ -19,6 +19,7 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ManifestError, SourceError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.sources.local_files.bad_samples import Exclude
 from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of, within
 from lit_async_data.sources.manifest.fields.hdf5 import (
     HDF5Fields,
@@ -105,6 +106,7 @@ class Fields:
         labels: Fields with values in the table, by batch key.
         files: Fields with one file per sample, by batch key.
         hdf5: Fields with rows of HDF5 files; those that use the same columns together.
+        excluded: The rows that ``exclude`` left out, by their numbers before.
         prefetcher: Reads files ahead.
     """
 
@@ -114,6 +116,7 @@ class Fields:
         reader: TableReader,
         root: RootDirectory,
         id: str | None,  # noqa: A002  # the user's word
+        exclude: Exclude | None = None,
     ) -> None:
         self._columns = dict(columns)
         names = [name for column in columns.values() for name in column.names]
@@ -133,6 +136,12 @@ class Fields:
         for key, column in files.items():
             _check_paths(key, column, table)
         table, self.labels = _labels(inline, table, reader)
+        self.excluded = np.empty(0, np.int64)
+        if exclude is not None:
+            kept = Rows(table, id).kept(exclude, [column.names[0] for column in files.values()])
+            self.excluded = np.flatnonzero(~kept)
+            table = _without(table, reader, [self.excluded])
+            table, self.labels = _labels(inline, table if id is None else table.with_ids(id), reader)
         self.rows = Rows(table, id)
         self.prefetcher = FilePrefetcher(root)
         self.files = {

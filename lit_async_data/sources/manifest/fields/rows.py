@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import unicodedata
@@ -9,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, CorruptError, ManifestError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.places import Location, Part, Places
+from lit_async_data.sources.local_files.bad_samples import Exclude, StoredSamples, kept_samples
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.table.arrow import split_folders
 from lit_async_data.sources.manifest.table.row_origin import GIVEN, printable_path, quoted
@@ -129,6 +132,18 @@ class Rows:
         # Files without samples are not parts.
         return Places(self.parts(), np.unique(which, return_inverse=True)[1], rows)
 
+    def kept(self, exclude: Exclude, path_columns: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Whether each sample stays."""
+
+        def paths_of(sample: int) -> list[str]:
+            return [self.table.text(column, [sample])[0] for column in path_columns]
+
+        origin, rows, first = self.table.origin, self._row_numbers(), self.table.origin.starts[:-1].tolist()
+        files, counts = origin.files or [origin.folder or GIVEN], np.diff(origin.starts).tolist()
+        parts = zip(files, counts, np.split(rows, np.searchsorted(rows, first[1:])), first, strict=True)
+        stored = [StoredSamples(file, "/", count, own - start) for file, count, own, start in parts]
+        return kept_samples(exclude, stored, origin.name, paths_of)
+
     def _row_numbers(self) -> Indices:
         """The row of each sample, counted over all files, before filters."""
         kept = self.table.origin.kept
@@ -152,6 +167,14 @@ class Paths:
         """Absolute paths of the files of samples. Does not access the files."""
         texts = self.rows.table.text(self.column, samples)
         return [self._path_of(text, sample) for sample, text in zip(samples.tolist(), texts, strict=True)]
+
+    def named(self, samples: Indices) -> list[str]:
+        """As `of`, but paths that the source refuses come as they stand in the table."""
+        paths: list[str] = self.rows.table.text(self.column, samples)
+        for place, text in enumerate(paths):
+            with contextlib.suppress(SourceError):
+                paths[place] = self.root.path_of(text)
+        return paths
 
     def _path_of(self, text: str, sample: int) -> str:
         try:
