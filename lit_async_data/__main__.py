@@ -18,7 +18,7 @@ COMMANDS = {"inspect": inspect, "doctor": doctor, "pack": pack}
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status: 2 after an error, which is one line on stderr; 130 after Ctrl-C."""
+    """Run a command. The exit status is 1 if a check finds bad samples, 2 after an error, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser("lit-async-data", description="Tools for the files that training reads.")
     parser.add_argument("--version", action="version", version=f"lit-async-data {lit_async_data.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -27,12 +27,14 @@ def main(given: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=said.splitlines()[0], description=said, formatter_class=kept)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    arguments = parser.parse_args(given)
+    arguments, status = parser.parse_args(given), None
     try:
-        arguments.run(arguments)
+        status = arguments.run(arguments)
         sys.stdout.flush()
     except AsyncDataError as error:
         return _ended(str(error))
+    except MemoryError:
+        return _ended("there is not enough memory; raise the limit (ulimit -v), or end other programs")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
@@ -40,7 +42,7 @@ def main(given: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         return _ended(f"{error.filename or 'output'}: {error.strerror}; check the path, its permissions and its disk")
-    return 0
+    return status or 0
 
 
 def _ended(why: str) -> int:

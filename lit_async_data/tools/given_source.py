@@ -1,4 +1,4 @@
-"""The source that the arguments of ``doctor`` and ``pack`` describe."""
+"""The source that the arguments of a command describe."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""What reports are written of: tables, sections, and numbers for people."""
+"""What reports are written of: tables, sections, and numbers for people; and the line that shows progress."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TextIO
 
 # Lines of a section that are shown; the others are counted.
 MOST_SHOWN = 12
@@ -49,3 +52,24 @@ def sized(nbytes: float) -> str:
 
 def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+class ProgressLine:
+    """One line on a terminal, which changes; otherwise a line every ten seconds, for logs."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock, self._step = stream, clock, ""
+        self._before, self._behind, self._every = ("\r\x1b[K", "", 0.1) if stream.isatty() else ("", "\n", 10.0)
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        now = self._clock()
+        if step != self._step:
+            self._step, self._started, self._told = step, now, now
+        if done and now - self._told >= self._every:
+            self._told, rate = now, done / (now - self._started)
+            share, left = f"{100 * done // total} % of {sized(total)}", timedelta(seconds=round((total - done) / rate))
+            self._stream.write(f"{self._before}{step}: {share}, {sized(rate)}/s, {left} left{self._behind}")
+            self._stream.flush()
+
+    def end(self) -> None:
+        self._stream.write(self._before)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import shlex
 import sys
@@ -21,8 +20,8 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import Call
-from lit_async_data.tools.given_source import OPTIONS, add_source_arguments, given_source
-from lit_async_data.tools.inspect.command import report_on
+from lit_async_data.tools.given_source import OPTIONS, add_source_arguments
+from lit_async_data.tools.inspect.command import given_call
 from lit_async_data.tools.terminal import counted, indented, section, sized, table
 
 if TYPE_CHECKING:
@@ -55,20 +54,6 @@ def run(arguments: argparse.Namespace) -> None:
     report["pack"] = pack_command(arguments.files, call) if report["why_pack"] else ""
     as_json = json.dumps(report, ensure_ascii=False, indent=2, default=vars) if arguments.json else ""
     sys.stdout.write(f"{as_json}\n" if arguments.json else text_of(report))
-
-
-def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
-    """The source that the arguments describe; without ``--fields``, that which ``inspect`` suggests."""
-    call = given_source(paths, arguments)
-    if call.fields:
-        return call
-    found = report_on(paths).suggestions
-    if not found:
-        raise ConfigError(
-            f"fields: nothing in {paths[0]} looks like samples; python -m lit_async_data inspect "
-            f"{shlex.quote(paths[0])} says why; name them, as in --fields x=NAME y=NAME"
-        )
-    return dataclasses.replace(found[0].call, options={**found[0].call.options, **call.options})
 
 
 def pack_command(paths: Sequence[str], call: Call) -> str:

@@ -2,38 +2,84 @@
 
   python -m lit_async_data inspect scans/*.h5
   python -m lit_async_data inspect birds.csv --json
+  python -m lit_async_data inspect birds.csv --check-all
 
-Several files are parts of one dataset: the first is described.
+Several files are parts of one dataset: the first is described. --check-all reads every sample, lists those that cannot
+be read, and ends with exit status 1 if there are any. The options from --fields on describe the source that it reads;
+without --fields, it is the one that inspect suggests.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.sources.local_files.bad_samples import bad_sample
 from lit_async_data.tools.call import Call
-from lit_async_data.tools.given_source import source_of
+from lit_async_data.tools.given_source import add_source_arguments, given_source, source_of
+from lit_async_data.tools.inspect.check_all import unreadable, write_list
 from lit_async_data.tools.inspect.contents import Dataset
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion
 from lit_async_data.tools.inspect.tables import sized_images, table_report
-from lit_async_data.tools.terminal import counted, indented, section, shortened, sized, table
+from lit_async_data.tools.terminal import ProgressLine, counted, indented, section, shortened, sized, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "HDF5 files (also NetCDF, AnnData, MATLAB v7.3), a table (CSV, Parquet, JSON lines), or a folder of classes"
     parser.add_argument("files", nargs="+", metavar="FILE", help=f"{kinds}; or a pattern")
     parser.add_argument("--json", action="store_true", help="print values for programs; docs/tools/inspect.md has them")
+    parser.add_argument("--check-all", action="store_true", help="read every sample, and list the bad ones")
+    parser.add_argument("--bad-list", default="bad_samples.csv", metavar="PATH", help="the list (bad_samples.csv)")
+    add_source_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.check_all:
+        return check_all(arguments)
     report = report_on(arguments.files)
     as_json = json.dumps(report.as_dict(), ensure_ascii=False, indent=2, default=str) if arguments.json else ""
     sys.stdout.write(f"{as_json}\n" if arguments.json else text_of(report))
+    return 0
+
+
+def check_all(arguments: argparse.Namespace) -> int:
+    """Read every sample, and list the bad ones; 1 if there are any."""
+    call, progress, path = given_call(arguments.files, arguments), ProgressLine(sys.stderr), arguments.bad_list
+    unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
+    source = dataclasses.replace(call, options={**call.options, **unchecked}).build()
+    try:
+        bad = [bad_sample(source, number, error) for number, error in unreadable(source, progress).items()]
+    finally:
+        progress.end()
+    write_list(path, bad)
+    lines = [f"{len(bad):,} of {counted(len(source), 'sample')} of {source.name} cannot be read: {path}"]
+    if bad:
+        without = dataclasses.replace(call, options={**call.options, "exclude": path})
+        lines += section("Why", [str(each["cause"]) for each in bad])
+        lines += ["", "Leave them out", *indented(without.python().splitlines()), *indented([without.command()])]
+    sys.stdout.write("\n".join([*lines, ""]))
+    return int(bool(bad))
+
+
+def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
+    """The source that the arguments describe; without ``--fields``, that which ``inspect`` suggests."""
+    call = given_source(paths, arguments)
+    if call.fields:
+        return call
+    found = report_on(paths).suggestions
+    if not found:
+        raise ConfigError(
+            f"fields: nothing in {paths[0]} looks like samples; python -m lit_async_data inspect "
+            f"{shlex.quote(paths[0])} says why; name them, as in --fields x=NAME y=NAME"
+        )
+    return dataclasses.replace(found[0].call, options={**found[0].call.options, **call.options})
 
 
 def report_on(given: Sequence[str]) -> Report:

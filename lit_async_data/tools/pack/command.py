@@ -8,17 +8,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import TextIO
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.given_source import add_source_arguments, given_source
 from lit_async_data.tools.pack.packing import Packed, pack
 from lit_async_data.tools.pack.plan import NAMES
-from lit_async_data.tools.terminal import counted, sized
+from lit_async_data.tools.terminal import ProgressLine, counted, sized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,27 +43,6 @@ def run(arguments: argparse.Namespace) -> None:
         finally:
             progress.end()
     sys.stdout.write(report(packed, arguments.output))
-
-
-class ProgressLine:
-    """One line on a terminal, which changes; otherwise a line every ten seconds, for logs."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock, self._step = stream, clock, ""
-        self._before, self._behind, self._every = ("\r\x1b[K", "", 0.1) if stream.isatty() else ("", "\n", 10.0)
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        now = self._clock()
-        if step != self._step:
-            self._step, self._started, self._told = step, now, now
-        if done and now - self._told >= self._every:
-            self._told, rate = now, done / (now - self._started)
-            share, left = f"{100 * done // total} % of {sized(total)}", timedelta(seconds=round((total - done) / rate))
-            self._stream.write(f"{self._before}{step}: {share}, {sized(rate)}/s, {left} left{self._behind}")
-            self._stream.flush()
-
-    def end(self) -> None:
-        self._stream.write(self._before)
 
 
 def report(packed: Packed, path: str) -> str:

@@ -1,0 +1,154 @@
+"""``inspect --check-all``: bad samples are found and listed, and what it prints leaves them out."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import shlex
+from pathlib import Path
+
+import h5py
+import hydra
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
+from support.files import examples
+from support.files.hdf5 import stored_spans
+from support.lightning.command_line import CONFIGS
+from support.sources.oracle import read
+
+from lit_async_data import HDF5Source, ManifestSource
+from lit_async_data.__main__ import main
+from lit_async_data.errors import ChangedError, SourceError
+from lit_async_data.sources.local_files.bad_samples import COLUMNS
+from lit_async_data.tools.inspect import check_all
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def damage(path, name, chunks):
+    spans = stored_spans(path, name)
+    with open(path, "r+b") as file:
+        for chunk in chunks:
+            file.seek(spans[chunk][0] + spans[chunk][1] // 2)
+            file.write(b"\xff" * 8)
+
+
+def table(bad, count=20):
+    """A table of images: in some rows the file is missing, cut off, or outside."""
+    os.mkdir("photos")
+    for number in range(count):
+        Image.fromarray(np.full((4, 6, 3), number, np.uint8)).save(f"photos/{number}.png")
+    paths = [f"photos/{number}.png" for number in range(count)]
+    for number, how in bad.items():
+        if how == "cut":
+            Path(paths[number]).write_bytes(Path(paths[number]).read_bytes()[:-20])
+        elif how == "missing":
+            os.unlink(paths[number])
+        else:
+            paths[number] = how
+    with open("birds.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("id", "path", "label"), *((f"{n:03}", paths[n], n % 2) for n in range(count))])
+
+
+def checked(*arguments, status=1):
+    assert main(["inspect", "--check-all", *arguments]) == status
+    with open("bad_samples.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert not list(Path().glob("*.part"))
+    return lines
+
+
+def printed_sources(text):
+    """The sources that the printed Python and the printed command build."""
+    names = {}
+    exec("\n".join(line.strip() for line in re.findall(r"^  (?:from|source).*$", text, re.MULTILINE)), names)
+    _, _, *overrides = shlex.split(re.search(r"^  python train\.py .*$", text, re.MULTILINE)[0])
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        composed = hydra.utils.instantiate(compose("train", overrides).data).sources["train"][0]
+    return names["source"], getattr(composed, "source", composed)
+
+
+@pytest.mark.parametrize("block", [1, check_all.BLOCK_BYTES])
+def test_damaged_chunks_name_their_own_rows_and_can_be_left_out(capsys, monkeypatch, block):
+    monkeypatch.setattr(check_all, "BLOCK_BYTES", block)
+    examples.images("scan.h5", 58)  # the last chunk is not full
+    with h5py.File("scan.h5") as file:
+        values = np.moveaxis(file["images"][...], -1, 1)
+    damage("scan.h5", "images", [2, 7, 14])
+    bad = [*range(8, 12), *range(28, 32), 56, 57]
+    lines = checked("scan.h5")
+    assert list(lines[0]) == list(COLUMNS)
+    assert [int(line["row"]) for line in lines] == [int(line["id"]) for line in lines] == bad
+    assert {(line["file"], line["dataset"], line["path"]) for line in lines} == {(os.path.abspath("scan.h5"), "/", "")}
+    assert all("/images" in line["cause"] for line in lines)
+    text = capsys.readouterr().out
+    assert text.startswith("10 of 58 samples")
+    for source in printed_sources(text):
+        with contextlib.closing(source):
+            everything = read(source, np.arange(len(source)))
+            assert np.array_equal(everything["x"], np.delete(values, bad, axis=0))
+            assert np.array_equal(everything["y"], np.delete(np.arange(58) % 5, bad))
+            assert [place.row for place in source.locate(range(len(source)))] == sorted({*range(58)} - {*bad})
+
+
+def test_missing_and_cut_off_images_are_listed_and_can_be_left_out(capsys):
+    table({0: "cut", 7: "missing", 8: "../secret.png", 19: "cut"})
+    lines = checked("birds.csv", "--fields", "x=path", "y=label", "--id", "id", "--image-size", "4", "6")
+    assert [(line["row"], line["id"], os.path.basename(line["path"])) for line in lines] == [
+        ("0", "000", "0.png"),
+        ("7", "007", "7.png"),
+        ("8", "008", "secret.png"),
+        ("19", "019", "19.png"),
+    ]
+    for source in printed_sources(capsys.readouterr().out):
+        numbers = [*range(1, 7), *range(9, 19)]
+        assert read(source, np.arange(len(source)))["x"][:, 0, 0, 0].tolist() == numbers
+        assert [place.id for place in source.locate(range(len(source)))] == [f"{number:03}" for number in numbers]
+
+
+def test_without_bad_samples_the_status_is_0_and_the_list_is_empty():
+    table({})
+    Path("bad_samples.csv").write_text("of an earlier check")
+    assert checked("birds.csv", status=0) == []
+    assert len(ManifestSource("birds.csv", ["path"], exclude="bad_samples.csv")) == 20
+
+
+@pytest.mark.parametrize("error", [SourceError("no disk"), ChangedError("rewritten"), MemoryError()])
+def test_what_is_no_fault_of_samples_ends_with_one_line_and_no_list(capsys, monkeypatch, error):
+    def read_failing(*_):
+        raise error
+
+    table({})
+    monkeypatch.setattr(check_all, "read", read_failing)
+    assert main(["inspect", "--check-all", "birds.csv"]) == 2
+    assert re.fullmatch("error: .*\n", capsys.readouterr().err)
+    assert sorted(os.listdir()) == ["birds.csv", "photos"]
+
+
+def test_if_all_samples_are_bad_the_disk_is_suspected(capsys):
+    table(dict.fromkeys(range(20), "missing"))
+    assert main(["inspect", "--check-all", "birds.csv", "--fields", "x=path", "--image-size", "4"]) == 2
+    assert "is the disk there" in capsys.readouterr().err
+    assert not os.path.exists("bad_samples.csv")
+
+
+def test_windows_of_groups_are_listed_by_their_anchors():
+    with h5py.File("rec.h5", "w") as file:
+        for name in ("a", "b"):
+            file.create_dataset(f"{name}/data", data=np.arange(40.0), chunks=(10,), compression="gzip")
+    damage("rec.h5", "b/data", [2])
+    lines = checked("rec.h5", "--fields", "x=data", "--group", "*")
+    assert [(line["dataset"], line["row"]) for line in lines] == [("/b", str(row)) for row in range(20, 30)]
+    fields = {"x": {"name": "data", "window": (0, 4)}}
+    source = HDF5Source("rec.h5", fields, group="*", stride=5, exclude="bad_samples.csv")
+    assert [place.row for place in source.locate(range(len(source)))] == [*range(0, 40, 5), 0, 5, 10, 15, 30, 35]
