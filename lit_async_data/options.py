@@ -105,7 +105,12 @@ class LoaderOptions:
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
         memory_budget: Most bytes that this loader may hold: slots, decoded chunks, files read ahead and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.
-        timeout_s: Seconds without a batch after which the loader raises `StalledError`.
+        timeout_s: Seconds without a batch after which the loader writes the stacks of all threads, also of reader
+            processes, to standard error, and raises `StalledError`.
+        warn_after_s: Seconds without a batch after which a warning says what each worker is at; said again whenever the
+            wait has doubled.
+        restarts: How often a batch during which a reader process died is read again, by a new process and sample by
+            sample, before it is a `WorkerError` in its place; 0: at the first death. The order never changes.
         on_error: What becomes of a sample that is missing or damaged, or on which ``sample_transform`` fails.
             ``"raise"``: an error in place of its batch. ``"skip"``: its batch has a sample less, and the epoch as many
             steps; in place of a whole batch, one substitute. ``"substitute"``: another sample of the epoch, drawn by
@@ -149,6 +154,8 @@ class LoaderOptions:
     cache_bytes: int = 0
     memory_budget: int | None = None
     timeout_s: float = 300.0
+    warn_after_s: float = 30.0
+    restarts: int = 1
     on_error: OnError = "raise"
     max_bad: float = 0.001
     quarantine: str | None = None
@@ -194,11 +201,13 @@ class LoaderOptions:
         for name in ("drop_last", "augment", "return_indices"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
-        seconds: Any = self.timeout_s
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
-            raise ConfigError(
-                f"timeout_s: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
-            )
+        self._check_int("restarts", 0)
+        for name in ("timeout_s", "warn_after_s"):
+            seconds: Any = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
+                raise ConfigError(
+                    f"{name}: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
+                )
 
     def _check_bad_samples(self) -> None:
         most: Any = self.max_bad

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import faulthandler
+import itertools
 import math
+import os
 import signal
 import subprocess
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from lit_async_data.errors import WorkerError
@@ -29,19 +35,31 @@ POLL_S = 0.5
 THREADS_S, PROCESS_S = 5.0, 1.0
 
 
-def awaited(found: Callable[[float], T | None], limit_s: float, late: Callable[[], object]) -> T:
+def awaited(
+    found: Callable[[float], T | None],
+    *,
+    limit_s: float = math.inf,
+    late: Callable[[], object] | None = None,
+    warn_after_s: float = math.inf,
+    warn: Callable[[float], object] | None = None,
+) -> T:
     """What ``found`` returns once that is not None.
 
     Args:
         found: Waits at most for the seconds that it gets, and raises if the other side has ended.
-        limit_s: Seconds after which ``late`` is called, once: it raises, or logs what is waited for.
+        limit_s: Seconds after which ``late`` is called, which raises.
         late: See there.
+        warn_after_s: Seconds after which ``warn`` is called with the seconds so far, and again when they have doubled.
+        warn: See there.
     """
-    limit, result = time.monotonic() + limit_s, found(0.0)
+    began, result = time.monotonic(), found(0.0)
     while result is None:
-        if time.monotonic() > limit:
+        waited = time.monotonic() - began
+        if late is not None and waited > limit_s:
             late()
-            limit = math.inf
+        if warn is not None and waited > warn_after_s:
+            warn(waited)
+            warn_after_s = 2 * waited
         result = found(POLL_S)
     try:
         return result
@@ -75,12 +93,13 @@ class ThreadWorker:
 
     Attributes:
         error: The error that ended the thread, or kept it from starting; None if there was none.
+        task: What the thread is at, and since which `time.monotonic`; None if it rests.
     """
 
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
         self.number = number
         self._work: Callable[[ThreadWorker], bool] | None = work  # None once the thread will do no more work
-        self._task: tuple[object, float] | None = None
+        self.task: tuple[object, float] | None = None
         self.error: BaseException | None = None
         self._started = self._refused = self._ended = False
         self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working
@@ -118,17 +137,28 @@ class ThreadWorker:
 
     def begin(self, task: object) -> None:
         """Note the current task. It is converted to text only for messages."""
-        self._task = (task, time.monotonic())
+        self.task = (task, time.monotonic())
 
     def rest(self) -> None:
-        self._task = None
+        self.task = None
 
     def __str__(self) -> str:
         doing = "is waiting for a slot"
-        if (current := self._task) is not None:  # read once: the thread may come to its end meanwhile
+        if (current := self.task) is not None:  # read once: the thread may come to its end meanwhile
             task, since = current
-            doing = f"has been at {task} for {time.monotonic() - since:.1f} s"
+            doing = f"has been at {task} for {time.monotonic() - since:.1f} s{self._place()}"
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
+
+    def _place(self) -> str:
+        """The innermost frames."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  # documented, and the only way
+        if frame is None:
+            return ""
+        inner = [
+            f"{os.path.basename(each.f_code.co_filename)}:{line} {each.f_code.co_name}"
+            for each, line in itertools.islice(traceback.walk_stack(frame), 3)
+        ]
+        return f" (in {' > '.join(reversed(inner))})"
 
     def join(self, timeout: float) -> bool:
         """Whether the thread has ended within about ``timeout`` seconds. One that has not begun never will work."""
@@ -186,7 +216,25 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.wait(PROCESS_S)
 
 
-def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+def dump_stacks() -> None:
+    """Write the stacks of all threads to standard error, whatever Python has put in its place."""
+    with contextlib.suppress(OSError):  # it is closed
+        os.write(2, f"{OURS}: the threads of process {os.getpid()}\n".encode())
+    faulthandler.dump_traceback(2)
+
+
+def hindered(pid: int) -> str:
+    """Why a process does not run, where Linux says it, in brackets."""
+    states = set()
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            states.add(status.read_text().rpartition(")")[2].split()[0])
+    if states & {"T", "t"}:
+        return " (stopped by a signal or a debugger)"
+    return " (waiting in the kernel, as for a disk)" if "D" in states else ""
+
+
+def how_it_ended(process: subprocess.Popen[bytes], *, out_of_memory: bool = False) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(PROCESS_S)
     code = process.poll()
@@ -197,4 +245,10 @@ def how_it_ended(process: subprocess.Popen[bytes]) -> str:
     # Python has no names for most of the realtime signals.
     names = {number.value: number.name for number in signal.Signals}
     how = f"was killed by {names.get(-code, f'signal {-code}')}"
-    return f"{how} (out of memory?)" if code == -signal.SIGKILL else how
+    killer = "out of memory?"
+    if out_of_memory:
+        killer = (
+            "out of memory: the kernel has killed processes of this container or job meanwhile; fewer workers, or a "
+            "smaller cache_bytes, queue_depth or shuffle_chunks need less"
+        )
+    return f"{how} ({killer})" if code == -signal.SIGKILL else how

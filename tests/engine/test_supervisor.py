@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 from support.threads.interrupts import interrupted
 
-from lit_async_data.engine.supervisor import ThreadWorker
+from lit_async_data.engine import supervisor
+from lit_async_data.engine.supervisor import ThreadWorker, awaited
 from lit_async_data.errors import WorkerError
 
 
@@ -29,3 +31,24 @@ def test_a_thread_that_cannot_be_started_is_an_error_at_once(monkeypatch):
     with pytest.raises(WorkerError, match="could not be started: can't start new thread"):
         worker.start()
     assert worker.join(0)
+
+
+@pytest.mark.parametrize(
+    ("comes_after", "warned"), [(0, []), (30, []), (31, [30.5]), (62, [30.5, 61.5]), (123, [30.5, 61.5]), (1e9, None)]
+)
+def test_a_wait_warns_whenever_it_has_doubled_and_ends_with_its_limit(comes_after, warned, monkeypatch):
+    now, warnings = 0.0, []
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def found(seconds):
+        nonlocal now
+        now += seconds  # time passes only here
+        return "a batch" if now >= comes_after else None
+
+    def late():
+        raise TimeoutError(now)
+
+    expected = contextlib.nullcontext() if warned is not None else pytest.raises(TimeoutError, match=r"200\.5")
+    with expected:
+        assert awaited(found, limit_s=200, late=late, warn_after_s=30, warn=warnings.append) == "a batch"
+    assert warnings == ([30.5, 61.5, 123.5] if warned is None else warned)

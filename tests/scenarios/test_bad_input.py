@@ -378,6 +378,8 @@ BAD = {
     "cache_bytes": [*NO_NUMBER, -1, "4 GB"],
     "memory_budget": [*NO_NUMBER[1:], 0, -1, "4 GB", 1e9],
     "timeout_s": [None, True, "60", 0, -0.5, NAN, INFINITY],
+    "warn_after_s": [None, True, "30", 0, -0.5, NAN, INFINITY],
+    "restarts": [*NO_NUMBER, -1],
     "augment": NO_BOOL,
     "return_indices": NO_BOOL,
     "weights": [True, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],

@@ -466,9 +466,7 @@ class AsyncLoader(ResumableLoader):
         if not self._wiring.label:  # else `AsyncDataModule.describe` has said it
             self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
         try:
-            return pipeline_of(
-                self._setup(plan), self._wiring.reader_processes, pin=pin, timeout_s=options.timeout_s
-            ), plan
+            return pipeline_of(self._setup(plan), self._wiring.reader_processes, pin=pin, options=options), plan
         except MemoryBudgetError as error:
             if plan.workers.kind != "process" or options.worker_kind == "process":
                 raise

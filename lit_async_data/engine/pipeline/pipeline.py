@@ -23,9 +23,11 @@ from __future__ import annotations
 import abc
 import functools
 import logging
+import math
 import threading
 import time
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.engine.pipeline.bad_samples import ReadAround
@@ -33,9 +35,11 @@ from lit_async_data.engine.pipeline.read_task import FilledSlot
 from lit_async_data.engine.pipeline.slots import SlotPool
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
 from lit_async_data.engine.stats import ReadMeter, ReadStats
-from lit_async_data.engine.supervisor import awaited
+from lit_async_data.engine.supervisor import awaited, dump_stacks
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
+from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.threads import ProcessGuard, leave_at_exit
 
@@ -43,6 +47,24 @@ log = logging.getLogger(__name__)
 
 # Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
 COALESCED_S = 0.02
+
+
+class Reading(NamedTuple):
+    """What a worker does."""
+
+    words: str
+    key: BatchIndex | None = None  # the first batch that it reads, or is to read
+    since: float = math.inf  # the `time.monotonic` of its begin
+    where: Mapping[str, Any] = {}  # attributes of an error there
+
+
+def place_of(source: Source, samples: Indices) -> tuple[str, dict[str, Any]]:
+    """Where the first of these samples is stored, in words and as attributes of an error."""
+    ids = source.ids(samples[:1])
+    place = source.locate(ids)[0]
+    inside = "" if place.group == "/" else f":{place.group}"
+    attributes = {"sample_id": int(ids[0]), "file": place.file, "row": place.row}
+    return f"row {place.row} of {place.file}{inside}", attributes
 
 
 class Pipeline(abc.ABC):
@@ -58,6 +80,7 @@ class Pipeline(abc.ABC):
 
     Attributes:
         ready: Batches that wait on the host.
+        warn_after_s: Seconds after which a warning says what a batch waits for.
     """
 
     # Why a forked child cannot use the pipeline.
@@ -74,6 +97,7 @@ class Pipeline(abc.ABC):
         tuner: WorkerTuner | None = None,
     ) -> None:
         self.schedule, self.layout, self.timeout_s = schedule, layout, timeout_s
+        self.warn_after_s = math.inf
         self.pool = SlotPool([])
         self._slots, self._most_slots = slots, most_slots
         self._tuner = tuner
@@ -131,7 +155,13 @@ class Pipeline(abc.ABC):
         began = time.monotonic()
         self._starved += 1
         self.prefetch(key)
-        filled = awaited(functools.partial(self._come, key), self.timeout_s, functools.partial(self._stalled, key))
+        filled = awaited(
+            functools.partial(self._come, key),
+            limit_s=self.timeout_s,
+            late=functools.partial(self._stalled, key),
+            warn_after_s=self.warn_after_s,
+            warn=functools.partial(self._warn, key),
+        )
         if self._tuner is not None and not self._tuner.settled:
             self._tune(self._tuner, time.monotonic() - began)
         return filled
@@ -179,8 +209,11 @@ class Pipeline(abc.ABC):
         """Wait until a batch may have come, at most some seconds; add slots if the user keeps all there are. Checks."""
 
     @abc.abstractmethod
-    def _reading(self) -> str:
-        """What each worker reads, for a message."""
+    def _readings(self) -> list[Reading]:
+        """What each worker reads, in its order."""
+
+    def _dump_stacks(self) -> None:
+        dump_stacks()
 
     # -- the machinery -------------------------------------------------------------------------------------------------
 
@@ -275,9 +308,23 @@ class Pipeline(abc.ABC):
             self._wait(key, seconds)
         return self.poll(key)
 
-    def _stalled(self, key: BatchIndex) -> NoReturn:
-        raise StalledError(
-            f"batch {key.step} of epoch {key.epoch} did not come in {self.timeout_s:g} s: {self._reading()}; is the "
-            "disk slow or gone? timeout_s sets how long to wait",
-            stage="read",
+    def _warn(self, key: BatchIndex, seconds: float) -> None:
+        what, where = self._waited_for(key)
+        log.warning(
+            "batch %d of epoch %d has not come in %.0f s, at stage %s: %s; warn_after_s sets when this is said",
+            *(key.step, key.epoch, seconds, where["stage"], what),
         )
+
+    def _stalled(self, key: BatchIndex) -> NoReturn:
+        what, where = self._waited_for(key)
+        self._dump_stacks()
+        raise StalledError(
+            f"batch {key.step} of epoch {key.epoch} did not come in {self.timeout_s:g} s: {what}; is the disk slow or "
+            "gone? the stacks of all threads are on standard error; timeout_s sets how long to wait",
+            **where,
+        )
+
+    def _waited_for(self, key: BatchIndex) -> tuple[str, dict[str, Any]]:
+        """What the workers do, first the one that has a batch, or has been at another for longest; and where it is."""
+        readings = sorted(self._readings(), key=lambda each: (each.key != key, each.since))
+        return "; ".join(each.words for each in readings), {"stage": "read", **readings[0].where}

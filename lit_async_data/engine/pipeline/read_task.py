@@ -130,6 +130,10 @@ class ReadTask:
         error = batch_error(cause, *batch.key, self.ids(samples).tolist(), self.worker)
         return batch._replace(error=error)
 
+    @property
+    def samples(self) -> Indices | None:
+        return self._samples
+
     def __str__(self) -> str:
         first, last = self.keys[0], self.keys[-1]
         steps = f"batch {first.step}" if first == last else f"batches {first.step} to {last.step}"

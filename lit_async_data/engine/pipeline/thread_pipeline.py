@@ -6,15 +6,16 @@ A worker takes a free slot, claims the next batches under the lock, and reads th
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples
-from lit_async_data.engine.pipeline.pipeline import Pipeline
+from lit_async_data.engine.pipeline.pipeline import Pipeline, Reading, place_of
 from lit_async_data.engine.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
 from lit_async_data.engine.supervisor import Bell, ThreadWorker, all_ended, awaited
@@ -22,6 +23,7 @@ from lit_async_data.engine.unexpected import COALESCING, PREPARING, Unexpected
 from lit_async_data.errors import StalledError, WorkerError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class ThreadPipeline(Pipeline):
         allocate: Returns memory for one slot.
         workers: Reader threads; 0 reads in the consumer's thread when it asks.
         ahead: Called by a worker after each read, to fetch or decode what comes later.
-        ids: The numbers by which errors name samples.
+        source: Says by what numbers errors name samples, and where these are stored.
 
     Attributes:
         arrived: Wakes the consumer when a slot has been filled, and when the pipeline is closed.
@@ -59,12 +61,13 @@ class ThreadPipeline(Pipeline):
         most_slots: int,
         timeout_s: float,
         ahead: AfterRead | None = None,
-        ids: Callable[[Indices], Indices] = np.asarray,
+        source: Source | None = None,
         tuner: WorkerTuner | None = None,
         around: AroundBadSamples | None = None,
     ) -> None:
         super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
-        self._read, self._ahead, self._ids, self._around = read, ahead, ids, around
+        self._read, self._ahead, self._source, self._around = read, ahead, source, around
+        self._ids: Callable[[Indices], Indices] = np.asarray if source is None else source.ids
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
         self.worker_count = workers
@@ -186,7 +189,7 @@ class ThreadPipeline(Pipeline):
             # test_a_batch_that_another_thread_is_dropping_is_waited_for.
             return self.pool.take(timeout=seconds)
 
-        return awaited(vacant, self.timeout_s, self._no_slot)
+        return awaited(vacant, limit_s=self.timeout_s, late=self._no_slot)
 
     def _no_slot(self) -> NoReturn:
         raise StalledError(
@@ -211,5 +214,16 @@ class ThreadPipeline(Pipeline):
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
 
-    def _reading(self) -> str:
-        return "; ".join(map(str, self.workers))
+    def _readings(self) -> list[Reading]:
+        return [reading_of(worker, self._source) for worker in self.workers]
+
+
+def reading_of(worker: ThreadWorker, source: Source | None) -> Reading:
+    words, (task, since) = str(worker), worker.task or (None, math.inf)
+    if not isinstance(task, ReadTask):
+        return Reading(words)
+    where: dict[str, Any] = {"worker": worker.number}
+    if source is not None and task.samples is not None:
+        place, attributes = place_of(source, task.samples)
+        words, where = f"{words}, the first sample is {place}", where | attributes
+    return Reading(words, task.keys[0], since, where)

@@ -27,8 +27,8 @@ from lit_async_data.errors import ClosedError
 
 log = logging.getLogger(__name__)
 
-# Seconds of waiting after which a warning is logged.
-LONG_S = 60.0
+# Seconds of waiting after which a warning is logged; again when they have doubled.
+LONG_S = 30.0
 
 
 def _no_note() -> None:
@@ -102,7 +102,11 @@ class ReaderThread:
 
     def get(self) -> Pulled:
         """The next batch, waiting for it; read in this thread if nothing is read ahead."""
-        return awaited(self._come, LONG_S, lambda: log.warning("no batch for %.0f s: %s", LONG_S, self.worker))
+        return awaited(
+            self._come,
+            warn_after_s=LONG_S,
+            warn=lambda seconds: log.warning("no batch for %.0f s: %s", seconds, self.worker),
+        )
 
     def _come(self, seconds: float) -> Pulled | None:
         left = self.serve()

@@ -1,17 +1,19 @@
 """The program of a reader process.
 
 ``python -m lit_async_data.engine.processes CONTROL LIFELINE PARENT NUMBER``: the descriptors of two sockets, a
-process id, and the number of the process among those of a loader. Each message on the control brings the descriptors of
-a channel: the setup, the slots, a pipe whose end or first byte ends the channel, the pipe of reports, and both ends of
-the pipe of tasks. The main thread waits for channels to begin and to end. The process ends with the control, and with
-its parent, also if the parent is killed, or has forks that keep the sockets open. On Linux, the system kills it when
-the other end of the lifeline is closed, even if C code holds the GIL.
+process id, and the number of the process among those of a loader. A message on the control brings the descriptors of a
+channel: the setup, the slots, a pipe whose end or first byte ends the channel, the pipe of reports, and both ends of
+the pipe of tasks; or a socket to which the stacks of all threads are to be written. The main thread waits for channels
+to begin and to end. The process ends with the control, and with its parent, also if the parent is killed, or has forks
+that keep the sockets open. On Linux, the system kills it when the other end of the lifeline is closed, even if C code
+holds the GIL.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import logging
@@ -23,7 +25,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from lit_async_data.engine.processes.messages import Report, ReportKind, Reports, TaskQueue
+from lit_async_data.engine.processes.messages import ASKED, OPENED, Report, ReportKind, Reports, TaskQueue
 from lit_async_data.engine.processes.reader_server import LogToParent, ReaderServer
 from lit_async_data.engine.processes.remote_errors import packed_errors
 from lit_async_data.engine.processes.setup import ReaderSetup
@@ -102,8 +104,8 @@ def main(arguments: list[str]) -> NoReturn:
     logging.captureWarnings(capture=True)
     control = socket.socket(fileno=control_fd)
     channels: dict[int, Endpoint] = {}
-    opened = b"+"
-    while opened and os.getppid() == parent:
+    message = OPENED
+    while message and os.getppid() == parent:
         poll = select.poll()  # not `select`, which takes no descriptors from 1024 on
         for descriptor in (control_fd, *channels):
             poll.register(descriptor, select.POLLIN)
@@ -112,8 +114,11 @@ def main(arguments: list[str]) -> NoReturn:
             endpoint.check()
         for readable, _ in events:
             if readable == control_fd:
-                opened, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
-                if opened:
+                message, descriptors, _, _ = socket.recv_fds(control, 1, MOST_DESCRIPTORS)
+                if message == ASKED:
+                    faulthandler.dump_traceback(descriptors[0])
+                    os.close(descriptors[0])
+                elif message:
                     endpoint = Endpoint(descriptors, number, log)
                     channels[endpoint.end] = endpoint
             else:

@@ -15,7 +15,8 @@ from lit_async_data.engine.processes.messages import REPORT_BYTES, Report, Repor
 from lit_async_data.engine.processes.reader_process import ReaderProcess
 from lit_async_data.engine.processes.remote_errors import unpacked_errors
 from lit_async_data.engine.processes.shared_slots import SharedSlots
-from lit_async_data.engine.supervisor import how_it_ended
+from lit_async_data.engine.resources.control_groups import out_of_memory_kills
+from lit_async_data.engine.supervisor import hindered, how_it_ended
 from lit_async_data.errors import WorkerError
 
 # Bytes that are read at a time.
@@ -39,6 +40,7 @@ class Channel:
         self._reports: Sequence[io.FileIO] = ()
         self._tasks: Sequence[io.FileIO] = ()
         self._running: subprocess.Popen[bytes] | None = None
+        self._kills = out_of_memory_kills()  # before it starts
         # Allocated once: a new buffer for each batch took up to 0.7 ms.
         self._buffer = bytearray(READ_BYTES)
         self._data = b""
@@ -104,6 +106,9 @@ class Channel:
             raise self._ended()
         return found
 
+    def stacks(self) -> str:
+        return f"the threads of reader process {self.pid}{hindered(self.pid)}:\n{self._process.stacks()}"
+
     def close(self) -> None:
         """Have the process read no more; it ends if nobody else uses it. Idempotent."""
         for end in self._end[1:]:
@@ -119,7 +124,8 @@ class Channel:
             error.__cause__ = failure
             return error
         assert self._running is not None
-        return WorkerError(f"reader process {self.pid} {how_it_ended(self._running)}")
+        out_of_memory = out_of_memory_kills() > self._kills
+        return WorkerError(f"reader process {self.pid} {how_it_ended(self._running, out_of_memory=out_of_memory)}")
 
 
 def wait_for_reports(channels: Iterable[Channel], timeout: float) -> None:

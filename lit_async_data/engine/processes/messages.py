@@ -18,6 +18,8 @@ from typing import NamedTuple
 from lit_async_data.order.plan import BatchIndex, Limits, Share
 from lit_async_data.sources.contract.stage_clock import Work
 
+# Messages on the control of a process: a channel comes; the stacks of all threads are to be written to a socket.
+OPENED, ASKED = b"+", b"?"
 NO_LIMIT = -1
 # Bytes of log records that wait to be read; more are dropped.
 MOST_LOGGED = 2**20
@@ -43,7 +45,10 @@ class Task(NamedTuple):
     share: Share
     limits: Limits  # what the consumer will take of each epoch
     part: Part = Part.ALL
-    again: bool = False  # whether a process has ended while it carried this out; does not travel
+    deaths: int = 0  # processes that have ended while they carried this out
+
+    def covers(self, key: BatchIndex) -> bool:
+        return self.key <= key < self.key._replace(step=self.key.step + self.batches)
 
     @property
     def is_dealt(self) -> bool:
@@ -53,14 +58,15 @@ class Task(NamedTuple):
     def packed(self) -> bytes:
         limits = (NO_LIMIT if each is None else each for each in self.limits)
         numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share
-        return _TASK.pack(*numbers, *limits, self.part)
+        return _TASK.pack(*numbers, *limits, self.part, self.deaths)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Task:
-        slot, generation, epoch, step, batches, row, reader, readers, first, *most, start, part = _TASK.unpack(data)
+        slot, generation, epoch, step, batches, row, reader, readers, first, *rest = _TASK.unpack(data)
+        *most, start, part, deaths = rest
         steps, later = (None if each == NO_LIMIT else each for each in most)
-        key, share = BatchIndex(epoch, step), Share(reader, readers)
-        return cls(slot, generation, key, batches, row, share, Limits(first, steps, later, start), Part(part))
+        key, share, limits = BatchIndex(epoch, step), Share(reader, readers), Limits(first, steps, later, start)
+        return cls(slot, generation, key, batches, row, share, limits, Part(part), deaths)
 
 
 class ReportKind(enum.IntEnum):
@@ -96,7 +102,7 @@ class Report(NamedTuple):
         return cls(*_REPORT.unpack_from(data))
 
 
-_TASK, _REPORT = struct.Struct("<13q"), struct.Struct("<4q4d2qd")
+_TASK, _REPORT = struct.Struct("<14q"), struct.Struct("<4q4d2qd")
 TASK_BYTES, REPORT_BYTES = _TASK.size, _REPORT.size
 _END = bytes(TASK_BYTES)  # in place of a task: the thread shall end
 

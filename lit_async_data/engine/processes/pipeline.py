@@ -10,27 +10,32 @@ first slot, unless that runs Python code of the user, takes a lock, or decodes a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import itertools
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.pipeline.bad_samples import ReadAround, is_of_a_sample
-from lit_async_data.engine.pipeline.pipeline import Pipeline
+from lit_async_data.engine.pipeline.pipeline import Pipeline, Reading
 from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask
 from lit_async_data.engine.pipeline.slots import LENT
+from lit_async_data.engine.pipeline.thread_pipeline import reading_of
+from lit_async_data.engine.processes.being_read import explained, readings
 from lit_async_data.engine.processes.channel import Channel, wait_for_reports
 from lit_async_data.engine.processes.messages import Part, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import ReaderSetup
-from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
+from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, SharedSlots
 from lit_async_data.engine.supervisor import ThreadWorker, all_ended
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex, Share
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
+from lit_async_data.threads import OURS
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +43,6 @@ log = logging.getLogger(__name__)
 FREED_S = 0.02
 # Tasks that wait in the pipe to a process: the smallest pipe that Linux makes, one page, holds them.
 MOST_TASKS = 32
-# Processes that may end, each in place of the one before, while none of them gets on.
-ATTEMPTS = 3
 NO_WORK = Work()
 
 
@@ -50,7 +53,7 @@ class _Reader:
     needed: bool  # whether tasks wait for its start; else it gets none before it has started
     # What it has been told and has not reported, in this order, by slot and first step.
     tasks: dict[tuple[int, int], Task] = dataclasses.field(default_factory=dict)
-    ended: int = 0  # processes of this number that have ended since the last report
+    ended: int = 0  # processes of this number that have ended since the last report, and read nothing
 
 
 @dataclasses.dataclass
@@ -69,14 +72,15 @@ class _Filling:
 class ProcessPipeline(Pipeline):
     """Batches that reader processes read ahead, in order. One consumer at a time.
 
-    A process that ends is named in the log, and another one takes its place. What it was reading is read again, batch
-    by batch; a batch that ends a second process is an error in its place.
+    A process that ends is named in the log, and another one takes its place. What it was reading is read again, sample
+    by sample where hooks allow that; a batch that ends more processes than ``restarts`` is an error in its place.
 
     Args:
         setup: What the reader processes need.
         stored: The same, in a file; closed with the pipeline.
         processes: Read; other pipelines may share them.
         pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
+        restarts: How often a batch that ended a process is read again, and a process that reads nothing is replaced.
     """
 
     _not_forked = "its reader process does not serve it; build it in the child"
@@ -89,6 +93,7 @@ class ProcessPipeline(Pipeline):
         *,
         pin: Callable[[Bytes], None] | None = None,
         timeout_s: float,
+        restarts: int = 1,
     ) -> None:
         budget, self._workers = setup.plan.budget, setup.plan.workers
         super().__init__(
@@ -102,7 +107,7 @@ class ProcessPipeline(Pipeline):
         self.worker_count = self._workers.threads
         self._around = setup.around
         self._read, self._source, self._raw_bytes = setup.read, setup.read.source, setup.raw_bytes
-        self._stored, self._processes, self._pin = stored, processes, pin
+        self._stored, self._processes, self._pin, self._restarts = stored, processes, pin, restarts
         self._memory: SharedSlots | None = None
         # The lock guards everything below.
         self._started = False
@@ -245,12 +250,12 @@ class ProcessPipeline(Pipeline):
         assert self._memory is not None
         notes = self._notes(reader)
         noted = self._memory.being_read(notes)
-        error = self._explained(error, reader, noted)
-        reader.ended += 1
-        if reader.channel.failure is not None or reader.ended >= ATTEMPTS:
+        named = explained(error, self._source, reader.number, noted)
+        reader.ended = 0 if noted else reader.ended + 1
+        if reader.channel.failure is not None or reader.ended > self._restarts:
             if reader.needed:
-                raise error
-            log.warning("%s; reading goes on with %d", error, self._dealing)
+                raise named
+            log.warning("%s; reading goes on with %d", named, self._dealing)
             self._stay()
             return
         channel = Channel(self._processes[reader.number])
@@ -259,22 +264,19 @@ class ProcessPipeline(Pipeline):
         except BaseException:
             channel.close()
             raise
-        log.warning("%s; a new one takes its place", error)
+        log.warning("%s; a new one takes its place", named)
         self._memory.notes[notes, 2] = 0
         reader.channel.close()
         reader.channel, tasks, reader.tasks = channel, list(reader.tasks.values()), {}
         for task in tasks:
-            begun = any(
-                task.key.epoch == note.key.epoch and task.key.step <= note.key.step < task.key.step + task.batches
-                for note in noted
-            )
+            begun = [note for note in noted if task.covers(note.key)]
             if task.generation != self._generation:
                 self._done(task)
             elif not begun:
                 self._send(reader, task)
-            elif task.again:
-                reader.ended = 0
-                self._done(task, unplanned={0: error})
+            elif task.deaths >= self._restarts:
+                final = explained(error, self._source, reader.number, begun)
+                self._done(task, unplanned=dict.fromkeys(range(task.batches), final))
             else:
                 self._send_each(reader, task)
 
@@ -292,7 +294,7 @@ class ProcessPipeline(Pipeline):
         filling.left += task.batches - 1
         for number in range(first, first + task.batches):
             key, row = filling.keys[number], filling.edges[number]
-            self._send(reader, task._replace(key=key, row=row, batches=1, again=True))
+            self._send(reader, task._replace(key=key, row=row, batches=1, deaths=task.deaths + 1))
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -415,44 +417,27 @@ class ProcessPipeline(Pipeline):
         filling, reader = self._filling[task.slot], self._readers[task.slot % task.share.readers]
         filling.left = 1
         share = task.share._replace(reader=reader.number)
-        task = task._replace(key=filling.keys[0], batches=len(filling.keys), row=0, share=share, part=part)
+        task = task._replace(key=filling.keys[0], batches=len(filling.keys), row=0, share=share, part=part, deaths=0)
         self._send(reader, task)
 
     # -- what is being read ------------------------------------------------------------------------------------------
 
-    def _reading(self) -> str:
+    def _readings(self) -> list[Reading]:
         assert self._memory is not None
-        found = ((reader, self._memory.being_read(self._notes(reader))) for reader in self._readers)
-        readers = [f"reader process {r.channel.pid} reads {self._named(n) or 'nothing'}" for r, n in found]
-        return "; ".join([*readers, *([str(self._first)] if self._first.alive else [])])
+        found = [reading_of(self._first, self._source)] if self._first.alive else []
+        for reader in self._readers:
+            noted, tasks = self._memory.being_read(self._notes(reader)), tuple(reader.tasks.values())
+            found += readings(self._source, reader.number, reader.channel.pid, tasks, noted)
+        return found
+
+    def _dump_stacks(self) -> None:
+        super()._dump_stacks()
+        for reader in self._readers:
+            with contextlib.suppress(OSError):  # no more descriptors, or standard error is closed
+                os.write(2, f"{OURS}: {reader.channel.stacks()}".encode())
 
     def _notes(self, reader: _Reader) -> slice:
         """The notes of the threads of a process."""
         each = self._workers.most_threads
         first = reader.number * each % MOST_NOTES
         return slice(first, first + each)
-
-    def _named(self, noted: Sequence[Note]) -> str:
-        found = []
-        for (epoch, _), count, samples in noted:
-            ids, more = self._source.ids(samples[:3]), f", … ({count} in all)" if count > 3 else ""
-            place = self._source.locate(ids[:1])[0]
-            numbers = f"sample{'s' * (count > 1)} {', '.join(map(str, ids))}{more}"
-            found.append(f"{numbers} of epoch {epoch} (the first is row {place.row} of {place.file})")
-        return ", ".join(found)
-
-    def _explained(self, error: WorkerError, reader: _Reader, noted: Sequence[Note]) -> WorkerError:
-        """The error with what was being read: any of these samples may be the cause."""
-        reading = f", while it read {self._named(noted)}" if noted else ""
-        explained = WorkerError(f"{error}{reading}", stage="read", worker=reader.number)
-        if len(noted) == 1:
-            ids = self._source.ids(noted[0].samples[:1])
-            place = self._source.locate(ids)[0]
-            explained.sample_id, explained.file, explained.row = int(ids[0]), place.file, place.row
-        for (epoch, _), count, samples in noted:
-            if count > 3:
-                first = f"the first {len(samples)} " if count > len(samples) else ""
-                numbers = self._source.ids(samples).tolist()
-                explained.add_note(f"samples of epoch {epoch} that were being read: {first}{numbers}")
-        explained.__cause__ = error.__cause__
-        return explained

@@ -13,6 +13,7 @@ from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.resources import memory
 from lit_async_data.errors import MemoryBudgetError
+from lit_async_data.options import LoaderOptions
 
 if TYPE_CHECKING:
     import torch
@@ -21,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 def pipeline_of(
-    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, options: LoaderOptions
 ) -> Pipeline:
     """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
     if setup.plan.workers.kind == "process":
-        return _process_pipeline(setup, processes, pin=pin, timeout_s=timeout_s)
+        return _process_pipeline(setup, processes, pin=pin, options=options)
     plan = setup.plan
-    return ThreadPipeline(
+    pipeline = ThreadPipeline(
         setup.read,
         setup.schedule,
         plan.layout,
@@ -35,23 +36,28 @@ def pipeline_of(
         workers=plan.workers.threads,
         slots=plan.budget.slots,
         most_slots=plan.budget.most_slots,
-        timeout_s=timeout_s,
+        timeout_s=options.timeout_s,
         ahead=setup.ahead,
-        ids=setup.read.source.ids,
+        source=setup.read.source,
         tuner=plan.workers.tuner(),
         around=setup.around,
     )
+    pipeline.warn_after_s = options.warn_after_s
+    return pipeline
 
 
 def _process_pipeline(
-    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, timeout_s: float
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, options: LoaderOptions
 ) -> ProcessPipeline:
     register = None
     if pin is not None and pin.type == "cuda":
         register = functools.partial(memory.register, device=pin)
     elif pin is not None:
         _say_pageable(pin.type)
-    pipeline = ProcessPipeline(setup, setup.stored(), processes, pin=register, timeout_s=timeout_s)
+    pipeline = ProcessPipeline(
+        setup, setup.stored(), processes, pin=register, timeout_s=options.timeout_s, restarts=options.restarts
+    )
+    pipeline.warn_after_s = options.warn_after_s
     try:
         pipeline.reserve()
     except MemoryBudgetError:

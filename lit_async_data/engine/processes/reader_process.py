@@ -13,11 +13,14 @@ from collections.abc import Sequence
 
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.processes import inherited
+from lit_async_data.engine.processes.messages import ASKED, OPENED
 from lit_async_data.errors import WorkerError
 from lit_async_data.threads import ProcessGuard
 
 # Libraries that would start threads of their own for each batch.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
+# Seconds in which a process is to say the stacks of its threads.
+STACKS_S = 1.0
 
 
 class ReaderProcess:
@@ -49,7 +52,7 @@ class ReaderProcess:
                 self._process = self._started()
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the user finds that it has ended
-                self._control[0].sendmsg([b"+"], rights)
+                self._control[0].sendmsg([OPENED], rights)
             return self._process
 
     def leave(self, user: object) -> None:
@@ -61,6 +64,17 @@ class ReaderProcess:
                 self._end()
             if user in self._users:
                 self._users.remove(user)
+
+    def stacks(self) -> str:
+        """The stacks of its threads, as it says them; or that it does not answer in time."""
+        ours, its = socket.socketpair()
+        with ours, its, contextlib.suppress(OSError, IndexError):  # it takes too long, or has ended
+            with self._lock:
+                socket.send_fds(self._control[0], [ASKED], [its.fileno()])
+            its.close()
+            ours.settimeout(STACKS_S)
+            return b"".join(iter(lambda: ours.recv(2**16), b"")).decode(errors="replace")
+        return "no answer: it is stopped, has not started yet, or C code in it holds the GIL\n"
 
     def _started(self) -> subprocess.Popen[bytes]:
         pairs = [socket.socketpair() for _ in range(2)]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
 import pickle
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.engine.pipeline.read_task import ReadTask
@@ -62,6 +64,7 @@ class ReaderServer:
         self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
         # The lock guards everything below.
         self._lock = threading.Lock()
+        self._suspects = threading.Lock()  # held by the thread that reads what has ended a process
         self._threads: list[ThreadWorker] = []
         self._closing = False
         self._readers, self._release = 0, _nothing  # the processes that share the memory for what is read ahead
@@ -168,23 +171,27 @@ class ReaderServer:
             plan = reading.schedule.plan(epoch)
             own = self._setup.plan.shares.own(plan, plan.bounds(first.step)[0], samples, task.share)
             samples = samples[own]
-        if not len(samples):
-            return
-        note[0], note[1] = first
-        note[3 : 3 + min(len(samples), NOTED)] = samples[:NOTED]
-        note[2] = len(samples)
-        try:
-            read, raw = self._setup.read, self._slots.slot(task.slot)[self._setup.layout.nbytes :]
-            if task.part is Part.TRANSFORM:
-                read(epoch, samples, out, raw=raw)
-            elif task.part is Part.READ:
-                assert read.transformation is not None
-                out = read.transformation.raw(raw, self._setup.schedule.capacity)
-                read.before_hooks()(epoch, samples, out, rows=own)
-            else:
-                read(epoch, samples, out, rows=own)
-        finally:
-            note[2] = 0
+        read: Callable[..., None] = self._setup.read
+        hooks, raw = self._setup.read.transformation, self._slots.slot(task.slot)[self._setup.layout.nbytes :]
+        if task.part is Part.TRANSFORM:
+            read = functools.partial(read, raw=raw)
+        elif task.part is Part.READ:
+            assert hooks is not None
+            out, read = hooks.raw(raw, self._setup.schedule.capacity), self._setup.read.before_hooks()
+        pieces = [(samples, own)] if len(samples) else []
+        if task.deaths and (task.part is Part.READ or hooks is None or not hooks.takes_batches):
+            rows = np.arange(len(samples)) if own is None else own
+            pieces = [(samples[place : place + 1], rows[place : place + 1]) for place in range(len(samples))]
+        # What has ended a process is read by one thread at a time, and by samples: so the one that does so is known.
+        with self._suspects if task.deaths else contextlib.nullcontext():
+            for part, own in pieces:
+                note[0], note[1] = first
+                note[3], note[4 : 4 + min(len(part), NOTED)] = time.monotonic_ns(), part[:NOTED]
+                note[2] = len(part)
+                try:
+                    read(epoch, part, out, rows=own)
+                finally:
+                    note[2] = 0
 
     def _read_ahead(self, task: Task, reading: ReadTask) -> None:
         """Decode and fetch what this process will read next; where whole slots fall to other processes, nothing."""

@@ -22,19 +22,21 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex
 
 # The file begins with a row that says to reader processes what holds at present: the generation of tasks, and the
-# threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 3 + NOTED). A note is
-# the epoch, the step, the number of samples, which is 0 if the thread reads nothing, and the first of them.
-MOST_NOTES, NOTED = 127, 61
-NOTES_BYTES = (1 + MOST_NOTES) * (3 + NOTED) * 8  # whole pages
+# threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 4 + NOTED). A note is
+# the epoch, the step, the number of samples, which is 0 if the thread reads nothing, the `time.monotonic_ns` of its
+# begin, which is the same clock in all processes, and the first samples.
+MOST_NOTES, NOTED = 127, 60
+NOTES_BYTES = (1 + MOST_NOTES) * (4 + NOTED) * 8  # whole pages
 GENERATION, THREADS = 0, 1
 
 
 class Note(NamedTuple):
-    """What a thread reads: the first batch, the number of samples, and the first of them."""
+    """What a thread reads: the first batch, the number of samples, the first of them; and since when."""
 
     key: BatchIndex
     rows: int
     samples: Indices
+    since: float  # `time.monotonic`
 
 
 class SharedSlots:
@@ -62,7 +64,7 @@ class SharedSlots:
                 raise
         else:
             self._file = io.FileIO(fd, "r+b", closefd=False)
-        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(1 + MOST_NOTES, 3 + NOTED)
+        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(1 + MOST_NOTES, 4 + NOTED)
         self.now, self.notes = rows[0], rows[1:]
         self._slots: list[Bytes] = []
 
@@ -84,7 +86,7 @@ class SharedSlots:
     def being_read(self, threads: slice) -> list[Note]:
         notes = self.notes[threads]
         return [
-            Note(BatchIndex(int(note[0]), int(note[1])), int(note[2]), note[3 : 3 + note[2]].copy())
+            Note(BatchIndex(int(note[0]), int(note[1])), int(note[2]), note[4 : 4 + note[2]].copy(), note[3] / 1e9)
             for note in notes[notes[:, 2] > 0]
         ]
 

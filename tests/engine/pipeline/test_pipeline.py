@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -348,9 +349,33 @@ def test_a_stalled_read_is_an_error_that_says_what_every_worker_is_at(monkeypatc
         pipeline.prefetch(BatchIndex(0, 0))
         gate.wait_for(1)
         pipeline.timeout_s = 0.01
-        with pytest.raises(StalledError, match=r"batch 0 of epoch 0 .* worker 0 has been at batch 0 .*samples 0, 1, 2"):
+        what = r"batch 0 of epoch 0 .* worker 0 has been at batch 0 .*samples 0, 1, 2"
+        with pytest.raises(StalledError, match=rf"{what}.* \(in test_pipeline.py:\d+ __call__ > ") as caught:
             pipeline.get(BatchIndex(0, 0))
+        assert (caught.value.stage, caught.value.worker) == ("read", 0)
         gate.open(0, 4, 8)
+
+
+def test_a_long_wait_is_a_warning_that_first_says_who_has_the_batch(monkeypatch):
+    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
+    gate, said = Gate(), []
+
+    def warned(text, *given):
+        said.append(text % given)
+        gate.open(0, 4, 8)
+
+    monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.log.warning", warned)
+    with running(gate, workers=2) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(2)
+        pipeline.warn_after_s = 0.0
+        # The other one has been at its batch for longer.
+        for worker in pipeline.workers:
+            task, since = worker.task
+            worker.task = (task, since - 60 * task.keys[0].step)
+        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
+    assert re.match(r"batch 0 of epoch 0 has not come in 0 s, at stage read: worker \d has been at batch 0 ", said[0])
+    assert re.search(r"; worker \d has been at batch 1 of epoch 0, samples 4, 5, 6, .* for 6\d", said[0])
 
 
 # -- a change of mind --------------------------------------------------------------------------------------------------

@@ -602,6 +602,7 @@ def test_a_long_wait_is_worth_a_line(monkeypatch):
         )
         assert steps([next(batches) for _ in range(5)]) == [1, 2, 3, 4, 5]
     assert "has been at the loader's next() for" in said[0]
+    assert "(in test_prefetched.py:" in said[0]
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

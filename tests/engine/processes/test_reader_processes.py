@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import io
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
+from support.processes import wait_for_the_end_of
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
@@ -240,24 +242,53 @@ def test_an_error_comes_at_its_place_with_type_sample_and_traceback(act, kind, m
 )
 def test_the_end_of_the_process_is_an_error_that_says_what_it_read(act, how):
     with AsyncLoader(Numbers(33, act), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
-        what = r"samples 30, 31, 32, … \(10 in all\) of epoch 0 \(the first is row 30 of N"
-        with pytest.raises(WorkerError, match=rf"reader process \d+ {how}.* {what}") as caught:
+        what = r"while it read sample 33 of epoch 0 \(row 33 of Numbers\)"
+        with pytest.raises(WorkerError, match=rf"reader process \d+ {how}.*{what}") as caught:
             list(loader)
         error = caught.value
-        assert (error.stage, error.sample_id, error.row, error.file) == ("read", 30, 30, "Numbers")
-        assert error.__notes__ == [f"samples of epoch 0 that were being read: {list(range(30, 40))}"]
+        assert (error.stage, error.sample_id, error.row, error.file) == ("read", 33, 33, "Numbers")
         with pytest.raises(WorkerError, match="reader process"):
             next(loader)
 
 
 def test_of_many_samples_that_were_being_read_the_first_are_listed():
     """Small batches are read together, so any of a few hundred samples may have ended the process."""
-    with AsyncLoader(Numbers(33, acts.crash), {"batch_size": 80, "shuffle": False, "worker_kind": "process"}) as loader:
+    options = {"batch_size": 80, "shuffle": False, "worker_kind": "process", "restarts": 0}
+    with AsyncLoader(Numbers(33, acts.crash), options) as loader:
         with pytest.raises(WorkerError, match=r"samples 0, 1, 2, … \(80 in all\)") as caught:
             list(loader)
         assert caught.value.__notes__ == [
             f"samples of epoch 0 that were being read: the first {NOTED} {list(range(NOTED))}"
         ]
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_a_sample_that_ends_more_processes_than_restarts_is_an_error_in_its_place(restarts, caplog):
+    options = {"batch_size": 10, "shuffle": False, "worker_kind": "process", "restarts": restarts}
+    with AsyncLoader(Numbers(33, acts.kill), options) as loader:
+        assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
+        with pytest.raises(WorkerError, match="was killed by SIGKILL") as caught:
+            next(loader)
+        assert caught.value.sample_id == (33 if restarts else 30)
+    assert sum("while it read sample" in line and "epoch 0" in line for line in caplog.messages) == restarts + 1
+
+
+def test_a_batch_of_a_transform_that_ends_processes_is_read_again_whole():
+    options = {"batch_size": 10, "shuffle": False, "worker_kind": "process"}
+    with AsyncLoader(Numbers(33, acts.kill), options, batch_transform=acts.summed) as loader:
+        assert [next(loader)["y"][0].item() for _ in range(3)] == [45, 145, 245]
+        with pytest.raises(WorkerError, match=r"samples 30, 31, 32, … \(10 in all\)"):
+            next(loader)
+
+
+def test_a_process_that_was_killed_for_lack_of_memory_says_so(monkeypatch, caplog):
+    with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
+        next(loader)
+        monkeypatch.setattr("lit_async_data.engine.processes.channel.out_of_memory_kills", lambda: 10**9)
+        os.kill(killed := pid_of(loader), signal.SIGKILL)
+        while pid_of(loader) == killed:
+            loader.next()
+    assert "was killed by SIGKILL (out of memory: the kernel has killed processes of this container" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -302,7 +333,7 @@ def test_a_process_that_cannot_begin_is_an_error_with_its_reason():
         assert isinstance(caught.value.__cause__, ImportError)
 
 
-def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads():
+def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads(capfd):
     options = {"batch_size": 10, "shuffle": False, "worker_kind": "process"}
     with AsyncLoader(Numbers(33, acts.stop), options) as loader:
         assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
@@ -310,8 +341,53 @@ def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads():
         while not any(note.samples[0] == 30 for note in pipeline._memory.being_read(slice(None))):
             pass
         pipeline.timeout_s = 0.5  # the start of the process may take longer
-        with pytest.raises(StalledError, match=r"batch 3 of epoch 0 .* reads samples 30, 31, 32, … \(10 in all\)"):
+        what = r"batch 3 of epoch 0 .* reads samples 30, 31, 32, … \(10 in all\) of epoch 0 .*, for \d"
+        with pytest.raises(StalledError, match=what) as caught:
             next(loader)
+        error = caught.value
+        assert (error.stage, error.worker, error.sample_id, error.row, error.file) == ("read", 0, 30, 30, "Numbers")
+        stacks = capfd.readouterr().err
+        assert stacks.index(f"threads of process {os.getpid()}") < stacks.index(f"reader process {pid_of(loader)}:")
+        assert " in stop\n" in stacks
+
+
+def test_a_stopped_process_is_a_stall_that_says_so_and_ends_with_its_loader(capfd):
+    with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False, "worker_kind": "process"}) as loader:
+        next(loader)
+        loader.machinery.engine.feed.pipeline.timeout_s = 0.5
+        os.kill(stopped := pid_of(loader), signal.SIGSTOP)
+        with pytest.raises(StalledError, match=rf"reader process {stopped} \(stopped by a signal"):
+            collections.deque(iter(loader.next, None))
+        assert "no answer: it is stopped" in capfd.readouterr().err
+    wait_for_the_end_of(stopped)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_program_ends_though_a_read_is_stuck_after_a_warning_and_an_error(kind, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import numpy as np\n"
+        "from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, Source, StalledError\n"
+        "from lit_async_data.engine import supervisor\n"
+        "supervisor.THREADS_S = 0.1\n"
+        "class Mine(Source):\n"
+        "    spec = BatchSpec({'y': FieldSpec((), np.dtype('i8'))}, as_mapping=True)\n"
+        "    def __len__(self): return 100\n"
+        "    def read_into(self, samples, out):\n"
+        f"        if 10 in samples: open({str(tmp_path / 'pipe')!r})\n"
+        f"loader = AsyncLoader(Mine(), dict(batch_size=10, shuffle=False, worker_kind={kind!r}, warn_after_s=0.1))\n"
+        "next(loader)\n"
+        "loader.machinery.engine.feed.pipeline.timeout_s = 1.2\n"
+        "try: next(loader)\n"
+        "except StalledError as error: print(error.stage, error.worker, error.sample_id, error.file)\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (0, "read 0 10 Mine\n"), done.stderr
+    warned = [line for line in done.stderr.splitlines() if "batch 1 of epoch 0 has not come in" in line]
+    assert "samples 10, 11, 12, … (10 in all)" in warned[0]
+    assert "row 10 of Mine" in warned[0]
+    assert "train.py" in done.stderr.partition("lit_async_data: ")[2]
 
 
 def test_what_the_process_logs_is_logged_here(caplog):
@@ -338,7 +414,7 @@ def test_the_slots_of_a_reader_process_are_locked_for_a_gpu(monkeypatch):
     loader = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"})
     setup = loader._setup(loader.footprint)
     process = loader.machinery.wiring.reader_processes
-    with contextlib.closing(pipeline_of(setup, process, pin=gpu, timeout_s=60)) as pipeline:
+    with contextlib.closing(pipeline_of(setup, process, pin=gpu, options=loader.options)) as pipeline:
         assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memory(slot).ctypes.data for slot in range(5)]
         locked.clear()
 
