@@ -22,7 +22,7 @@ from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, Sou
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.source import HDF5Source
-from lit_async_data.sources.hdf5.storage.failures import errno_of
+from lit_async_data.sources.local_files.retrying import errno_of
 from lit_async_data.system import usable_cores
 from lit_async_data.tools.pack.plan import PARTS, Piece, Plan, read
 from lit_async_data.tools.pack.writing import Writer

@@ -13,11 +13,18 @@ import numpy as np
 import pytest
 from support.processes import patience, wait_for_the_end_of
 from support.sources import reader_sources as acts
-from support.sources.reader_sources import FailsToStart, KilledAtStart, KilledOnce, ManyNumbers, PythonNumbers
+from support.sources.reader_sources import (
+    CutWhileRead,
+    FailsToStart,
+    KilledAtStart,
+    KilledOnce,
+    ManyNumbers,
+    PythonNumbers,
+)
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
-from lit_async_data.errors import TransformError, WorkerError
+from lit_async_data.errors import ChangedError, TransformError, WorkerError
 
 pytestmark = pytest.mark.processes
 ORDER = list(range(0, 100, 10))
@@ -87,6 +94,17 @@ def test_what_a_killed_process_was_reading_is_read_again(tmp_path, caplog):
     (line,) = (line for line in caplog.messages if "was killed by SIGKILL" in line)
     assert "while it read samples 30, 31, 32, … (10 in all) of epoch" in line
     assert "(the first is row 30 of KilledOnce); a new one takes its place" in line
+
+
+def test_a_file_that_is_cut_while_its_map_is_read_is_named(tmp_path, caplog):
+    """1. The file is checked. 2. It is cut. 3. The kernel ends the process that reads its map. 4. The next checks."""
+    with h5py.File(path := str(tmp_path / "x.h5"), "w") as file:
+        file["data"] = np.zeros((100, 1024), "f4")
+    with loader_of(CutWhileRead(path)) as loader, pytest.raises(ChangedError, match=f"{path}: shrank from") as caught:
+        list(loader)
+    assert caught.value.file == path
+    (line,) = (line for line in caplog.messages if "was killed by SIGBUS" in line)
+    assert f"(the first is row 50 of {path})" in line
 
 
 @pytest.mark.parametrize("rest", [False, True])

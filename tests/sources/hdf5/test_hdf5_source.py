@@ -27,6 +27,7 @@ STORAGE = {
     "contiguous": {},
     "chunked": {"chunks": (4, 2, 4, 2)},
     "gzip tiles": {"chunks": (3, 4, 4, 2), "compression": "gzip"},
+    "scale-offset": {"chunks": (3, 4, 4, 2), "scaleoffset": 0},
 }
 SHUFFLED = np.random.default_rng(1).permutation(ROWS)
 

@@ -11,8 +11,9 @@ import threading
 
 import numpy as np
 
-from lit_async_data import BatchSpec, FieldSpec, Source, StorageLayout
+from lit_async_data import BatchSpec, FieldSpec, HDF5Source, Source, StorageLayout
 from lit_async_data.errors import CorruptError
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 
 
 class Numbers(Source):
@@ -65,6 +66,26 @@ class Damaged(Numbers):
             if sample in self._bad:
                 raise self._error(f"sample {sample} is damaged")
         out["y"][...] = samples
+
+
+class CutWhileRead(HDF5Source):
+    """In a reader process, its file is cut after it was checked, and before sample 50 is copied from the map."""
+
+    def __init__(self, path):
+        super().__init__(path, {"y": "data"})
+        self._cut, self._trainer = path, os.getpid()
+
+    def read_into(self, samples, out):
+        if 50 in samples and os.getpid() != self._trainer:
+            read = PartReader.read
+
+            def read_from_the_rest(reader, rows, out):
+                reader._file.map()
+                os.truncate(self._cut, 8192)
+                read(reader, rows, out)
+
+            PartReader.read = read_from_the_rest
+        super().read_into(samples, out)
 
 
 class UnpicklableError(Exception):

@@ -15,8 +15,9 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, retry_once, source_error
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.local_files.retrying import retry_once
 
 Array = npt.NDArray[Any]
 

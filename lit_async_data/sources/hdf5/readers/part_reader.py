@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.local_files.retrying import errno_of
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -284,8 +286,14 @@ class PartReaders:
     def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         own = samples - self.starts[part]
         try:
-            with self._files.use(self._file_of[part]):
-                self.parts[part].read(own, out)
+            try:
+                self._read_open(part, own, out)
+            except (SourceError, OSError) as error:
+                if errno_of(error.__cause__ or error) != errno.ESTALE:
+                    raise
+                # The file server has forgotten the open file. Opened again, it must be the same one: see `check`.
+                self._files[self._file_of[part]].close()
+                self._read_open(part, own, out)
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
                 sample = self._stored[part].sample(error.dataset, error.row, own)
@@ -293,6 +301,10 @@ class PartReaders:
             raise
         except (OSError, MemoryError) as error:
             raise self._unreadable(part, error) from error
+
+    def _read_open(self, part: int, own: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        with self._files.use(self._file_of[part]):
+            self.parts[part].read(own, out)
 
     def _unreadable(self, part: int, error: BaseException) -> SourceError:
         path = self._stored[part].path

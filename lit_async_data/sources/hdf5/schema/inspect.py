@@ -27,8 +27,9 @@ from lit_async_data.sources.hdf5.index.index import (
 from lit_async_data.sources.hdf5.index.records import superblock_bytes
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError, retry_once
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError
 from lit_async_data.sources.hdf5.storage.plugins import available, check_filters
+from lit_async_data.sources.local_files.retrying import retry_once
 
 if TYPE_CHECKING:
     import h5py
@@ -247,9 +248,10 @@ def _names_in(group: h5py.Group) -> str:
 
 
 def _names_of(group: h5py.Group) -> list[str]:
-    """The names in a group. h5py returns names that are not UTF-8 as bytes."""
+    """The names in a group, printable. h5py returns names that are not UTF-8 as bytes."""
     names: list[Any] = list(group)
-    return [each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in names]
+    texts = (each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in names)
+    return [each if each.isprintable() else ascii(each)[1:-1] for each in texts]
 
 
 def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
@@ -344,11 +346,10 @@ def _index(
 ) -> tuple[ChunkIndex | None, str | None]:
     """The index of a dataset; or None and the reason why h5py must read it."""
     reason = unsupported_reason(dataset)
-    if reason is not None:
-        check_unindexed(dataset)
     index = None if reason else index_of(dataset, cache)
     if index is not None:
         return index, None
+    check_unindexed(dataset)
     if reason == NOT_INSTALLED:
         _warn_of_codecs(dataset, where, context)
     check_filters(dataset, context["file"], context["dataset"])

@@ -9,15 +9,15 @@ import contextlib
 import errno
 import io
 import os
-import re
 import stat
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.local_files import descriptors
 from lit_async_data.sources.local_files.opening import opening
+from lit_async_data.sources.local_files.retrying import errno_of, retry_once
 
 if TYPE_CHECKING:
     import h5py
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LIBRARY_ERRORS = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
 # First bytes of the NetCDF formats before NetCDF-4, which is HDF5.
 NETCDF3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+_UNLOCKED = "set HDF5_USE_FILE_LOCKING=FALSE before Python starts"
 # Failures of the system that say nothing about the data, and what to do about them.
 REMEDIES = {
     **descriptors.ADVICE,
@@ -35,30 +36,16 @@ REMEDIES = {
     errno.ESTALE: "the file server no longer knows the file: build the source again",
     errno.EACCES: "this user may not read it: change its permissions (chmod)",
     errno.EPERM: "this user may not read it: change its permissions (chmod)",
+    # libhdf5 locks each file that it opens, and "best-effort" goes on without a lock for ENOSYS alone.
+    **dict.fromkeys(
+        (errno.ENOLCK, errno.EOPNOTSUPP),
+        f"its file system (NFS, Lustre) gives no locks, and libhdf5 asks for one: {_UNLOCKED}",
+    ),
 }
-# libhdf5 writes the number into its message; h5py sets it as an attribute only on errors of opening a file.
-_ERRNO = re.compile(r"\berrno = (\d+)")
-
-_T = TypeVar("_T")
 
 
 class NoSamplesError(FormatError):
     """A dataset or group has no rows. A part in which all fields have none is left out."""
-
-
-def errno_of(error: BaseException) -> int | None:
-    """The system's error number behind an error; None if the system did not cause it.
-
-    Example:
-        >>> errno_of(OSError("Can't read data (file read failed: errno = 5, error message = 'Input/output error')"))
-        5
-    """
-    if isinstance(error, MemoryError):
-        return errno.ENOMEM
-    if isinstance(error, OSError) and error.errno:
-        return error.errno
-    found = _ERRNO.search(str(error))
-    return int(found[1]) if found and int(found[1]) else None
 
 
 def source_error(
@@ -103,16 +90,6 @@ def as_source_errors(where: str, problem: str, *, file: str, dataset: str | None
         raise  # some of them are also a ValueError or an OSError
     except LIBRARY_ERRORS as error:
         raise source_error(error, where, problem, file=file, dataset=dataset) from error
-
-
-def retry_once(read: Callable[[], _T]) -> _T:
-    """Call a function, and once more if it fails with an input/output error, which may be transient."""
-    try:
-        return read()
-    except OSError as error:
-        if errno_of(error) != errno.EIO:
-            raise
-    return read()
 
 
 def open_h5py(path: str) -> h5py.File:
@@ -161,7 +138,10 @@ def _refuse_irregular(path: str, status: os.stat_result) -> None:
 
 def _why_not_hdf5(path: str, error: BaseException) -> str:
     if errno_of(error) == errno.EAGAIN:  # it has locked the file
-        return "is open for writing in another process; wait until it is closed"
+        return (
+            "is open for writing in another process; wait until it is closed. If no process has it open, its file "
+            f"server (NFS, Lustre) keeps the lock of one that is gone: {_UNLOCKED}"
+        )
     with open_raw(path) as file:
         head, nbytes = file.read(4), os.fstat(file.fileno()).st_size
     superblock = Superblock.of(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-import errno
+import functools
 import io
 import logging
 import mmap
@@ -21,13 +21,13 @@ from lit_async_data.errors import ChangedError, CorruptError, MissingError
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 from lit_async_data.sources.hdf5.storage.failures import (
     as_source_errors,
-    errno_of,
     open_h5py,
     open_raw,
     source_error,
 )
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
+from lit_async_data.sources.local_files.retrying import retry_once
 from lit_async_data.system import is_cold
 from lit_async_data.threads import ProcessGuard
 
@@ -149,27 +149,19 @@ class OpenFile:
     def read_at(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
         descriptor, view, done = self.descriptor(), out.data, 0
         while done < len(view):
+            begin = offset + done
             try:
-                got = system.preadv(descriptor, [view[done:]], offset + done)
+                got = retry_once(functools.partial(system.preadv, descriptor, [view[done:]], begin))
             except OSError as error:
-                got = self._read_again(error, descriptor, view[done:], offset + done)
+                where = f"{self.path}, {len(view) - done} bytes at byte {begin}"
+                raise source_error(error, where, "cannot be read", file=self.path) from error
             if not got:
                 raise ChangedError(
-                    f"{self.path}: ends at byte {offset + done}, in the middle of a sample, so it shrank since the "
+                    f"{self.path}: ends at byte {begin}, in the middle of a sample, so it shrank since the "
                     "source was built; build the source again",
                     file=self.path,
                 )
             done += got
-
-    def _read_again(self, error: OSError, descriptor: int, view: memoryview, offset: int) -> int:
-        """Read once more after an input/output error, which may be transient."""
-        try:
-            if errno_of(error) != errno.EIO:
-                raise error
-            return system.preadv(descriptor, [view], offset)
-        except OSError as again:
-            where = f"{self.path}, {len(view)} bytes at byte {offset}"
-            raise source_error(again, where, "cannot be read", file=self.path) from again
 
     def bytes_at(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """The bytes at an offset: a view of the map if they are few and maps are allowed, else a copy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 import stat
@@ -14,6 +15,7 @@ from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.local_files.descriptors import advice_on
 from lit_async_data.sources.local_files.file_times import changed_recently
+from lit_async_data.sources.local_files.retrying import retry_once
 from lit_async_data.system import is_cold
 
 # Most paths: names below the root, none of them hidden, "." or "..". Others need a closer look.
@@ -144,6 +146,18 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
         SourceError: The system refuses to read it.
     """
     started = time.perf_counter()
+    try:
+        data, cold = retry_once(functools.partial(_opened_and_read, path, most_bytes, root))
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
+    except OSError as error:
+        advice = advice_on(error)
+        problem = f"({error.strerror}); check its permissions and the mount" if advice is None else f"({advice})"
+        raise SourceError(f"{path}: cannot be read {problem}", file=path) from error
+    return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
+
+
+def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool | None]:
     opened: list[int] = []
     try:
         root.open(path, opened)
@@ -158,16 +172,10 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
             os.lseek(number, 0, os.SEEK_SET)
             if _all_bytes(number, path, status.st_size) != data:
                 raise _changed(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
-    except OSError as error:
-        advice = advice_on(error)
-        problem = f"({error.strerror}); check its permissions and the mount" if advice is None else f"({advice})"
-        raise SourceError(f"{path}: cannot be read {problem}", file=path) from error
     finally:
         if opened:
             os.close(opened[0])
-    return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
+    return data, cold
 
 
 def _changed(path: str) -> ChangedError:

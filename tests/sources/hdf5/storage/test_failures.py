@@ -15,10 +15,12 @@ from support.files.hdf5 import create, stored_spans
 from support.sources import oracle
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.sources.hdf5.storage.failures import open_h5py, open_raw, retry_once, source_error
+from lit_async_data.sources.hdf5.storage.failures import open_h5py, open_raw, source_error
+from lit_async_data.sources.local_files import retrying
+from lit_async_data.sources.local_files.retrying import retry_once
 
 
 def read(source, rows=(0,)):
@@ -36,6 +38,14 @@ def failing(real, number, times):
         return real(*args, **options)
 
     return call
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """The seconds that were waited before a read was repeated."""
+    pauses = []
+    monkeypatch.setattr(retrying.time, "sleep", pauses.append)
+    return pauses
 
 
 @pytest.fixture
@@ -71,17 +81,45 @@ def test_a_file_that_the_system_does_not_open_is_named_with_what_to_do(h5, monke
     source.close()
 
 
-def test_a_transient_input_error_is_not_raised(large, monkeypatch):
+def test_a_transient_input_error_is_not_raised(large, monkeypatch, pauses):
     monkeypatch.setattr(h5py, "File", failing(h5py.File, errno.EIO, 1))
     source = HDF5Source(large, ["data"])
     monkeypatch.setattr(os, "open", failing(os.open, errno.EIO, 1))
     monkeypatch.setattr(open_file.system, "preadv", failing(os.preadv, errno.EIO, 1))
     assert read(source, [3])["data"][0, 0] == 3 * 2**17
+    assert pauses == [retrying.PAUSE_S] * 3
+    source.close()
+
+
+CHUNKED = [{"chunks": (2, 4), "compression": "gzip"}, {"chunks": (2, 4), "scaleoffset": 0}]
+
+
+@pytest.mark.parametrize("options", [{}, *CHUNKED], ids=str)
+@pytest.mark.parametrize(
+    ("times", "error", "said"),
+    [(1, None, ""), (1, ChangedError, "was replaced"), (9, SourceError, "file server no longer knows")],
+)
+def test_a_file_that_its_server_has_forgotten_is_opened_again_if_it_is_the_same(  # noqa: PLR0917
+    h5, monkeypatch, options, times, error, said
+):
+    path = h5(data={"data": np.ones((8, 4), "i4"), **options})
+    other = h5("other.h5", data={"data": np.ones((8, 4), "i4"), **options})
+    source = HDF5Source(path, ["data"])
+    read(source)
+    if error is ChangedError:
+        os.replace(other, path)
+    monkeypatch.setattr(os, "fstat", failing(os.fstat, errno.ESTALE, times))
+    if error is None:
+        assert (read(source)["data"] == 1).all()
+    else:
+        with pytest.raises(error, match=rf"{path}: .*{said}"):
+            read(source)
+    monkeypatch.undo()
     source.close()
 
 
 def test_only_input_errors_are_retried():
-    for number in (errno.EMFILE, errno.ENOENT):
+    for number in (errno.EMFILE, errno.ENOENT, errno.EACCES):
         with pytest.raises(OSError, match=os.strerror(number)):
             retry_once(failing(int, number, 1))
 
@@ -127,6 +165,15 @@ def states(h5, state):
     return path
 
 
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_with_the_variable_that_helps(h5, monkeypatch, number):
+    path = h5(data=np.ones((8, 4)))
+    monkeypatch.setattr(h5py, "File", failing(h5py.File, number, 2))
+    with pytest.raises(SourceError, match=rf"{path}.*HDF5_USE_FILE_LOCKING=FALSE") as caught:
+        HDF5Source(path, ["data"])
+    assert caught.value.file == path
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -165,6 +212,15 @@ def test_an_input_error_names_file_and_byte(large, monkeypatch):
         read(source, [1])
     assert (type(caught.value), caught.value.file) == (SourceError, large)
     monkeypatch.undo()
+    source.close()
+
+
+def test_a_read_that_the_system_cuts_short_goes_on(large, monkeypatch):
+    source, whole = HDF5Source(large, ["data"]), os.preadv
+    monkeypatch.setattr(
+        open_file.system, "preadv", lambda descriptor, parts, offset: whole(descriptor, [parts[0][:100_001]], offset)
+    )
+    assert (read(source, [2])["data"] == np.arange(2 * 2**17, 3 * 2**17)).all()
     source.close()
 
 
@@ -291,11 +347,12 @@ def test_types_that_numpy_lacks_are_named(tmp_path):
         assert (caught.value.file, caught.value.dataset) == (path, name)
 
 
-def test_names_that_are_no_utf8_can_be_listed(h5):
+@pytest.mark.parametrize(("name", "shown"), [(b"d\xe9", r"d\\xe9"), (b"d\x1b[31m", r"d\\x1b\[31m")])
+def test_names_that_cannot_be_printed_can_be_listed(h5, name, shown):
     path = h5(data=np.ones(4))
     with h5py.File(path, "r+") as file:
-        file.id.link(b"data", b"d\xe9", h5py.h5g.LINK_HARD)
-    with pytest.raises(MissingError, match=r"has no dataset 'other'; the file holds: data, d\\xe9"):
+        file.id.link(b"data", name, h5py.h5g.LINK_HARD)
+    with pytest.raises(MissingError, match=rf"has no dataset 'other'; the file holds: .*{shown}"):
         HDF5Source(path, ["other"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, ManifestError, MissingError, SourceError
+from lit_async_data.sources.local_files import retrying
 from lit_async_data.sources.manifest.files import stored_file
 from lit_async_data.sources.manifest.files.decoders import decode_npy, npy_header
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
@@ -163,6 +165,27 @@ def test_short_reads_are_put_together_and_a_changing_file_is_an_error(tmp_path, 
         monkeypatch.setattr(os, "read", reading)
         with pytest.raises(ChangedError, match="a: changed while it was read"):
             fetched(str(path), 1000)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_input_error_is_raised_if_it_comes_twice(tmp_path, monkeypatch, number, times):
+    path, read, left, pauses = tmp_path / "a", os.read, [number] * times, []
+    path.write_bytes(b"abc")
+
+    def reading(descriptor, most):
+        if left:
+            raise OSError(left.pop(), os.strerror(number))
+        return read(descriptor, most)
+
+    monkeypatch.setattr(os, "read", reading)
+    monkeypatch.setattr(retrying.time, "sleep", pauses.append)
+    if times == 1:
+        assert fetched(str(path), 10)[0] == b"abc"
+    else:
+        with pytest.raises(SourceError, match=rf"{path}: cannot be read \({os.strerror(number)}\)"):
+            fetched(str(path), 10)
+    assert pauses == [retrying.PAUSE_S]
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_an_error_though_it_keeps_its_size(tmp_path, monkeypatch):
