@@ -20,10 +20,19 @@ from lit_async_data import system
 from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
-from lit_async_data.sources.hdf5.index.records import check_records, columns_of, corners_known, grid_of, plausible
+from lit_async_data.sources.hdf5.index.records import (
+    NOT_FOUND,
+    check_records,
+    columns_of,
+    corners_known,
+    corrupt_error,
+    grid_of,
+    plausible,
+)
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, errno_of, retry_once
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES
 from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk
+from lit_async_data.sources.local_files.retrying import errno_of, retry_once
 
 if TYPE_CHECKING:
     import h5py
@@ -88,7 +97,7 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
 
 
 def check_unindexed(dataset: h5py.Dataset) -> None:
-    """Check the records of a dataset with an `unsupported_reason`, since h5py would follow them anywhere."""
+    """Check the records of a dataset that h5py reads, since it would follow them anywhere."""
     if dataset.chunks is None or not in_one_file(dataset):
         return
     if math.prod(grid_of(dataset)) <= MOST_CHUNKS:
@@ -116,13 +125,17 @@ def has_numpy_layout(dataset: h5py.Dataset) -> bool:
 
 
 def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
-    """The index of a dataset without an `unsupported_reason`; None if it fails verification and h5py must read."""
+    """The index of a dataset without an `unsupported_reason`; None if it is ambiguous and h5py must read.
+
+    Raises `CorruptError` if libhdf5 does not find chunks where it lists them.
+    """
     key = IndexKey.of(dataset)
     cached = cache.load(key)
     if cached is not None:
-        index = _verified(dataset, cached) if plausible(dataset, cached) else None
-        if index is not None:
-            return index
+        with contextlib.suppress(CorruptError):
+            index = _verified(dataset, cached) if plausible(dataset, cached) else None
+            if index is not None:
+                return index
         _log.warning("%s: the cached index of chunks is wrong; building it again", key)
     built = columns_of(dataset)
     index = None if built is None else _verified(dataset, built)
@@ -151,8 +164,9 @@ def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
 def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     """Whether probed chunks read the same by offset and by libhdf5, and whether edge chunks decode to the same values.
 
-    Guards against two ambiguities: in files with a user block, offsets count from its end before HDF5 1.14.4 and from
-    the start of the file since; and a dataset may leave its edge chunks unfiltered, which the records do not show.
+    Else a `CorruptError` is raised, but for two ambiguities: in files with a user block, offsets count from its end
+    before HDF5 1.14.4 and from the start of the file since; and a dataset may leave its edge chunks unfiltered, which
+    the records do not show.
     """
     import secrets
 
@@ -172,9 +186,12 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
         except LIBRARY_ERRORS as error:
             if errno_of(error) in REMEDIES:
                 raise
-            return False
+            raise corrupt_error(dataset.file.filename, dataset.name or "", corner, NOT_FOUND) from error
         if mask != index.masks[number] or found != stored:
-            return False
+            if dataset.file.userblock_size:
+                return False
+            problem = f"libhdf5 finds it elsewhere than at byte {offset}, where it lists it"
+            raise corrupt_error(dataset.file.filename, dataset.name or "", corner, problem)
         if number in edges and not _is_filtered(dataset, index, corner, found):
             return False
     return True

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import functools
+import itertools
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from lit_async_data.errors import CorruptError, SourceError
 from lit_async_data.sources.hdf5.index.columns import Columns
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, SUM_BYTES, Filter, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
+from lit_async_data.sources.hdf5.storage.stored_chunk import is_found
+from lit_async_data.sources.local_files.retrying import retry_once
 
 if TYPE_CHECKING:
     import h5py
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 MANY_CHUNKS = 2 * 10**6
 # Records handled per step while an index is built or checked: keeps temporaries small and calls few.
 BLOCK = 2**16
+NOT_FOUND = "is listed, but libhdf5 does not find it"
 
 _log = logging.getLogger(__name__)
 
@@ -40,20 +45,16 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
     if chunks >= MANY_CHUNKS:
         _log.info("indexing up to %d chunks of %s:%s, 1 to 2 µs each", chunks, dataset.file.filename, dataset.name)
     columns = Columns(np.full(chunks, -1, np.int64), np.zeros(chunks, np.uint32), np.zeros(chunks, np.uint32))
-    rules, usual = _ChunkRules.of(dataset), True
+    rules, usual, last = _ChunkRules.of(dataset), True, -1
 
     def consume(records: npt.NDArray[np.int64]) -> bool:
-        nonlocal usual
+        nonlocal usual, last
         corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
-        at = _chunk_numbers(rules, corners, chunk, grid)
+        at = _chunk_numbers(rules, corners, chunk, grid, last)
+        last = int(at[-1])
         if not rules.allow(offsets, sizes, masks):
             rules.check(corners, offsets, sizes, masks)
             usual = False  # go on: a later record may be impossible
-        twice, number = columns.offsets[at] >= 0, np.arange(at.size)
-        columns.offsets[at] = number
-        twice |= columns.offsets[at] != number  # two records of this block have the same place
-        if twice.any():
-            raise rules.corrupt_error(corners[twice.argmax()], "is listed twice")
         columns.offsets[at], columns.sizes[at], columns.masks[at] = offsets, sizes.astype(np.uint32), masks
         return True
 
@@ -70,26 +71,33 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
 
 
 def check_records(dataset: h5py.Dataset) -> None:
-    rules, rank = _ChunkRules.of(dataset), len(dataset.shape)
+    """Check the records of a dataset that h5py reads, and that libhdf5 finds each chunk that it lists.
+
+    In a damaged B-tree it may not find some, and h5py then reads fill values.
+    """
+    rules, rank, last = _ChunkRules.of(dataset), len(dataset.shape), -1
     chunk, grid = np.array(dataset.chunks), grid_of(dataset)
     blocks: list[npt.NDArray[np.int64]] = []
-    numbers: list[npt.NDArray[np.int64]] = []
     known = corners_known(dataset)
 
     def consume(records: npt.NDArray[np.int64]) -> bool:
+        nonlocal last
         masks, offsets, sizes = records[:, rank:].T
         if not rules.allow(offsets, sizes, masks):
             rules.check(records[:, :rank], offsets, sizes, masks)
         if known:
-            numbers.append(_chunk_numbers(rules, records[:, :rank], chunk, grid))
+            last = int(_chunk_numbers(rules, records[:, :rank], chunk, grid, last)[-1])
         blocks.append(records)
         return True
 
     if records_of(dataset, consume) and blocks:
         records = np.concatenate(blocks)
-        if known:
-            _check_duplicates(rules, records[:, :rank], np.concatenate(numbers))
         _check_overlap(rules, records[:, -2], records[:, -1], lambda number: records[number, :rank])
+        starts = (range(0, n, c) for n, c in zip(dataset.shape, chunk.tolist(), strict=True))
+        corners: Iterable[Any] = map(tuple, records[:, :rank].tolist()) if known else itertools.product(*starts)
+        lost = (corner for corner in corners if not retry_once(functools.partial(is_found, dataset, corner)))
+        for corner in itertools.islice(lost, 0 if known else math.prod(grid) - len(records), None):
+            raise rules.corrupt_error(corner, NOT_FOUND)
 
 
 def corners_known(dataset: h5py.Dataset) -> bool:
@@ -102,21 +110,22 @@ def corners_known(dataset: h5py.Dataset) -> bool:
 
 
 def _chunk_numbers(
-    rules: _ChunkRules, corners: npt.NDArray[np.int64], chunk: npt.NDArray[Any], grid: tuple[int, ...]
+    rules: _ChunkRules, corners: npt.NDArray[np.int64], chunk: npt.NDArray[Any], grid: tuple[int, ...], last: int
 ) -> npt.NDArray[np.int64]:
-    """The number of each chunk in the grid. Raises `CorruptError` if no chunk begins at one of these corners."""
+    """The number of each chunk in the grid.
+
+    Raises `CorruptError` if no chunk begins at one of these corners, or if they do not ascend from the ``last`` number:
+    libhdf5 lists chunks as its indexes order them, and would not find those that are out of order.
+    """
     places, inside = np.divmod(corners, chunk)
     outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
     if outside.any():
         raise rules.corrupt_error(corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
-    return np.asarray(np.ravel_multi_index(tuple(places.T), grid), np.int64)
-
-
-def _check_duplicates(rules: _ChunkRules, corners: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> None:
-    order = np.argsort(numbers, kind="stable")
-    twice = np.flatnonzero(np.diff(numbers[order]) == 0)
-    if len(twice):
-        raise rules.corrupt_error(corners[order[twice[0]]], "is listed twice")
+    numbers = np.asarray(np.ravel_multi_index(tuple(places.T), grid), np.int64)
+    falls = np.diff(numbers, prepend=last) <= 0
+    if falls.any():
+        raise rules.corrupt_error(corners[falls.argmax()], "is listed twice, or behind a later one")
+    return numbers
 
 
 def records_of(dataset: h5py.Dataset, consume: Callable[[npt.NDArray[np.int64]], bool]) -> bool:
@@ -139,7 +148,7 @@ def records_of(dataset: h5py.Dataset, consume: Callable[[npt.NDArray[np.int64]],
             records.extend((*corner, mask, offset, size))
         except OverflowError:
             problem = f"its {size} bytes at byte {offset} lie where no file reaches"
-            raise _corrupt_error(path, dataset.name or "", corner, problem) from None
+            raise corrupt_error(path, dataset.name or "", corner, problem) from None
         return True if len(records) >= BLOCK * width and not flush() else None  # any value but None ends the iteration
 
     try:
@@ -221,12 +230,12 @@ class _ChunkRules:
                 at = int(wrong.argmax())
                 raise self.corrupt_error(corners[at], f"its {sizes[at]} bytes at byte {offsets[at]} {reason}")
 
-    def corrupt_error(self, corner: npt.NDArray[Any], problem: str) -> CorruptError:
-        """The error for the chunk at a corner."""
-        return _corrupt_error(self.path, self.name, corner, problem)
+    def corrupt_error(self, corner: Any, problem: str) -> CorruptError:
+        return corrupt_error(self.path, self.name, corner, problem)
 
 
-def _corrupt_error(path: str, name: str, corner: Any, problem: str) -> CorruptError:
+def corrupt_error(path: str, name: str, corner: Any, problem: str) -> CorruptError:
+    """The error for the chunk at a corner."""
     chunk = tuple(int(n) for n in corner)
     return CorruptError(
         f"{path}:{name}, chunk {chunk}: {problem}; the file is damaged: restore it, or write the dataset "

@@ -110,9 +110,12 @@ def _size_limit(applied: list[Filter], nbytes: int) -> int | None:
 
 def _inflate(data: Any, limit: int) -> Bytes:
     try:
-        return np.frombuffer(zlib.decompressobj().decompress(data, limit), np.uint8)
+        inflated = np.frombuffer(zlib.decompressobj().decompress(data, limit + 1), np.uint8)
     except zlib.error as error:
         raise CorruptError(str(error)) from error
+    if len(inflated) > limit:  # libhdf5 would inflate all of it
+        raise CorruptError(f"inflates beyond the {limit} bytes that a chunk may have")
+    return inflated
 
 
 def _nbit_size(nbit: Filter, nbytes: int) -> int:

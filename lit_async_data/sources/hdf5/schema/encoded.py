@@ -15,6 +15,7 @@ import numpy as np
 from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.index.index import check_unindexed
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
@@ -149,6 +150,7 @@ def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, cont
         needed = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
         raise FormatError(f"{where}/{name}: has {dataset.shape[0]} values; it must have {needed}", **context)
     check_filters(dataset, context["file"], f"{context['dataset']}/{name}")
+    check_unindexed(dataset)
     offsets: Indices = dataset[...].astype(np.int64)
     falling = np.diff(offsets) < 0
     if falling.any() or offsets[0] != 0 or offsets[-1] != elements:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError, SourceError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.index import check_unindexed
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
 from lit_async_data.sources.hdf5.storage.external_files import external_files
@@ -61,6 +62,7 @@ class OpenGroup:
         # Of text of any length, libhdf5 stores references, whose size h5py does not tell.
         if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
             try:
+                check_unindexed(dataset)
                 check_chunk_lengths(dataset, 0, 0, dataset.shape[0])
             except CorruptError as error:
                 raise CorruptError(f"{what}{error}", file=self.path, dataset=name) from error

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.index.index import check_unindexed
 from lit_async_data.sources.hdf5.schema.conversion import PACKING, Conversion, Packing
 from lit_async_data.sources.hdf5.schema.encoded import (
     StoredRanges,
@@ -242,6 +243,7 @@ def _lookup_table(
             )
         table: Any = group.file[name]
         check_filters(table, group.path, name)
+        check_unindexed(table)
         values = np.moveaxis(table[...], stored.axis, 0)
         if field.column is not None:
             _check_column(field.column, stored, where)
