@@ -34,6 +34,7 @@ CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NAMED = re.compile(r"(?<![\w/])(?:benchmarks|docs|examples|tests)/[\w/]+\.(?:md|png|py|sbatch)\b")
+TEST = re.compile(r"\[`(test_\w+)`\]\(([^)\s]+)\)")
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = [
     NO_STAGES,
@@ -201,6 +202,12 @@ def test_every_link_of_a_document_leads_to_a_file_and_a_heading():
                 broken.append(f"{page.relative_to(ROOT)}: {link}")
     assert len(DOCUMENTS) > 50
     assert not broken
+
+
+def test_every_test_that_a_page_names_is_in_the_file_that_it_leads_to():
+    named = [(name, page.parent / path) for page in PAGES for name, path in TEST.findall(page.read_text())]
+    assert len(named) > 50
+    assert not [name for name, path in named if f"def {name}(" not in path.read_text()]
 
 
 def test_every_file_that_documents_and_code_name_is_there():

@@ -12,7 +12,7 @@ from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.index import check_unindexed
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
-from lit_async_data.sources.hdf5.storage.external_files import external_files
+from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
@@ -43,8 +43,13 @@ class OpenGroup:
         """The name of a dataset from the root of the file."""
         return given if given.startswith("/") or self.group == "/" else f"{self.group.strip('/')}/{given}"
 
+    def _check_links(self, name: str) -> None:
+        if not self.allow_external:
+            refuse_external_link(self.file, name)
+
     def node(self, name: str) -> Any:
         """The object with this name, or None. `inspect_dataset` says what is wrong with a missing one."""
+        self._check_links(name)
         try:
             return self.file.get(name)
         except LIBRARY_ERRORS:
@@ -53,6 +58,7 @@ class OpenGroup:
     def whole(self, name: str, what: str) -> h5py.Dataset:
         """A dataset that is read as a whole; messages begin with ``what``: ``"rows: "``."""
         name = self.name(name)
+        self._check_links(name)
         try:
             dataset = open_dataset(self.file, self.path, name, "; name one of these")
         except SourceError as error:
@@ -69,4 +75,5 @@ class OpenGroup:
         return dataset
 
     def inspect_dataset(self, name: str, layout: str | None = None) -> StoredDataset:
+        self._check_links(name)
         return inspect_dataset(self.file, self.path, name, layout, cache=self.cache, allow_external=self.allow_external)

@@ -1,4 +1,4 @@
-"""`external_files`: the other files that hold values of a dataset."""
+"""`external_files`: the other files that hold values of a dataset; `refuse_external_link`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
@@ -13,6 +14,37 @@ if TYPE_CHECKING:
     import h5py
 
 ExternalFiles = tuple[tuple[str, FileIdentity], ...]
+# libhdf5 follows 16.
+MOST_LINKS = 64
+
+
+def refuse_external_link(file: h5py.File, name: str) -> None:
+    """Refuse a name that leads into another file, before libhdf5 opens that: a pipe would block it for ever."""
+    import h5py
+
+    here = file.filename
+    folder, place, left, links = os.path.dirname(here), "", name.split("/"), 0
+    while left and links < MOST_LINKS:
+        part, *left = left
+        if part in ("", "."):
+            continue
+        try:
+            link = file.get(f"{place}/{part}", getlink=True)
+        except LIBRARY_ERRORS:
+            return  # opening it will say why
+        other = os.path.join(folder, link.filename) if isinstance(link, h5py.ExternalLink) else here
+        if os.path.realpath(other) != os.path.realpath(here):
+            raise FormatError(
+                f"{here}:/{name.strip('/')}: is a link into another file, {other}; give that file as path, or "
+                "allow it with allow_external=True",
+                file=here,
+                dataset=name,
+            )
+        if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+            place = place if isinstance(link, h5py.SoftLink) and link.path[:1] != "/" else ""
+            left, links = [*link.path.split("/"), *left], links + 1
+        else:
+            place = f"{place}/{part}"
 
 
 def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> ExternalFiles:
@@ -26,7 +58,7 @@ def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed
     where = f"{file.filename}:/{name.strip('/')}"
     linked = dataset.file.filename != file.filename
     if not allowed:
-        _refuse(dataset, where, linked=linked, context=context)
+        _refuse(dataset, where, context)
     found: set[str] = set()
     _follow(dataset, where, context, found, frozenset())
     if linked:
@@ -71,12 +103,8 @@ def _follow(
             raise _absent(other, part.dset_name, where, context) from error
 
 
-def _refuse(dataset: h5py.Dataset, where: str, *, linked: bool, context: dict[str, Any]) -> None:
+def _refuse(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
     allow = "or allow it with allow_external=True"
-    if linked:
-        raise FormatError(
-            f"{where}: is a link into another file, {dataset.file.filename}; give that file as path, {allow}", **context
-        )
     if dataset.is_virtual:
         raise FormatError(
             f"{where}: is a virtual dataset, and a missing part would be read as fill values; give the files it is "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import h5py
 import numpy as np
 import pytest
@@ -51,6 +54,24 @@ def test_external_files_are_refused_and_the_error_says_how_to_allow_them(here, k
     with pytest.raises(FormatError, match=r"or allow it with allow_external=True") as caught:
         HDF5Source("x.h5", ["data"])
     assert caught.value.dataset in ("data", "/data", "/there")
+
+
+@pytest.mark.parametrize("name", ["data", "group/data", "soft", "folder/data"])
+def test_a_link_into_a_pipe_is_refused_before_anybody_opens_it(here, name):
+    os.mkfifo(here / "pipe.h5")
+    with h5py.File("x.h5", "w") as file:
+        file["data"] = h5py.ExternalLink("pipe.h5", "/data")
+        file["group/data"] = h5py.ExternalLink("pipe.h5", "/data")
+        file["soft"], file["folder"] = h5py.SoftLink("data"), h5py.ExternalLink("pipe.h5", "/")
+    with pytest.raises(FormatError, match=rf"x\.h5:/{name}: is a link into another file, .*pipe\.h5"):
+        HDF5Source("x.h5", [name])
+
+
+def test_a_link_into_the_same_file_is_no_external_one(here):
+    with h5py.File("x.h5", "w") as file:
+        file["data"], file["again"] = VALUES, h5py.ExternalLink("x.h5", "/data")
+    with contextlib.closing(HDF5Source("x.h5", ["again"])) as source:
+        assert (read(source, np.arange(12))["again"] == VALUES).all()
 
 
 @KINDS
