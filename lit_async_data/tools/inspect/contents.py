@@ -14,12 +14,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lit_async_data.errors import AsyncDataError
+from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.sources.hdf5.readers.part_reader import Choice, choice
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.stored_field import inspect_field
+from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
 from lit_async_data.sources.manifest.images.formats import FORMATS
 from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start, has_word
@@ -82,8 +83,9 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "", pandas
     for each in names:
         name = f"{path}/{each}" if path else each
         try:
+            refuse_external_link(group.file, name)
             node: Any = group[each]
-        except LIBRARY_ERRORS:  # the source says why
+        except (FormatError, *LIBRARY_ERRORS):  # the source says why
             yield Dataset(name)
             continue
         if isinstance(node, h5py.Dataset):

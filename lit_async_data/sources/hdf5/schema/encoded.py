@@ -67,7 +67,7 @@ def encoding(group: h5py.Group) -> str:
     kind = str(kind.decode() if isinstance(kind, bytes) else kind).removesuffix("_matrix")
     if kind in ("csr", "csc", "categorical"):
         return kind
-    return "variable" if all(name in group for name in VARIABLE) else ""
+    return "variable" if all(group.get(name, getlink=True) for name in VARIABLE) else ""  # follows no link
 
 
 def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset) -> StoredRanges:

@@ -22,7 +22,7 @@ from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
 from lit_async_data.sources.hdf5.schema.selection import chosen_groups
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField, inspect_field
 from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, anchor_range
-from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
@@ -156,6 +156,9 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.stat(path))
         tables: Tables = {}
+        given = [request.group] if isinstance(request.group, str) else request.group or ()
+        for name in given if not request.allow_external else ():
+            refuse_external_link(file, str(name))
         groups = chosen_groups(file, path, request.group)
         return identity, [
             _inspect_part(OpenGroup(file, path, group, cache, request.allow_external, tables), request)

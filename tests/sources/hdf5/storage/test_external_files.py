@@ -12,6 +12,7 @@ from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import ChangedError, FormatError, MissingError
+from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 
 VALUES = np.arange(12 * 5, dtype="f4").reshape(12, 5)
 
@@ -65,6 +66,9 @@ def test_a_link_into_a_pipe_is_refused_before_anybody_opens_it(here, name):
         file["soft"], file["folder"] = h5py.SoftLink("data"), h5py.ExternalLink("pipe.h5", "/")
     with pytest.raises(FormatError, match=rf"x\.h5:/{name}: is a link into another file, .*pipe\.h5"):
         HDF5Source("x.h5", [name])
+    with pytest.raises(FormatError, match=r"x\.h5:/folder/\*: is a link into another file"):
+        HDF5Source("x.h5", [name], group="folder/*")
+    assert "link into another file" in str(hdf5_report(["x.h5"]))
 
 
 def test_a_link_into_the_same_file_is_no_external_one(here):
