@@ -78,14 +78,17 @@ def test_a_list_fits_files_that_have_moved_and_leaves_files_of_equal_names_apart
     assert values(hdf5("new/p2/scan.h5", exclude="bad.csv")) == [*range(5), *range(6, 20)]
     assert values(hdf5("new/p1/scan.h5", "new/p2/scan.h5", exclude="bad.csv"))[:2] == [0, 3]
     with pytest.raises(ConfigError, match="names no sample"):  # p1 is still there, and no other file
-        hdf5("new/p2/scan.h5", "new/p3/scan.h5", exclude=listed(hdf5("new/p1/scan.h5"), [1]))
+        hdf5("new/p2/scan.h5", exclude=listed(hdf5("new/p1/scan.h5"), [1]))
+    whole = hdf5("new/p1/scan.h5", "new/p2/scan.h5", exclude=listed(hdf5("new/p1/scan.h5"), range(20)))
+    assert [part.file for part in whole.parts] == [os.path.abspath("new/p2/scan.h5")]
 
 
 def test_rows_of_a_table_count_before_filters_and_dropped_rows():
-    listed(manifest(), [2, 12])
-    source = manifest(filters=[["site", "==", "b"]], exclude="bad.csv")
-    assert values(source) == [10, 11, *range(13, 20)]
-    assert source.column("site").tolist() == ["b"] * 9
+    manifest(path="s.csv"), manifest()
+    listed(ManifestSource("[st].csv", ["x"]), [2, 12, 34])
+    source = ManifestSource("[st].csv", ["x"], filters=[["site", "==", "b"]], exclude="bad.csv")
+    assert values(source) == [10, 11, *range(13, 20), *range(10, 14), *range(15, 20)]
+    assert source.column("site").tolist() == ["b"] * 18
 
 
 def test_classes_and_shapes_come_from_the_samples_that_stay():
@@ -95,6 +98,8 @@ def test_classes_and_shapes_come_from_the_samples_that_stay():
     source = ManifestSource(table, {"x": "path", "y": "label"}, id="id", exclude=[0], mode="L")
     assert (source.spec["x"].shape, source.spec["y"].classes) == ((1, 5, 5), ("cat", "dog"))
     assert [place.row for place in source.locate([0, 1])] == [1, 2]
+    one, other = (ManifestSource(pa.table({"x": ["1.png"] * 3}), ["x"], exclude=[row]) for row in (0, 1))
+    assert one.fingerprint() != other.fingerprint()  # though files and labels are the same
 
 
 def test_a_folder_in_which_files_came_or_went_needs_a_new_list():

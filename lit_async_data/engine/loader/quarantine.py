@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from lit_async_data.engine.pipeline.bad_samples import BadSample, ReadAround
 from lit_async_data.errors import SourceError, TransformError, few
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.local_files.bad_samples import bad_sample
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,9 @@ class Quarantine:
         self.known.update(sample for sample, each in new.items() if not isinstance(each.error, TransformError))
         if not new or self.path is None or not self._writes:
             return
-        lines = [json.dumps(self._row(each), ensure_ascii=False) + "\n" for each in new.values()]
+        numbers = self._source.ids(np.array(list(new), np.int64)).tolist()
+        rows = [bad_sample(self._source, at, each.error) for at, each in zip(numbers, new.values(), strict=True)]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         try:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             with open(self.path, "a", encoding="utf-8", errors="backslashreplace") as file:
@@ -99,16 +101,3 @@ class Quarantine:
         except OSError as error:
             log.warning("quarantine: %s cannot be written: %s; bad samples are only counted", self.path, error.strerror)
             self._writes = False
-
-    def _row(self, bad: BadSample) -> dict[str, Any]:
-        number = self._source.ids(np.array([bad.sample], np.int64))
-        place = self._source.locate(number)[0]
-        return {
-            "source": self._source.name,
-            "file": place.file,
-            "dataset": getattr(bad.error, "dataset", None) or place.group,
-            "row": place.row,
-            "id": int(number[0]),
-            "path": getattr(place, "path", None) or getattr(bad.error, "file", None),
-            "cause": str(bad.error),
-        }

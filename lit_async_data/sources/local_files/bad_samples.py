@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, ManifestError, MissingError, few
+from lit_async_data.errors import ConfigError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.local_files.patterns import files_matching, is_pattern
@@ -20,11 +20,6 @@ from lit_async_data.sources.local_files.patterns import files_matching, is_patte
 COLUMNS = ("source", "file", "dataset", "row", "id", "path", "cause")
 #: A list of bad samples, or their numbers in the source.
 Exclude = str | os.PathLike[str] | Sequence[int] | Indices
-
-
-def is_of_samples(error: BaseException) -> bool:
-    """Whether an error is the fault of the samples that were read, not of the system or of an option."""
-    return isinstance(error, MissingError | FormatError | CorruptError | ManifestError)
 
 
 def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, str | int | None]:

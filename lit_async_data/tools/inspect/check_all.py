@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
 from lit_async_data.errors import AsyncDataError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.local_files.bad_samples import COLUMNS, is_of_samples
+from lit_async_data.sources.local_files.bad_samples import COLUMNS
 from lit_async_data.system import usable_cores
 from lit_async_data.tools.pack.plan import read
 
@@ -49,7 +50,7 @@ def _errors(source: Source, samples: Indices) -> dict[int, AsyncDataError]:
     try:
         read(source, samples)
     except AsyncDataError as error:
-        if not is_of_samples(error):
+        if not is_of_a_sample(error):
             raise
         half = len(samples) // 2
         return _errors(source, samples[:half]) | _errors(source, samples[half:]) if half else {int(samples[0]): error}
