@@ -94,6 +94,7 @@ def test_damaged_chunks_name_their_own_rows_and_can_be_left_out(capsys, monkeypa
     assert all("/images" in line["cause"] for line in lines)
     text = capsys.readouterr().out
     assert text.startswith("10 of 58 samples")
+    assert text.count("\n · ") == 3  # each chunk once
     for source in printed_sources(text):
         with contextlib.closing(source):
             everything = read(source, np.arange(len(source)))
@@ -140,6 +141,13 @@ def test_if_all_samples_are_bad_the_disk_is_suspected(capsys):
     assert main(["inspect", "--check-all", "birds.csv", "--fields", "x=path", "--image-size", "4"]) == 2
     assert "is the disk there" in capsys.readouterr().err
     assert not os.path.exists("bad_samples.csv")
+
+
+def test_a_list_that_cannot_be_written_is_refused_before_anything_is_read(capsys, monkeypatch):
+    table({})
+    monkeypatch.setattr(check_all, "read", None)
+    assert main(["inspect", "--check-all", "birds.csv", "--bad-list", "gone/bad.csv"]) == 2
+    assert "error: bad-list: gone/bad.csv is in no folder" in capsys.readouterr().err
 
 
 def test_windows_of_groups_are_left_out_by_their_anchors():

@@ -62,7 +62,7 @@ def write_list(path: str, lines: Sequence[Mapping[str, object]]) -> None:
     part = f"{path}.{os.getpid()}.part"
     try:
         with open(part, "x", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(lines)
         os.replace(part, path)

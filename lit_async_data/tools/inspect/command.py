@@ -52,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
 def check_all(arguments: argparse.Namespace) -> int:
     """Read every sample, and list the bad ones; 1 if there are any."""
     call, progress, path = given_call(arguments.files, arguments), ProgressLine(sys.stderr), arguments.bad_list
+    if not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise ConfigError(f"bad-list: {path} is in no folder that you may write to; give another path")
     unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
     source = dataclasses.replace(call, options={**call.options, **unchecked}).build()
     try:
@@ -62,7 +64,7 @@ def check_all(arguments: argparse.Namespace) -> int:
     lines = [f"{len(bad):,} of {counted(len(source), 'sample')} of {source.name} cannot be read: {path}"]
     if bad:
         without = dataclasses.replace(call, options={**call.options, "exclude": path})
-        lines += section("Why", [str(each["cause"]) for each in bad])
+        lines += section("Why", list(dict.fromkeys(str(each["cause"]) for each in bad)))
         lines += ["", "Leave them out", *indented(without.python().splitlines()), *indented([without.command()])]
     sys.stdout.write("\n".join([*lines, ""]))
     return int(bool(bad))
