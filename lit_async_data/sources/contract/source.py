@@ -64,7 +64,12 @@ class Reservation:
             self._release()  # again, if an interrupt has ended it: it counts once
             self._release = None
 
-    __del__ = __call__
+    def __del__(self) -> None:
+        try:
+            self()
+        except BaseException:
+            self()  # Python drops an interrupt that comes in a finaliser, and the room would stay taken
+            raise
 
 
 class Source(abc.ABC):

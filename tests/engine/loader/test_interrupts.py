@@ -23,11 +23,6 @@ from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
 from lit_async_data.testing import ArraySource, FakeStreams
 
-# Python drops an interrupt that comes in a finaliser.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <function Reservation:pytest.PytestUnraisableExceptionWarning"
-)
-
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
 STEPS = 6
 
@@ -100,6 +95,15 @@ KINDS = {
     "a device, several batches in a slot, copies late": lambda h5: hdf5(2, h5, packed=False),
     "a device, several batches in a slot, kernels late": lambda h5: hdf5(1, h5, packed=True),
 }
+
+
+@pytest.fixture(autouse=True)
+def interrupts_in_finalisers_are_dropped(monkeypatch):
+    """As Python does. pytest keeps them, and so the frames that they have passed."""
+    others = sys.unraisablehook
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda each: None if each.exc_type is KeyboardInterrupt else others(each)
+    )
 
 
 @pytest.fixture
