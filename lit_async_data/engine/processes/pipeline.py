@@ -414,7 +414,9 @@ class ProcessPipeline(Pipeline):
 
     def _go_on(self, task: Task, part: Part) -> None:
         """Have one process do what is left to do for a slot of which all shares have been read."""
-        filling, reader = self._filling[task.slot], self._readers[task.slot % task.share.readers]
+        # There may be fewer processes by now: those that have no task left are closed.
+        readers = self._readers[: task.share.readers]
+        filling, reader = self._filling[task.slot], readers[task.slot % len(readers)]
         filling.left = 1
         share = task.share._replace(reader=reader.number)
         task = task._replace(key=filling.keys[0], batches=len(filling.keys), row=0, share=share, part=part, deaths=0)
