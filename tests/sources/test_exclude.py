@@ -46,9 +46,7 @@ def listed(source, samples, path="bad.csv"):
         if path.endswith(".jsonl"):
             file.writelines(json.dumps(line) + "\n" for line in lines)
         else:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(lines)
+            csv.writer(file).writerows([COLUMNS, *(line.values() for line in lines)])
     return path
 
 
