@@ -67,15 +67,26 @@ class AroundBadSamples:
         read: Reads and transforms samples.
         policy: What becomes of a bad sample.
         known: Samples that are known to be bad, which are not read again.
+
+    Attributes:
+        deadly: How many samples have ended reader processes, and which; int64.
     """
 
     def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
         self._read, self._policy = read, policy
         self._bad: dict[int, Exception] = {sample: SourceError("bad before the run was resumed") for sample in known}
+        self.deadly: Indices = np.zeros(1, np.int64)
 
     def knows(self, samples: Indices) -> bool:
         """Whether some of these samples are known to be bad."""
+        for sample in self.deadly[1 : 1 + self.deadly[0]].tolist():
+            self._bad.setdefault(sample, SourceError("reader processes ended while they read it", sample_id=sample))
         return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())
+
+    def check_deadly(self, samples: Indices) -> None:
+        """Raise an error if one of these samples would end this process."""
+        for sample in np.intersect1d(samples, self.deadly[1 : 1 + self.deadly[0]]).tolist():
+            raise SourceError("reader processes ended while they read it", sample_id=sample)
 
     def choice(self, plan: EpochPlan, step: int) -> ReadAround:
         """The samples that a batch has in place of its own, each of which is tried by itself; and the bad ones.

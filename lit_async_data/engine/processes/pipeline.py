@@ -30,7 +30,7 @@ from lit_async_data.engine.processes.messages import Part, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import ReaderSetup
-from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, SharedSlots
+from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
 from lit_async_data.engine.supervisor import ThreadWorker, all_ended
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex, Share
@@ -274,11 +274,19 @@ class ProcessPipeline(Pipeline):
                 self._done(task)
             elif not begun:
                 self._send(reader, task)
+            elif task.deaths >= self._restarts and self._may_be_left_out(begun):
+                self._send(reader, task._replace(deaths=0))
             elif task.deaths >= self._restarts:
                 final = explained(error, self._source, reader.number, begun)
                 self._done(task, unplanned=dict.fromkeys(range(task.batches), final))
             else:
                 self._send_each(reader, task)
+
+    def _may_be_left_out(self, noted: Sequence[Note]) -> bool:
+        """Whether one sample has ended processes, around which the others can be read."""
+        assert self._memory is not None
+        is_one = self._around is not None and len(noted) == 1 and noted[0].rows == 1
+        return is_one and self._memory.condemn(int(noted[0].samples[0]))
 
     def _stay(self) -> None:
         """Read on with those processes among which slots are dealt."""

@@ -61,6 +61,8 @@ class ReaderServer:
     ) -> None:
         self._setup, self._slots, self._tasks, self._first = setup, slots, tasks, first
         self._reports, self._records = reports, records
+        if setup.around is not None:
+            setup.around.deadly = slots.deadly
         self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
         # The lock guards everything below.
         self._lock = threading.Lock()
@@ -171,6 +173,8 @@ class ReaderServer:
             plan = reading.schedule.plan(epoch)
             own = self._setup.plan.shares.own(plan, plan.bounds(first.step)[0], samples, task.share)
             samples = samples[own]
+            if self._setup.around is not None:
+                self._setup.around.check_deadly(samples)
         read: Callable[..., None] = self._setup.read
         hooks, raw = self._setup.read.transformation, self._slots.slot(task.slot)[self._setup.layout.nbytes :]
         if task.part is Part.TRANSFORM:

@@ -24,9 +24,10 @@ from lit_async_data.order.plan import BatchIndex
 # The file begins with a row that says to reader processes what holds at present: the generation of tasks, and the
 # threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 4 + NOTED). A note is
 # the epoch, the step, the number of samples, which is 0 if the thread reads nothing, the `time.monotonic_ns` of its
-# begin, which is the same clock in all processes, and the first samples.
-MOST_NOTES, NOTED = 127, 60
-NOTES_BYTES = (1 + MOST_NOTES) * (4 + NOTED) * 8  # whole pages
+# begin, which is the same clock in all processes, and the first samples. The last row is the number of the samples that
+# have ended processes, and these.
+MOST_NOTES, NOTED = 126, 60
+NOTES_BYTES = (2 + MOST_NOTES) * (4 + NOTED) * 8  # whole pages
 GENERATION, THREADS = 0, 1
 
 
@@ -47,6 +48,7 @@ class SharedSlots:
     Attributes:
         now: The generation of tasks, and the threads in a process.
         notes: What each thread reads.
+        deadly: How many samples have ended processes, and which.
     """
 
     def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
@@ -64,8 +66,8 @@ class SharedSlots:
                 raise
         else:
             self._file = io.FileIO(fd, "r+b", closefd=False)
-        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(1 + MOST_NOTES, 4 + NOTED)
-        self.now, self.notes = rows[0], rows[1:]
+        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(2 + MOST_NOTES, 4 + NOTED)
+        self.now, self.notes, self.deadly = rows[0], rows[1:-1], rows[-1]
         self._slots: list[Bytes] = []
 
     @property
@@ -82,6 +84,13 @@ class SharedSlots:
             self._created.reach(NOTES_BYTES + (known + count) * self._stride)
             self._map()
         return self._slots[known:]
+
+    def condemn(self, sample: int) -> bool:
+        """Have no process read a sample again; False if there are too many of them."""
+        if len(self.deadly) == (count := int(self.deadly[0])) + 1:
+            return False
+        self.deadly[count + 1], self.deadly[0] = sample, count + 1
+        return True
 
     def being_read(self, threads: slice) -> list[Note]:
         notes = self.notes[threads]
@@ -115,5 +124,5 @@ class SharedSlots:
     def close(self) -> None:
         """Close the descriptor. Memory lives on with the arrays that see it."""
         self._slots.clear()
-        self.now, self.notes = self.now.copy(), self.notes[:0].copy()
+        self.now, self.notes, self.deadly = self.now.copy(), self.notes[:0].copy(), self.deadly.copy()
         self._file.close()

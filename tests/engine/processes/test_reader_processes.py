@@ -262,6 +262,17 @@ def test_of_many_samples_that_were_being_read_the_first_are_listed():
         ]
 
 
+@pytest.mark.parametrize(("workers", "chunk"), [(1, 1), (2, 1), (2, 4)], ids=["one process", "two", "two that share"])
+def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(workers, chunk, caplog):
+    layout = StorageLayout((ChunkRun(100, chunk),), compressed=True, reading="python")
+    options = {"batch_size": 10, "shuffle": False, "worker_kind": "process", "workers": workers, "on_error": "skip"}
+    with AsyncLoader(acts.Deadly(33, layout), options) as loader:
+        for _ in range(2):
+            assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
+        assert loader.quarantine.known == {33}
+    assert sum("a new one takes its place" in line for line in caplog.messages) == 2
+
+
 @pytest.mark.parametrize("restarts", [0, 1, 2])
 def test_a_sample_that_ends_more_processes_than_restarts_is_an_error_in_its_place(restarts, caplog):
     options = {"batch_size": 10, "shuffle": False, "worker_kind": "process", "restarts": restarts}

@@ -88,6 +88,18 @@ class CutWhileRead(HDF5Source):
         super().read_into(samples, out)
 
 
+class Deadly(Numbers):
+    """Numbers of which one ends the process that reads it."""
+
+    def __init__(self, sample, layout):
+        super().__init__(sample, kill)
+        self._layout = layout
+
+    @property
+    def chunks(self):
+        return self._layout
+
+
 class UnpicklableError(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
