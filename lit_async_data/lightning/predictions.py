@@ -169,7 +169,7 @@ class LoaderPredictions:
         where = f"{os.path.basename(self._path)}: predict_step, batch {step}"
         if step != self._done:
             raise ConfigError(f"{where}: batch {self._done} comes next; predict each batch once, in order")
-        samples, read = self._plan.batch(step).samples, self._loader.quarantine.samples(step)
+        samples, read = self._plan.batch(step).samples, self._loader.machinery.wiring.quarantine.samples(step)
         values, columns = predicted(outputs, len(samples if read is None else read), where), self._locations.of(samples)
         if self._loader.options.on_error != "raise":
             values, missing = placed(values, samples, samples if read is None else np.array(read))

@@ -270,9 +270,9 @@ class DevicePrefetcher(pl.Callback):
             self._drive(trainer, loader)
         if around := self._read_around():
             folder = trainer.log_dir or trainer.default_root_dir  # on every rank: Lightning broadcasts it
-            for loader in around:
-                name = f"quarantine-{trainer.global_rank}.jsonl"
-                loader.quarantine.path = loader.quarantine.path or os.path.join(folder, name)
+            path = os.path.join(folder, f"quarantine-{trainer.global_rank}.jsonl")
+            for quarantine in [each.machinery.wiring.quarantine for each in around]:
+                quarantine.path = quarantine.path or path
 
     def _read_around(self) -> list[AsyncLoader]:
         """The loaders that read around bad samples."""
@@ -281,7 +281,7 @@ class DevicePrefetcher(pl.Callback):
 
     def _log_bad_samples(self, pl_module: pl.LightningModule, name: str) -> None:
         if around := self._read_around():
-            count = float(sum(each.quarantine.count for each in around))
+            count = float(sum(each.machinery.wiring.quarantine.count for each in around))
             pl_module.log(name, count, reduce_fx="sum", sync_dist=True, batch_size=1)
 
     def _evaluate(self, trainer: pl.Trainer, loaders: Any) -> None:

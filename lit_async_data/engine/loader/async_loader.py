@@ -160,8 +160,11 @@ class AsyncLoader(ResumableLoader):
         """Begin as a loader from which nothing has been read."""
         self._reset(device, device_depth)
         self._cursor = EpochCursor(schedule)
-        self._wiring = AsyncWiring(schedule=schedule, resuming=Resuming(self.source, self.options, self._cursor))
-        self._quarantine = Quarantine(self.source, self.options.max_bad, self.options.quarantine)
+        self._wiring = AsyncWiring(
+            schedule=schedule,
+            resuming=Resuming(self.source, self.options, self._cursor),
+            quarantine=Quarantine(self.source, self.options.max_bad, self.options.quarantine),
+        )
         self._around: dict[BatchIndex, ReadAround] = {}  # the pipeline's
         self._take_order(schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
@@ -217,7 +220,7 @@ class AsyncLoader(ResumableLoader):
         key = cursor.upcoming
         if key is None:
             cursor.state = cursor.ended
-            self._quarantine.tell()
+            self._wiring.quarantine.tell()
             raise StopIteration
         after = cursor.after(key)
         run.interrupted = True  # unless this comes to an end
@@ -230,7 +233,7 @@ class AsyncLoader(ResumableLoader):
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
                     self._copy_errors.log_error(error)
             if key in self._around:
-                self._quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
+                self._wiring.quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
             took_s = time.perf_counter() - started
             run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
         except Exception as error:
@@ -392,16 +395,11 @@ class AsyncLoader(ResumableLoader):
         """The plan of the first epoch."""
         return self._wiring.schedule.plan(0)
 
-    @property
-    def quarantine(self) -> Quarantine:
-        """The bad samples that were read around. For callbacks."""
-        return self._quarantine
-
     def _follow(self, engine: Engine) -> None:
         """Tell the feed how many steps will be wanted of a pass that begins."""
         self._cursor.begin(self._wiring.steps_wanted)
         if (first := self._cursor.upcoming) is not None:
-            self._quarantine.begin(first.epoch)
+            self._wiring.quarantine.begin(first.epoch)
         assert isinstance(engine.feed, SlotFeed)
         engine.feed.follow(self._cursor.schedule)
 
@@ -455,7 +453,7 @@ class AsyncLoader(ResumableLoader):
         read = SampleReader(source, options.return_indices, seed, self._transformation(plan.layout.batches))
         around = None
         if options.on_error != "raise":
-            around = AroundBadSamples(read, options.on_error, self._quarantine.known)
+            around = AroundBadSamples(read, options.on_error, self._wiring.quarantine.known)
         ahead = Ahead(source, AHEAD + plan.layout.batches, plan.shares) if source.reads_ahead else None
         return ReaderSetup(read, self._cursor.schedule, plan, ahead, around)
 

@@ -219,6 +219,7 @@ class AsyncWiring(Wiring):
     Attributes:
         schedule: Its order in all epochs.
         resuming: Saves and checks places.
+        quarantine: The bad samples that were read around.
         steps_wanted: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None
             for all.
         reader_processes: Start with the first batch; loaders can share them.
@@ -226,6 +227,7 @@ class AsyncWiring(Wiring):
 
     schedule: Schedule
     resuming: Resuming
+    quarantine: Quarantine
     steps_wanted: StepsWanted = _all_steps
     reader_processes: ReaderProcesses = dataclasses.field(default_factory=ReaderProcesses)
 
@@ -235,7 +237,6 @@ class ResumableLoader(BaseLoader):
 
     _cursor: EpochCursor
     _wiring: AsyncWiring
-    _quarantine: Quarantine
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that begins the one of this epoch, counted from 0."""
@@ -248,7 +249,7 @@ class ResumableLoader(BaseLoader):
 
         A batch that failed has had its turn. Any thread may call it while no batch is being taken.
         """
-        state, bad = self._wiring.resuming.state(), sorted(self._quarantine.known)
+        state, bad = self._wiring.resuming.state(), sorted(self._wiring.quarantine.known)
         return state | {"bad_samples": bad} if bad else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
@@ -280,7 +281,7 @@ class ResumableLoader(BaseLoader):
         """
         place = self._wiring.resuming.checked(state, force=force)
         if state["source"] == self.state_dict()["source"]:
-            self._quarantine.remember(state.get("bad_samples", ()))
+            self._wiring.quarantine.remember(state.get("bad_samples", ()))
         self._stop()
         self._release()
         self._cursor.resume(place)

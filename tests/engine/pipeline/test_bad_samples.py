@@ -104,7 +104,7 @@ def test_a_resume_goes_on_with_the_same_substitutes_and_reads_no_bad_sample_agai
     with loader_of("substitute", shuffle="global", ranks=(0, 1)) as loader:
         loader.load_state_dict(state)
         assert first + [batch["index"].tolist() for batch in loader] == whole
-        assert loader.quarantine.known >= set(state["bad_samples"])
+        assert loader.machinery.wiring.quarantine.known >= set(state["bad_samples"])
 
 
 def test_a_batch_of_which_nothing_is_left_has_one_substitute():
@@ -163,7 +163,7 @@ def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only():
     with loader_of("skip", shuffle="none", bad=(), workers=0, hooks={"sample_transform": fails}) as loader:
         missing = [100 - sum(len(batch["y"]) for batch in loader) for _ in range(8)]
         assert set(missing) == {0, 1}
-        assert not loader.quarantine.known
+        assert not loader.machinery.wiring.quarantine.known
 
 
 def test_what_is_no_fault_of_a_sample_is_raised():

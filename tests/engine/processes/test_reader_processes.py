@@ -269,7 +269,7 @@ def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(worker
     with AsyncLoader(acts.Deadly(33, layout), options) as loader:
         for _ in range(2):
             assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
-        assert loader.quarantine.known == {33}
+        assert loader.machinery.wiring.quarantine.known == {33}
     assert sum("a new one takes its place" in line for line in caplog.messages) == 2
 
 
