@@ -99,7 +99,8 @@ class ThreadPipeline(Pipeline):
         self.pool.clear()
 
     def check(self) -> None:
-        super().check()
+        if self._guard.forked or self._closed:
+            super().check()
         for worker in self.workers if self._started else ():
             if not worker.alive:
                 worker.check()
