@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from pytorch_lightning.loggers import CSVLogger
 from support.lightning.trainer import NO_STAGES, pl, trainer
 from support.sources.reader_sources import Damaged
 
@@ -45,7 +44,7 @@ def module(on_error, **options):
 
 
 def test_bad_samples_are_counted_in_metrics_and_listed_once(tmp_path):
-    model, logger = Model(), CSVLogger(tmp_path)
+    model, logger = Model(), pl.loggers.CSVLogger(tmp_path)
     run = trainer(lad.DevicePrefetcher(), max_epochs=2, log_every_n_steps=1, logger=logger, default_root_dir=tmp_path)
     run.fit(model, datamodule=module("skip", train=True, val=True))
     assert run.callback_metrics["data/bad_samples"] == len(BAD)
