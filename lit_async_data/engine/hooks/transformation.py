@@ -71,12 +71,12 @@ class Transformation:
 
     def check(self, epoch: int, sample: Indices, read: ReadInto) -> None:
         """Have one sample read, and transformed unless that takes a whole batch."""
-        values = _arrays(self._spec)
+        values = arrays_of_one(self._spec)
         read(values)
         if self._calls.sample is not None:
             with self._lock:
                 values = delivered(self._spec, values)
-                put_samples(self._calls, epoch, sample, values, _arrays(self._outcome.of_samples))
+                put_samples(self._calls, epoch, sample, values, arrays_of_one(self._outcome.of_samples))
 
     def raw(self, memory: Bytes, count: int) -> dict[str, Array]:
         """Arrays in memory for samples as they are read."""
@@ -99,7 +99,7 @@ class Transformation:
             CLOCK.transformed(time.perf_counter() - locked)
 
 
-def _arrays(spec: BatchSpec) -> dict[str, Array]:
+def arrays_of_one(spec: BatchSpec) -> dict[str, Array]:
     """Memory for one sample."""
     return {key: np.empty((1, *field.stored_shape), field.dtype) for key, field in spec.fields.items()}
 

@@ -17,7 +17,7 @@ from lit_async_data.errors import AsyncDataError, ChangedError, ReadError, Sourc
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, EpochPlan
 
-# Samples that are tried in place of one; a source of which so many cannot be read has another problem.
+# How many substitutes are tried for one sample. If none of so many can be read, the source itself has a problem.
 ATTEMPTS = 64
 # What the system says of itself and not of one file.
 _OF_THE_SYSTEM = {
