@@ -9,7 +9,8 @@ The failure contract:
 1. The end of an epoch leaves the workers alive for the next.
 2. A consumer that stops early loses nothing and leaks nothing.
 3. A failed read is raised at its place in the order, once, with its samples; the next request gets the next batch.
-4. A dead worker is an error that names it, within a second.
+4. A dead thread is an error that names it, within a second. A reader process that ends is named, and another one reads
+   what it had been told, as often as ``restarts`` allows.
 5. `close` is idempotent, wakes every waiter and returns in bounded time.
 6. Garbage collection and the interpreter's exit do the same as `close`.
 7. A fork shares nothing: in a forked child, `check` raises a `WorkerError`; loaders call it before each request.
