@@ -89,6 +89,8 @@ class ReadTask:
         return self._filled([self._alone(read, layout, memory, samples, batch) for batch in batches], unexplained)
 
     def _filled(self, batches: list[BatchResult], unexplained: str = "") -> FilledSlot:
+        if any(batch.around is not None for batch in batches):
+            unexplained = ""
         return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches), unexplained)
 
     @property

@@ -154,16 +154,18 @@ def test_more_bad_samples_than_allowed_end_the_run_at_their_batch(most, allowed)
     assert len(caught.value.errors) > allowed
 
 
-def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only():
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only(workers, caplog):
     def fails(sample, rng):
         if sample["y"] == 33 and rng.random() < 0.5:
             raise ValueError("33 is too much")
         return sample
 
-    with loader_of("skip", shuffle="none", bad=(), workers=0, hooks={"sample_transform": fails}) as loader:
+    with loader_of("skip", shuffle="none", bad=(), workers=workers, hooks={"sample_transform": fails}) as loader:
         missing = [100 - sum(len(batch["y"]) for batch in loader) for _ in range(8)]
         assert set(missing) == {0, 1}
         assert not loader.machinery.wiring.quarantine.known
+    assert not [line for line in caplog.messages if "together failed" in line]
 
 
 def test_what_is_no_fault_of_a_sample_is_raised():
