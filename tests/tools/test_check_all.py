@@ -25,7 +25,7 @@ from support.sources.oracle import read
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import ChangedError, SourceError
-from lit_async_data.sources.local_files.bad_samples import COLUMNS
+from lit_async_data.sources.local_files.bad_lists import COLUMNS
 from lit_async_data.tools.inspect import check_all
 
 

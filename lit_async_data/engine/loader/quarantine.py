@@ -13,7 +13,7 @@ from lit_async_data.engine.pipeline.bad_samples import BadSample, ReadAround
 from lit_async_data.errors import SourceError, TransformError, few
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.local_files.bad_samples import bad_sample
+from lit_async_data.sources.local_files.bad_lists import bad_sample
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from lit_async_data.sources.hdf5.schema.selection import (
     chosen_layouts,
 )
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
-from lit_async_data.sources.local_files.bad_samples import Exclude
+from lit_async_data.sources.local_files.bad_lists import Exclude
 
 
 class HDF5Source(Source):

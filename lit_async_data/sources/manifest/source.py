@@ -23,7 +23,7 @@ from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
-from lit_async_data.sources.local_files.bad_samples import Exclude
+from lit_async_data.sources.local_files.bad_lists import Exclude
 from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.local_files.patterns import folder_of, is_pattern
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders

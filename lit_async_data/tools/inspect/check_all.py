@@ -16,7 +16,7 @@ from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
 from lit_async_data.errors import AsyncDataError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.local_files.bad_samples import COLUMNS
+from lit_async_data.sources.local_files.bad_lists import COLUMNS
 from lit_async_data.system import usable_cores
 from lit_async_data.tools.pack.plan import read
 

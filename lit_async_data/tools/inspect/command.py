@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.local_files.bad_samples import bad_sample
+from lit_async_data.sources.local_files.bad_lists import bad_sample
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.given_source import add_source_arguments, given_source, source_of
 from lit_async_data.tools.inspect.check_all import unreadable, write_list

@@ -19,7 +19,7 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ManifestError, SourceError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.local_files.bad_samples import Exclude
+from lit_async_data.sources.local_files.bad_lists import Exclude
 from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of, within
 from lit_async_data.sources.manifest.fields.hdf5 import (
     HDF5Fields,
