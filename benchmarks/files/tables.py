@@ -24,10 +24,10 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data.sources.images import image
+from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files.decoders import decode_npy
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
-from lit_async_data.sources.manifest.images import image
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 Array = npt.NDArray[Any]
 CLASSES, BATCH = 10, 64

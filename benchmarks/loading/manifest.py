@@ -35,9 +35,9 @@ import PIL
 import torch
 
 from lit_async_data import AsyncLoader
+from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 from lit_async_data.sources.manifest.files.stored_file import fetched
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 

@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.order.permutation import derived_keys
+from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files.stored_file import fetched
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from readers.hdf5 import (
     MANY_SAMPLES,
     OURS,

@@ -19,7 +19,7 @@ from loading.hdf5 import Run
 from readers.hdf5 import Batch, endless_epochs
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.images.image_shape import ImageShape
 from waiting import beside
 from waiting.processes import contenders as loaders
 from waiting.processes.contenders import Transformed

@@ -23,6 +23,7 @@ from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
+from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files.bad_lists import Exclude
 from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.local_files.patterns import folder_of, is_pattern
@@ -30,7 +31,6 @@ from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_fol
 from lit_async_data.sources.manifest.fields.column import Column, Given
 from lit_async_data.sources.manifest.fields.fields import Fields
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.table.arrow import numpy_values
 from lit_async_data.sources.manifest.table.delimited import TextFormat
 from lit_async_data.sources.manifest.table.row_origin import NoColumnError

@@ -22,7 +22,7 @@ from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.stored_field import inspect_field
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
-from lit_async_data.sources.manifest.images.formats import FORMATS
+from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start, has_word
 
 # Groups that hold no data of the user: of MATLAB and PyTables.

@@ -9,8 +9,8 @@ import zlib
 import numpy as np
 from PIL import Image, ImageOps
 
-from lit_async_data.sources.manifest.images import image as images
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.images import image as images
+from lit_async_data.sources.images.image_shape import ImageShape
 
 KINDS = {
     "jpeg": ("JPEG", {"quality": 90}),

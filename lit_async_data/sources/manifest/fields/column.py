@@ -13,9 +13,9 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.options import check_names
 from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.images.formats import FORMATS
+from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.images.formats import FORMATS
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.table.labels import Null
 from lit_async_data.sources.manifest.table.table import Table
 

@@ -19,6 +19,7 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ManifestError, SourceError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.sources.images.decoder import ImageDecoder
 from lit_async_data.sources.local_files.bad_lists import Exclude
 from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of, within
 from lit_async_data.sources.manifest.fields.hdf5 import (
@@ -29,7 +30,7 @@ from lit_async_data.sources.manifest.fields.hdf5 import (
     with_hdf5_columns,
 )
 from lit_async_data.sources.manifest.fields.rows import Paths, Rows
-from lit_async_data.sources.manifest.files.decoders import Decoder, ImageDecoder, NpyDecoder
+from lit_async_data.sources.manifest.files.decoders import Decoder, NpyDecoder
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.manifest.table.arrow import is_number

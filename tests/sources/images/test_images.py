@@ -13,11 +13,11 @@ from PIL import Image, PngImagePlugin
 from support.files.pictures import KINDS, a_png, decoded, exif, plainly, stored
 
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.sources.manifest.images import formats
-from lit_async_data.sources.manifest.images import image as images
-from lit_async_data.sources.manifest.images.image import write_resized
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.images.orientation import mirrored, orientation_of
+from lit_async_data.sources.images import formats
+from lit_async_data.sources.images import image as images
+from lit_async_data.sources.images.image import write_resized
+from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.orientation import mirrored, orientation_of
 
 MODES = ("RGB", "L", "RGBA", "LA")
 

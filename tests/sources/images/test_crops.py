@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.sources.manifest.images.image_shape import RESIZES, ImageShape, crop_of
+from lit_async_data.sources.images.image_shape import RESIZES, ImageShape, crop_of
 
 SIDES = st.integers(1, 5000) | st.sampled_from([1, 2, 3, 2**16, 2**24 + 1])
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from lit_async_data.sources.manifest.images import formats
+from lit_async_data.sources.images import formats
 
 
 @pytest.fixture(params=["imagecodecs", "Pillow"])

@@ -20,8 +20,8 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.sources.manifest.images.image_shape import CHANNELS
-from lit_async_data.sources.manifest.images.orientation import ORIENTATION, UPRIGHT, orientation_of, upright_size
+from lit_async_data.sources.images.image_shape import CHANNELS
+from lit_async_data.sources.images.orientation import ORIENTATION, UPRIGHT, orientation_of, upright_size
 
 
 class Head(NamedTuple):

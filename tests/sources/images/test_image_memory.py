@@ -10,8 +10,8 @@ from PIL import Image
 from support.files.pictures import stored
 
 from lit_async_data.errors import FormatError
-from lit_async_data.sources.manifest.images import image as images
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.images import image as images
+from lit_async_data.sources.images.image_shape import ImageShape
 
 
 def black(kind, width, height):

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 from support.files.pictures import KINDS, decoded, stored
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
-from lit_async_data.sources.manifest.images.image_shape import ImageShape
+from lit_async_data.sources.images.image_shape import ImageShape
 
 SIZE = (61, 90)
 

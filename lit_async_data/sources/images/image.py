@@ -16,10 +16,10 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.sources.manifest.images.formats import Format, Head, format_of
-from lit_async_data.sources.manifest.images.image_shape import Box, Crop, ImageShape, crop_of, whole_pixels
-from lit_async_data.sources.manifest.images.modes import check_mode, values_of
-from lit_async_data.sources.manifest.images.orientation import UPRIGHT, mirrored, upright, upright_size
+from lit_async_data.sources.images.formats import Format, Head, format_of
+from lit_async_data.sources.images.image_shape import Box, Crop, ImageShape, crop_of, whole_pixels
+from lit_async_data.sources.images.modes import check_mode, values_of
+from lit_async_data.sources.images.orientation import UPRIGHT, mirrored, upright, upright_size
 from lit_async_data.system import after_fork_in_child
 
 if TYPE_CHECKING:

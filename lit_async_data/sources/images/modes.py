@@ -8,8 +8,8 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import FormatError
-from lit_async_data.sources.manifest.images.formats import Head
-from lit_async_data.sources.manifest.images.image_shape import DEEP, INDICES, ImageShape
+from lit_async_data.sources.images.formats import Head
+from lit_async_data.sources.images.image_shape import DEEP, INDICES, ImageShape
 
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 _PALETTES = ("P", "PA")
