@@ -21,7 +21,7 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     if footprint.workers.threads:
         workers += f", queue depth {options.queue_depth}"
     return [
-        described(len(source), source.name, loader.spec) + (f"; {source.left_out}" if source.left_out else ""),
+        described(source, source.name, loader.spec),
         f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",
         f"{workers}: {footprint.budget}",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,24 +85,18 @@ class PartedArrays(ArraySource):
         super().__init__(arrays)
         named = [(name, *name.partition(":")[::2], samples) for name, samples in parts.items()]
         self._parts = tuple(Part(f"files/{file}", group or "/", name, samples) for name, file, group, samples in named)
-        self._overlap = overlap
         self._columns = {**arrays, **(columns or {})}
-        self._chunks = chunks or StorageLayout()
+        self._chunks = dataclasses.replace(chunks or StorageLayout(), overlap=overlap)
 
     @property
     def chunks(self) -> StorageLayout:
-        """The ``chunks`` given to the constructor."""
+        """The ``chunks`` and ``overlap`` given to the constructor."""
         return self._chunks
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The parts given to the constructor."""
         return self._parts
-
-    @property
-    def overlap(self) -> int:
-        """The ``overlap`` given to the constructor."""
-        return self._overlap
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Returns a column or an array.

@@ -78,8 +78,7 @@ def test_showing_reads_nothing(source, images, monkeypatch):
     dm = lad.AsyncDataModule(train=subset, loader={"batch_size": 8}, batch_transform=pytest.fail)
     before = [repr(each) for each in (source, subset, loader, dm)]
     os.unlink(images)
-    # Chunks of a subset take a look at each sample, and a plan of memory at all of them.
-    monkeypatch.setattr(lad.SubsetSource, "chunks", property(pytest.fail))
+    # A plan of memory takes a look at each sample.
     monkeypatch.setattr(lad.AsyncLoader, "footprint", property(pytest.fail))
     monkeypatch.setattr(lad.HDF5Source, "read_into", pytest.fail)
     assert [repr(each) for each in (source, subset, loader, dm)] == before

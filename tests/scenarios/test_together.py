@@ -57,7 +57,7 @@ def test_a_cast_that_may_lose_a_value_is_not_left_to_the_device(h5, stored, to):
 
 def test_rows_that_are_there_several_times_are_not_split_by_sample(h5):
     with contextlib.closing(HDF5Source(h5(x=np.arange(30.0)), ["x"], rows=np.repeat(np.arange(30), 3))) as source:
-        assert source.overlap == 2
+        assert source.chunks.overlap == 2
         with pytest.raises(ConfigError, match="would share values"):
             split(source, {"train": 0.5, "val": 0.5})
 

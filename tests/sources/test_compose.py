@@ -48,7 +48,7 @@ def chunk_of_each(runs):
 class Ahead(ArraySource):
     """Records what it is asked to fetch, decode and reserve."""
 
-    reads_ahead = True
+    chunks = StorageLayout(ahead=True)
 
     def __init__(self, length=10, decodable=1000):
         super().__init__({"y": np.arange(length)})
@@ -246,7 +246,7 @@ def test_a_subset_takes_columns_and_overlap_from_the_whole():
     )
     subset = SubsetSource(SubsetSource(whole, [4, 3, 0]), [2, 1])
     assert subset.column("who").tolist() == ["p", "s"]
-    assert subset.overlap == 3
+    assert subset.chunks.overlap == 3
     with pytest.raises(MissingError, match="nobody"):
         subset.column("nobody")
 
@@ -254,7 +254,7 @@ def test_a_subset_takes_columns_and_overlap_from_the_whole():
 def test_a_source_without_parts_is_one_part_without_a_name():
     source = ArraySource({"x": np.zeros((5, 2)), "y": np.arange(5)})
     assert source.parts == (Part("ArraySource", "/", "", 5),)
-    assert source.overlap == 0
+    assert source.chunks.overlap == 0
     assert source.column("y").tolist() == [0, 1, 2, 3, 4]
     for name in ("x", "z"):
         with pytest.raises(MissingError, match=f"ArraySource: no field '{name}' .*: y$"):
@@ -368,7 +368,7 @@ def test_parts_columns_and_overlap_of_all():
         ("c.h5", 2),
         ("sources[3]", 1),
     ]
-    assert both.overlap == 5
+    assert both.chunks.overlap == 5
     assert both.column("y").tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 1]
     assert [part.name for part in both.places().parts] == [part.name for part in both.parts]
 
@@ -404,7 +404,7 @@ def test_an_error_names_the_sample_as_the_whole_counts_it():
 def test_a_subset_has_the_whole_source_read_ahead():
     whole = Ahead()
     subset = SubsetSource(whole, [9, 8, 1])
-    assert subset.reads_ahead
+    assert subset.chunks.ahead
     assert subset.fetch(np.array([2, 0]))
     subset.decode(np.array([1]), (0, 3))
     assert subset.memory(3) == MemoryNeeds(300, 7, 1000, 20)

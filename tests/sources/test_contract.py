@@ -201,8 +201,6 @@ class Draws(Squares):
 
 
 class DrawsByPlace(Squares):
-    is_random = True
-
     def read_random(self, samples, out, keys):
         out["y"][...] = np.arange(len(samples))
         out["x"][...] = 0

@@ -176,7 +176,7 @@ def test_a_number_out_of_range_is_an_index_error_and_never_counted_from_the_end(
 def test_it_is_a_source_that_lies_in_no_chunks_and_keeps_nothing():
     source = DatasetSource(DATASETS["tensors"])
     assert isinstance(source, Source)
-    assert not source.reads_ahead
+    assert not source.chunks.ahead
     assert (len(source), source.name) == (LENGTH, "TensorDataset")
     assert (source.chunks.reading, source.chunks.runs, source.chunks.rows) == ("python", (), 1)
 

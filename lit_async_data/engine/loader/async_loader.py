@@ -449,12 +449,12 @@ class AsyncLoader(ResumableLoader):
     def _setup(self, plan: ResourcePlan) -> ReaderSetup:
         """What reads the batches, here or in a reader process."""
         source, options = self.source, self.options
-        seed = options.seed if options.augment and source.is_random else None
+        seed = options.seed if options.augment and source.chunks.random else None
         read = SampleReader(source, options.return_indices, seed, self._transformation(plan.layout.batches))
         around = None
         if options.on_error != "raise":
             around = AroundBadSamples(read, options.on_error, self._wiring.quarantine.known)
-        ahead = Ahead(source, AHEAD + plan.layout.batches, plan.shares) if source.reads_ahead else None
+        ahead = Ahead(source, AHEAD + plan.layout.batches, plan.shares) if source.chunks.ahead else None
         return ReaderSetup(read, self._cursor.schedule, plan, ahead, around)
 
     def _pipeline(self, *, pin: torch.device | None) -> tuple[Pipeline, ResourcePlan]:

@@ -14,6 +14,7 @@ from lit_async_data.order.mixing import evenness
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.order.weighted import WeightedOrder
+from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.source import Source
 
 # At most this many samples, in at most this many batches, are read to measure how well labels are mixed.
@@ -57,7 +58,7 @@ def _labels(source: Source) -> Iterator[tuple[str, Callable[[Indices], Values]]]
     for key, field in source.spec.fields.items():
         if field.dtype.kind in "iub" and math.prod(field.shape) == 1:
             yield key, functools.partial(_read, source, key)
-    codes = source.group_codes
+    codes = source.group_codes if isinstance(source, SubsetSource) else None
     parts = source.parts
     if codes is not None:
         yield "groups", lambda samples: codes[samples]

@@ -46,7 +46,7 @@ def schedule_of(
         drop_last=options.drop_last,
         alike=alike,
     )
-    drawn = options.augment and (source.is_random or transform_draws)
+    drawn = options.augment and (layout.random or transform_draws)
     return Schedule(plan, shuffled=not alike and (shuffle != "none" or drawn))
 
 

@@ -52,7 +52,7 @@ class Readers:
             options.workers == "auto" and isinstance(feed, SlotFeed) and feed.pipeline.tuned and now < workers.most,
             options.queue_depth,
             plan.amplification > 1.5 and loader.order.shuffle == "global",
-            not loader.source.is_random,
+            not loader.source.chunks.random,
         )
 
 

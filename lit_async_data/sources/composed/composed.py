@@ -15,7 +15,6 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import MemoryNeeds, Source
-from lit_async_data.sources.contract.storage_layout import Reading, slowest
 
 # The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
 Positions = slice | Indices
@@ -29,10 +28,6 @@ class ComposedSource(Source):
     """
 
     inside: Sequence[Source]
-
-    @property
-    def left_out(self) -> str:
-        return ", ".join(dict.fromkeys(source.left_out for source in self.inside if source.left_out))
 
     @abc.abstractmethod
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
@@ -51,10 +46,6 @@ class ComposedSource(Source):
     def spec(self) -> BatchSpec:
         return self.inside[0].spec
 
-    @property
-    def reading(self) -> Reading:
-        return slowest(source.reading for source in self.inside)
-
     def fingerprint(self) -> dict[str, int | str]:
         fingerprint = super().fingerprint()
         for number, source in enumerate(self.inside):
@@ -62,10 +53,6 @@ class ComposedSource(Source):
             named = source.fingerprint().items()
             fingerprint |= {f"{name} of {which}": value for name, value in named if name != "fields"}
         return fingerprint
-
-    @property
-    def overlap(self) -> int:
-        return max(source.overlap for source in self.inside)
 
     def close(self) -> None:
         """Close all sources inside, which other compositions may share; reading opens them again."""
@@ -77,10 +64,6 @@ class ComposedSource(Source):
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         self._read(samples, out, None)
-
-    @property
-    def is_random(self) -> bool:
-        return any(source.is_random for source in self.inside)
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
         self._read(samples, out, keys)
@@ -103,10 +86,6 @@ class ComposedSource(Source):
             self.inside[number].read_random(numbers, out, keys)
 
     # -- reading ahead -----------------------------------------------------------------------------------------------
-
-    @property
-    def reads_ahead(self) -> bool:
-        return any(source.reads_ahead for source in self.inside)
 
     def fetch(self, samples: Indices) -> bool:
         cold = [self.inside[number].fetch(numbers) for number, _, numbers in self._routed(samples)]

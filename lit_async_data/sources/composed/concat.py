@@ -86,6 +86,10 @@ class ConcatSource(ComposedSource):
             chunks_per_run=max(layout.chunks_per_run for layout in layouts),
             largest=all(layout.largest for layout in layouts),
             order=self._order(layouts),
+            overlap=max(layout.overlap for layout in layouts),
+            random=any(layout.random for layout in layouts),
+            ahead=any(layout.ahead for layout in layouts),
+            left_out=", ".join(dict.fromkeys(layout.left_out for layout in layouts if layout.left_out)),
         )
 
     def _order(self, layouts: Sequence[StorageLayout]) -> Indices | None:

@@ -99,7 +99,7 @@ def split(
         how, sides = f"by sample, seed {seed}", _by_sample(source, places, edges, key)
     elif _is_time(groups):
         check_unambiguous(source, groups)
-        how, sides = BY_TIME, _by_time(places, edges, list(fractions), source.overlap)
+        how, sides = BY_TIME, _by_time(places, edges, list(fractions), source.chunks.overlap)
     else:
         drawn = groups_of(source, groups, places)
         how = f"by {drawn.what}, seed {seed}"
@@ -185,7 +185,7 @@ def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
 
 
 def _by_sample(source: Source, places: Places, edges: npt.NDArray[np.float64], seed: int) -> Indices:
-    overlap = source.overlap
+    overlap = source.chunks.overlap
     if overlap > 0:
         several = (
             "groups='file' or groups='group' keeps the windows of a file or group together, "
@@ -259,10 +259,10 @@ def describe(result: Split, source: Source, places: Places, how: str, groups: Gr
         listed.append(f"{name} {len(side) / total:.2f} ({own}{_counted(len(side), 'sample')})")
     unused = total - sum(map(len, result.values()))
     if unused:
-        gaps = ", gaps between the sides of each part included" if how == BY_TIME and source.overlap else ""
+        gaps = ", gaps between the sides of each part included" if how == BY_TIME and source.chunks.overlap else ""
         listed.append(f"unused {unused / total:.2f} ({_counted(unused, 'sample')}{gaps})")
     torn = _on_two_sides(result)
-    near = _near_pairs(result, places, source.overlap)
+    near = _near_pairs(result, places, source.chunks.overlap)
     result.overlap = torn + near
     two = [f"{_counted(torn, 'group')} on two sides"] if torn else []
     two += [f"{_counted(near, 'sample')} that share values with another side"] if near else []

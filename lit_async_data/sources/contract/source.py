@@ -18,7 +18,7 @@ from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.places import Location, Part, Places
-from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading, StorageLayout
+from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
 
 # Samples per read when a field is read for all samples.
 BLOCK_SAMPLES = 2**20
@@ -128,11 +128,7 @@ class Source(abc.ABC):
     def __repr__(self) -> str:
         kind = type(self).__name__
         name = "" if self.name == kind else self.name
-        left_out = f"; {self.left_out}" if self.left_out else ""
-        return f"<{kind} of {described(len(self), name, self.spec)}{left_out}; {HOW_READ[self.reading]}>"
-
-    #: The group number of each sample, if a split drew groups; int64, shape (len(self),). None otherwise.
-    group_codes: Indices | None = None
+        return f"<{kind} of {described(self, name, self.spec)}; {HOW_READ[self.chunks.reading]}>"
 
     # A Trainer that is given a source in place of a loader would otherwise take single samples for batches.
     __iter__ = None
@@ -180,11 +176,6 @@ class Source(abc.ABC):
         """The origin of the samples, for messages: a file, a table. The class, unless overridden."""
         return type(self).__name__
 
-    @property
-    def left_out(self) -> str:
-        """Which of the stored data belong to no sample, for people; empty if there is nothing to say."""
-        return ""
-
     def close(self) -> None:
         """Close every handle. Idempotent. Nothing to close, unless overridden."""
 
@@ -200,11 +191,6 @@ class Source(abc.ABC):
         for each sample, ``"decoded"`` if it decodes.
         """
         return StorageLayout(reading="python")
-
-    @property
-    def reading(self) -> Reading:
-        """What reading costs, as `chunks` says, without looking at the chunks of each sample."""
-        return self.chunks.reading
 
     def layout(self) -> StorageLayout:
         """As `chunks`, but may examine every sample to find chunks. Only called where the order goes by chunks."""
@@ -250,11 +236,6 @@ class Source(abc.ABC):
         """Part and row of each sample."""
         return Places.of_parts(self.parts)
 
-    @property
-    def overlap(self) -> int:
-        """Number of following samples that share values with a sample, as overlapping windows do; 0 if none."""
-        return 0
-
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample, numbers or text; shape (len(self),).
 
@@ -299,13 +280,10 @@ class Source(abc.ABC):
 
     # -- random parts of samples -------------------------------------------------------------------------------------
 
-    @property
-    def is_random(self) -> bool:
-        """Whether `read_random` reads a random part of each sample, such as a random crop of an image."""
-        return False
-
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
         """Read samples as `read_into` does, but take the part that each key selects instead of the middle.
+
+        Called where `chunks` says ``random=True``.
 
         Args:
             samples: int64, shape (n,).
@@ -317,12 +295,7 @@ class Source(abc.ABC):
         """
         self.read_into(samples, out)
 
-    # -- reading ahead -----------------------------------------------------------------------------------------------
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether `fetch` and `decode` do anything; if not, workers do not call them."""
-        return False
+    # -- reading ahead, where `chunks` says ``ahead=True`` -----------------------------------------------------------
 
     def fetch(self, samples: Indices) -> bool:
         """Start bringing samples that will be read soon from storage into memory.
@@ -398,11 +371,12 @@ def check_range(samples: Indices, source: Source) -> None:
         raise IndexError(f"sample {wrong} of {len(source)} in {source.name}")
 
 
-def described(samples: int, name: str, spec: BatchSpec) -> str:
-    """One line for people: number of samples, origin and fields."""
-    size = f"{samples:,} "
+def described(source: Source, name: str, spec: BatchSpec) -> str:
+    """One line for people: number of samples, origin, fields, and what is left out."""
+    size, left_out = f"{len(source):,} ", source.chunks.left_out
     origin = f" from {name}" if name else ""
-    return f"{name if name.startswith(size) else f'{size}samples{origin}'}: {spec}"
+    samples = name if name.startswith(size) else f"{size}samples{origin}"
+    return f"{samples}: {spec}{left_out and f'; {left_out}'}"
 
 
 def _do_nothing() -> None:

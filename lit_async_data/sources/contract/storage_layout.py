@@ -1,4 +1,4 @@
-"""`StorageLayout`: how storage groups samples into chunks, and what reading them costs."""
+"""`StorageLayout`: how samples are stored, and what reading them costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def slowest(readings: Iterable[Reading]) -> Reading:
 
 @dataclasses.dataclass(frozen=True)
 class StorageLayout:
-    """How storage groups samples into chunks, and what reading them costs.
+    """How samples are stored, and what reading them costs.
 
     Attributes:
         runs: The samples in order, cut into the chunks that store them; empty if each sample is stored alone.
@@ -46,6 +46,10 @@ class StorageLayout:
             each of several groups.
         order: The samples in storage order, which is the order that ``runs`` cut; int64, shape (samples,). None: sample
             numbers are in storage order.
+        overlap: Number of following samples that share values with a sample, as overlapping windows do; 0 if none.
+        random: Whether `Source.read_random` reads a random part of each sample, such as a random crop of an image.
+        ahead: Whether `Source.fetch` and `Source.decode` do anything; if not, workers do not call them.
+        left_out: Which of the stored data belong to no sample, for people; empty if there is nothing to say.
 
     Example:
         >>> layout = StorageLayout((ChunkRun(samples=1000, rows=64),), compressed=True, reading="decoded")
@@ -60,6 +64,10 @@ class StorageLayout:
     chunks_per_run: int = 1
     largest: bool = True
     order: Indices | None = dataclasses.field(default=None, compare=False)
+    overlap: int = 0
+    random: bool = False
+    ahead: bool = False
+    left_out: str = ""
 
     @property
     def rows(self) -> int:

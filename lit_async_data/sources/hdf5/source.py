@@ -180,11 +180,6 @@ class HDF5Source(Source):
         return f"{self.paths[0]}{more}"
 
     @property
-    def left_out(self) -> str:
-        """How many rows begin no window, since it would reach beyond its part."""
-        return self._left_out
-
-    @property
     def spec(self) -> BatchSpec:
         return self._spec
 
@@ -203,6 +198,9 @@ class HDF5Source(Source):
             spread=grouping.spread,
             chunks_per_run=grouping.chunks_per_run,
             largest=all(_fits(part, self._grouping_key) for part in self._stored),
+            overlap=max(part.overlap for part in self._stored),
+            ahead=True,
+            left_out=self._left_out,
         )
 
     @property
@@ -233,10 +231,6 @@ class HDF5Source(Source):
         fingerprint = super().fingerprint() | {"files": len(sizes), "bytes": sum(sizes.values())}
         return fingerprint | {"names and rows of files": digest(parts)}
 
-    @property
-    def overlap(self) -> int:
-        return max(part.overlap for part in self._stored)
-
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample: a field of single numbers, or a dataset of one axis in each part."""
         if name in self._spec.fields and not self._spec[name].shape:
@@ -247,11 +241,6 @@ class HDF5Source(Source):
         check_range(samples, self)
         if samples.size:
             self._reader.read(samples, out)
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Always: chunks are decoded ahead, and bytes fetched from the disk."""
-        return True
 
     def fetch(self, samples: Indices) -> bool:
         check_range(samples, self)

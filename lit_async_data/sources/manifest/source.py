@@ -244,11 +244,6 @@ class ManifestSource(Source):
         check_range(samples, self)
         self._fields.read(samples, out, None)
 
-    @property
-    def is_random(self) -> bool:
-        """Whether images are cropped at random; see `Source.read_random`."""
-        return any(field.decoder.is_random for field in self._fields.files.values())
-
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
         """Read samples into arrays, with the image crops that the keys select; see `Source.read_random`."""
         check_range(samples, self)
@@ -319,11 +314,12 @@ class ManifestSource(Source):
 
     @functools.cached_property
     def _chunks(self) -> StorageLayout:
-        layouts = [fields.chunks for fields in self._fields.hdf5]
+        layouts, files = [fields.chunks for fields in self._fields.hdf5], self._fields.files.values()
         largest = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
         readings: list[Reading] = ["copied", *(layout.reading for layout in layouts)]
-        readings.extend("decoded" if field.decoder.images else "opened" for field in self._fields.files.values())
-        return dataclasses.replace(largest, reading=slowest(readings))
+        readings.extend("decoded" if field.decoder.images else "opened" for field in files)
+        crops, ahead = any(field.decoder.is_random for field in files), bool(layouts or files)
+        return dataclasses.replace(largest, reading=slowest(readings), random=crops, ahead=ahead)
 
     def layout(self) -> StorageLayout:
         """As `chunks`; without HDF5 files, the files of one folder form chunks."""
@@ -340,11 +336,6 @@ class ManifestSource(Source):
         return dataclasses.replace(self.chunks, runs=runs, order=None if (np.diff(order) == 1).all() else order)
 
     # -- reading ahead -----------------------------------------------------------------------------------------------
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether any field has files."""
-        return bool(self._fields.hdf5 or self._fields.files)
 
     def fetch(self, samples: Indices) -> bool:
         """Read files ahead; see `Source.fetch`."""

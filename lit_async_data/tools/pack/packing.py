@@ -111,7 +111,7 @@ def pack(
 
 
 def _check_names(source: Source, columns: Sequence[str]) -> None:
-    if source.is_random:
+    if source.chunks.random:
         larger = "pack with resize: crop or pad, in a larger image_size, and crop at random in a transform"
         raise ConfigError(f"resize: a packed file has the same crop in every epoch; {larger}")
     names = [*source.spec.fields, *columns]

@@ -141,9 +141,9 @@ def test_a_table_of_npy_files_opens_them(tmp_path):
         np.save(tmp_path / f"{number}.npy", np.zeros((2, 3), np.float32))
     table = pa.table({"path": [f"{number}.npy" for number in range(4)], "label": [0, 1, 0, 1]})
     source = ManifestSource(table, root=tmp_path, fields={"x": "path", "y": "label"})
-    assert source.reading == "opened"
+    assert source.chunks.reading == "opened"
     assert AsyncLoader(source, {"batch_size": 2}).footprint.workers.kind == "process"
-    assert ManifestSource(table, root=tmp_path, fields={"y": "label"}).reading == "copied"
+    assert ManifestSource(table, root=tmp_path, fields={"y": "label"}).chunks.reading == "copied"
 
 
 @pytest.mark.parametrize(("reading", "most"), [("decoded", 4), ("locked", 1)])

@@ -51,6 +51,8 @@ class WindowStarts:
         """How many of the samples after it share rows with a sample, if each reads this many rows."""
         if self.chosen is None:
             return min(-(-length // self.stride), self.count) - 1
+        if (np.diff(self.chosen) >= length).all():
+            return 0  # as mostly, and much sooner found
         ordered = np.sort(self.chosen)
         nearest = np.searchsorted(ordered, ordered + length) - np.arange(self.count)
         most = int(nearest.max()) - 1

@@ -93,7 +93,7 @@ def test_samples_that_repeat_a_row_as_padding_overlap(h5):
     path = h5(x=np.arange(20))
     for window, overlap in ((0, 3), 2), ((4, 6), 5), ((-6, -4), 6):
         with contextlib.closing(HDF5Source(path, {"x": Field("x", window=window, pad="last")})) as source:
-            assert source.overlap == overlap
+            assert source.chunks.overlap == overlap
 
 
 @pytest.mark.parametrize(
