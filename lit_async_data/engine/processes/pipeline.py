@@ -401,7 +401,7 @@ class ProcessPipeline(Pipeline):
         if filling.left:
             return
         errors = [result for result in filling.unplanned.values() if isinstance(result, Exception)]
-        if task.is_dealt and task.share.readers > 1 and filling.generation == self._generation:
+        if task.part is not Part.AROUND and task.share.readers > 1 and filling.generation == self._generation:
             if task.part is Part.READ and not errors:
                 self._go_on(task, Part.TRANSFORM)
                 return

@@ -154,16 +154,20 @@ def test_more_bad_samples_than_allowed_end_the_run_at_their_batch(most, allowed)
     assert len(caught.value.errors) > allowed
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only(workers, caplog):
+@pytest.mark.parametrize(("options", "hooks"), READERS)
+def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only(options, hooks, caplog):
     def fails(sample, rng):
         if sample["y"] == 33 and rng.random() < 0.5:
             raise ValueError("33 is too much")
         return sample
 
-    with loader_of("skip", shuffle="none", bad=(), workers=workers, hooks={"sample_transform": fails}) as loader:
-        missing = [100 - sum(len(batch["y"]) for batch in loader) for _ in range(8)]
-        assert set(missing) == {0, 1}
+    layout = SHARED if "worker_kind" in options else None
+    with loader_of(
+        "skip", layout, shuffle="none", bad=(), hooks={"sample_transform": fails, **hooks}, **options
+    ) as loader:
+        found = [[(batch["index"].tolist(), batch["y"].tolist()) for batch in loader] for _ in range(8)]
+        assert all(index == values for epoch in found for index, values in epoch)
+        assert {100 - sum(len(values) for _, values in epoch) for epoch in found} == {0, 1}
         assert not loader.machinery.wiring.quarantine.known
     assert not [line for line in caplog.messages if "together failed" in line]
 
