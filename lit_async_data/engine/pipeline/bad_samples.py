@@ -6,8 +6,9 @@ leaves out its bad samples, or another sample stands in for each, drawn by the e
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -60,6 +61,10 @@ def _forget_frames(error: BaseException) -> None:
         chain = chain.__cause__ or chain.__context__
 
 
+def _not_noted(_key: BatchIndex, _samples: Indices) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class AroundBadSamples:
     """Reads around bad samples: leaves them out, or has others stand in. Any thread may call it.
 
@@ -70,12 +75,14 @@ class AroundBadSamples:
 
     Attributes:
         deadly: How many samples have ended reader processes, and which; int64.
+        noted: Notes that the thread reads samples of a batch, until its context ends.
     """
 
     def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
         self._read, self._policy = read, policy
         self._bad: dict[int, Exception] = {sample: SourceError("bad before the run was resumed") for sample in known}
         self.deadly: Indices = np.zeros(1, np.int64)
+        self.noted: Callable[[BatchIndex, Indices], contextlib.AbstractContextManager[None]] = _not_noted
 
     def knows(self, samples: Indices) -> bool:
         """Whether some of these samples are known to be bad."""
@@ -124,7 +131,8 @@ class AroundBadSamples:
             return self._bad[sample]
         number = np.array([sample], np.int64)
         try:
-            self._read.check(epoch, number)
+            with self.noted(BatchIndex(epoch, step), number):
+                self._read.check(epoch, number)
         except Exception as caught:
             if not is_of_a_sample(caught):
                 raise

@@ -73,7 +73,7 @@ class ProcessPipeline(Pipeline):
     """Batches that reader processes read ahead, in order. One consumer at a time.
 
     A process that ends is named in the log, and another one takes its place. What it was reading is read again, sample
-    by sample where hooks allow that; a batch that ends more processes than ``restarts`` is an error in its place.
+    by sample; a sample or a batch that ends more processes than ``restarts`` is bad, or an error in its place.
 
     Args:
         setup: What the reader processes need.
@@ -286,7 +286,7 @@ class ProcessPipeline(Pipeline):
         """Whether one sample has ended processes, around which the others can be read."""
         assert self._memory is not None
         is_one = self._around is not None and len(noted) == 1 and noted[0].rows == 1
-        return is_one and self._memory.condemn(int(noted[0].samples[0]))
+        return is_one and not noted[0].transforms and self._memory.condemn(int(noted[0].samples[0]))
 
     def _stay(self) -> None:
         """Read on with those processes among which slots are dealt."""

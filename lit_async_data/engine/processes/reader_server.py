@@ -19,7 +19,7 @@ from lit_async_data.engine.pipeline.read_task import ReadTask
 from lit_async_data.engine.processes.messages import Part, Report, ReportKind, Reports, Task, TaskQueue
 from lit_async_data.engine.processes.remote_errors import packed_results
 from lit_async_data.engine.processes.setup import ReaderSetup
-from lit_async_data.engine.processes.shared_slots import GENERATION, NOTED, THREADS, SharedSlots
+from lit_async_data.engine.processes.shared_slots import GENERATION, THREADS, SharedSlots
 from lit_async_data.engine.supervisor import ThreadWorker, all_ended
 from lit_async_data.engine.unexpected import COALESCING, PREPARING, Unexpected
 from lit_async_data.order.permutation import Indices
@@ -62,7 +62,7 @@ class ReaderServer:
         self._setup, self._slots, self._tasks, self._first = setup, slots, tasks, first
         self._reports, self._records = reports, records
         if setup.around is not None:
-            setup.around.deadly = slots.deadly
+            setup.around.deadly, setup.around.noted = slots.deadly, slots.noted
         self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
         # The lock guards everything below.
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class ReaderServer:
 
     def _work(self, thread: ThreadWorker) -> bool:
         """Carry out one task; False if the thread is one too many, or nobody reads any more."""
-        began = time.perf_counter()
+        began, self._slots.thread.number = time.perf_counter(), thread.number
         task = self._tasks.get()
         if task is None:
             return False
@@ -159,7 +159,9 @@ class ReaderServer:
     def _carried_out(self, task: Task, reading: ReadTask) -> bytes:
         """Read the batches; returns what became of those that could not be read as planned."""
         read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
-        filled = reading.run(read, self._setup.layout, memory)
+        # What has ended a process is read by one thread at a time, and by samples: so the one that does so is known.
+        with self._suspects if task.deaths else contextlib.nullcontext():
+            filled = reading.run(read, self._setup.layout, memory)
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
         return packed_results(filled.batches)
@@ -168,36 +170,37 @@ class ReaderServer:
         self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
         """Read samples, or this process's share of them, and note that, in case the process ends meanwhile."""
-        assert reading.worker is not None
-        note, first = self._slots.notes[reading.worker % len(self._slots.notes)], reading.reading[0].key
-        own = None
+        first, own, part = reading.reading[0].key, None, task.part
         if self._is_share(task):
             plan = reading.schedule.plan(epoch)
             own = self._setup.plan.shares.own(plan, plan.bounds(first.step)[0], samples, task.share)
             samples = samples[own]
-            if self._setup.around is not None:
-                self._setup.around.check_deadly(samples)
+        if reading.around is None and self._setup.around is not None:
+            self._setup.around.check_deadly(samples)
         read: Callable[..., None] = self._setup.read
+        noted = functools.partial(self._slots.noted, first)
         hooks, raw = self._setup.read.transformation, self._slots.slot(task.slot)[self._setup.layout.nbytes :]
-        if task.part is Part.TRANSFORM:
-            read = functools.partial(read, raw=raw)
-        elif task.part is Part.READ:
-            assert hooks is not None
-            out, read = hooks.raw(raw, self._setup.schedule.capacity), self._setup.read.before_hooks()
         pieces = [(samples, own)] if len(samples) else []
-        if task.deaths and (task.part is Part.READ or hooks is None or not hooks.takes_batches):
+        if task.deaths:
             rows = np.arange(len(samples)) if own is None else own
             pieces = [(samples[place : place + 1], rows[place : place + 1]) for place in range(len(samples))]
-        # What has ended a process is read by one thread at a time, and by samples: so the one that does so is known.
-        with self._suspects if task.deaths else contextlib.nullcontext():
-            for part, own in pieces:
-                note[0], note[1] = first
-                note[3], note[4 : 4 + min(len(part), NOTED)] = time.monotonic_ns(), part[:NOTED]
-                note[2] = len(part)
-                try:
-                    read(epoch, part, out, rows=own)
-                finally:
-                    note[2] = 0
+        if part is Part.READ:
+            assert hooks is not None
+            out, read = hooks.raw(raw, self._setup.schedule.capacity), self._setup.read.before_hooks()
+        elif task.deaths and hooks is not None and hooks.takes_batches:
+            for each, _ in pieces:
+                with noted(each):
+                    self._setup.read.check(epoch, each)
+            pieces = [(samples, own)]
+            if part is not Part.TRANSFORM:
+                raw, part = np.empty(hooks.scratch_bytes, np.uint8), Part.TRANSFORM
+                with noted(samples):
+                    self._setup.read.before_hooks()(epoch, samples, hooks.raw(raw, len(samples)))
+        if part is Part.TRANSFORM:
+            read = functools.partial(read, raw=raw)
+        for each, own in pieces:
+            with noted(each, transforms=part is Part.TRANSFORM):
+                read(epoch, each, out, rows=own)
 
     def _read_ahead(self, task: Task, reading: ReadTask) -> None:
         """Decode and fetch what this process will read next; where whole slots fall to other processes, nothing."""

@@ -9,6 +9,8 @@ import contextlib
 import io
 import mmap
 import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,12 +24,12 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex
 
 # The file begins with a row that says to reader processes what holds at present: the generation of tasks, and the
-# threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 4 + NOTED). A note is
+# threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 5 + NOTED). A note is
 # the epoch, the step, the number of samples, which is 0 if the thread reads nothing, the `time.monotonic_ns` of its
-# begin, which is the same clock in all processes, and the first samples. The last row is the number of the samples that
-# have ended processes, and these.
-MOST_NOTES, NOTED = 126, 60
-NOTES_BYTES = (2 + MOST_NOTES) * (4 + NOTED) * 8  # whole pages
+# begin, which is the same clock in all processes, whether hooks have the whole batch, and the first samples. The last
+# row is the number of the samples that have ended processes, and these.
+MOST_NOTES, NOTED = 126, 59
+NOTES_BYTES = (2 + MOST_NOTES) * (5 + NOTED) * 8  # whole pages
 GENERATION, THREADS = 0, 1
 
 
@@ -38,6 +40,7 @@ class Note(NamedTuple):
     rows: int
     samples: Indices
     since: float  # `time.monotonic`
+    transforms: bool  # whether they have been read, and hooks have the whole batch
 
 
 class SharedSlots:
@@ -49,6 +52,7 @@ class SharedSlots:
         now: The generation of tasks, and the threads in a process.
         notes: What each thread reads.
         deadly: How many samples have ended processes, and which.
+        thread: Its ``number``, which a thread sets before its first note.
     """
 
     def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
@@ -66,9 +70,10 @@ class SharedSlots:
                 raise
         else:
             self._file = io.FileIO(fd, "r+b", closefd=False)
-        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(2 + MOST_NOTES, 4 + NOTED)
+        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(2 + MOST_NOTES, 5 + NOTED)
         self.now, self.notes, self.deadly = rows[0], rows[1:-1], rows[-1]
         self._slots: list[Bytes] = []
+        self.thread = threading.local()
 
     @property
     def fd(self) -> int:
@@ -92,11 +97,23 @@ class SharedSlots:
         self.deadly[count + 1], self.deadly[0] = sample, count + 1
         return True
 
+    @contextlib.contextmanager
+    def noted(self, key: BatchIndex, samples: Indices, *, transforms: bool = False) -> Iterator[None]:
+        """Note that this thread reads or transforms samples, in case its process ends meanwhile."""
+        note = self.notes[self.thread.number % len(self.notes)]
+        note[0], note[1] = key
+        note[3], note[4], note[5 : 5 + len(samples)] = time.monotonic_ns(), transforms, samples[:NOTED]
+        note[2] = len(samples)
+        try:
+            yield
+        finally:
+            note[2] = 0
+
     def being_read(self, threads: slice) -> list[Note]:
-        notes = self.notes[threads]
         return [
-            Note(BatchIndex(int(note[0]), int(note[1])), int(note[2]), note[4 : 4 + note[2]].copy(), note[3] / 1e9)
-            for note in notes[notes[:, 2] > 0]
+            Note(BatchIndex(*note[:2]), note[2], np.array(note[5 : 5 + note[2]]), note[3] / 1e9, bool(note[4]))
+            for note in self.notes[threads].tolist()
+            if note[2]
         ]
 
     @contextlib.contextmanager

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import copy
 import io
+import itertools
 import logging
 import os
 import pickle
@@ -25,7 +26,7 @@ from support.processes import wait_for_the_end_of
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbers
 
-from lit_async_data import AsyncLoader, Balanced, HDF5Source, ManifestSource, StorageLayout
+from lit_async_data import AsyncLoader, Balanced, DatasetSource, HDF5Source, ManifestSource, StorageLayout
 from lit_async_data.engine.processes.__main__ import Endpoint
 from lit_async_data.engine.processes.messages import REPORT_BYTES
 from lit_async_data.engine.processes.pipeline import ProcessPipeline
@@ -34,7 +35,7 @@ from lit_async_data.engine.processes.reader_server import LogToParent
 from lit_async_data.engine.processes.shared_slots import NOTED, SharedSlots
 from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.plan import BatchIndex
+from lit_async_data.order.plan import BatchIndex, EpochPlan
 from lit_async_data.testing import FakeStreams
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
@@ -262,15 +263,62 @@ def test_of_many_samples_that_were_being_read_the_first_are_listed():
         ]
 
 
-@pytest.mark.parametrize(("workers", "chunk"), [(1, 1), (2, 1), (2, 4)], ids=["one process", "two", "two that share"])
-def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(workers, chunk, caplog):
-    layout = StorageLayout((ChunkRun(100, chunk),), compressed=True, reading="python")
-    options = {"batch_size": 10, "shuffle": False, "worker_kind": "process", "workers": workers, "on_error": "skip"}
-    with AsyncLoader(acts.Deadly(33, layout), options) as loader:
+PROCESSES = pytest.mark.parametrize(
+    ("workers", "chunk"), [(1, 1), (2, 1), (2, 4)], ids=["one process", "two", "two that share"]
+)
+
+
+def deadly(sample, chunk, bad=()):
+    return acts.Deadly(sample, StorageLayout((ChunkRun(100, chunk),), compressed=True, reading="python"), bad)
+
+
+def around(workers, on_error="skip"):
+    return {
+        "batch_size": 10,
+        "shuffle": False,
+        "worker_kind": "process",
+        "workers": workers,
+        "on_error": on_error,
+        "max_bad": 9,
+    }
+
+
+@PROCESSES
+@pytest.mark.parametrize(
+    "hooks",
+    [{}, {"batch_transform": acts.counted}, {"sample_transform": acts.kill_at_33, "batch_transform": acts.counted}],
+)
+def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(workers, chunk, hooks, caplog):
+    source = deadly(-1 if "sample_transform" in hooks else 33, chunk)
+    with AsyncLoader(source, around(workers), **hooks) as loader:
         for _ in range(2):
             assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
         assert loader.machinery.wiring.quarantine.known == {33}
     assert sum("a new one takes its place" in line for line in caplog.messages) == 2
+
+
+def test_a_sample_of_a_dataset_that_reads_whole_batches_is_known_too():
+    with AsyncLoader(DatasetSource(acts.DeadlyItems()), around(1), batch_transform=acts.counted) as loader:
+        assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
+
+
+@PROCESSES
+def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
+    plan = EpochPlan(length=100, batch_size=10, shuffle="none", seed=0, epoch=0)
+    first, second = (plan.substitute(33, attempt) for attempt in range(2))
+    with AsyncLoader(deadly(first, chunk, {33}), around(workers, "substitute")) as loader:
+        assert next(itertools.islice(loader, 3, None))["y"].tolist() == [30, 31, 32, second, *range(34, 40)]
+        assert loader.machinery.wiring.quarantine.known == {33, first}
+
+
+@PROCESSES
+def test_a_batch_transform_that_ends_processes_is_an_error(workers, chunk):
+    with AsyncLoader(deadly(-1, chunk), around(workers), batch_transform=acts.kill_at_33) as loader:
+        found = itertools.islice(loader, 3)
+        assert [batch["y"][0].item() for batch in found] == [0, 10, 20]
+        with pytest.raises(WorkerError, match=r"while it transformed samples 30, 31, 32, … \(10 in all\)") as caught:
+            loader.next()
+        assert (caught.value.stage, caught.value.row) == ("transform", 30)
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])
@@ -282,14 +330,6 @@ def test_a_sample_that_ends_more_processes_than_restarts_is_an_error_in_its_plac
             next(loader)
         assert caught.value.sample_id == (33 if restarts else 30)
     assert sum("while it read sample" in line and "epoch 0" in line for line in caplog.messages) == restarts + 1
-
-
-def test_a_batch_of_a_transform_that_ends_processes_is_read_again_whole():
-    options = {"batch_size": 10, "shuffle": False, "worker_kind": "process"}
-    with AsyncLoader(Numbers(33, acts.kill), options, batch_transform=acts.summed) as loader:
-        assert [next(loader)["y"][0].item() for _ in range(3)] == [45, 145, 245]
-        with pytest.raises(WorkerError, match=r"samples 30, 31, 32, … \(10 in all\)"):
-            next(loader)
 
 
 def test_a_process_that_was_killed_for_lack_of_memory_says_so(monkeypatch, caplog):

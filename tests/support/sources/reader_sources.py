@@ -88,16 +88,29 @@ class CutWhileRead(HDF5Source):
         super().read_into(samples, out)
 
 
-class Deadly(Numbers):
+class Deadly(Damaged):
     """Numbers of which one ends the process that reads it."""
 
-    def __init__(self, sample, layout):
-        super().__init__(sample, kill)
-        self._layout = layout
+    def __init__(self, sample, layout, bad=()):
+        super().__init__(bad, layout)
+        self._deadly = sample
 
-    @property
-    def chunks(self):
-        return self._layout
+    def read_into(self, samples, out):
+        if self._deadly in samples:
+            kill()
+        super().read_into(samples, out)
+
+
+class DeadlyItems:
+    """A dataset that reads whole batches, and whose sample 33 ends the process that reads it."""
+
+    def __len__(self):
+        return 100
+
+    def __getitems__(self, numbers):
+        if 33 in numbers:
+            kill()
+        return [{"y": number} for number in numbers]
 
 
 class UnpicklableError(Exception):
@@ -200,9 +213,10 @@ def counted(batch):
     return {**batch, "count": np.full(len(batch["y"]), len(batch["y"]))}
 
 
-def summed(batch):
-    """A transform that needs all samples."""
-    return {"y": np.full_like(batch["y"], batch["y"].sum())}
+def kill_at_33(values):
+    if 33 in values["y"]:
+        kill()
+    return values
 
 
 def fail_at_33(sample):
