@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError
+from lit_async_data.sources.contract import derived
 from lit_async_data.sources.contract.source import Source
 
 # Labels per read while `count_classes` looks for the largest one.
@@ -26,7 +27,7 @@ def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source
     changed = {
         key: names for key, names in classes.items() if key in source.spec.fields and own.get(key) != tuple(names)
     }
-    return source.with_classes(changed) if changed else source
+    return derived.with_classes(source, changed) if changed else source
 
 
 def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
@@ -61,7 +62,7 @@ def with_saved_classes(
 
 def _check_kinds(source: Source, first: Source, stage: Any) -> None:
     """Refuse a table whose column holds classes where the first table's holds numbers, or the reverse."""
-    if source.with_classes({}) is source:
+    if derived.with_classes(source, {}) is source:
         return  # its class numbers are stored, not found in a table
     own, others = class_names(source), class_names(first)
     for key in source.spec.fields.keys() & first.spec.fields.keys():

@@ -10,6 +10,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.derived import layout_of, places_of
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
 
@@ -101,7 +102,7 @@ def _check_refusals(source: Source) -> None:
 
 
 def _check_description(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
-    for layout, what in ((source.chunks, "chunks"), (source.layout(), "layout()")):
+    for layout, what in ((source.chunks, "chunks"), (layout_of(source), "layout()")):
         total = sum(run.samples for run in layout.runs)
         assert total in (0, len(source)), f"{what}.runs hold {total} samples of {len(source)}"
         if layout.order is not None:
@@ -114,7 +115,7 @@ def _check_description(source: Source, chosen: Indices, expected: Mapping[str, A
     assert plain, f"fingerprint() is not a dict of names to numbers and text: {first}"
     again = pickle.loads(pickle.dumps(source)).fingerprint()  # noqa: S301  # made here
     assert again == first, f"fingerprint() of a copy is another one: {again}, not {first}"
-    places = source.places()
+    places = places_of(source)
     assert len(places.which) == len(places.rows) == len(source), "places() does not have one place per sample"
     locations = source.locate(source.ids(chosen))
     good = len(locations) == len(chosen) and all(isinstance(each, Location) for each in locations)

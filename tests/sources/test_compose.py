@@ -12,6 +12,7 @@ from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, SubsetSource
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
+from lit_async_data.sources.contract.derived import places_of
 from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -276,7 +277,7 @@ def test_places_are_those_of_the_innermost_parts():
 
 @given(st.permutations(range(10)))
 def test_places_are_ordered_by_part_and_then_by_row(samples):
-    places = parted(**{"a.h5": 4, "b.h5": 4, "c.h5": 2}).places().taken(np.array(samples))
+    places = places_of(parted(**{"a.h5": 4, "b.h5": 4, "c.h5": 2})).taken(np.array(samples))
     assert np.array(samples)[places.order()].tolist() == list(range(10))
 
 

@@ -14,6 +14,7 @@ from lit_async_data import ConcatSource, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.sources.composed.groups import groups_of, hashed
+from lit_async_data.sources.contract.derived import places_of
 from lit_async_data.testing import ArraySource, PartedArrays
 
 HALVES = {"train": 0.5, "val": 0.5}
@@ -279,12 +280,12 @@ def test_values_are_told_apart_by_their_text(kind):
 
 def test_true_and_false_are_groups():
     values = np.arange(10) % 2 == 0
-    assert groups_of(numbered(10), values, numbered(10).places()).names == ["0", "1"]
+    assert groups_of(numbered(10), values, places_of(numbered(10))).names == ["0", "1"]
 
 
 def test_text_that_is_not_utf8_is_a_group_too():
     values = np.array([b"\xff", b"a", b"\xfe"])
-    names = groups_of(numbered(3), values, numbered(3).places()).names
+    names = groups_of(numbered(3), values, places_of(numbered(3))).names
     assert len(set(hashed(names).tolist())) == 3
 
 
@@ -364,9 +365,9 @@ def test_files_are_named_by_what_an_expression_finds():
     for expression in (r"dog\d", r"/dog(\d)\.", r"dog(\d)(\.h5)"):
         side = side_of(split(parted(parts), HALVES, groups=f"file:{expression}"), 36)
         assert side[:12] == side[12:24] == side[24:]
-    named = groups_of(parted(parts), r"file:dog(\d)", parted(parts).places())
+    named = groups_of(parted(parts), r"file:dog(\d)", places_of(parted(parts)))
     assert named.names == list("012345")
-    assert groups_of(parted(parts), r"file:dog\d", parted(parts).places()).names[1] == "dog1"
+    assert groups_of(parted(parts), r"file:dog\d", places_of(parted(parts))).names[1] == "dog1"
 
 
 @pytest.mark.parametrize(
@@ -519,7 +520,7 @@ def test_an_overlap_would_be_noticed():
         val=SubsetSource(source, [2, 3, 4], group_codes=[1, 2, 2]),
     )
     groups = module.Groups(np.zeros(10, int), ["a", "b", "c"], "dog")
-    module.describe(result, source, source.places(), "by dog", groups)
+    module.describe(result, source, places_of(source), "by dog", groups)
     assert result.overlap == 2
     assert "overlap 1 group on two sides, 1 sample that share values with another side" in result.described
 

@@ -14,6 +14,7 @@ from lit_async_data.order.plan import EpochPlan, Order, Schedule
 from lit_async_data.order.weights import Weights, class_weights
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import values_of
+from lit_async_data.sources.contract.derived import layout_of
 from lit_async_data.sources.contract.source import Source
 
 
@@ -28,8 +29,7 @@ def schedule_of(
 ) -> Schedule:
     """The endless order of batches. The source's labels, or weights, are read now if samples are drawn by them."""
     shuffle = _shuffle(source, options)
-    # Only where the order goes by chunks: finding the layout may read every sample.
-    layout = source.layout() if shuffle == "chunk" else source.chunks
+    layout = layout_of(source) if shuffle == "chunk" else source.chunks
     # A partial, not a method of the loader: nothing refers back, so a dropped loader is closed at once.
     plan = functools.partial(
         EpochPlan,

@@ -14,13 +14,14 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.derived import DerivedSource
 from lit_async_data.sources.contract.source import MemoryNeeds, Source
 
 # The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
 Positions = slice | Indices
 
 
-class ComposedSource(Source):
+class ComposedSource(DerivedSource):
     """Forwards reading, and reading ahead, to the sources inside.
 
     Attributes:

@@ -15,6 +15,7 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.composed.composed import ComposedSource, Positions
 from lit_async_data.sources.contract.checks import check_same, check_source
+from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of, with_classes
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
 from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout, slowest
@@ -70,7 +71,7 @@ class ConcatSource(ComposedSource):
         return self._together([source.chunks for source in self.sources])
 
     def layout(self) -> StorageLayout:
-        return self._together([source.layout() for source in self.sources])
+        return self._together([layout_of(source) for source in self.sources])
 
     def _together(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
         runs = [
@@ -122,7 +123,7 @@ class ConcatSource(ComposedSource):
             raise
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        changed = [source.with_classes(classes) for source in self.sources]
+        changed = [with_classes(source, classes) for source in self.sources]
         same = all(new is old for new, old in zip(changed, self.sources, strict=True))
         return self if same else type(self)(changed)
 
@@ -157,7 +158,7 @@ class ConcatSource(ComposedSource):
         return np.concatenate(columns)
 
     def places(self) -> Places:
-        several = [source.places() for source in self.sources]
+        several = [places_of(source) for source in self.sources]
         return Places.joined(
             dataclasses.replace(places, parts=_with_names(places.parts, number))
             for number, places in enumerate(several)
@@ -167,7 +168,7 @@ class ConcatSource(ComposedSource):
         numbers: dict[str, int] = {}
         codes = []
         for source in self.sources:
-            grouped = source.grouped_by_path(naming)
+            grouped = grouped_by_path(source, naming)
             if grouped is None:
                 return None
             own = np.array([numbers.setdefault(name, len(numbers)) for name in grouped[1]], np.int64)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.derived import grouped_by_path
 from lit_async_data.sources.contract.places import Part, Places
 from lit_async_data.sources.contract.source import Source
 
@@ -66,7 +67,7 @@ def check_unambiguous(source: Source, given: str, found: Groups | None = None) -
 
 def _of_rule(source: Source, given: str, places: Places) -> Groups | None:
     if given == "file" or given.startswith("file:"):
-        by_path = source.grouped_by_path({"file": _unchanged}.get(given) or _matcher(given))
+        by_path = grouped_by_path(source, {"file": _unchanged}.get(given) or _matcher(given))
         if by_path is not None:
             present, dense = np.unique(by_path[0], return_inverse=True)
             return Groups(dense, [by_path[1][code] for code in present.tolist()], "file")

@@ -17,6 +17,7 @@ from lit_async_data.sources.composed.groups import RULE, Groups, check_unambiguo
 from lit_async_data.sources.composed.sides import UNUSED, drawn_sides, named_sides
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.derived import places_of
 from lit_async_data.sources.contract.places import Places, starts
 from lit_async_data.sources.contract.source import Source
 
@@ -91,7 +92,7 @@ def split(
     _check_names(fractions)
     edges = upper_edges(fractions) if given is None else np.empty(0)
     key = _checked_seed(seed)
-    places, drawn = source.places(), None
+    places, drawn = places_of(source), None
     if given is not None:
         drawn = groups_of(source, groups, places)
         how, sides = f"by {drawn.what}, groups by name", named_sides(drawn, given)[drawn.codes]

@@ -15,6 +15,7 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import ComposedSource
 from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of, with_classes
 from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
 from lit_async_data.sources.contract.source import Source, check_range
@@ -82,7 +83,7 @@ class SubsetSource(ComposedSource):
         return super().fingerprint() | {"selected samples": digest(self.samples)}
 
     def layout(self) -> StorageLayout:
-        return self._selected_layout(self.source.layout())
+        return self._selected_layout(layout_of(self.source))
 
     def _selected_layout(self, whole: StorageLayout) -> StorageLayout:
         if not whole.runs:
@@ -123,7 +124,7 @@ class SubsetSource(ComposedSource):
         return self.samples[samples]
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        changed = self.source.with_classes(classes)
+        changed = with_classes(self.source, classes)
         return self if changed is self.source else type(self)(changed, self.samples, group_codes=self.group_codes)
 
     # -- how samples belong together ---------------------------------------------------------------------------------
@@ -147,10 +148,10 @@ class SubsetSource(ComposedSource):
         return self.source.column(name)[self.samples]
 
     def places(self) -> Places:
-        return self.source.places().taken(self.samples)
+        return places_of(self.source).taken(self.samples)
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        whole = self.source.grouped_by_path(naming)
+        whole = grouped_by_path(self.source, naming)
         return None if whole is None else (whole[0][self.samples], whole[1])
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.places import Location, Part, Places
+from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
 
 # Samples per read when a field is read for all samples.
@@ -192,10 +192,6 @@ class Source(abc.ABC):
         """
         return StorageLayout(reading="python")
 
-    def layout(self) -> StorageLayout:
-        """As `chunks`, but may examine every sample to find chunks. Only called where the order goes by chunks."""
-        return self.chunks
-
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """Find where samples are stored. Row n of `name` for sample n, unless overridden.
 
@@ -232,10 +228,6 @@ class Source(abc.ABC):
         """Which consecutive samples belong together, in sample order. One part without a name, unless overridden."""
         return (Part(self.name, "/", "", len(self)),)
 
-    def places(self) -> Places:
-        """Part and row of each sample."""
-        return Places.of_parts(self.parts)
-
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample, numbers or text; shape (len(self),).
 
@@ -255,28 +247,6 @@ class Source(abc.ABC):
                 dataset=name,
             )
         return read_all(self, name)
-
-    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        """A group number for each sample, from the name that ``naming`` gives its file; and those names.
-
-        None if samples have no files of their own; they are then grouped by the files of their `parts`.
-
-        Raises:
-            ConfigError: Samples could have files of their own, but no field holds any.
-        """
-        return None
-
-    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels encoded by other classes, such as those of the training set.
-
-        Args:
-            classes: Class names by batch key. Fields without classes, or with classes that the user gave, do not
-                change. The source itself, unless overridden.
-
-        Raises:
-            ManifestError: A row has a class that is not in ``classes``; names the row.
-        """
-        return self
 
     # -- random parts of samples -------------------------------------------------------------------------------------
 

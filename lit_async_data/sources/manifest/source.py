@@ -19,9 +19,10 @@ from lit_async_data.options import check_names
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.derived import DerivedSource
 from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
-from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
+from lit_async_data.sources.contract.source import MemoryNeeds, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files.bad_lists import Exclude
@@ -88,7 +89,7 @@ def check_options(root: Any, id: Any, check_files: Any, *, allow_external: Any, 
     check_names(image, OPTIONS)
 
 
-class ManifestSource(Source):
+class ManifestSource(DerivedSource):
     """Samples that a table names: labels in the table, and files that it gives the paths of. Thread-safe.
 
     Each row is a sample. The table is read once, column by column, and held by pyarrow: about 50 bytes per row, and no
@@ -264,11 +265,7 @@ class ManifestSource(Source):
     # -- classes and columns -----------------------------------------------------------------------------------------
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels encoded by other classes, such as those of the training set.
-
-        Fields without classes, or with classes that the user gave, do not change. A class that is not among the given
-        ones is a `ManifestError`, which names the row.
-        """
+        """The same samples, with text labels encoded by other classes; see `DerivedSource.with_classes`."""
         changed, fields = copy.copy(self), self._fields.with_classes(classes)
         vars(changed).update(_fields=fields, _spec=BatchSpec(fields.specs, as_mapping=self._spec.as_mapping))
         return changed

@@ -15,6 +15,7 @@ import numpy as np
 from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
 from lit_async_data.errors import AsyncDataError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.derived import layout_of
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.local_files.bad_lists import COLUMNS
 from lit_async_data.system import usable_cores
@@ -29,7 +30,7 @@ def unreadable(source: Source, progress: Callable[[str, int, int], object]) -> d
 
     Samples are read in storage order, in blocks. A block that fails is halved, down to single samples.
     """
-    layout, sample_bytes, each = source.layout(), source.spec.nbytes, AHEAD * usable_cores()
+    layout, sample_bytes, each = layout_of(source), source.spec.nbytes, AHEAD * usable_cores()
     order = np.arange(len(source)) if layout.order is None else layout.order
     most = -(-max(BLOCK_BYTES // max(sample_bytes, 1), 1) // layout.rows) * layout.rows
     blocks = (order[first : first + most] for first in range(0, len(order), most))
