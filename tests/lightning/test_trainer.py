@@ -89,6 +89,14 @@ def test_overfit_batches_takes_the_same_batches_in_every_epoch(callbacks):
     assert model.seen["train"] == [STORED[:2]] * 3
 
 
+def test_overfit_batches_takes_the_same_batches_of_a_loader_without_a_datamodule():
+    options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
+    train, val = (lad.AsyncLoader(CountingSource(width=1), options) for _ in range(2))
+    with train, val:
+        trainer(lad.DevicePrefetcher(), max_epochs=3, overfit_batches=0.4).fit(model := Recorder(), train, val)
+    assert model.seen["train"] == [STORED[:2]] * 3
+
+
 @with_and_without
 def test_loaders_that_are_rebuilt_each_epoch_go_on_in_the_order_and_close_the_old_ones(callbacks):
     threads = []

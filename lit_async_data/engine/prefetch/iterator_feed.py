@@ -209,7 +209,6 @@ class IteratorFeed:
         return Snapshot.of(self._state) if self._state is not None and self._depth else None
 
     def _begin(self, epoch: int) -> None:
-        self.rest(wait=True)
         self._states.clear()
         self._error = None
         continued, self.continued = self.continued, None
