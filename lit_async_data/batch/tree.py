@@ -74,17 +74,17 @@ def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any],
     return leaves, _replaced(batch, take, "batch")
 
 
-def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """Returns the leaves of a batch in order, each object once. Builds no containers."""
-    leaves: dict[int, Any] = {}
+def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> dict[str, Any]:
+    """Returns the leaves of a batch by path, in order, each object once. Builds no containers."""
+    leaves: dict[int, tuple[str, Any]] = {}
 
-    def collect(value: Any, path: str) -> Any:  # noqa: ARG001
+    def collect(value: Any, path: str) -> Any:
         if is_leaf(value):
-            leaves[id(value)] = value
+            leaves.setdefault(id(value), (path, value))
         return value
 
     _replaced(batch, collect, "batch")
-    return list(leaves.values())
+    return dict(leaves.values())
 
 
 def rebuilt(skeleton: Any, leaves: Mapping[str, Any]) -> Any:

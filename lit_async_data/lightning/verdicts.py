@@ -79,10 +79,7 @@ class Verdicts:
     @property
     def marks(self) -> dict[str, float]:
         """Metrics that mark a run that is no training."""
-        if self._headspace is None:
-            return {}
-        gain = self._headspace.gain
-        return {"data/headspace": math.nan if gain is None else 100 * gain}
+        return {} if self._headspace is None else {"data/headspace": self._headspace.gain}
 
     def release(self) -> None:
         """Let the loaders go: the run is over."""

@@ -19,14 +19,14 @@ not wait for that kernel changes the checksum. A fault that needs the step to dr
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from lit_async_data.batch.tree import leaves_in
 from lit_async_data.engine.device.feed import Arrived, Batch, Clone, Feed, HostBatch
 from lit_async_data.engine.device.inline_queue import DeviceQueue, WrappedQueue
 from lit_async_data.engine.device.streams import Streams, checksum
@@ -37,12 +37,9 @@ from lit_async_data.order.plan import BatchIndex
 log = logging.getLogger(__name__)
 
 Sums = dict[str, Tensor]
-When = Literal["hand-over", "release"]
-# What the message says about it.
-_FOUND: dict[When, str] = {
-    "hand-over": "did not arrive as it was read",
-    "release": "changed while the step had it, and not by torch",
-}
+# What is wrong where sums differ.
+ARRIVED = "did not arrive as it was read (found at hand-over)"
+CHANGED = "changed while the step had it, and not by torch (found at release)"
 
 
 class CopyVerifier:
@@ -59,8 +56,8 @@ class CopyVerifier:
         self._coming: dict[BatchIndex, dict[str, Sums]] = {}
         # The batch that the user has, its sums, and torch's counts of changes at hand-over.
         self._held: tuple[BatchIndex, dict[str, Tensor], Sums, dict[str, int]] | None = None
-        # Sums that must be equal: those that are wanted, and those that were found.
-        self._compared: list[tuple[BatchIndex, When, Sums, Sums]] = []
+        # Sums that must be equal: what is wrong otherwise, those that are wanted, and those that were found.
+        self._compared: list[tuple[BatchIndex, str, Sums, Sums]] = []
 
     def feed(self, feed: Feed) -> Feed:
         return cast(Feed, _VerifiedFeed(feed, self))
@@ -76,17 +73,15 @@ class CopyVerifier:
     def queue(self, queue: DeviceQueue) -> DeviceQueue:
         return cast(DeviceQueue, _VerifiedQueue(queue, self))
 
-    # -- called by these wrappers ------------------------------------------------------------------------------------
-
     def read(self, key: BatchIndex, batch: Any) -> None:
         """A nested batch of tensors lies in host memory, and nobody has touched it yet."""
         if self.left:
-            self._coming[key] = {"read": {name: checksum(tensor) for name, tensor in _tensors(batch)}}
+            self._coming[key] = {"read": {name: checksum(tensor) for name, tensor in _tensors(batch).items()}}
 
     def seen(self, what: Literal["arrived", "made"], key: BatchIndex, batch: Any) -> None:
         """The copy of a batch, or what the transform made of it, lies in its destination on the current stream."""
         if key in self._coming:
-            self._coming[key][what] = self._sums(dict(_tensors(batch)))
+            self._coming[key][what] = self._sums(_tensors(batch))
 
     def handed_over(self, key: BatchIndex, batch: Any) -> None:
         """The user has the batch; compute has been told to wait for it."""
@@ -96,12 +91,12 @@ class CopyVerifier:
         self.left -= 1
         if not self.left:
             self._coming.clear()  # more were on their way
-        fields = dict(_tensors(batch))
+        fields = _tensors(batch)
         sums, made = self._sums(fields), coming.get("made")
         if "arrived" in coming:
-            self._compared.append((key, "hand-over", coming["read"], coming["arrived"]))
+            self._compared.append((key, ARRIVED, coming["read"], coming["arrived"]))
         if made is not None:
-            self._compared.append((key, "hand-over", made, sums))
+            self._compared.append((key, ARRIVED, made, sums))
         self._held = key, fields, made or sums, {name: _version(tensor) for name, tensor in fields.items()}
 
     def released(self, upcoming: BatchIndex) -> None:
@@ -115,16 +110,22 @@ class CopyVerifier:
         if self._compared and self._streams is not None:
             self._streams.happened(self._streams.record(self._streams.compute()), block=True)
         compared, self._compared = self._compared, []  # the first error is enough, and it is raised once
-        for key, when, wanted, found in compared:
+        for key, fault, wanted, found in compared:
             wrong = [name for name, total in found.items() if int(total) != int(wanted[name])]
             if wrong:
-                raise _error(key, when, wrong)
+                raise TransferError(
+                    f"verify_copies: batch {key.step} of epoch {key.epoch}: {', '.join(wrong)} {fault}. "
+                    "Unless your code writes to batches where torch does not see it, as through numpy, that is a fault "
+                    "of this package or of a driver: please report it with this line; device_depth=0 avoids copies "
+                    "ahead meanwhile",
+                    stage="copy",
+                )
 
     def _release(self) -> None:
         if self._held is not None:
             (key, fields, sums, versions), self._held = self._held, None
             untouched = {name: tensor for name, tensor in fields.items() if _version(tensor) == versions[name]}
-            self._compared.append((key, "release", sums, self._sums(untouched)))
+            self._compared.append((key, CHANGED, sums, self._sums(untouched)))
 
     def _sums(self, fields: Mapping[str, Tensor]) -> Sums:
         enqueued = checksum if self._streams is None else self._streams.checksum
@@ -190,28 +191,13 @@ def _version(tensor: Tensor) -> int:
     return tensor._version  # noqa: SLF001  # torch's count of changes has no other name
 
 
-def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a nested batch, with their paths in it: ``x``, ``0``, ``1.boxes``."""
-    if isinstance(batch, Tensor):
-        # Inference tensors do not count changes; sparse, nested and quantized ones have no plain bytes.
-        plain = batch.layout == torch.strided and not (batch.is_nested or batch.is_quantized)
-        if plain and not batch.is_inference():
-            yield name or "the batch", batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _tensors(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(batch, tuple | list):
-        for place, value in enumerate(batch):
-            yield from _tensors(value, f"{name}.{place}" if name else str(place))
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        yield from _tensors({each.name: getattr(batch, each.name, None) for each in dataclasses.fields(batch)}, name)
+def _tensors(batch: Any) -> dict[str, Tensor]:
+    """The tensors of a nested batch, by path."""
+    return leaves_in(batch, _is_plain)
 
 
-def _error(key: BatchIndex, when: When, fields: list[str]) -> TransferError:
-    return TransferError(
-        f"verify_copies: {', '.join(fields)} of batch {key.step} of epoch {key.epoch} {_FOUND[when]} "
-        f"(found at {when}). Unless your code writes to batches where torch does not see it, as through numpy, that is "
-        "a fault of this package or of a driver: please report it with this line; device_depth=0 avoids copies ahead "
-        "meanwhile",
-        stage="copy",
-    )
+def _is_plain(value: Any) -> bool:
+    """Inference tensors do not count changes; sparse, nested and quantized ones have no plain bytes."""
+    if not isinstance(value, Tensor) or value.is_inference():
+        return False
+    return value.layout == torch.strided and not (value.is_nested or value.is_quantized)

@@ -243,7 +243,7 @@ class StreamQueue:
                 batch, of_side = self._unpacked(ticket), ticket.moved
             if not ticket.moved:
                 return batch
-        for value in leaves_in(of_side, _may_hold_memory):
+        for value in leaves_in(of_side, _may_hold_memory).values():
             self.streams.record_stream(value, compute)
         return batch
 

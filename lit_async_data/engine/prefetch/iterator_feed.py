@@ -240,7 +240,7 @@ class IteratorFeed:
 
 def uncopied(batch: Batch, ask: Ask[Any]) -> HostBatch:  # noqa: ARG001
     """A batch that is handed out as the very object that was read."""
-    tensors = leaves_in(batch, lambda value: isinstance(value, torch.Tensor))
+    tensors = leaves_in(batch, lambda value: isinstance(value, torch.Tensor)).values()
     nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
     return HostBatch(unpack=functools.partial(_itself, batch), nbytes=nbytes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 from lit_async_data.engine.device.feed import Batch
@@ -49,33 +50,27 @@ class Headspace:
         self._ended_s = None
 
     @property
-    def gain(self) -> float | None:
-        """The share of the time that a perfect loader would save; None if there were too few steps."""
-        if min(self._counted) < LEAST or not self._seconds[0]:
-            return None
-        with_s, alone_s = (seconds / count for seconds, count in zip(self._seconds, self._counted, strict=True))
-        return max(1 - alone_s / with_s, 0.0)
+    def rates(self) -> list[float]:
+        """Steps per second with batches of the loader, and with repeated ones; empty if there were too few steps."""
+        pairs = zip(self._counted, self._seconds, strict=True)
+        return [] if min(self._counted) < LEAST else [count / max(seconds, 1e-9) for count, seconds in pairs]
+
+    @property
+    def gain(self) -> float:
+        """Percent of the time that a perfect loader would save; NaN if there were too few steps."""
+        return 100 * max(1 - self.rates[0] / self.rates[1], 0.0) if self.rates else math.nan
 
     def __str__(self) -> str:
-        if (gain := self.gain) is None:
+        if not self.rates:
             return f"too few steps in an epoch; {2 * LEAST + 2} or more are needed"
-        with_it, alone = (
-            count / max(seconds, 1e-9) for count, seconds in zip(self._counted, self._seconds, strict=True)
-        )
         return (
-            f"{with_it:.3g} steps/s with this loader, {alone:.3g} with batches that are already there: a better "
-            f"loader saves {100 * gain:.0f} % at most"
+            f"{self.rates[0]:.3g} steps/s with this loader, {self.rates[1]:.3g} with batches that are already there: a "
+            f"better loader saves {self.gain:.0f} % at most"
         )
 
 
 class RepeatingQueue(WrappedQueue):
-    """The batches of a queue in the first steps of each epoch; then those that it has kept.
-
-    Args:
-        queue: Where batches come from.
-        real: Steps of each epoch with batches of the queue, ≥ 1.
-        steps: Steps of each epoch; for loaders that do not know their end when nobody asks them.
-    """
+    """The batches of a queue in the first ``real`` of the ``steps`` of each epoch; then those that it has kept."""
 
     def __init__(self, queue: DeviceQueue, real: int, steps: int) -> None:
         super().__init__(queue)
@@ -92,10 +87,8 @@ class RepeatingQueue(WrappedQueue):
             return self._kept[key.step % len(self._kept)]
         if not key.step:
             self._kept, self._ahead = [], False
-        batch = self.queue.take(key)
-        self.transform_s = self.queue.transform_s
-        if len(self._kept) < KEPT:
-            self._kept.append(batch)
+        batch, self.transform_s = self.queue.take(key), self.queue.transform_s
+        self._kept = [*self._kept, batch][:KEPT]
         return batch
 
     def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
