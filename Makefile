@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-reading bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -80,6 +80,10 @@ bench-resume: $(VENV)/installed
 # Loading before and after packing: about 3 minutes and 3 GB.
 bench-pack: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/pack.py $(ARGS)
+
+# Rows as numpy arrays, without a loader, against h5py: about 3 minutes.
+bench-reading: $(VENV)/installed
+	$(BIN)/python benchmarks/loading/reading.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

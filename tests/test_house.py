@@ -27,6 +27,7 @@ ROOMS = [
     "order",
     "batch",
     "sources",
+    "reading",
     "engine",
     "lightning",
     "tools",
@@ -122,6 +123,7 @@ def test_importing_the_package_loads_nothing_heavy():
         ("from lit_async_data import ManifestSource", {"rich", "hydra"}),
         ("from lit_async_data import AsyncLoader, prefetched", {"pytorch_lightning", "lightning", "rich", "hydra"}),
         ("from lit_async_data import AsyncDataModule, DevicePrefetcher", {"hydra", "omegaconf", "pyarrow"}),
+        ("import lit_async_data.reading", {"torch", "pytorch_lightning", "lightning", "pyarrow", "PIL", "tqdm"}),
         ("import lit_async_data.__main__", {"torch", "pyarrow", "PIL"}),
     ],
 )

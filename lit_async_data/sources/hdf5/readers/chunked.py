@@ -51,8 +51,11 @@ class ChunkedReader(Reader):
         missing = self._kept.copy_rows(
             rows, out, lambda values, which: checked_labels(values, self._stored, out.dtype, which)
         )
-        if missing is None:
-            return
+        if missing is not None:
+            self.read_places(rows, missing, out)
+
+    def read_places(self, rows: Indices, missing: Indices, out: Array) -> None:
+        """Fill some places of the batch only, from slabs that are not kept for good."""
         if self.decoder.cold:
             self.decoder.fetch(distinct_of(rows[missing] // self.rows))
         if self._single_rows:

@@ -65,6 +65,22 @@ def choice(stored: StoredDataset, *, mapped: bool) -> Choice:
     return "h5py chunks" if stored.filtered else "h5py rows"
 
 
+def fastest_reader(stored: StoredDataset, file: OpenFile, cache: ChunkCache, name: str) -> Reader:
+    """The reader of a dataset; it caches chunks by ``name``, which groups of several files may share."""
+    match choice(stored, mapped=file.mapped):
+        case "raw":
+            return RawReader(stored, file)
+        case "strided":
+            return StridedReader(stored, file)
+        case "chunks":
+            assert stored.index is not None
+            return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, file), cache, name)
+        case "h5py chunks":
+            return ChunkedReader(stored, H5pySlabDecoder(stored, file), cache, name)
+        case "h5py rows":
+            return H5pyReader(stored, file)
+
+
 class PartReader:
     """Reads one part. Thread-safe.
 
@@ -113,22 +129,8 @@ class PartReader:
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
         name = self._part.dataset_key(stored)
         if name not in self.datasets:
-            self.datasets[name] = self._fastest(stored, name)
+            self.datasets[name] = fastest_reader(stored, self._file, self._cache, name)
         return self.datasets[name]
-
-    def _fastest(self, stored: StoredDataset, name: str) -> Reader:
-        match choice(stored, mapped=self._file.mapped):
-            case "raw":
-                return RawReader(stored, self._file)
-            case "strided":
-                return StridedReader(stored, self._file)
-            case "chunks":
-                assert stored.index is not None
-                return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, self._file), self._cache, name)
-            case "h5py chunks":
-                return ChunkedReader(stored, H5pySlabDecoder(stored, self._file), self._cache, name)
-            case "h5py rows":
-                return H5pyReader(stored, self._file)
 
 
 # Decoded bytes that are cached for each dataset between batches, or two slabs if those are larger, so that batches

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from lit_async_data.errors import CorruptError, SourceError
+from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
+from lit_async_data.errors import CorruptError, FormatError, SourceError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.index import check_unindexed
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
@@ -77,3 +78,21 @@ class OpenGroup:
     def inspect_dataset(self, name: str, layout: str | None = None) -> StoredDataset:
         self._check_links(name)
         return inspect_dataset(self.file, self.path, name, layout, cache=self.cache, allow_external=self.allow_external)
+
+    def inspect_any(self, name: str) -> StoredDataset:
+        """As `inspect_dataset`; also a dataset that can be no field, such as text or no value at all, for h5py."""
+        import h5py
+
+        node = self.node(name)
+        if not isinstance(node, h5py.Dataset) or (
+            node.size and node.shape and (node.dtype.kind, node.dtype.itemsize) in TENSOR_TYPES
+        ):
+            return self.inspect_dataset(name)
+        dataset = self.whole(name, "")
+        if dataset.shape is None:
+            raise FormatError(f"{self.path}:{dataset.name}: holds no value", file=self.path, dataset=name)
+        external = external_files(dataset, self.file, name, allowed=self.allow_external)
+        dtype, inner = dataset.dtype.subdtype or (dataset.dtype, ())
+        shape = (*dataset.shape, *inner)
+        spec, chunk = FieldSpec(shape[1:], dtype), dataset.chunks[0] if dataset.chunks else 1
+        return StoredDataset(self.path, name, shape, dtype, 0, spec, None, chunk, False, external=external)

@@ -1,0 +1,234 @@
+"""Rows of any HDF5 dataset as numpy arrays, decoded in threads outside h5py's lock, without torch."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ClosedError, ConfigError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.index import in_one_file
+from lit_async_data.sources.hdf5.readers.base import Reader
+from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
+from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.readers.part_reader import RECENT_BYTES, fastest_reader
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile, Reading
+from lit_async_data.system import usable_cores
+from lit_async_data.threads import OURS
+
+if TYPE_CHECKING:
+    import h5py
+
+Array = npt.NDArray[Any]
+Rows = slice | npt.ArrayLike | None
+# Fewer bytes are read in the calling thread. More are cut into blocks, several per thread: some take longer.
+BLOCK_BYTES, BLOCKS_PER_THREAD = 2**18, 4
+
+
+def read(
+    dataset: str | h5py.Dataset, rows: Rows = None, out: Array | None = None, *, threads: int | None = None
+) -> Array:
+    """Read rows of one dataset, once: `open_reader` keeps what each call of this finds out about the file.
+
+    Args:
+        dataset: ``"FILE:/DATASET"``, or a dataset of a file that h5py has open for reading.
+        rows: As `FileReader.read` takes them, and so ``out``, result and errors.
+        out: The array to fill, if any.
+        threads: As `open_reader` takes them.
+
+    Example:
+        >>> import h5py, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with h5py.File(folder + "/scan.h5", "w") as file:
+        ...         data = file.create_dataset("data", data=np.arange(20).reshape(10, 2), compression="gzip")
+        ...     read(folder + "/scan.h5:/data", [7, 0, -1])
+        array([[14, 15],
+               [ 0,  1],
+               [18, 19]])
+    """
+    if isinstance(dataset, str):
+        path, found, name = dataset.rpartition(":/")
+        if not found:
+            raise ConfigError(f"dataset: {dataset!r} is not FILE:/DATASET, such as scan.h5:/data")
+    elif dataset.file.mode != "r" or not in_one_file(dataset):
+        raise ConfigError(
+            f"dataset: {dataset!r} is in a file that is open for writing, or no file, so its values may not be on disk "
+            "yet; close it, and give FILE:/DATASET"
+        )
+    else:
+        path, name = dataset.file.filename, dataset.name or ""
+    with open_reader(path, threads=threads) as reader:
+        return reader.read(name, rows, out)
+
+
+def open_reader(
+    path: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    allow_external: bool = False,
+) -> FileReader:
+    """Open a file to read rows of its datasets; close it, or use it in ``with``.
+
+    Args:
+        path: The file. A `ChangedError` is raised if it is written to afterwards.
+        threads: Threads that read large requests; None: one for each core that this process may use.
+        cache_dir: As in `HDF5Source`.
+        allow_external: As in `HDF5Source`.
+
+    Raises:
+        MissingError: There is no such file.
+        FormatError: It is not HDF5.
+
+    Example:
+        >>> import h5py, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with h5py.File(folder.name + "/scan.h5", "w") as file:
+        ...     file["data"], file["labels"] = np.zeros((10, 8, 8), "f4"), np.arange(10)
+        >>> with open_reader(folder.name + "/scan.h5") as reader:
+        ...     reader.read("data", slice(0, 4)).shape, reader.read("labels", [-1, 3])
+        ((4, 8, 8), array([9, 3]))
+        >>> folder.cleanup()
+    """
+    return FileReader(
+        os.path.abspath(path), threads or usable_cores(), IndexCache(cache_dir), allow_external=allow_external
+    )
+
+
+class FileReader:
+    """Reads rows of the datasets of one file. Thread-safe. Keeps handles, indexes, and the chunks decoded last."""
+
+    def __init__(self, path: str, threads: int, cache: IndexCache, *, allow_external: bool) -> None:
+        self.path = path
+        file = open_h5py(path)
+        self._group = OpenGroup(file, path, "/", cache, allow_external)
+        self._identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle())).with_pieces(path)
+        self._main = OpenFile(path, self._identity)
+        self._main.check()
+        self._slabs, self._room = ChunkCache(), list[object]()
+        self._readers: dict[str, tuple[StoredDataset, OpenFile, Reader]] = {}
+        self._lock, self._threads = threading.Lock(), threads
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads, OURS)
+
+    def read(self, dataset: str, rows: Rows = None, out: Array | None = None) -> Array:
+        """Read rows of a dataset. What has no fast way comes through h5py, under its lock and as h5py gives it.
+
+        Args:
+            dataset: Its name, from the root of the file.
+            rows: Row numbers in any order, also repeated ones, and negative ones that count from the end; a mask over
+                all rows; a slice; or None for all. A dataset without axes has only None.
+            out: A C-contiguous array to fill, of the shape and dtype that would be returned.
+
+        Returns:
+            The values, shape ``(n, *row shape)``, of the stored dtype in native byte order.
+
+        Raises:
+            ConfigError: ``rows`` or ``out`` do not fit the dataset.
+            IndexError: There is no such row.
+            SourceError: The dataset does not exist, is damaged or has changed, or no reader takes it.
+            ClosedError: The reader is closed.
+        """
+        self._main.check_process()  # before a lock that a thread may have held when this process was forked
+        with self._lock:
+            if not self._group.file:
+                raise ClosedError(f"{self.path}: its reader is closed; open another", file=self.path, dataset=dataset)
+            if dataset not in self._readers:
+                self._readers[dataset] = self._opened(dataset)
+        stored, file, reader = self._readers[dataset]
+        chosen = _chosen(rows, stored)
+        shape, dtype = (*(len(chosen),) * bool(stored.shape), *stored.shape[1:]), stored.dtype.newbyteorder("=")
+        if out is None:
+            out = np.empty(shape, dtype)
+        elif (out.shape, out.dtype) != (shape, dtype) or not (out.flags.c_contiguous and out.flags.writeable):
+            raise ConfigError(f"out: is {out.dtype} {out.shape}; give a C-contiguous array of {dtype} {shape}")
+        work = len(chosen) * max(reader.slab_bytes, out.nbytes // max(len(chosen), 1)) // BLOCK_BYTES
+        most = 1 if reader.reading == "locked" else BLOCKS_PER_THREAD * self._threads
+        blocks = _blocks(chosen, reader.rows, min(work, most)) if out.size else []
+
+        def fill(places: slice | Indices) -> None:
+            with Reading(file), as_source_errors(str(stored), "cannot be read", file=self.path, dataset=dataset):
+                if not out.ndim:
+                    out[()] = file.dataset(dataset, 0)[()]
+                elif not isinstance(places, slice):
+                    assert isinstance(reader, ChunkedReader)
+                    reader.read_places(np.asarray(chosen), places, out)
+                elif isinstance(chosen, range):
+                    part = chosen[places]
+                    reader.read_ranges(np.array([part.start]), np.array([len(part)]), out[places])
+                else:
+                    reader.read(chosen[places], out[places])
+
+        several = len(blocks) > 1 and self._threads > 1
+        collections.deque((self._pool.map if several else map)(fill, blocks), maxlen=0)
+        return out
+
+    def _opened(self, name: str) -> tuple[StoredDataset, OpenFile, Reader]:
+        where = f"{self.path}:/{name.strip('/')}"
+        with Reading(self._main), as_source_errors(where, "cannot be read", file=self.path, dataset=name):
+            stored = self._group.inspect_any(name)
+        file = OpenFile(self.path, self._identity, external=stored.external) if stored.external else self._main
+        reader = fastest_reader(stored, file, self._slabs, name)
+        self._room.append(self._slabs.reserve({name: max(2 * reader.slab_bytes, RECENT_BYTES)}, 0))
+        return stored, file, reader
+
+    def close(self) -> None:
+        """Close every handle. Idempotent."""
+        self._pool.shutdown()
+        with self._lock:
+            self._group.file.close()
+            for _, file, _ in self._readers.values():
+                file.close()
+            self._main.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
+    """The numbers of rows, from 0 on."""
+    if not stored.shape and rows is not None:
+        raise ConfigError(f"rows: {stored} is a single value, which has none; leave them out")
+    count = stored.rows if stored.shape else 1
+    if rows is None or isinstance(rows, slice):
+        found = range(count)[slice(None) if rows is None else rows]
+        return found if found.step == 1 else np.array(found, np.int64)
+    given = np.asarray(rows)
+    if given.dtype == bool and given.shape == (count,):
+        return np.flatnonzero(given)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ConfigError(
+            f"rows: {given.dtype} {given.shape} are not rows of {stored}; give numbers, a mask of {count}, or a slice"
+        )
+    wrong = (given < -count) | (given >= count)
+    if wrong.any():
+        raise IndexError(f"row {given[wrong.argmax()]} of {count} in {stored}")
+    numbers = given.astype(np.int64)
+    return np.where(numbers < 0, numbers + count, numbers)
+
+
+def _blocks(rows: range | Indices, chunk: int, count: int) -> list[slice | Indices]:
+    """Cuts the places of rows into about ``count`` blocks. No chunk of ``chunk`` rows is in two of them."""
+    cuts = np.arange(1, count) * len(rows) // max(count, 1)
+    if isinstance(rows, range):
+        cuts -= (rows.start + cuts) % chunk
+    elif chunk > 1:
+        places = np.argsort(rows // chunk, kind="stable")
+        chunks = rows[places] // chunk
+        return [each for each in np.split(places, np.unique(np.searchsorted(chunks, chunks[cuts]))) if each.size]
+    edges = np.unique([0, *cuts[cuts > 0].tolist(), len(rows)]).tolist()
+    return [slice(first, end) for first, end in itertools.pairwise(edges)]
