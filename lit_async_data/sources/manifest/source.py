@@ -112,8 +112,8 @@ class ManifestSource(DerivedSource):
         exclude: Samples to leave out, as for `HDF5Source`. Rows of a list count without ``filters``, and must name the
             files that the list names.
         check_files: Files to check now: ``"first"``: those of the first sample, and a few others if all must have one
-            shape; ``"all"``, with a progress bar; or ``"none"``. A file that is not checked raises its error when it is
-            read. HDF5 files are always opened.
+            shape; or ``"none"``. A file that is not checked raises its error when it is read; ``inspect --check-all``
+            reads all. HDF5 files are always opened.
         allow_external: Whether paths, and links on them, may leave ``root``.
         delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
@@ -176,7 +176,7 @@ class ManifestSource(DerivedSource):
             hint = "set kind: image for paths without an image suffix, or leave out image_size"
             raise ConfigError(f"image_size: no field holds paths of images: {given}; {hint}")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
-        check_paths(check_files, self._fields.files, self._fields.hdf5, self._fields.rows)
+        check_paths(check_files, self._fields.files, self._fields.rows)
 
     @classmethod
     def from_folder(

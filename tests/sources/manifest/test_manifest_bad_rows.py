@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -91,11 +89,10 @@ def assert_named(error, path, *, row=BAD, id_=NAME):
 
 
 @pytest.mark.parametrize("bad", WRONG)
-@pytest.mark.parametrize("check", ["all", "none"])
-def test_a_bad_file_is_named_by_row_id_and_path(bad, check, folder):
-    build = functools.partial(ManifestSource, table(bad), {"x": "path"}, id="id", root=folder, check_files=check)
+def test_a_bad_file_is_named_by_row_id_and_path(bad, folder):
+    source = ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check_files="none")
     with pytest.raises(WRONG[bad]) as caught:
-        build() if check == "all" else read(build(), [4, BAD])
+        read(source, [4, BAD])
     assert_named(caught.value, bad)
     assert caught.value.sample_id == BAD
 
@@ -128,8 +125,9 @@ def test_the_batches_after_a_bad_one_still_come(bad, folder):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read(folder):
     (folder / "5.png").chmod(0)
+    source = ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, check_files="none")
     with pytest.raises(SourceError) as caught:
-        ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, check_files="all")
+        read(source, [BAD])
     assert_named(caught.value, "5.png")
 
 
@@ -158,44 +156,3 @@ def test_the_row_is_that_of_the_table_whatever_was_left_out(folder):
 def test_a_root_that_is_not_there(folder):
     with pytest.raises((ConfigError, MissingError), match="nowhere"):
         ManifestSource(table("7.png"), {"x": "path"}, root=folder / "nowhere")
-
-
-def test_one_of_another_size_far_behind_is_found_by_all(folder):
-    image(1, (9, 4)).save(folder / "odd.png")
-    paths = [f"{number % COUNT}.png" for number in range(600)]
-    paths[431] = "odd.png"
-    ids = [f"n{number}" for number in range(600)]
-    with pytest.raises(FormatError, match=r"row 431.*n431.*odd") as caught:
-        ManifestSource(pa.table({"id": ids, "path": paths}), {"x": "path"}, id="id", root=folder, check_files="all")
-    assert "9" in str(caught.value)
-
-
-def test_the_error_of_a_check_holds_the_error_of_each_bad_file(folder, tmp_path):
-    # 37 of 40 were once five in the text, and one in the attributes.
-    paths = [f"gone-{number}.png" for number in range(40)]
-    for number in (3, 17, 38):
-        paths[number] = "0.png"
-    bad = [number for number in range(40) if number not in (3, 17, 38)]
-    table = pa.table({"id": [f"q-{number:03d}" for number in range(40)], "path": paths})
-    with pytest.raises(ManifestError, match="37 files of 40 samples cannot be read") as caught:
-        ManifestSource(table, {"x": "path"}, id="id", root=folder, image_size=2, check_files="all")
-    error = caught.value
-    assert "and 32 more" in str(error)
-    assert (
-        "out: filters=[['id', 'not in', ['q-000', 'q-001', 'q-002', 'q-004', 'q-005', …]]]; the attribute errors"
-        in str(error)
-    )
-    assert [each.row for each in error.errors] == [each.sample_id for each in error.errors] == bad
-    assert [each.file for each in error.errors] == [f"{folder}/gone-{number}.png" for number in bad]
-    assert {type(each) for each in error.errors} == {MissingError}
-    assert (error.row, error.sample_id, error.file) == (bad[0], bad[0], error.errors[0].file)
-    again = pickle.loads(pickle.dumps(error))
-    assert [each.row for each in again.errors] == bad
-    with pytest.raises(MissingError) as single:
-        ManifestSource(
-            table[2:5], {"x": "path"}, root=folder, image_size=2, filters=[["id", "<", "q-004"]], check_files="all"
-        )
-    assert single.value.errors == (single.value,)  # so that who leaves rows out need not ask how many there are
-    # What remains is a source.
-    rest = table.take([row for row in range(40) if row not in {each.row for each in error.errors}])
-    assert len(ManifestSource(rest, {"x": "path"}, id="id", root=folder, image_size=2, check_files="all")) == 3

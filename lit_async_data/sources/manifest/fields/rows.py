@@ -189,7 +189,7 @@ class Paths:
             name = self.rows.id or self.column
             value = self.rows.table.array(name)[sample].as_py()
             left_out = f"filters=[[{name!r}, 'not in', [{value!r}]]]"
-            hint = f"; or leave it out: {left_out}; check_files='all' finds all such files"
+            hint = f"; or leave it out: {left_out}; python -m lit_async_data inspect --check-all lists all such files"
         return self.rows.with_row(error, sample, path, hint)
 
     def distinct(self) -> tuple[Indices, list[str]]:

@@ -210,10 +210,10 @@ def test_a_damaged_file_says_how_to_leave_it_out(id, folder):  # noqa: A002  # t
     (folder / "1.npy").write_bytes((folder / "1.npy").read_bytes()[:-1])
     paths = pa.table({"number": [0, 1, 2], "path": [f"{number}.npy" for number in range(3)]})
     table = paths if id == "number" else folder / "t.csv"
-    with pytest.raises(CorruptError, match=r"check_files='all' finds all such files$") as caught:
+    with pytest.raises(CorruptError, match=r"; python -m .* inspect --check-all lists all such files$") as caught:
         ManifestSource(table, {"x": "path"}, id=id, root=folder)
-    filters = ast.literal_eval(re.search(r"leave it out: filters=(.*); check_files", str(caught.value))[1])
-    assert len(ManifestSource(table, {"x": "path"}, id=id, root=folder, filters=filters, check_files="all")) == 2
+    filters = ast.literal_eval(re.search(r"leave it out: filters=(.*); python", str(caught.value))[1])
+    assert len(ManifestSource(table, {"x": "path"}, id=id, root=folder, filters=filters)) == 2
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
