@@ -484,11 +484,13 @@ def test_lists_of_categories_of_polars():
         assert found == [{"mid"}, set(), {"high", "low"}]
 
 
-def test_categories_in_several_orders_are_sorted():
+def test_categories_in_several_orders_need_classes():
     one = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["low", "high"], ordered=True)
     other = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["high", "low"], ordered=True)
-    source = ManifestSource(pa.table({"a": pa.chunked_array([one, other])}), {"y": "a"})
-    assert source.spec["y"].classes == ("high", "low")
+    table = pa.table({"a": pa.chunked_array([one, other])})
+    with pytest.raises(ManifestError, match=r"column 'a': .* several orders: \['low', 'high'\] and \['high', 'low'\]"):
+        ManifestSource(table, {"y": "a"})
+    source = ManifestSource(table, {"y": {"name": "a", "classes": ["high", "low"]}})
     assert source.column("y").tolist() == [1, 0, 0, 1]
 
 

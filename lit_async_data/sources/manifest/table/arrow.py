@@ -87,16 +87,24 @@ def _single_dictionary(column: Any) -> Any:
         # A null in the dictionary would count as a category.
         decoded = [chunk.dictionary_decode() for chunk in column.chunks]
         return as_single_array(library.chunked_array(decoded, kind.value_type))
-    orders = [chunk.dictionary.to_pylist() for chunk in column.chunks] if kind.ordered else []
-    longest: list[str] = max(orders, key=len, default=[])
-    ordered, chunks = kind.ordered and all(_is_part_of(longest, order) for order in orders), []
+    orders, chunks = orders_of(column), []
+    ordered = len(orders) == 1
     if ordered:  # first, since unifying keeps the order of the first dictionary
-        entries, no_codes = library.array(longest, library.large_string()), library.array([], library.int32())
+        entries, no_codes = library.array(orders[0], library.large_string()), library.array([], library.int32())
         chunks.append(library.DictionaryArray.from_arrays(no_codes, entries, ordered=True))
     for chunk in column.chunks:
         entries, codes = chunk.dictionary.cast(library.large_string()), chunk.indices.cast(library.int32())
         chunks.append(library.DictionaryArray.from_arrays(codes, entries, ordered=ordered))
     return _concatenated(library.chunked_array(chunks).unify_dictionaries())
+
+
+def orders_of(column: Any) -> list[list[str]]:
+    """The longest order in which a chunk of a column has its categories, and one that is no part of it, if any is."""
+    if not (is_categorical(column.type) and column.type.ordered):
+        return []
+    orders = [chunk.dictionary.to_pylist() for chunk in column.chunks]
+    longest: list[str] = max(orders, key=len, default=[])
+    return [longest, *(order for order in orders if not _is_part_of(longest, order))][:2]
 
 
 def _is_part_of(longest: Sequence[str], order: Sequence[str]) -> bool:

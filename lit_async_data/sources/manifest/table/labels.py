@@ -132,6 +132,9 @@ def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, 
     if listed:
         return _class_lists(array, vocabulary, fail, empty_is_zero=null == "zero")
     if of_text:
+        if vocabulary is None and name in origin.orders:
+            message = f"its ordered categories have several orders: {origin.orders[name]}; write one, or give classes"
+            raise origin.error(message, column=name)
         return _classes_of_text(array, vocabulary, fail)
     if is_list(kind):
         return _number_lists(array, origin, name, fail)

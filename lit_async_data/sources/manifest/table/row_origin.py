@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ class RowOrigin(NamedTuple):
         kept: The rows of the files that the table has; int64, ascending. None: all.
         ids: The id of each row of the table, an Arrow array; None if rows have no ids.
         folder: The folder that was listed as a table, whose rows are files; None for a table.
+        orders: By column, orders of its categories that do not fit together, in words.
     """
 
     files: Sequence[str]
@@ -48,6 +49,7 @@ class RowOrigin(NamedTuple):
     kept: Indices | None = None
     ids: Any = None
     folder: str | None = None
+    orders: Mapping[str, str] = {}
 
     @classmethod
     def of_file(cls, path: str, rows: int = 0) -> RowOrigin:

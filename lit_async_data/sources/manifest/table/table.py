@@ -19,6 +19,7 @@ from lit_async_data.sources.manifest.table.arrow import (
     is_categorical,
     is_text,
     is_text_list,
+    orders_of,
     values_of,
 )
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
@@ -62,6 +63,8 @@ class Table:
             column = remaining.column(name)
             # Drop the chunks of this column, so that it is not held twice.
             remaining = remaining.drop_columns(name) if remaining.num_columns > 1 else None
+            if len(orders := orders_of(column)) > 1:
+                origin = origin._replace(orders={**origin.orders, name: " and ".join(map(quoted, orders))})
             arrays[name] = as_single_array(column)
             del column
             check_text(arrays[name], name, origin)
