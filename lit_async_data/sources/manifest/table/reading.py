@@ -14,7 +14,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.local_files.descriptors import advice_on, listing, raise_if_none_left
 from lit_async_data.sources.local_files.patterns import files_matching, is_pattern, natural
 from lit_async_data.sources.manifest.table import delimited, json_lines
-from lit_async_data.sources.manifest.table.arrow import arrow
+from lit_async_data.sources.manifest.table.arrow import arrow, without_runs
 from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
 from lit_async_data.sources.manifest.table.filters import Filter, rows_meeting
 from lit_async_data.sources.manifest.table.row_origin import (
@@ -86,7 +86,7 @@ def read_table(
     else:
         _check_no_text_format(text_format, "a table in memory")
         folder, given = given if isinstance(given, FolderTable) else (None, given)
-        read = _filtered_table(_from_memory(given, _all_names(wanted, filters)), wanted, filters, [])
+        read = _filtered_table(without_runs(_from_memory(given, _all_names(wanted, filters))), wanted, filters, [])
         table, origin = read.table, RowOrigin([], np.array([0, read.rows]), read.kept, folder=folder)
     total = int(origin.starts[-1])
     if not total:
