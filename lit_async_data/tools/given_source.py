@@ -19,6 +19,8 @@ OPTIONS = {
     "ManifestSource": ("root", "id", "image_size", "resize", "mode", "delimiter"),
     "ManifestSource.from_folder": ("id", "image_size", "resize", "mode"),
 }
+# All that `add_source_arguments` adds.
+NAMES = ("fields", *dict.fromkeys(itertools.chain(*OPTIONS.values())))
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +39,8 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     """The call that builds the source; without ``--fields``, it has no fields."""
-    source, names = source_of(paths), dict.fromkeys(itertools.chain(*OPTIONS.values()))
-    options: dict[str, Any] = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    source = source_of(paths)
+    options: dict[str, Any] = {name: value for name in NAMES[1:] if (value := getattr(arguments, name)) is not None}
     if others := options.keys() - set(OPTIONS[source]):
         raise ConfigError(f"{min(others)}: {source} has no such option; leave it out")
     if "layout" in options:

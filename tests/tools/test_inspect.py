@@ -24,6 +24,7 @@ from support.lightning.command_line import CONFIGS
 from lit_async_data import AsyncLoader, HDF5Source, split
 from lit_async_data.__main__ import main
 from lit_async_data.tools.call import Call
+from lit_async_data.tools.inspect import hdf5_files
 from lit_async_data.tools.inspect.command import report_on
 from lit_async_data.tools.inspect.contents import SHOWN
 from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion
@@ -121,6 +122,14 @@ def test_a_file_without_samples_says_so():
         file.create_group("a/b")
     (note,) = report_on(["empty.h5"]).notes
     assert note.startswith("no dataset looks like samples")
+
+
+def test_a_file_of_more_datasets_than_are_looked_at_says_so(monkeypatch):
+    monkeypatch.setattr(hdf5_files, "MOST_DATASETS", 1)
+    examples.images("a.h5", 8)
+    report = report_on(["a.h5"])
+    assert len(report.datasets) == 1
+    assert report.notes[-1] == "only the first 1 datasets are looked at; the file has more"
 
 
 @pytest.mark.parametrize("labels", [False, True])
@@ -405,6 +414,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(capsys, folder):
     assert "empty has no folders; it needs one for each class" in failure(capsys, "empty")
     assert "pandas.read_excel('sheet.xlsx')" in failure(capsys, "sheet.xlsx")
     assert "t.csv is a table or a folder; give one" in failure(capsys, "t.csv", "x.h5")
+    assert "image-size: describes what --check-all reads; add" in failure(capsys, "x.h5", "--image-size", "8")
     assert "no such file" in failure(capsys, "missing.csv").lower()
 
 

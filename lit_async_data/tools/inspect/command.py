@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.local_files.bad_lists import bad_sample
 from lit_async_data.tools.call import Call
-from lit_async_data.tools.given_source import add_source_arguments, given_source, source_of
+from lit_async_data.tools.given_source import NAMES, add_source_arguments, given_source, source_of
 from lit_async_data.tools.inspect.check_all import unreadable, write_list
 from lit_async_data.tools.inspect.contents import Dataset
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.check_all:
         return check_all(arguments)
+    if ignored := [name for name in NAMES if getattr(arguments, name) is not None]:
+        option = ignored[0].replace("_", "-")
+        raise ConfigError(f"{option}: describes what --check-all reads; add --check-all, or leave --{option} out")
     report = report_on(arguments.files)
     as_json = json.dumps(report.as_dict(), ensure_ascii=False, indent=2, default=str) if arguments.json else ""
     sys.stdout.write(f"{as_json}\n" if arguments.json else text_of(report))
