@@ -312,8 +312,8 @@ class Pipeline(abc.ABC):
     def _warn(self, key: BatchIndex, seconds: float) -> None:
         what, where = self._waited_for(key)
         log.warning(
-            "batch %d of epoch %d has not come in %.0f s, at stage %s: %s; warn_after_s sets when this is said",
-            *(key.step, key.epoch, seconds, where["stage"], what),
+            "the loop has waited %.0f s for batch %d of epoch %d (stage %s): %s; it warns from warn_after_s seconds on",
+            *(seconds, key.step, key.epoch, where["stage"], what),
         )
 
     def _stalled(self, key: BatchIndex) -> NoReturn:

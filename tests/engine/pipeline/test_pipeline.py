@@ -374,7 +374,9 @@ def test_a_long_wait_is_a_warning_that_first_says_who_has_the_batch(monkeypatch)
             task, since = worker.task
             worker.task = (task, since - 60 * task.keys[0].step)
         assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
-    assert re.match(r"batch 0 of epoch 0 has not come in 0 s, at stage read: worker \d has been at batch 0 ", said[0])
+    assert re.match(
+        r"the loop has waited 0 s for batch 0 of epoch 0 \(stage read\): worker \d has been at batch 0 ", said[0]
+    )
     assert re.search(r"; worker \d has been at batch 1 of epoch 0, samples 4, 5, 6, .* for 6\d", said[0])
 
 

@@ -435,7 +435,7 @@ def test_a_program_ends_though_a_read_is_stuck_after_a_warning_and_an_error(kind
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout) == (0, "read 0 10 Mine\n"), done.stderr
-    warned = [line for line in done.stderr.splitlines() if "batch 1 of epoch 0 has not come in" in line]
+    warned = [line for line in done.stderr.splitlines() if "s for batch 1 of epoch 0 (stage" in line]
     assert "samples 10, 11, 12, … (10 in all)" in warned[0]
     assert "row 10 of Mine" in warned[0]
     assert "train.py" in done.stderr.partition("lit_async_data: ")[2]
