@@ -32,6 +32,8 @@ CACHED_BLOCKS = 4
 
 # Separates the keys of substitutes from those of the order.
 SUBSTITUTES = 6
+# Attempts at a substitute from the same group of chunks; a group may have none, as where a damaged chunk is all of it.
+WITHIN_GROUP = 32
 
 Order = Literal["none", "chunk", "global"]
 
@@ -194,11 +196,11 @@ class EpochPlan:
     def substitute(self, position: int, attempt: int) -> int:
         """The sample that stands in for the one at a place of the whole order, if that cannot be read.
 
-        Each attempt draws another one: from the same group of chunks, or from the epoch if the order has none. The same
-        on every rank, and whatever the position is at which the epoch was resumed.
+        Each attempt draws another one: from the same group of chunks, or from the epoch if the order has none, and at
+        last. The same on every rank, and whatever the position is at which the epoch was resumed.
         """
         first, end = 0, self.length
-        if self.chunk_order is not None:
+        if self.chunk_order is not None and attempt < WITHIN_GROUP:
             _, first, end = self.chunk_order.group_of(position)
         drawn = derived_key(self._key, SUBSTITUTES, position, attempt) % (end - first)
         return int(self.samples(np.array([first + drawn - self.start]))[0])

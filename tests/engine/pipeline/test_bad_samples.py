@@ -95,6 +95,14 @@ def test_a_substitute_is_of_the_same_group_and_the_same_on_other_ranks(shuffle):
             assert places[sample] // 20 == place // 20
 
 
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_group_that_is_all_bad_has_a_substitute_of_another(on_error):
+    options = {"shuffle": "chunk", "shuffle_chunks": 1, "batch_size": 4, "workers": 1}
+    (found,) = epochs(loader_of(on_error, CHUNKS, bad=range(8, 12), **options), 1)
+    assert sorted(map(len, found)) == [4 if on_error == "substitute" else 1, *[4] * 24]
+    assert not set(itertools.chain(*found)) & set(range(8, 12))
+
+
 def test_a_resume_goes_on_with_the_same_substitutes_and_reads_no_bad_sample_again():
     whole = epochs(loader_of("substitute", shuffle="global"), 1)[0]
     with loader_of("substitute", shuffle="global") as loader:
