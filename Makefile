@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-reading bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-reading bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -17,6 +17,10 @@ test-fast: $(VENV)/installed
 
 test-long: $(VENV)/installed
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# Damaged files, and interrupted loaders, at random: ARGS="--seconds 600 --seed 0"; of soak also "--kills 200".
+fuzz soak: $(VENV)/installed
+	cd tests && ../$(BIN)/python -m scenarios.$@ $(ARGS)
 
 # On a machine with a CUDA device.
 test-gpu: $(VENV)/installed
