@@ -27,8 +27,8 @@ class Headspace:
         self._steps = steps or UNKNOWN
         self._real = max(self._steps // 2, 1)
         self._ended_s: float | None = None
-        # Seconds and steps, with batches of the loader and with repeated ones.
-        self._seconds, self._counted = [0.0, 0.0], [0, 0]
+        # Seconds of each step with a batch of the loader, and with a repeated one.
+        self._took: tuple[list[float], list[float]] = [], []
 
     def attach(self, loader: Loader) -> None:
         """Have a loader repeat, if it runs and does not yet."""
@@ -41,8 +41,7 @@ class Headspace:
         """The step with this batch of the epoch has ended now."""
         # The first step of each kind is left out: first batches and the change take longer, or less.
         if self._ended_s is not None and number not in (0, self._real):
-            self._seconds[number > self._real] += now_s - self._ended_s
-            self._counted[number > self._real] += 1
+            self._took[number > self._real].append(now_s - self._ended_s)
         self._ended_s = now_s
 
     def interrupt(self) -> None:
@@ -52,8 +51,8 @@ class Headspace:
     @property
     def rates(self) -> list[float]:
         """Steps per second with batches of the loader, and with repeated ones; empty if there were too few steps."""
-        pairs = zip(self._counted, self._seconds, strict=True)
-        return [] if min(self._counted) < LEAST else [count / max(seconds, 1e-9) for count, seconds in pairs]
+        few = min(map(len, self._took)) < LEAST
+        return [] if few else [len(seconds) / max(sum(seconds), 1e-9) for seconds in self._took]
 
     @property
     def gain(self) -> float:
@@ -76,7 +75,6 @@ class RepeatingQueue(WrappedQueue):
         super().__init__(queue)
         self._real, self._steps = real, steps
         self._kept: list[Batch] = []
-        self._ahead = False  # whether the next epoch is being read
         self.transform_s = 0.0
 
     def take(self, key: BatchIndex) -> Batch:
@@ -86,7 +84,7 @@ class RepeatingQueue(WrappedQueue):
             self.transform_s = 0.0
             return self._kept[key.step % len(self._kept)]
         if not key.step:
-            self._kept, self._ahead = [], False
+            self._kept = []
         batch, self.transform_s = self.queue.take(key), self.queue.transform_s
         self._kept = [*self._kept, batch][:KEPT]
         return batch
@@ -94,11 +92,5 @@ class RepeatingQueue(WrappedQueue):
     def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
         if key.step < self._real or not self._kept:
             self.queue.prefetch(key, copy=copy)
-        elif not self._ahead:
-            # As if this epoch had been read to its end: else the next one would begin with an empty queue.
-            self._ahead = True
+        else:  # as if this epoch had been read to its end: else the next one would begin with an empty queue
             self.queue.prefetch(BatchIndex(key.epoch + 1, 0), copy=False)
-
-    def close(self) -> None:
-        self._kept = []
-        self.queue.close()
