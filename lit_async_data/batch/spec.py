@@ -29,12 +29,13 @@ class FieldSpec:
     """One field of a sample.
 
     Attributes:
-        shape: Shape of one delivered sample, without N; channels first if it has any.
+        shape: Shape of one delivered sample, without N; channels first if it has any, or behind ``lead`` axes.
         dtype: Delivered element type, in native byte order.
         channel: Axis of the stored sample that holds the channels; None if no axis moves.
         classes: Names of the values 0, 1, 2, …; empty if they have none.
         narrow: Stored element type, if it takes fewer bytes than ``dtype``. A source can fill arrays of either type;
             values for a device are copied in the narrow one and cast there.
+        lead: Axes of the delivered sample before the channels: 1 for a window of images.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -47,6 +48,7 @@ class FieldSpec:
     channel: int | None = None
     classes: tuple[str, ...] = ()
     narrow: np.dtype[Any] | None = None
+    lead: int = 0
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
@@ -56,9 +58,14 @@ class FieldSpec:
         """Shape of one sample in the slot: axes in the order of the file, so that reading moves no bytes."""
         if self.channel is None:
             return self.shape
-        rest = list(self.shape[1:])
-        rest.insert(self.channel, self.shape[0])
+        rest = list(self.shape)
+        rest.insert(self.channel, rest.pop(self.lead))
         return tuple(rest)
+
+    @property
+    def moves(self) -> bool:
+        """Whether the channels are elsewhere in the slot than in the delivered sample."""
+        return self.channel not in (None, self.lead)
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -67,13 +74,14 @@ class FieldSpec:
 
     def delivered(self, stored: Any) -> Any:
         """Returns a C-contiguous array or tensor of shape ``(n, *stored_shape)`` as a view with the axes N, C, …."""
-        if self.channel is None or self.channel == 0:
+        if not self.moves:
             return stored
-        if self.shape[0] == 1 or math.prod(self.stored_shape[: self.channel]) == 1:
+        assert self.channel is not None
+        if self.shape[self.lead] == 1 or math.prod(self.stored_shape[self.lead : self.channel]) == 1:
             # Nothing moves but axes of length 1. Gradients get the strides of the input, and DDP expects these.
             return stored.reshape(len(stored), *self.shape)
-        moved = self.channel + 1
-        order = (0, moved, *(axis for axis in range(1, stored.ndim) if axis != moved))
+        order = list(range(stored.ndim))
+        order.insert(self.lead + 1, order.pop(self.channel + 1))
         return stored.transpose(order) if isinstance(stored, np.ndarray) else stored.permute(order)
 
 

@@ -153,7 +153,7 @@ NO_FIELDS = {
     "opaque": (np.array([np.void(b"ab")] * 3), ["|V2", "store it as another type"]),
     "encoded images": (
         np.array([np.void(b"\xff\xd8\xff\xe0 and so on")] * 3),
-        ["encoded images", "values and offsets", "DatasetSource"],
+        ["encoded images", "decode='image'"],
     ),
     "references": (h5py.ref_dtype, ["references", "store what they refer to"]),
     "arrays": (np.dtype(("i4", (2,))), ["i4", "store it as another type"]),

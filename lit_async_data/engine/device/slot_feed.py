@@ -45,7 +45,7 @@ class SlotFeed:
         fields = self._layout.spec.fields.items()
         self._copies = SmallCopies()
         # How each field is delivered whose axes move.
-        self._delivered = {name: None if field.channel in (None, 0) else field.delivered for name, field in fields}
+        self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
         # The rest of the slot that was taken last: batches for the user, and errors in their places; or batches that go
         # to a device, its parts, and what is called when one of them has been copied. A feed has only one of the two.
         self._lent: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
@@ -251,7 +251,7 @@ class _Travel:
         self._of_count: dict[int, DeviceBuffers] = {}  # batches have one size, and the last of an epoch another
         # How each field is delivered whose axes move.
         fields = layout.spec.fields.items()
-        self._delivered = {name: None if field.channel in (None, 0) else field.delivered for name, field in fields}
+        self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
 
     def buffers(self, count: int) -> DeviceBuffers:
         """The device memory that a batch of ``count`` samples takes."""

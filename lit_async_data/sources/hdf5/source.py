@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.due import Turn
-from lit_async_data.order.permutation import Indices
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
@@ -199,6 +199,7 @@ class HDF5Source(Source):
             chunks_per_run=grouping.chunks_per_run,
             largest=all(_fits(part, self._grouping_key) for part in self._stored),
             overlap=max(part.overlap for part in self._stored),
+            random=any(each.images and each.images.decoder.is_random for each in self._stored[0].fields.values()),
             ahead=True,
             left_out=self._left_out,
         )
@@ -241,6 +242,11 @@ class HDF5Source(Source):
         check_range(samples, self)
         if samples.size:
             self._reader.read(samples, out)
+
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+        check_range(samples, self)
+        if samples.size:
+            self._reader.read(samples, out, keys)
 
     def fetch(self, samples: Indices) -> bool:
         check_range(samples, self)

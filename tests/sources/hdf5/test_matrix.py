@@ -312,6 +312,17 @@ USES = {
         "stride": 2,
     },
     "padded": {"fields": {"x": Field("eeg", window=(-5, 6), pad="last"), "y": "stage"}, "layout": "CN"},
+    "every third": {
+        "fields": {"x": Field("eeg", window=(-6, 8, 3)), "y": Field("table", window=(0, 9, 3))},
+        "layout": "CN",
+    },
+    "every fifth, padded": {
+        "fields": {
+            "x": Field("eeg", window=(-15, 1, 5), pad="last"),
+            "y": Field("table", window=(-9, 5, 4), pad="zero"),
+        },
+        "layout": "CN",
+    },
     "padded with zero": {
         "fields": {
             "x": Field("audio", window=(-3, 9), pad="zero"),
@@ -387,6 +398,7 @@ def fields_of(draw, dtype):
         st.none(),
         st.integers(-4, 4),
         st.tuples(st.integers(-5, 4), st.integers(1, 9)).map(lambda pair: (pair[0], sum(pair))),
+        st.tuples(st.integers(-5, 4), st.integers(1, 9), st.integers(1, 4)).map(lambda n: (n[0], n[0] + n[1], n[2])),
     )
     fields = {}
     for key in "xyz"[: draw(st.integers(1, 3))]:

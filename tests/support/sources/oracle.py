@@ -155,8 +155,8 @@ def padded(group, field):
 def window_fits(field, row, rows):
     """Whether all rows of a sample exist."""
     window = field.window
-    first, end = window if isinstance(window, tuple) else (window or 0, (window or 0) + 1)
-    return row + first >= 0 and row + end <= rows
+    steps = range(*window) if isinstance(window, tuple) else [window or 0]
+    return row + steps[0] >= 0 and row + steps[-1] < rows
 
 
 def all_anchors(parts, fields, stride):

@@ -26,6 +26,7 @@ from lit_async_data.sources.hdf5.index.records import (
     columns_of,
     corners_known,
     corrupt_error,
+    element_bytes,
     grid_of,
     plausible,
 )
@@ -87,7 +88,7 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
         and any(n % c for n, c in zip(dataset.shape, dataset.chunks, strict=True)),
         "it is unlimited along one axis that is not the first": not corners_known(dataset),
         "its chunks are very large": dataset.chunks is not None
-        and math.prod(dataset.chunks) * dataset.dtype.itemsize > MOST_CHUNK_BYTES,
+        and math.prod(dataset.chunks) * element_bytes(dataset) > MOST_CHUNK_BYTES,
         "it has too many chunks": dataset.chunks is not None
         and math.prod(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)) > MOST_CHUNKS,
         "the file is split over several": not in_one_file(dataset),
@@ -114,11 +115,14 @@ def in_one_file(dataset: h5py.Dataset) -> bool:
 def has_numpy_layout(dataset: h5py.Dataset) -> bool:
     """Whether values are stored with the bytes that numpy has in memory.
 
-    Enumerations are stored as their base integers; h5py stores bool as an enumeration.
+    Enumerations are stored as their base integers; h5py stores bool as an enumeration. Images are bytes, and nothing
+    else.
     """
     import h5py
 
     stored, dtype = dataset.id.get_type(), dataset.dtype
+    if dtype.kind in "SVO":
+        return True
     if dtype.kind == "b" or h5py.check_enum_dtype(dtype):
         stored, dtype = stored.get_super(), np.dtype(np.int8) if dtype.kind == "b" else np.dtype(dtype.str)
     return dtype.kind in "iufc" and bool(stored.equal(h5py.h5t.py_create(dtype)))
@@ -155,7 +159,7 @@ def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
     if fill is None and (columns.offsets < 0).any():
         return None
     chunk = dataset.chunks or ()
-    nbytes = math.prod(chunk) * dataset.dtype.itemsize
+    nbytes = math.prod(chunk) * element_bytes(dataset)
     pipeline = FilterPipeline(filters_of(dataset), nbytes)
     index = ChunkIndex(chunk, grid_of(dataset), *columns, pipeline, fill)
     return index if _probes_match(dataset, index) else None
@@ -220,8 +224,10 @@ def _is_filtered(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ..
     which notices less, is not asked. Otherwise it must decode to the values that libhdf5 reads. A chunk that decodes to
     its own bytes proves nothing: shuffling equal values changes no byte.
     """
-    if len(stored) != math.prod(index.shape) * dataset.dtype.itemsize:
+    if len(stored) != index.filters.nbytes:
         return True
+    if dataset.dtype.kind == "O":
+        return False  # h5py returns what the references lead to
     inside = tuple(slice(at, min(at + c, n)) for at, c, n in zip(corner, index.shape, dataset.shape, strict=True))
     try:
         values = index.filters.decode(np.frombuffer(stored, np.uint8), 0)

@@ -178,7 +178,7 @@ class _ChunkRules:
         return cls(
             dataset.file.filename,
             dataset.name or "",
-            math.prod(dataset.chunks or ()) * dataset.dtype.itemsize,
+            math.prod(dataset.chunks or ()) * element_bytes(dataset),
             filters_of(dataset),
             dataset.file.userblock_size,
             superblock_bytes(dataset.file),
@@ -243,6 +243,13 @@ def corrupt_error(path: str, name: str, corner: Any, problem: str) -> CorruptErr
         file=path,
         dataset=name.strip("/"),
     )
+
+
+def element_bytes(dataset: h5py.Dataset) -> int:
+    """Bytes of an element in the file: of one of variable length, those of its reference into the global heap."""
+    if dataset.dtype.kind != "O":
+        return int(dataset.dtype.itemsize)
+    return 8 + int(dataset.file.id.get_create_plist().get_sizes()[0])  # length, address, number
 
 
 def superblock_bytes(file: h5py.File) -> int:

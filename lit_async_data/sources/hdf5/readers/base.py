@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.due import Turn
-from lit_async_data.order.permutation import Indices
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -42,6 +42,10 @@ class Reader:
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
         raise NotImplementedError
+
+    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:  # noqa: ARG002
+        """Read rows as `read` does; of images that are cropped at random, the part that each key selects."""
+        self.read(rows, out)
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(counts.sum(), *stored_shape)`` with ranges of rows, one after the other.
@@ -119,6 +123,8 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
         raise source_error(
             error, f"{stored}, {rows}", "cannot be read", file=stored.path, dataset=stored.name, row=first
         ) from error
+    if block.dtype.kind in "SV" and stored.dtype == np.uint8:  # encoded images
+        block = block.view(np.uint8).reshape(end - first, -1)
     return np.moveaxis(block, stored.axis, 0)
 
 

@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.due import Turn
-from lit_async_data.order.permutation import Indices
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField
-from lit_async_data.sources.hdf5.schema.window_starts import Span
 
 Array = npt.NDArray[Any]
 # Bytes of values that are read into a temporary block and converted from there.
@@ -28,12 +27,20 @@ class FieldReader(Reader):
         self._field = field
         self._reader = reader
         self.reading = reader.reading
+        # Whether the rows of a window are not a range, or cost the same as one.
+        self._one_by_one = field.windowed and (field.step > 1 or field.images is not None)
 
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` with the samples at these anchors."""
-        self._read_converted(rows, out)
+        self.read_random(rows, out, None)
+
+    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:
+        if self._field.images is None:
+            self._read_converted(rows, out)
+        else:
+            self._read(rows, out, keys)
         if self._field.pad == "zero":
-            out[~real_rows(rows, self._field.span, self._field.stored.rows)] = 0
+            out[~real_rows(rows, self._field)] = 0
 
     def _read_converted(self, rows: Indices, out: Array) -> None:
         field = self._field
@@ -42,7 +49,7 @@ class FieldReader(Reader):
             return
         stored = field.stored.spec.stored_shape
         begin, end = field.span
-        shape = (end - begin, *stored) if field.windowed else stored
+        shape = (len(range(begin, end, field.step)), *stored) if field.windowed else stored
         dtype = field.values.dtype.newbyteorder("=")
         block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
         values = np.empty((min(block, len(rows)), *shape), dtype)
@@ -58,10 +65,14 @@ class FieldReader(Reader):
             self._read(block_rows, values[: len(block_rows)])
             out[places] = field.conversion(values[: len(block_rows)], block_rows + begin, out.dtype)
 
-    def _read(self, rows: Indices, out: Array) -> None:
+    def _read(self, rows: Indices, out: Array, keys: Words | None = None) -> None:
         field, begins = self._field, self._field.begins(rows)
         if not field.windowed:
-            self._reader.read(begins, out)
+            self._reader.read_random(begins, out, keys)
+            return
+        if self._one_by_one:
+            every = None if keys is None else np.repeat(keys, out.shape[1])
+            self._reader.read_random(field.window_rows(rows).ravel(), out.reshape(-1, *out.shape[2:]), every)
             return
         short = field.length < out.shape[1]  # a part that is shorter than a window
         values = np.empty((len(rows), field.length, *out.shape[2:]), out.dtype) if short else out
@@ -77,13 +88,17 @@ class FieldReader(Reader):
 
     def fetch(self, rows: Indices) -> bool:
         begins = self._field.begins(rows)
+        if self._one_by_one:
+            return self._reader.fetch(self._field.window_rows(rows).ravel())
         if self._field.length == 1:
             return self._reader.fetch(begins)
         return self._reader.fetch_ranges(begins, self._counts(rows))
 
     def decode(self, rows: Indices, turn: Turn | None) -> None:
         begins = self._field.begins(rows)
-        if self._field.length == 1:
+        if self._one_by_one:
+            self._reader.decode(self._field.window_rows(rows).ravel(), turn)
+        elif self._field.length == 1:
             self._reader.decode(begins, turn)
         else:
             self._reader.decode_ranges(begins, self._counts(rows), turn)
@@ -94,17 +109,17 @@ class MaskReader(Reader):
 
     reading = "copied"
 
-    def __init__(self, span: Span, rows: int) -> None:
-        self._span, self._rows = span, rows
+    def __init__(self, field: StoredField) -> None:
+        self._field = field
 
     def read(self, rows: Indices, out: Array) -> None:
-        out[...] = real_rows(rows, self._span, self._rows)
+        out[...] = real_rows(rows, self._field)
 
 
-def real_rows(anchors: Indices, span: Span, rows: int) -> Array:
+def real_rows(anchors: Indices, field: StoredField) -> Array:
     """Which rows of windows lie inside the part; bool, shape (n, window)."""
-    inside = anchors[:, None] + np.arange(*span)
-    real: Array = (inside >= 0) & (inside < rows)
+    inside = anchors[:, None] + np.arange(*(field.mask_of or field.span), field.step)
+    real: Array = (inside >= 0) & (inside < field.stored.rows)
     return real
 
 

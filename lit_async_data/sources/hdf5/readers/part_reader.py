@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lit_async_data.errors import SourceError
 from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
 from lit_async_data.order.due import Turn
-from lit_async_data.order.permutation import Indices
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
@@ -28,6 +28,7 @@ from lit_async_data.sources.hdf5.readers.field_reader import (
     PaddedReader,
     SparseReader,
 )
+from lit_async_data.sources.hdf5.readers.images import ImageReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
@@ -93,11 +94,11 @@ class PartReader:
         self.datasets: dict[str, Reader] = {}
         self.fields = {key: self._field_reader(field) for key, field in part.fields.items()}
 
-    def read(self, samples: Indices, out: Mapping[str, Array]) -> None:
-        """Fill arrays with samples, counted from the start of the part."""
+    def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> None:
+        """Fill arrays with samples, counted from the start of the part; the keys select random crops."""
         rows = self._part.anchors.rows(samples)
         for key, array in out.items():
-            self.fields[key].read(rows, array)
+            self.fields[key].read_random(rows, array, keys)
 
     def fetch(self, samples: Indices) -> bool:
         """Have the kernel read samples from the disk; returns whether some of them were not in memory."""
@@ -113,11 +114,14 @@ class PartReader:
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored
         if field.mask_of is not None:
-            return MaskReader(field.mask_of, stored.rows)
+            return MaskReader(field)
         if field.lengths:
             assert isinstance(stored, StoredRanges)
             return LengthsReader(stored)
-        if not isinstance(stored, StoredRanges):
+        if field.images is not None:
+            rows = None if field.images.alone else self._dataset_reader(field.images.rows)
+            reader: Reader = ImageReader(field.images, rows, self._file)
+        elif not isinstance(stored, StoredRanges):
             reader = self._dataset_reader(stored)
         elif stored.columns is None:
             reader = PaddedReader(stored, self._dataset_reader(stored.values))
@@ -242,16 +246,16 @@ class PartReaders:
         """How the slowest field is read; as in `StorageLayout`."""
         return slowest(reader.reading for part in self.parts for reader in part.fields.values())
 
-    def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None = None) -> None:
         if len(self._stored) == 1:
-            self._read_part(0, samples, out)
+            self._read_part(0, samples, out, keys)
             return
         sample_bytes = sum(array.nbytes for array in out.values()) // len(samples)
         block = max(BLOCK_BYTES // max(sample_bytes, 1), 1)
         blocks: dict[str, npt.NDArray[Any]] = {}
         for part, where in self.by_part(samples):
             if len(where) == len(samples):
-                self._read_part(part, samples, out)
+                self._read_part(part, samples, out, keys)
                 return
             # Allocated once for all parts: the kernel clears new pages, which takes longer than the copy.
             if not blocks:
@@ -261,7 +265,7 @@ class PartReaders:
             for first in range(0, len(order), block):
                 places = order[first : first + block]
                 views = {key: array[: len(places)] for key, array in blocks.items()}
-                self._read_part(part, samples[places], views)
+                self._read_part(part, samples[places], views, None if keys is None else keys[places])
                 for key, view in views.items():
                     out[key][places] = view
 
@@ -285,17 +289,17 @@ class PartReaders:
         for begin, end in itertools.pairwise(edges):
             yield int(ordered[begin]), order[begin:end]
 
-    def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         own = samples - self.starts[part]
         try:
             try:
-                self._read_open(part, own, out)
+                self._read_open(part, own, out, keys)
             except (SourceError, OSError) as error:
                 if errno_of(error.__cause__ or error) != errno.ESTALE:
                     raise
                 # The file server has forgotten the open file. Opened again, it must be the same one: see `check`.
                 self._files[self._file_of[part]].close()
-                self._read_open(part, own, out)
+                self._read_open(part, own, out, keys)
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
                 sample = self._stored[part].sample(error.dataset, error.row, own)
@@ -304,9 +308,9 @@ class PartReaders:
         except (OSError, MemoryError) as error:
             raise self._unreadable(part, error) from error
 
-    def _read_open(self, part: int, own: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _read_open(self, part: int, own: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         with self._files.use(self._file_of[part]):
-            self.parts[part].read(own, out)
+            self.parts[part].read(own, out, keys)
 
     def _unreadable(self, part: int, error: BaseException) -> SourceError:
         path = self._stored[part].path

@@ -100,6 +100,7 @@ class Conversion:
         packing: How values are packed; None if they are not unpacked.
         classes: Number of classes 0, 1, …; None if values are not checked.
         last_row: The last row of the dataset, if a sample is a window of rows, on axis 1; else None.
+        step: Rows from one row of a window to the next.
     """
 
     file: str
@@ -109,6 +110,7 @@ class Conversion:
     packing: Packing | None = None
     classes: int | None = None
     last_row: int | None = None
+    step: int = 1
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
         """Convert the values of samples, shape (n, …) in native byte order, to a dtype.
@@ -158,7 +160,7 @@ class Conversion:
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
         row = int(rows[place[0]])
         if self.last_row is not None:  # windows may be padded
-            row = min(max(row + int(place[1]), 0), self.last_row)
+            row = min(max(row + int(place[1]) * self.step, 0), self.last_row)
         raise FormatError(
             f"{self.file}:/{self.dataset.strip('/')}, row {row}: {values[place]} {problem}; {cure}correct the file, "
             "or leave such rows out with rows=",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import check_names
+from lit_async_data.sources.images.image_shape import MAX_PIXELS, ImageShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Field:
         dtype: Element type to deliver, such as ``"float32"``. The device casts if that moves fewer bytes to it,
             otherwise the workers do. None: as stored.
         window: The rows of a sample, relative to its own row: ``(start, stop)`` gives ``stop − start`` rows on an axis
-            of their own, a single number one row without that axis. None: the sample's own row.
+            of their own, ``(start, stop, step)`` every step-th of them, a single number one row without that axis.
+            None: the sample's own row.
         pad: What a window holds where it reaches beyond its part, at either end: ``"last"`` the nearest row of the
             part, ``"zero"`` zeros. Every row then has a window. Another field follows, ``KEY_mask``, bool of shape
             (window,), which is True where data is real. None: the windows of samples lie inside their part.
@@ -36,6 +39,22 @@ class Field:
             ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
         max_length: For a group of ``values`` and ``offsets``, the rows that each sample is padded to with zeros. None:
             the length of the longest sample.
+        decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
+            as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, bytes of one length
+            with zeros at the end, or, if ``name`` is a group, a dataset in it; those come in natural order.
+        channels: What an ordinary decoder makes of the stored images. ``"BGR"``: red and blue change places, since RGB
+            arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
+        lengths: A dataset with the number of bytes of each image. None: an image ends before the zeros behind it.
+        image_size: (H, W) of images, or one number for both. None: all have one size already. This and the following
+            options are those of images in tables.
+        mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"``, ``"LA"``, ``"P"`` (numbers of a palette), or ``"uint16"``.
+        resize: ``"stretch"``, ``"crop"`` (the middle), ``"pad"``, or ``"random_crop"``, one for all rows of a window.
+        scale: Least and largest share of the area in a random crop.
+        ratio: Least and largest width / height of a random crop.
+        interpolation: How images are resized. None: ``"bilinear"``; in mode P, ``"nearest"``.
+        fill: Value of padding.
+        max_pixels: An image with more pixels is refused.
+        upper_8_bits: Whether 8 of more bits may be kept.
 
     Raises:
         ConfigError: A name is unknown or a value is wrong; the message begins with the name.
@@ -45,25 +64,39 @@ class Field:
         2
         >>> Field("data", window=(0, 512)).rows
         512
+        >>> Field("camera", decode="image", image_size=224, window=(-15, 1, 5)).rows
+        4
         >>> Field("data", window=(3, 3))
         Traceback (most recent call last):
-        lit_async_data.errors.ConfigError: window: (3, 3) is not a pair of whole numbers, the first below the second
+        lit_async_data.errors.ConfigError: window: (3, 3) is not (start, stop) or (start, stop, step), start below stop
     """
 
     name: str
     column: int | None = None
     dtype: npt.DTypeLike | None = None
-    window: int | tuple[int, int] | None = None
+    window: int | tuple[int, int] | tuple[int, int, int] | None = None
     classes: Sequence[str] | None = None
     lookup: str | None = None
     mask_and_scale: bool = False
     max_length: int | None = None
     pad: Literal["last", "zero"] | None = None
+    decode: Literal["image"] | None = None
+    channels: Literal["RGB", "BGR"] = "RGB"
+    lengths: str | None = None
+    image_size: int | tuple[int, int] | None = None
+    mode: str = "RGB"
+    resize: str = "stretch"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str | None = None
+    fill: int = 0
+    max_pixels: int = MAX_PIXELS
+    upper_8_bits: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("name", "lookup"):
+        for name in ("name", "lookup", "lengths"):
             value = getattr(self, name)
-            if not (isinstance(value, str) and value.strip("/")) and not (name == "lookup" and value is None):
+            if not (isinstance(value, str) and value.strip("/")) and not (name != "name" and value is None):
                 raise ConfigError(f"{name}: {value!r} is not the name of a dataset")
         if self.column is not None:
             self._set("column", _integer("column", self.column, 0))
@@ -78,6 +111,21 @@ class Field:
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
             raise ConfigError(f"mask_and_scale: {self.mask_and_scale!r} is not true or false")
+        if self.decode not in ("image", None):
+            raise ConfigError(f"decode: {self.decode!r} is not image")
+        for name in _VALUES if self.decode else ("channels", "lengths", *_IMAGE):
+            if getattr(self, name) != _DEFAULTS[name]:
+                what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
+                raise ConfigError(f"{name}: {what}")
+        if self.channels not in ("RGB", "BGR") or (self.channels == "BGR" and not self.image.mode.startswith("RGB")):
+            raise ConfigError(f"channels: {self.channels!r} is not RGB, nor BGR with mode RGB or RGBA")
+        for name in _IMAGE:
+            self._set(name, getattr(self.image, name))
+
+    @functools.cached_property
+    def image(self) -> ImageShape:
+        """How images become arrays of one shape."""
+        return ImageShape(**{name: getattr(self, name) for name in _IMAGE})
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -116,16 +164,25 @@ class Field:
     def span(self) -> tuple[int, int]:
         """First row of a sample and the end, relative to its own row."""
         if isinstance(self.window, tuple):
-            return self.window
+            return self.window[0], range(*self.window)[-1] + 1
         offset = self.window or 0
         return offset, offset + 1
 
     @property
+    def step(self) -> int:
+        """Rows of the dataset from one row of a window to the next."""
+        return range(*self.window).step if isinstance(self.window, tuple) else 1
+
+    @property
     def rows(self) -> int | None:
         """Number of rows in a window; None if rows have no axis of their own."""
-        return self.window[1] - self.window[0] if isinstance(self.window, tuple) else None
+        return len(range(*self.window)) if isinstance(self.window, tuple) else None
 
 
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
+_IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
+# What only values have, not images.
+_VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "max_length")
 _NO_NAME = ConfigError("name: missing; which dataset is it?")
 
 
@@ -152,15 +209,15 @@ def _tensor_type(given: Any) -> np.dtype[Any] | None:
     return dtype.newbyteorder("=")
 
 
-def _window(given: Any) -> int | tuple[int, int] | None:
+def _window(given: Any) -> Any:
     if given is None:
         return None
     if _is_integer(given):
         return int(given)
-    pair = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
-    if not pair or not all(map(_is_integer, given)) or given[0] >= given[1]:
-        raise ConfigError(f"window: {given!r} is not a pair of whole numbers, the first below the second")
-    return int(given[0]), int(given[1])
+    listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) in (2, 3)
+    if not listed or not all(map(_is_integer, given)) or given[0] >= given[1] or min(given[2:], default=1) < 1:
+        raise ConfigError(f"window: {given!r} is not (start, stop) or (start, stop, step), start below stop")
+    return tuple(map(int, given))
 
 
 def _class_names(given: Any) -> tuple[str, ...] | None:

@@ -24,7 +24,7 @@ from lit_async_data.sources.hdf5.index.index import (
     index_of,
     unsupported_reason,
 )
-from lit_async_data.sources.hdf5.index.records import superblock_bytes
+from lit_async_data.sources.hdf5.index.records import element_bytes, superblock_bytes
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError
@@ -84,15 +84,28 @@ class StoredDataset:
 
 
 def inspect_dataset(
-    file: h5py.File, path: str, name: str, layout: str | None, *, cache: IndexCache, allow_external: bool
+    file: h5py.File,
+    path: str,
+    name: str,
+    layout: str | None,
+    *,
+    cache: IndexCache,
+    allow_external: bool,
+    images: bool = False,
 ) -> StoredDataset:
-    """Inspect one dataset of an open file, and check that it can be a field."""
+    """Inspect one dataset of an open file, and check that it can be a field.
+
+    With ``images``, its rows hold bytes; they, or references to them in the global heap, become uint8 on an axis.
+    """
     advice = "; choose datasets by fields={…}, as python -m lit_async_data inspect suggests"
     dataset = open_dataset(file, path, name, advice)
     context: dict[str, Any] = {"file": path, "dataset": name}
     where = f"{path}:/{name.strip('/')}"
     external = external_files(dataset, file, name, allowed=allow_external)
-    _check_values(dataset, where, context)
+    if images:
+        check_images(dataset, where, context)
+    else:
+        _check_values(dataset, where, context)
     shape = tuple(int(n) for n in dataset.shape)
     # Some programs write all that is empty with shape (0,).
     axis, channel = (0, None) if shape == (0,) else axes(layout, shape, where)
@@ -102,7 +115,10 @@ def inspect_dataset(
     stored = [n for position, n in enumerate(shape) if position != axis]
     if channel is not None:
         stored.insert(0, stored.pop(channel))
-    dtype = dataset.dtype.newbyteorder("=")
+    elements = dataset.dtype
+    if images:
+        elements, stored = np.dtype(np.uint8), stored or [element_bytes(dataset)]
+    dtype = elements.newbyteorder("=")
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
@@ -110,11 +126,15 @@ def inspect_dataset(
         _check_offset(dataset, where, context)
     offset = None if external else _raw_offset(dataset)
     index, slow = (None, "other files hold its values") if external else _index(dataset, cache, where, context)
+    if images and len(shape) == 1:
+        shape = (*shape, *stored)
+        if index is not None:
+            index = dataclasses.replace(index, shape=(*index.shape, *stored), grid=(*index.grid, 1), fill=0)
     return StoredDataset(
         path=path,
         name=name,
         shape=shape,
-        dtype=dataset.dtype,
+        dtype=elements,
         axis=axis,
         spec=FieldSpec(tuple(stored), dtype, channel),
         offset=offset,
@@ -267,8 +287,7 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
             f"{where}: holds values of a type that numpy lacks: {error}; store it as another type", **context
         ) from error
     refusals = {
-        "encoded images; store their bytes as a group of two datasets, values and offsets, and decode them in a "
-        "sample_transform, or read them in a Dataset of yours: DatasetSource(dataset)": _holds_images(dataset),
+        f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": _holds_images(dataset),
         "text; store class numbers, and give their names as Field(classes=[…])": bool(h5py.check_string_dtype(dtype))
         or dtype.kind in "SU",
         "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "
@@ -285,6 +304,22 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
     if h5py.h5t.find(dataset.id.get_type(), h5py.h5t.py_create(dtype)) is None:
         raise FormatError(
             f"{where}: holds values that libhdf5 cannot convert to {dtype}; store it as another type", **context
+        )
+
+
+def check_images(dataset: h5py.Dataset, where: str, context: dict[str, Any], axes: int = 1) -> None:
+    """Check that a dataset of some axes holds encoded images, or single bytes on one axis more."""
+    import h5py
+
+    dtype = dataset.dtype
+    plain = dtype.kind in "SV" and dtype.names is None and not dtype.subdtype
+    variable = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
+    bytewise = dtype in (np.uint8, np.int8)
+    if dataset.ndim != axes + bytewise or not (plain or variable or bytewise):
+        raise FormatError(
+            f"{where}: holds {dtype} of shape {dataset.shape}, not encoded images: these are bytes, opaque values or "
+            "uint8, of one length or of variable length; leave out decode, or store them so",
+            **context,
         )
 
 
@@ -306,7 +341,7 @@ def _is_bare_dimension(dataset: h5py.Dataset) -> bool:
 
 def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
     """Raise `CorruptError` if contiguous values begin in the head of the file, which h5py would return as values."""
-    offset = _offset(dataset)
+    offset = offset_of(dataset)
     head = dataset.file.userblock_size + superblock_bytes(dataset.file)
     if offset is not None and offset < head and in_one_file(dataset):
         raise CorruptError(
@@ -316,7 +351,7 @@ def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         )
 
 
-def _offset(dataset: h5py.Dataset) -> int | None:
+def offset_of(dataset: h5py.Dataset) -> int | None:
     """Offset of contiguous values in the file; None if none were ever written."""
     offset: int | None = dataset.id.get_offset()
     return None if offset == dataset.file.userblock_size - 1 else offset  # -1, to which libhdf5 adds the user block
@@ -324,9 +359,11 @@ def _offset(dataset: h5py.Dataset) -> int | None:
 
 def _raw_offset(dataset: h5py.Dataset) -> int | None:
     """Offset of the values in the file, if they are contiguous and have the layout of numpy."""
-    offset = _offset(dataset)
+    offset = offset_of(dataset)
     if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not has_numpy_layout(dataset):
         return None
+    if dataset.dtype.kind in "SVO":  # encoded images: h5py may end them at a zero
+        return int(offset)
     # Verify the offset: read the first and the last values both ways.
     values = min(dataset.shape[-1], PROBED_VALUES)
     length = values * dataset.dtype.itemsize

@@ -111,6 +111,8 @@ class StoredPart:
             elif dataset not in [each.name for each in field.datasets]:
                 continue
             reads = (first <= row) & (row <= last)
+            if field.step > 1:
+                reads &= (field.window_rows(anchors) == row).any(axis=1)
             if reads.any():
                 return int(among[reads.argmax()])
         return None
@@ -291,7 +293,8 @@ def check_compatible(part: StoredPart, first: StoredPart) -> None:
             one, two = (f"{one} of {each.classes or 'no classes'}" for each in (mine, other))
         raise FormatError(
             f"{field.stored}: has samples of {one}, but in {first} they are {two}; "
-            f"{'parts' if part.group != '/' else 'files'} of one source must agree",
+            f"{'parts' if part.group != '/' else 'files'} of one source must agree"
+            f"{'; give image_size to resize all images' if field.images else ''}",
             file=part.path,
             dataset=field.stored.name,
         )

@@ -21,6 +21,7 @@ from lit_async_data.sources.hdf5.schema.encoded import (
     names_of,
 )
 from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.images import StoredImages, inspect_images
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.window_starts import Span
@@ -46,6 +47,8 @@ class StoredField:
         pad: How windows that reach beyond the part are filled; None if there are none.
         lengths: Whether the field holds the lengths of samples instead of the samples.
         mask_of: The window whose real rows the field marks; None if it holds values.
+        step: Rows from one row of a window to the next.
+        images: How its rows are decoded; None if they are values.
         packed: NetCDF attributes of packed values that are delivered as stored.
     """
 
@@ -58,6 +61,8 @@ class StoredField:
     lengths: bool = False
     mask_of: Span | None = None
     packed: tuple[str, ...] = ()
+    step: int = 1
+    images: StoredImages | None = None
 
     @property
     def plain(self) -> bool:
@@ -96,6 +101,11 @@ class StoredField:
         begins = anchors + self.span[0]
         return np.clip(begins, 0, self.stored.rows - self.length) if self.pad else begins
 
+    def window_rows(self, anchors: Indices) -> Indices:
+        """Each row of the windows of samples, shape (n, window); beyond the part, its nearest row."""
+        rows: Indices = np.clip(anchors[:, None] + np.arange(*self.span, self.step), 0, self.stored.rows - 1)
+        return rows
+
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
         """The first and the last row, or element, that samples read."""
         first = self.begins(anchors)
@@ -111,6 +121,10 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     import h5py
 
     name, classes, where = group.name(field.name), field.classes, f"fields.{key}"
+    if field.decode:
+        if layout is not None:
+            raise ConfigError(f"layout: {layout!r} for {key}: images have their channels first; leave it out")
+        return _inspect_images(group, key, field)
     node = group.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
     if kind in ("csr", "csc", "variable"):
@@ -148,6 +162,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         packing=packing,
         classes=None if classes is None else len(classes),
         last_row=None if field.rows is None else stored.rows - 1,
+        step=field.step,
     )
     native = (stored if table is None else table).dtype.newbyteorder("=")
     if classes is not None and (packing or native.kind not in "iub"):
@@ -162,14 +177,34 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     converted = table is not None or field.column is not None or packing or classes or spec.dtype != read
     packed = () if packing else tuple(name for name in PACKING if name in dataset.attrs)
     of_key = StoredField(
-        stored, spec, field.span, conversion if converted else None, windowed, pad=field.pad, packed=packed
+        stored,
+        spec,
+        field.span,
+        conversion if converted else None,
+        windowed,
+        pad=field.pad,
+        packed=packed,
+        step=field.step,
     )
+    return _with_mask(key, field, of_key)
+
+
+def _with_mask(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
     if field.rows is None or not field.pad:
         return {key: of_key}
-    return {
-        key: of_key,
-        f"{key}_mask": StoredField(stored, FieldSpec((field.rows,), np.dtype(bool)), mask_of=field.span),
-    }
+    spec = FieldSpec((field.rows,), np.dtype(bool))
+    return {key: of_key, f"{key}_mask": StoredField(of_key.stored, spec, mask_of=field.span, step=field.step)}
+
+
+def _inspect_images(group: OpenGroup, key: str, field: Field) -> dict[str, StoredField]:
+    images = inspect_images(group, field, f"fields.{key}")
+    spec, windowed = images.decoder.spec, field.rows is not None
+    if field.rows is not None:
+        spec = FieldSpec((field.rows, *spec.shape), spec.dtype, channel=3, lead=1)
+    of_key = StoredField(
+        images.rows, spec, field.span, windowed=windowed, pad=field.pad, step=field.step, images=images
+    )
+    return _with_mask(key, field, of_key)
 
 
 def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:

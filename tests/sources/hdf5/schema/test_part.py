@@ -89,6 +89,14 @@ def test_a_bad_value_in_a_padded_window_is_named_by_its_own_row(h5):
         assert error.row == row
 
 
+def test_a_bad_value_in_a_window_with_a_step_is_named_by_its_row_and_by_a_sample_that_reads_it(h5):
+    path = h5(y=np.array([0] * 8 + [7] + [0] * 3))
+    fields = {"y": Field("y", window=(0, 7, 3), classes=["a", "b"])}
+    error = refused_when_read(FormatError, [8, 7], path, fields, [3, 1, 0, 2])
+    assert (error.row, error.sample_id) == (8, 2)
+    assert read_from(path, fields, [0, 1])["y"].tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
 def test_samples_that_repeat_a_row_as_padding_overlap(h5):
     path = h5(x=np.arange(20))
     for window, overlap in ((0, 3), 2), ((4, 6), 5), ((-6, -4), 6):

@@ -1,0 +1,121 @@
+"""`ImageReader`: decodes rows that are encoded images."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.batch.spec import Bytes
+from lit_async_data.errors import CorruptError, SourceError
+from lit_async_data.order.due import Turn
+from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.sources.contract.storage_layout import Reading
+from lit_async_data.sources.hdf5.readers.base import Reader
+from lit_async_data.sources.hdf5.schema.images import StoredImages, of_row
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors
+from lit_async_data.sources.hdf5.storage.global_heap import HEAD
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
+
+Array = npt.NDArray[Any]
+# Bytes of rows that are read into a temporary block and decoded from there.
+BLOCK_BYTES = 2**20
+# How images begin whose last bytes may be zeros. Of the others, all zeros at the end of a row are padding: behind the
+# bytes of a truncated JPEG, libjpeg would decode them.
+MAY_END_IN_ZEROS = (b"BM", b"II", b"MM", b"RIFF")
+
+
+class ImageReader(Reader):
+    """Decodes images into a batch, without a lock."""
+
+    reading: Reading = "decoded"
+
+    def __init__(self, images: StoredImages, rows: Reader | None, file: OpenFile) -> None:
+        self._images, self._stored = images, images.rows
+        self._rows = rows  # None if images are read one by one
+        self._file, self._ahead = file, ReadAhead(file)
+        self._block = max(BLOCK_BYTES // self._stored.shape[1], 1)
+
+    def read(self, rows: Indices, out: Array) -> None:
+        self.read_random(rows, out, None)
+
+    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:
+        images, decode_s, nbytes = self._images, 0.0, 0
+        drawn = [None] * len(rows) if keys is None else keys.tolist()
+        for first in range(0, len(rows), self._block):
+            block = rows[first : first + self._block]
+            bytes_of = self._bytes_of(block)
+            for place, row in enumerate(block.tolist()):
+                where = f"{self._stored}/{images.names[row]}" if images.names else f"{self._stored}, row {row}"
+                pixels = out[first + place]
+                try:
+                    data = self._image(bytes_of(place, where), row, where)
+                    began = time.perf_counter()
+                    images.decoder.decode(data, pixels, drawn[first + place], where)
+                except SourceError as error:
+                    raise of_row(error, self._stored, row) from error.__cause__
+                if images.swapped:
+                    pixels[..., :3] = pixels[..., 2::-1]
+                decode_s += time.perf_counter() - began
+                nbytes += len(data)
+        CLOCK.decoded(decode_s, nbytes, out.nbytes)
+
+    def _image(self, stored: Bytes, row: int, where: str) -> bytes:
+        """The bytes of an image, from those of its row."""
+        data, lengths = stored.tobytes(), self._images.lengths
+        if lengths is not None:
+            if not 0 <= lengths[row] <= len(data):
+                what = f"its length is {lengths[row]}, but it has {len(data)} bytes"
+                raise CorruptError(f"{where}: {what}; correct the lengths")
+            return data[: lengths[row]]
+        padded = self._rows is not None and self._images.heap is None and not data.startswith(MAY_END_IN_ZEROS)
+        return data.rstrip(b"\0") if padded else data
+
+    def _bytes_of(self, rows: Indices) -> Callable[[int, str], Bytes]:
+        """A function from the place of a row, and what errors call it, to its bytes."""
+        heap = self._images.heap
+        if self._ahead.cold and (heap is not None or self._rows is None):
+            self.fetch(rows)
+        if self._rows is None:
+            return lambda place, where: self._alone(int(rows[place]), where)
+        stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
+        self._rows.read(rows, stored)
+        if heap is None:
+            return lambda place, _: stored[place]
+        references = heap.references(stored).tolist()
+        return lambda place, where: heap.value(references[place], self._file.bytes_at, where)
+
+    def _alone(self, row: int, where: str) -> Bytes:
+        stored, index, names = self._stored, self._stored.index, self._images.names
+        if index is not None and index.offsets[row] >= 0:
+            return self._file.bytes_at(int(index.offsets[row]), int(index.sizes[row]))
+        with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name):
+            if names:  # in a group that is opened by its first dataset, since there may be too many to keep open
+                group: Any = self._file.dataset(f"{stored.name}/{names[0]}", 0).parent
+                value = group[names[row]][()]
+            else:
+                value = self._file.dataset(stored.name, 0)[row]
+            return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
+
+    def fetch(self, rows: Indices) -> bool:
+        index, heap = self._stored.index, self._images.heap
+        cold = False if self._rows is None else self._rows.fetch(rows)
+        if heap is not None and self._rows is not None:
+            stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
+            self._rows.read(rows, stored)
+            lengths, addresses, _ = heap.references(stored).T
+            self._ahead.fetch(addresses, lengths + 2 * HEAD)
+        elif self._rows is None and index is not None:
+            self._ahead.fetch(index.offsets[rows], index.sizes[rows].astype(np.int64))
+        else:
+            return cold
+        return cold or self._ahead.cold
+
+    def decode(self, rows: Indices, turn: Turn | None) -> None:
+        if self._rows is not None:
+            self._rows.decode(rows, turn)

@@ -1,0 +1,367 @@
+"""Images that HDF5 files hold encoded: every storage equals plain decoding, and a row that is no image is named."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+from support.files.pictures import stored
+from support.sources.oracle import read, refused, refused_when_read
+from torch.utils.data import DataLoader
+
+from lit_async_data import AsyncLoader, Field, HDF5Source, ManifestSource
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
+
+ROWS, SIDES = 23, (20, 30)
+VARIABLE = h5py.vlen_dtype(np.uint8)
+
+
+def picture(number, kind="PNG", sides=SIDES):
+    pixels = np.random.default_rng(number).integers(0, 255, (*sides, 3), dtype=np.uint8)
+    return stored(Image.fromarray(pixels), kind)
+
+
+IMAGES = [picture(number, ["PNG", "JPEG", "BMP"][number % 3]) for number in range(ROWS)]
+MOST = max(map(len, IMAGES))
+
+
+def plainly(data):
+    if data.startswith(b"\xff\xd8"):
+        return simplejpeg.decode_jpeg(data).transpose(2, 0, 1)
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1)
+
+
+PIXELS = np.stack([plainly(data) for data in IMAGES])
+
+
+def variable(file, images, **options):
+    dataset = file.create_dataset("x", (len(images),), VARIABLE, **options)
+    for row, data in enumerate(images):
+        dataset[row] = np.frombuffer(data, np.uint8)
+
+
+def padded(file, images, **options):
+    most = max(map(len, images))
+    file.create_dataset("x", data=[np.frombuffer(data.ljust(most, b"\0"), "u1") for data in images], **options)
+
+
+def fixed(kind, **options):
+    return lambda file, images: file.create_dataset("x", data=np.array(images, f"{kind}{MOST}"), **options)
+
+
+def typed(kind):
+    """Of a type that h5py reads wrongly, or not at all: strings that end at a zero, opaque values with a tag."""
+
+    def write(file, images):
+        dataset = h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((len(images),)))
+        rows = np.array([np.frombuffer(data.ljust(kind.get_size(), b"\0"), "u1") for data in images])
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, rows, kind)
+
+    return write
+
+
+def strings_with_an_end():
+    kind = h5py.h5t.C_S1.copy()
+    kind.set_size(MOST + 1)
+    return typed(kind)
+
+
+def opaque_with_a_tag():
+    kind = h5py.h5t.create(h5py.h5t.OPAQUE, MOST)
+    kind.set_tag(b"image/jpeg")
+    return typed(kind)
+
+
+def separate(value, **options):
+    def write(file, images):
+        for number, data in enumerate(images):
+            file.create_dataset(f"x/{number}", data=value(data), **options)
+
+    return write
+
+
+def in_bytes(data):
+    return np.frombuffer(data, np.uint8)
+
+
+STORAGES = {
+    "variable": variable,
+    "variable in chunks": lambda file, images: variable(file, images, chunks=(5,), maxshape=(None,)),
+    "variable in compressed chunks": lambda file, images: variable(file, images, chunks=(5,), compression="gzip"),
+    "padded": padded,
+    "padded in compressed chunks": lambda file, images: padded(file, images, chunks=(4, 99), compression="gzip"),
+    "strings": fixed("S"),
+    "strings in compressed chunks": fixed("S", chunks=(3,), compression="gzip", shuffle=True),
+    "strings by h5py": fixed("S", chunks=(3,), compression="lzf"),
+    "strings with an end": strings_with_an_end(),
+    "opaque": fixed("V"),
+    "opaque with a tag": opaque_with_a_tag(),
+    "a dataset for each": separate(in_bytes),
+    "a value for each": separate(np.void),
+    "a compressed dataset for each": separate(in_bytes, compression="gzip"),
+    "variable behind a user block": variable,
+    "of other addresses": variable,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_extra_codecs(monkeypatch):
+    """lzf stands for filters that h5py must decode."""
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+
+
+@pytest.fixture(scope="module", params=STORAGES)
+def path(request, tmp_path_factory):
+    return written(tmp_path_factory.mktemp("stored") / "x.h5", request.param)
+
+
+def written(path, storage="variable", images=IMAGES, **more):
+    if storage == "of other addresses":
+        sizes = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+        sizes.set_sizes(4, 4)
+        h5py.h5f.create(bytes(path), fcpl=sizes).close()
+    with h5py.File(path, "a", userblock_size=512 if storage == "variable behind a user block" else None) as file:
+        STORAGES[storage](file, images)
+        file["lengths"] = list(map(len, images))
+        file["y"] = np.arange(len(images))
+        for name, values in more.items():
+            file[name] = values
+    return str(path)
+
+
+def field(**options):
+    return {"x": Field("x", decode="image", **options)}
+
+
+def samples_of(path, options, **of_source):
+    with contextlib.closing(HDF5Source(path, field(**options), **of_source)) as source:
+        assert source.chunks.reading == "decoded"
+        last_first = np.arange(len(source))[::-1]
+        return read(source, last_first) | {"spec": source.spec["x"].shape, "rows": source.chunks.rows}
+
+
+@pytest.mark.parametrize("memory_map", [True, False])
+@pytest.mark.parametrize("lengths", [None, "lengths"])
+def test_every_storage_equals_plain_decoding(path, memory_map, lengths):
+    found = samples_of(path, {"lengths": lengths}, memory_map=memory_map)
+    assert found["spec"] == (3, *SIDES)
+    np.testing.assert_array_equal(found["x"], PIXELS[::-1])
+
+
+@pytest.mark.parametrize("window", [(0, 3), (-8, 5, 4), 2])
+@pytest.mark.parametrize("pad", [None, "last", "zero"])
+def test_windows_hold_every_step_th_image(path, window, pad):
+    if window == 2:
+        np.testing.assert_array_equal(samples_of(path, {"window": 2})["x"], PIXELS[:1:-1])
+        return
+    steps = np.arange(*window)
+    wanted = np.arange(ROWS)[:, None] + steps
+    real = (wanted >= 0) & (wanted < ROWS)
+    expected = PIXELS[wanted.clip(0, ROWS - 1)]
+    found = samples_of(path, {"window": window, "pad": pad})
+    assert found["spec"] == (len(steps), 3, *SIDES)
+    if pad is None:
+        expected = expected[real.all(axis=1)]
+    else:
+        np.testing.assert_array_equal(found["x_mask"], real[::-1])
+    if pad == "zero":
+        expected[~real] = 0
+    np.testing.assert_array_equal(found["x"], expected[::-1])
+
+
+@pytest.mark.parametrize("storage", ["variable", "padded", "a dataset for each", "padded in compressed chunks"])
+def test_samples_are_shuffled_one_by_one_unless_they_share_compressed_chunks(tmp_path, storage):
+    rows = samples_of(written(tmp_path / "x.h5", storage), {})["rows"]
+    assert rows == (4 if storage == "padded in compressed chunks" else 1)
+
+
+def test_skipped_images_are_not_decoded(tmp_path):
+    images = [data if row % 5 == 0 else b"no image" for row, data in enumerate(IMAGES)]
+    source = HDF5Source(written(tmp_path / "x.h5", images=images), field(window=(0, 16, 5)))
+    np.testing.assert_array_equal(read(source, [0, 5])["x"], np.stack([PIXELS[0:16:5], PIXELS[5:21:5]]))
+    with pytest.raises(FormatError, match="row 1: begins with b'no image'") as caught:
+        read(source, [5, 1])
+    assert (caught.value.row, caught.value.sample_id) == (1, 1)
+    source.close()
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("RGBA", 4)])
+def test_red_and_blue_change_places(tmp_path, mode, channels):
+    path = written(tmp_path / "x.h5")
+    with contextlib.closing(HDF5Source(path, field(mode=mode, channels="BGR"))) as source:
+        found = read(source, [0, 1])["x"]
+        assert found.shape[1] == channels
+        np.testing.assert_array_equal(found[:, :3], PIXELS[:2, ::-1])
+
+
+@pytest.fixture
+def table(tmp_path):
+    """The same images as files of a table."""
+    for number, data in enumerate(IMAGES):
+        (tmp_path / f"{number}.img").write_bytes(data)
+    return {"path": [str(tmp_path / f"{number}.img") for number in range(ROWS)], "y": list(range(ROWS))}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("workers", "kind"), [(0, "auto"), (2, "thread"), (2, "process")])
+@pytest.mark.parametrize("resize", ["random_crop", "pad"])
+def test_batches_are_those_of_a_table_of_the_same_images(tmp_path, table, workers, kind, resize):
+    pyarrow = pytest.importorskip("pyarrow")
+    options = {"image_size": (8, 16), "resize": resize}
+    stored = HDF5Source(written(tmp_path / "x.h5"), field(**options) | {"y": "y"})
+    columns = {"x": {"name": "path", "kind": "image"}, "y": "y"}
+    files = ManifestSource(pyarrow.table(table), columns, root=str(tmp_path), **options)
+    loading = {"batch_size": 5, "shuffle": "global", "seed": 7, "workers": workers, "worker_kind": kind}
+    with AsyncLoader(stored, loading) as mine, AsyncLoader(files, loading | {"workers": 0}) as theirs:
+        for _ in range(2):
+            for one, other in zip(mine, theirs, strict=True):
+                np.testing.assert_array_equal(one["y"], other["y"])
+                np.testing.assert_array_equal(one["x"], other["x"])
+
+
+def test_all_images_of_a_window_are_cropped_alike(tmp_path):
+    path = written(tmp_path / "x.h5", images=[IMAGES[0]] * 9)
+    source = HDF5Source(path, field(image_size=8, resize="random_crop", window=(0, 9, 4)))
+    with AsyncLoader(source, {"batch_size": 1, "shuffle": False}) as loader:
+        first = next(loader)["x"][0]
+    assert (first == first[:1]).all()
+    source.close()
+
+
+def test_copies_and_forks_of_a_source_read_the_same(path):
+    with contextlib.closing(HDF5Source(path, field())) as source:
+        before = read(source, [3])["x"]
+        with contextlib.closing(pickle.loads(pickle.dumps(source))) as copied:
+            np.testing.assert_array_equal(read(copied, [3])["x"], before)
+        forked = DataLoader(source, batch_size=ROWS, num_workers=1, multiprocessing_context="fork")
+        np.testing.assert_array_equal(next(iter(forked))["x"], PIXELS)
+
+
+@pytest.mark.parametrize("storage", ["variable", "of other addresses"])
+def test_the_global_heap_equals_h5py(tmp_path, storage):
+    """Many values of one collection, collections of one value, and the holes of values that were written again."""
+    rng, path = np.random.default_rng(0), written(tmp_path / "x.h5", storage, images=[b"?"] * 300)
+    with h5py.File(path, "a") as file:
+        for size in (40, 300, 9000):
+            for row in rng.integers(300, size=200):
+                file["x"][row] = rng.integers(0, 255, rng.integers(size), dtype=np.uint8)
+        values, offset = file["x"][...], file["x"].id.get_offset()
+        address_bytes, length_bytes = file.id.get_create_plist().get_sizes()
+    data = np.fromfile(path, np.uint8)
+    references = data[offset : offset + 300 * (8 + address_bytes)].reshape(300, -1)
+    heap = GlobalHeap(length_bytes, len(data))
+    for reference, value in zip(heap.references(references).tolist(), values, strict=True):
+        np.testing.assert_array_equal(heap.value(reference, lambda at, n: data[at : at + n], ""), value)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def replaced(row, data):
+    return [data if number == row else each for number, each in enumerate(IMAGES)]
+
+
+TRUNCATED = picture(1, "JPEG")[:-200]
+BAD = {
+    "no image": ("padded", b"hello", FormatError, "begins with b'hello'"),
+    "truncated, with zeros behind it": ("padded", TRUNCATED, CorruptError, "the JPEG cannot be decoded"),
+    "truncated": ("variable", TRUNCATED, CorruptError, "the JPEG cannot be decoded"),
+    "truncated in a group": ("a dataset for each", IMAGES[0][:-9], CorruptError, "x/4: the PNG cannot be decoded"),
+    "empty": ("variable", b"", CorruptError, "empty"),
+    "zeros": ("strings", b"", CorruptError, "empty"),
+    "of another size": ("variable", picture(1, sides=(9, 8)), FormatError, "9×8 pixels.*give image_size"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_row_that_is_no_image_is_named(tmp_path, case):
+    storage, data, kind, said = BAD[case]
+    path = written(tmp_path / "x.h5", storage, replaced(4, data))
+    with contextlib.closing(HDF5Source(path, field(window=(0, 5, 2)))) as source:
+        np.testing.assert_array_equal(read(source, [1, 5])["x"][1], PIXELS[5:10:2])
+        with pytest.raises(kind, match=said) as caught:
+            read(source, [1, 3, 2])
+        error = caught.value
+        assert (error.file, error.dataset, error.row, error.sample_id) == (path, "x", 4, 2)
+        assert "row 4" in str(error) or "x/4" in str(error)
+
+
+def test_a_bad_image_is_left_out_as_the_loader_says(tmp_path):
+    source = HDF5Source(written(tmp_path / "x.h5", images=replaced(4, b"hello")), field())
+    options = {"batch_size": 23, "shuffle": False, "on_error": "skip", "max_bad": 1, "return_indices": True}
+    with AsyncLoader(source, options) as loader:
+        assert 4 not in next(iter(loader))["index"].tolist()
+
+
+@pytest.mark.parametrize("length", [-1, MOST + 1])
+def test_a_length_beyond_its_row_is_named(tmp_path, length):
+    path = written(
+        tmp_path / "x.h5", "padded", n=[length if row == 7 else len(data) for row, data in enumerate(IMAGES)]
+    )
+    error = refused_when_read(CorruptError, ["row 7", str(length), MOST], path, field(lengths="n"), [7])
+    assert error.row == 7
+
+
+DAMAGES = {
+    "to nowhere": (lambda data, at, _: data[at + 4 : at + 12].fill(0x7F), "outside of the file"),
+    "to another place": (lambda data, at, _: data[at + 4 : at + 5].fill(0x30), "no collection"),
+    "to another object": (lambda data, at, _: data[at + 12 : at + 16].fill(9), "missing"),
+    "of another length": (lambda data, at, _: data[at : at + 1].__iadd__(1), "but it has"),
+    "to a damaged collection": (lambda data, _, heap: data[heap : heap + 4].fill(0), "no collection"),
+    "to a collection that is too long": (lambda data, _, heap: data[heap + 8 : heap + 16].fill(0x7F), "no collection"),
+    "to an object that is too long": (lambda data, _, heap: data[heap + 24 : heap + 30].fill(0x7F), "missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_reference_or_heap_is_named_by_its_row(tmp_path, damage):
+    path = written(tmp_path / "x.h5", images=[picture(number, sides=(40, 50)) for number in range(4)])
+    with h5py.File(path) as file:
+        at = file["x"].id.get_offset() + 2 * 16
+    data = np.fromfile(path, np.uint8)
+    change, said = DAMAGES[damage]
+    change(data, at, int.from_bytes(data[at + 4 : at + 12].tobytes(), "little"))
+    data.tofile(path)
+    error = refused_when_read(CorruptError, ["row 2", said], path, field(image_size=9), [2])
+    assert (error.row, error.sample_id) == (2, 2)
+
+
+REFUSED = {
+    "numbers": (FormatError, ["y: holds int64 of shape (23,), not encoded images"], {"name": "y"}),
+    "a group of others": (FormatError, ["mixed/b", "not encoded images"], {"name": "mixed"}),
+    "nothing": (MissingError, ["has no dataset 'z'"], {"name": "z"}),
+    "no first image": (FormatError, ["text, row 0: begins with b'abc'"], {"name": "text"}),
+    "lengths of another shape": (FormatError, ["fields.x.lengths", "23 images"], {"lengths": "two"}),
+    "no lengths": (MissingError, ["fields.x.lengths", "'z'"], {"lengths": "z"}),
+    "a layout": (ConfigError, ["layout", "leave it out"], {"layout": {"x": "NC"}}),
+    "a column": (ConfigError, ["fields.x.column: does not apply to images"], {"column": 1}),
+    "values with a size": (ConfigError, ["fields.x.image_size: needs decode"], {"decode": None, "image_size": 8}),
+    "another decoder": (ConfigError, ["fields.x.decode", "'jpeg'"], {"decode": "jpeg"}),
+    "another order": (ConfigError, ["fields.x.channels", "RGB"], {"channels": "GBR"}),
+    "grey of swapped colours": (ConfigError, ["fields.x.channels", "mode RGB"], {"channels": "BGR", "mode": "L"}),
+    "no size to crop to": (ConfigError, ["fields.x.image_size: missing"], {"resize": "crop"}),
+    "a step of 0": (ConfigError, ["fields.x.window", "(start, stop, step)"], {"window": (0, 4, 0)}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_meant_is_refused(tmp_path, case):
+    kind, words, options = REFUSED[case]
+    more = {"mixed/a": np.frombuffer(IMAGES[0], "u1"), "mixed/b": 1.5, "text": np.array([b"abc"] * ROWS), "two": [1, 2]}
+    path = written(tmp_path / "x.h5", **more)
+    layout = options.pop("layout", None) if "layout" in options else None
+    refused(kind, words, path, {"x": {"name": "x", "decode": "image", **options}}, layout=layout)
+
+
+def test_files_whose_images_differ_in_size_are_told_how_to_agree(tmp_path):
+    paths = [written(tmp_path / f"{side}.h5", images=[picture(0, sides=(side, 8))]) for side in (8, 9)]
+    error = refused(SourceError, ["(3, 9, 8)", "(3, 8, 8)", "image_size"], paths, field())
+    assert error.file == paths[1]
