@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lit_async_data.sources.contract.source import Reservation
@@ -27,13 +27,22 @@ _STALE = 64
 
 
 class File:
-    """A file to read ahead. Its future runs while a thread reads it."""
+    """A file to read ahead.
+
+    No `Future`: an interrupt in one of its methods can leave its lock locked, and a thread that looks at it would wait
+    for ever.
+    """
 
     def __init__(self, path: str, turn: int) -> None:
         self.path, self.turn = path, turn
         self.size: int | None = None  # known once a thread has looked it up
         self.held_bytes = 0
-        self.data: Future[bytes] = Future()
+        # Each side sets its own first and then looks at the other's: a thread that has begun, whoever wants no thread
+        # to read it.
+        self.begun = self.unwanted = False
+        self.reading = threading.Lock()  # until a thread that has begun is done
+        self.reading.acquire()
+        self.data: bytes | None = None
 
 
 class FilePrefetcher:
@@ -71,8 +80,10 @@ class FilePrefetcher:
         """All bytes of a file. Waits if a thread is reading it; a file that none has begun is read here, at once."""
         file = self.files.get(path) if self.files and self._mine else None
         if file is not None:
-            begun = not file.data.cancel()
-            data = file.data.result() if begun and file.data.exception() is None else None
+            file.unwanted, data = True, None
+            if file.begun:
+                with file.reading:
+                    data = file.data
             with self._held():
                 self._drop(file)
                 self._read_next()
@@ -158,7 +169,7 @@ class FilePrefetcher:
     def _drop(self, file: File) -> None:
         if self.files.get(file.path) is file:
             del self.files[file.path]
-            file.data.cancel()
+            file.unwanted = True
             self.held_bytes -= file.held_bytes
 
     def _measure(self, file: File) -> None:
@@ -177,7 +188,7 @@ class FilePrefetcher:
             file = self._waiting[0]
             if file.size is not None and file.size > self.room:
                 self._drop(file)  # whoever needs it reads it
-            if not file.data.cancelled():
+            if not file.unwanted:
                 if file.size is None or (self.held_bytes and self.held_bytes + file.size > self.room):
                     return
                 file.held_bytes = file.size
@@ -187,11 +198,13 @@ class FilePrefetcher:
             self._waiting.popleft()
 
     def _load(self, file: File) -> None:
-        if file.data.set_running_or_notify_cancel():
-            try:
-                file.data.set_result(self._read(file.path, min(file.held_bytes, MOST_BYTES)))
-            except Exception as error:  # noqa: BLE001  # `read` reads the file again, which raises
-                file.data.set_exception(error)
+        file.begun = True
+        try:
+            if not file.unwanted:
+                with contextlib.suppress(Exception):  # `read` reads the file again, which raises
+                    file.data = self._read(file.path, min(file.held_bytes, MOST_BYTES))
+        finally:
+            file.reading.release()
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         data, cold = fetched(path, most_bytes, self._root)

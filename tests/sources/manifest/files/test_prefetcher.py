@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import dataclasses
+import itertools
 import os
 import pickle
 import threading
-from concurrent.futures import wait
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.threads.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.engine.resources.plan import AHEAD
@@ -59,7 +62,9 @@ def made_cold(reader, files):
 
 
 def there(reader, path):
-    assert wait([reader.files[path].data], 30).done
+    file = reader.files[path]
+    assert file.reading.acquire(timeout=30)
+    file.reading.release()
 
 
 def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
@@ -283,6 +288,26 @@ def test_room_given_back_by_a_thread_that_holds_the_lock_waits_for_no_thread(fil
     for thread in threads:
         thread.join(30)
     assert not fetchers()
+
+
+def test_wherever_an_interrupt_ends_the_giving_back_of_room_no_thread_waits_for_ever(files, monkeypatch):
+    pool = SimpleNamespace(submit=lambda *_: None, shutdown=lambda **_: None)
+    monkeypatch.setattr(fetching, "ThreadPoolExecutor", lambda *_: pool)
+    for place in itertools.count():
+        reader = FilePrefetcher()
+        give_back = reader.reserve(ROOM)
+        reader.fetch(files[:2])
+        file = reader._waiting[0]
+        with interrupted(place) as passed, contextlib.suppress(KeyboardInterrupt):
+            give_back()
+        thread = threading.Thread(target=reader._measure, args=(file,), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        give_back()
+        if len(passed) <= place:
+            break
+    assert place > 20
 
 
 # -- loaders and what they read ahead ---------------------------------------------------------------------------------
