@@ -311,14 +311,15 @@ def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
         assert loader.machinery.wiring.quarantine.known == {33, first}
 
 
-@PROCESSES
-def test_a_batch_transform_that_ends_processes_is_an_error(workers, chunk):
-    with AsyncLoader(deadly(-1, chunk), around(workers), batch_transform=acts.kill_at_33) as loader:
-        found = itertools.islice(loader, 3)
-        assert [batch["y"][0].item() for batch in found] == [0, 10, 20]
-        with pytest.raises(WorkerError, match=r"while it transformed samples 30, 31, 32, … \(10 in all\)") as caught:
+@pytest.mark.parametrize(("workers", "chunk", "size"), [(1, 1, 1), (2, 1, 10), (2, 4, 10)])
+def test_a_batch_transform_that_ends_processes_is_an_error(workers, chunk, size):
+    options, first = {**around(workers), "batch_size": size}, 33 // size * size
+    with AsyncLoader(deadly(-1, chunk), options, batch_transform=acts.kill_at_33) as loader:
+        found = itertools.islice(loader, first // size)
+        assert [batch["y"][0].item() for batch in found] == list(range(0, first, size))
+        with pytest.raises(WorkerError, match=rf"while it transformed samples? {first}") as caught:
             loader.next()
-        assert (caught.value.stage, caught.value.row) == ("transform", 30)
+        assert (caught.value.stage, caught.value.row) == ("transform", first)
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])
