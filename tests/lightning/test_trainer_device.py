@@ -192,7 +192,7 @@ def test_an_error_of_copy_verification_ends_training_and_closes_all_loaders():
         batch["x"].numpy()[...] = 7
 
     dm = datamodule(train=CountingSource(), val=CountingSource())
-    with pytest.raises(TransferError, match="x of batch 0 of epoch 0 changed"):
+    with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\] changed"):
         trainer(lad.DevicePrefetcher(verify_copies=2)).fit(Recorder(spoil), datamodule=dm)
     assert readers() == []
 

@@ -881,7 +881,7 @@ def test_what_the_canary_finds_about_a_batch_costs_none_of_those_behind_it(strea
             read_ahead(batches, depth)
             batches.machinery.prefetch()
         assert next(batches)["step"] == 1
-        with pytest.raises(TransferError, match="x of batch 0 of epoch 0"):
+        with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\]"):
             next(batches)
         assert steps(next(batches) for _ in range(4)) == [2, 3, 4, 5]
 
