@@ -330,13 +330,31 @@ def test_one_file_per_sample_is_no_file_of_rows():
 
 def test_encoded_images_are_recognised_by_their_first_bytes():
     examples.jpegs("x.h5")
-    report = report_on(["x.h5"])
-    why = {each.name: each.why for each in report.datasets if not each.reading}
-    assert why.keys() == {"text", "opaque", "lengths"}
-    assert all(
-        each.startswith("holds encoded JPEG images: ") and "docs/data/sources.md" in each for each in why.values()
+    found = {each.name: (each.type, each.shape[0], each.reading) for each in report_on(["x.h5"]).datasets}
+    assert found.pop("joined") == ("variable, JPEG images", 6, "copied")
+    assert found == dict.fromkeys(("text", "opaque", "variable", "padded", "separate"), ("JPEG images", 6, "decoded"))
+
+
+@pytest.mark.parametrize("name", ["text", "opaque", "variable", "padded", "separate"])
+def test_encoded_images_are_decoded_by_what_is_suggested(name):
+    examples.jpegs("all.h5")
+    with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
+        every.copy(name, file)
+        file["action"] = np.zeros((6, 14), "f4")
+    suggestion = only(report_on(["x.h5"]))
+    assert suggestion.batch["x"] == {"dtype": "uint8", "shape": (3, 10, 12)}
+    assert (
+        f"data.train.fields={{x: {{name: {name}, decode: image, image_size: [10, 12]}}}}" in suggestion.call.command()
     )
-    assert "x holds encoded JPEG images: decode them in a sample_transform" in only(report).notes
+    assert any("channels: BGR" in each for each in suggestion.notes)
+    check(suggestion)
+
+
+def test_joined_images_are_to_be_decoded_in_a_transform():
+    examples.jpegs("all.h5")
+    with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
+        every.copy("joined", file)
+    assert "x holds encoded JPEG images: decode them in a sample_transform" in only(report_on(["x.h5"])).notes
 
 
 TABLES = [

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import glob
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start,
 # Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
 _HEAD = 16  # bytes; enough to tell any image format
+# Datasets of a group that are looked at to tell whether each is an image.
+_LOOKED_AT = 8
 # By choice of the source: how it is told in `StorageLayout`, and in words.
 _WAYS: dict[Choice, tuple[str, str]] = {
     "raw": ("copied", "copied as stored"),
@@ -55,7 +58,7 @@ class Dataset:
     how: str = "not read"
     why: str = ""
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))
-    encoded: str = ""  # the kind of group, as of `encoding`; empty for a dataset
+    encoded: str = ""  # the kind of group, as of `encoding`, or "images"; empty for a dataset of values
     images: str = ""  # the format of the image files that it holds, such as JPEG
     axis: str = ""  # the name of its first axis, as NetCDF gives it
     scale: bool = False  # whether it holds the coordinates of an axis of other datasets
@@ -63,6 +66,7 @@ class Dataset:
     matlab: bool = False
     path: str = ""  # in the file, where `name` has the pattern of its groups
     pandas: str = ""  # the group of pandas that it is in
+    size: tuple[int, ...] = ()  # (height, width) of the first image
 
     def __post_init__(self) -> None:
         self.path = self.path or self.name
@@ -78,6 +82,9 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "", pandas
     pandas, kind = path if "pandas_type" in group.attrs else pandas, encoding(group)
     if kind:
         yield _of_group(group, path or ".", kind)
+    elif path and (images := _format_in_group(group)):
+        yield Dataset(path, f"{images} images", (len(group),), rows=(len(group),) * 2, encoded="images", images=images)
+        return
     names: list[Any] = [name for name in group if name not in VARIABLE] if kind in ("", "variable") else []
     groups = []
     for each in names:
@@ -102,9 +109,10 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Dataset:
     except LIBRARY_ERRORS:
         return Dataset(name, "a type that numpy lacks")
     shape = tuple(map(int, dataset.shape or ()))
+    images = _image_format(dataset, shape)
     return Dataset(
         name,
-        _type_name(dtype),
+        f"{images} images" if images else _type_name(dtype),
         shape,
         rows=(shape[0], shape[0]) if shape else None,
         chunks=dataset.chunks,
@@ -112,7 +120,8 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Dataset:
         bytes=math.prod(shape) * dtype.itemsize if dataset.shape is not None else 0,
         stored_bytes=int(dataset.id.get_storage_size()),
         dtype=dtype,
-        images=_image_format(dataset, shape),
+        encoded="images" if images else "",
+        images=images,
         axis=next((str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()), "") if shape else "",
         scale=dataset.attrs.get("CLASS") == b"DIMENSION_SCALE",
         packed=any(each in dataset.attrs for each in ("scale_factor", "add_offset", "_FillValue")),
@@ -135,14 +144,24 @@ def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
 def _image_format(dataset: h5py.Dataset, shape: tuple[int, ...]) -> str:
     """The format of the image files that a dataset holds, by the first bytes of the first; empty if it holds none."""
     in_bytes = dataset.dtype == np.uint8
-    if not shape or 0 in shape or len(shape) > 1 + in_bytes or not (in_bytes or dataset.dtype.kind in "SVO"):
+    if dataset.shape is None or 0 in shape or len(shape) > 1 + in_bytes or dataset.dtype.kind not in "SVOu":
         return ""
     data: Any = b""
     with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
-        first: Any = dataset[:_HEAD] if in_bytes and len(shape) == 1 else dataset[0]
+        first: Any = dataset[:_HEAD] if in_bytes and len(shape) == 1 else dataset[0] if shape else dataset[()]
         data = first if isinstance(first, bytes) else first.tobytes() if hasattr(first, "tobytes") else b""
     # A BMP begins with two letters, as text may do.
     return next((each.name for each in FORMATS if each.name != "BMP" and each.magic.match(data)), "")
+
+
+def _format_in_group(group: h5py.Group) -> str:
+    """The format of the images that a group holds, each in a dataset of its own; empty if it holds anything else."""
+    found = set()
+    for name in itertools.islice(group, _LOOKED_AT):
+        node: Any = group.get(name) if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
+        single = isinstance(node, h5py.Dataset) and node.ndim <= (node.dtype == np.uint8)
+        found.add(_image_format(node, node.shape) if single else "")
+    return "" if "" in found else "/".join(sorted(found))
 
 
 def _type_name(dtype: np.dtype[Any]) -> str:
@@ -173,15 +192,15 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     where = f"{group.path}:/{node.path}"
     try:
         with as_source_errors(where, "cannot be read", file=group.path, dataset=node.path):
-            field = inspect_field(group, "x", Field(node.path), layout)["x"]
+            decode: Any = "image" if node.encoded == "images" else None
+            field = inspect_field(group, "x", Field(node.path, decode=decode), layout)["x"]
     except AsyncDataError as error:
         text = str(error).removeprefix(f"{where}: ").removeprefix(f"{group.path}: ")
         node.why = text.replace(f"{group.path}:/", "")
-        if node.images:
-            node.why = (
-                f"holds encoded {node.images} images: store their bytes as a group of values and offsets, and decode "
-                "them in a sample_transform, or write a Source of your own (docs/data/sources.md)"
-            )
+        return
+    if field.images is not None:
+        node.reading, node.how = _WAYS["chunks"]
+        node.size, node.dtype, node.why = field.spec.shape[1:], field.spec.dtype, field.values.slow or ""
         return
     stored, ranges = field.values, isinstance(field.stored, StoredRanges)
     way = choice(stored, mapped=True)

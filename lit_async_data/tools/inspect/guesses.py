@@ -80,7 +80,12 @@ def _samples(scope: Scope, paths: Sequence[str], x: Dataset, y: Dataset | None) 
     if letters := None if x.encoded else layout_of(x.shape, axis):
         same = y is not None and len(y.shape) == len(x.shape) > 2
         layouts |= {"x": letters} | ({"y": letters} if same else {})
-    if x.images:
+    if x.size:
+        fields["x"] = {"name": name, "decode": "image", "image_size": list(x.size)}
+        notes.append(
+            "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing"
+        )
+    elif x.images:
         notes.append(f"x holds encoded {x.images} images: decode them in a sample_transform")
     if x.matlab and len(x.shape) > 2:
         notes.append("MATLAB stores axes in reverse: images have width before height; transpose them in a transform")
@@ -137,7 +142,8 @@ def _can_be_input(node: Dataset) -> bool:
 def _score(node: Dataset) -> float:
     """The largest dataset, unless names say otherwise."""
     as_input, as_label = has_word(node.name, words.INPUTS), has_word(node.name, f"{words.MASKS}|{words.LABELS}")
-    return math.log10(node.bytes + 1) + 1.5 * as_input - 3 * (as_label and not as_input) - 0.5 * node.name.count("/")
+    nbytes = math.prod((node.shape[0], *node.size)) if node.size else node.bytes
+    return math.log10(nbytes + 1) + 1.5 * as_input - 3 * (as_label and not as_input) - 0.5 * node.name.count("/")
 
 
 def _axis(x: Dataset, label: Dataset) -> int | None:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from PIL import Image
+
+from support.files.pictures import stored
 
 RNG = np.random.default_rng(5)
 
@@ -134,12 +137,14 @@ def class_folders(folder, sizes):
 
 
 def jpegs(path):
-    """Encoded images: bytes, opaque, of variable length, padded to rows, and one after the other with offsets."""
-    blobs = [b"\xff\xd8\xff" + bytes(range(10 + n)) for n in range(6)]
+    """Encoded images: bytes, opaque, of variable length, padded to rows, in a group; and joined, with offsets."""
+    blobs = [stored(Image.new("RGB", (12, 10), (40 * n, 0, 0)), "JPEG") for n in range(6)]
     with h5py.File(path, "w") as file:
-        file["text"], file["opaque"] = np.array(blobs, "S20"), np.array(blobs, "V20")
-        file.create_dataset("lengths", (6,), h5py.vlen_dtype("u1"))[:] = [np.frombuffer(each, "u1") for each in blobs]
-        file["padded"] = np.array([np.frombuffer(each.ljust(20), "u1") for each in blobs])
+        file["text"], file["opaque"] = np.array(blobs, "S2000"), np.array(blobs, "V2000")
+        variable = file.create_dataset("variable", (6,), h5py.vlen_dtype("u1"))
+        file["padded"] = np.array([np.frombuffer(each.ljust(2000, b"\0"), "u1") for each in blobs])
+        for number, each in enumerate(blobs):
+            variable[number] = file[f"separate/{number}"] = np.frombuffer(each, "u1")
         file["joined/values"] = np.frombuffer(b"".join(blobs), "u1")
         file["joined/offsets"] = np.cumsum([0] + [len(each) for each in blobs])
 
