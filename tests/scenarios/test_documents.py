@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.files.pictures import stored
 from support.lightning.trainer import NO_STAGES, pl
 from support.ranks.processes import free_port, run_together
 from torch.utils.data import DataLoader, Dataset
@@ -110,12 +111,20 @@ def workplace(tmp_path, monkeypatch):
 
 @pytest.fixture
 def patients(workplace):
-    """One file per patient, with two columns of labels."""
+    """One file per patient, with two columns of labels; one per episode, with JPEGs in rows of one length."""
     for number in range(20):
         with h5py.File(f"scans/patient_{number:02}.h5", "w") as file:
             file["data"] = np.zeros((10, 8, 8, 3), np.uint8)
             file["labels"] = np.arange(20).reshape(10, 2) % 2
     Path("scans/val.h5").unlink()
+    Path("episodes").mkdir()
+    for number in range(2):
+        frames = [stored(Image.new("RGB", (64, 48), (9 * row, 0, 0)), "JPEG") for row in range(20)]
+        with h5py.File(f"episodes/episode_{number}.hdf5", "w") as file:
+            padded = [np.frombuffer(frame.ljust(2000, b"\0"), np.uint8) for frame in frames]
+            file["observations/images/top"] = np.array(padded)
+            file["compress_len"] = np.array([[len(frame) for frame in frames]], "f4")
+            file["observations/qpos"] = file["action"] = np.zeros((20, 14))
 
 
 def given():
