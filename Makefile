@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-reading bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-ragged bench-reading bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -80,6 +80,10 @@ bench-scale: $(VENV)/installed
 # can be imported: torchdata as for bench-hdf5; mosaicml-streaming from a folder of its own, as it asks for an older numpy.
 bench-resume: $(VENV)/installed
 	$(BIN)/python benchmarks/promises/resume.py $(ARGS)
+
+# Samples of variable length, batched by length: 2 minutes and 250 MB.
+bench-ragged: $(VENV)/installed
+	$(BIN)/python benchmarks/loading/ragged.py $(ARGS)
 
 # Loading before and after packing: about 3 minutes and 3 GB.
 bench-pack: $(VENV)/installed

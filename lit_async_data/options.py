@@ -32,7 +32,7 @@ INSTEAD = {
     "timeout": "use timeout_s",
     "generator": "use seed",
     "sampler": "use shuffle and seed, or weights where it draws by weight",
-    "batch_sampler": "use batch_size, shuffle and drop_last",
+    "batch_sampler": "use batch_size, shuffle and drop_last, and batch_by for samples of like length",
     "collate_fn": "leave it out: samples are written straight into the batch, which batch_transform can change",
     "multiprocessing_context": "use worker_kind",
     "pin_memory_device": "leave it out: the loader knows its device",
@@ -124,6 +124,13 @@ class LoaderOptions:
             key of a field of numbers, or ``Balanced("y")`` (in a configuration ``{balanced: y}``), with which all
             classes of field ``y`` are equally frequent. Training only.
         epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
+        batch_by: Puts samples of like length together: the key of a field of variable length, or of one with the
+            length of each sample, or an array of these. Fields of variable length are then padded to the bucket of
+            their batch instead of to the longest sample. Ranks have equally many batches, and each epoch as many.
+        batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
+            ``batch_size`` limits it.
+        buckets: How many lengths there are to pad to, or these lengths, ascending. A number chooses those that need the
+            least padding.
         augment: Whether training draws random numbers, differently in each epoch: a source that can, such as a random
             part of each image (``resize="random_crop"``) instead of the middle; and for transforms as ``rng``, which is
             None otherwise. Evaluation never draws any.
@@ -162,6 +169,9 @@ class LoaderOptions:
     # Not compared: comparing arrays gives no single truth value.
     weights: Balanced | str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
     epoch_size: int | None = None
+    batch_by: str | npt.NDArray[Any] | Sequence[int] | None = dataclasses.field(default=None, compare=False)
+    batch_elements: int | None = None
+    buckets: int | Sequence[int] = 16
     augment: bool = True
     return_indices: bool = False
 
@@ -197,6 +207,7 @@ class LoaderOptions:
         if self.epoch_size is not None:
             self._check_int("epoch_size", 1, also="null")
         self._check_drawing()
+        self._check_lengths()
         self._check_bad_samples()
         for name in ("drop_last", "augment", "return_indices"):
             if not isinstance(getattr(self, name), bool):
@@ -208,6 +219,34 @@ class LoaderOptions:
                 raise ConfigError(
                     f"{name}: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
                 )
+
+    def _check_lengths(self) -> None:
+        bounds: Any = self.buckets
+        if not isinstance(bounds, int):
+            bounds = np.asarray(bounds)
+            if bounds.ndim != 1 or bounds.dtype.kind not in "iu" or not bounds.size or (np.diff(bounds) <= 0).any():
+                raise ConfigError(
+                    f"buckets: {self.buckets!r} is neither a number nor ascending lengths", option="buckets"
+                )
+            object.__setattr__(self, "buckets", tuple(bounds.tolist()))
+        else:
+            self._check_int("buckets", 1)
+        if self.batch_elements is not None:
+            self._check_int("batch_elements", 1, also="null")
+        if self.batch_by is None:
+            if self.batch_elements is not None:
+                raise ConfigError(
+                    "batch_elements: needs batch_by, which says what the length of a sample is", option="batch_elements"
+                )
+            return
+        if not _is_key_or_numbers(self.batch_by):
+            raise ConfigError(
+                f"batch_by: {self.batch_by!r} is neither the key of a field nor a length for each sample",
+                option="batch_by",
+            )
+        for name in ("weights", "shuffle") if self.shuffle == "chunk" else ("weights",):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name}: cannot be combined with batch_by; leave it out", option=name)
 
     def _check_bad_samples(self) -> None:
         most: Any = self.max_bad

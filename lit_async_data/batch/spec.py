@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.permutation import Indices
+
 # cudaMalloc and torch's pinned allocator align to this. A field that starts here can be copied directly.
 ALIGNMENT = 512
 # Element types that a tensor can have, as (kind, itemsize) of numpy.
@@ -36,6 +39,7 @@ class FieldSpec:
         narrow: Stored element type, if it takes fewer bytes than ``dtype``. A source can fill arrays of either type;
             values for a device are copied in the narrow one and cast there.
         lead: Axes of the delivered sample before the channels: 1 for a window of images.
+        ragged: Whether samples have fewer elements on axis 0, and are padded there.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -49,6 +53,7 @@ class FieldSpec:
     classes: tuple[str, ...] = ()
     narrow: np.dtype[Any] | None = None
     lead: int = 0
+    ragged: bool = False
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
@@ -83,6 +88,11 @@ class FieldSpec:
         order = list(range(stored.ndim))
         order.insert(self.lead + 1, order.pop(self.channel + 1))
         return stored.transpose(order) if isinstance(stored, np.ndarray) else stored.permute(order)
+
+
+def length_key(key: str) -> str:
+    """The key of the field with the lengths of the samples of a field."""
+    return f"{key}_length"
 
 
 class BatchSpec(Mapping[str, FieldSpec]):
@@ -161,21 +171,33 @@ class BatchLayout:
         spec: The fields.
         capacity: Most samples of one batch.
         batches: Most batches of one slot. A field's values are contiguous over all of them.
+        buckets: How samples of variable length are batched by length; None if all are padded to the longest. A slot
+            then holds one batch, and room for its elements.
 
     Attributes:
         small: Keys of the fields of at most `SMALL_BYTES` per batch.
         large: Keys of the other fields.
         offsets: First byte of each field, by key.
         small_start: First byte of the block of small fields.
+        sample_bytes: Bytes of a sample on average.
         nbytes: Bytes of one slot.
     """
 
-    def __init__(self, spec: BatchSpec, capacity: int, batches: int = 1) -> None:
+    def __init__(self, spec: BatchSpec, capacity: int, batches: int = 1, buckets: Buckets | None = None) -> None:
         self.spec = spec
         self.batches = batches
-        self.small = tuple(key for key, field in spec.fields.items() if field.nbytes * capacity <= SMALL_BYTES)
+        self.buckets = buckets
+        self._ragged = {key for key, field in spec.fields.items() if field.ragged and buckets is not None}
+        fixed = {key: field.nbytes * capacity for key, field in spec.fields.items() if key not in self._ragged}
+        self.small = tuple(key for key, nbytes in fixed.items() if nbytes <= SMALL_BYTES)
         self.large = tuple(key for key in spec.fields if key not in self.small)
-        sizes = {key: field.nbytes * capacity * batches for key, field in spec.fields.items()}
+        sizes = {key: nbytes * batches for key, nbytes in fixed.items()}
+        self.sample_bytes = sum(spec[key].nbytes for key in fixed)
+        for key in self._ragged:
+            assert buckets is not None
+            element = spec[key].nbytes // spec[key].shape[0]
+            sizes[key] = element * buckets.elements
+            self.sample_bytes += int(element * buckets.mean_width)
         self.offsets: dict[str, int] = {}
         end = self._place(self.large, sizes, 0)
         self.small_start = end
@@ -192,9 +214,33 @@ class BatchLayout:
             end += -(-sizes[key] // ALIGNMENT) * ALIGNMENT
         return end
 
-    def views(self, memory: Bytes, count: int, first: int = 0) -> dict[str, Array]:
-        """Returns views of the fields of ``count`` samples in a slot, in the order of the spec."""
-        return {
+    def shapes(self, count: int, width: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the fields of ``count`` samples, in the order of the spec.
+
+        Samples of variable length have ``width`` elements, where they are batched by length.
+        """
+        shapes = {key: (count, *shape) for key, _, _, _, shape in self._fields}
+        for key in self._ragged:
+            assert width is not None
+            shapes[key] = (count, width, *shapes[key][2:])
+        return shapes
+
+    def views(self, memory: Bytes, count: int, first: int = 0, width: int | None = None) -> dict[str, Array]:
+        """Returns views of the fields of ``count`` samples in a slot; see `shapes`."""
+        views = {
             key: np.ndarray((count, *shape), dtype, memory, offset + first * nbytes)
             for key, offset, nbytes, dtype, shape in self._fields
+            if key not in self._ragged
         }
+        if self._ragged:
+            shapes = self.shapes(count, width)
+            views = {
+                key: views[key] if key in views else np.ndarray(shapes[key], dtype, memory, offset)
+                for key, offset, _, dtype, _ in self._fields
+            }
+        return views
+
+    def views_of(self, memory: Bytes, samples: Indices, first: int = 0) -> dict[str, Array]:
+        """Returns views for these samples of one batch."""
+        width = None if self.buckets is None else self.buckets.width(samples)
+        return self.views(memory, len(samples), first, width)

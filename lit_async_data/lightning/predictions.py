@@ -146,6 +146,8 @@ def _check_loader(loader: Any, number: int, trainer: pl.Trainer) -> None:
         kind = type(getattr(loader, "loader", loader)).__name__  # of a DataLoader that DevicePrefetcher has wrapped
         what = f"{where} is a {kind}, which does not say which samples a batch has; predict with"
         raise ConfigError(f"{what} AsyncDataModule(predict=source, …); the source can be DatasetSource(dataset)")
+    if loader.options.batch_by is not None:
+        raise ConfigError(f"{where} takes samples by length; leave batch_by out for prediction", option="batch_by")
     if loader.order.shuffle != "none" or loader.options.drop_last:
         raise ConfigError(f"{where} shuffles or drops samples; set shuffle=False and drop_last=False for it")
     if (loader.rank, loader.world_size) != (trainer.global_rank, trainer.world_size):
@@ -159,9 +161,7 @@ class LoaderPredictions:
     def __init__(self, loader: AsyncLoader, steps: int, path: str) -> None:
         self._loader, self._plan, self._locations = loader, loader.order, LocationColumns(loader.source)
         self._steps, self._path = steps, path
-        self._total = self._plan.length
-        if steps < len(self._plan):
-            self._total = self._plan.bounds(steps - 1)[1] * self._plan.world_size if steps else 0
+        self._total = self._plan.position(steps)
         self._done, self._fields = 0, dict[str, Field]()
         self._parts: list[TablePart | ArrayPart] = []
 

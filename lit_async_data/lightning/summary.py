@@ -6,10 +6,14 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.label_mixing import label_evenness
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.options import Balanced
+from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.chunk_order import ChunkOrder
 from lit_async_data.order.mixing import mixing, ranks_per_chunk
 from lit_async_data.order.weighted import WeightedChunkOrder
 from lit_async_data.sources.contract.source import described
+
+# Bytes of a sample that batches by length keep: its length, its bucket, and its place in the order of two epochs.
+LENGTH_BYTES = 8 + 2 + 2 * 8
 
 
 def summary_lines(loader: AsyncLoader) -> list[str]:
@@ -38,6 +42,8 @@ def _drawing(loader: AsyncLoader) -> str:
 
 def _shuffle(loader: AsyncLoader) -> str:
     order, source, amplification = loader.order, loader.source, loader.footprint.amplification
+    if order.buckets is not None:
+        return f"{order.shuffle}, {_by_length(order.buckets, order.batch_size)}"
     if order.shuffle == "none":
         return "none"
     if order.chunk_order is not None:
@@ -59,6 +65,15 @@ def _shuffle(loader: AsyncLoader) -> str:
     return (
         f"global: {amplification:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
         "shuffle=chunk decodes each chunk once"
+    )
+
+
+def _by_length(buckets: Buckets, batch_size: int) -> str:
+    padding, mixed = buckets.padding(batch_size)
+    return (
+        f"batches by length, padded to one of {len(buckets.bounds)} lengths up to {buckets.bounds[-1]:,}: "
+        f"{padding:.0%} of all elements are padding, {mixed:.0%} in batches of any samples; those of a batch come from "
+        f"{buckets.mixing:.2f} of all; lengths and order take {readable(LENGTH_BYTES * len(buckets.lengths))}"
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
 from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
@@ -71,6 +72,7 @@ class EpochPlan:
         order: Sample numbers in storage order, int64; None if samples are numbered in storage order.
         shuffle_chunks: Chunks of a group, for ``"chunk"``.
         weights: How likely each sample is drawn, with replacement; None to take each sample once.
+        buckets: Which samples may share a batch; see `LengthPlan`. None if any may.
         alike: Whether all epochs have the order of epoch 0.
 
     Raises:
@@ -96,6 +98,7 @@ class EpochPlan:
     order: Indices | None = dataclasses.field(default=None, compare=False, repr=False)
     shuffle_chunks: int = 64
     weights: Weights | None = dataclasses.field(default=None, compare=False)
+    buckets: Buckets | None = dataclasses.field(default=None, compare=False)
     alike: bool = False
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
@@ -104,24 +107,32 @@ class EpochPlan:
     _begun: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise ConfigError(f"world_size: {self.world_size} is not a number of ranks from 1 on")
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"rank: {self.rank} is not one of {self.world_size} ranks; give one from 0 to {self.world_size - 1}"
-            )
+        self._check_ranks()
         step = self.batch_size * self.world_size
-        if self.remaining < self.world_size:
-            raise ConfigError(
-                f"{self.remaining} samples cannot be shared by {self.world_size} ranks: each needs at least one; "
-                f"start at most {max(self.remaining, 1)} ranks"
-            )
         if self.drop_last and self.remaining < step:
             ranks = f" × {self.world_size} ranks = {step}" if self.world_size > 1 else ""
             raise ConfigError(
                 f"batch_size: {self.batch_size}{ranks} is more than the {self.remaining} samples, and drop_last drops "
                 "what does not fill a step; set drop_last=false or a smaller batch_size"
             )
+
+    def _check_ranks(self) -> None:
+        if self.world_size < 1:
+            raise ConfigError(f"world_size: {self.world_size} is not a number of ranks from 1 on")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"rank: {self.rank} is not one of {self.world_size} ranks; give one from 0 to {self.world_size - 1}"
+            )
+        if self.remaining < self.world_size:
+            raise ConfigError(
+                f"{self.remaining} samples cannot be shared by {self.world_size} ranks: each needs at least one; "
+                f"start at most {max(self.remaining, 1)} ranks"
+            )
+
+    @property
+    def in_storage_order(self) -> bool:
+        """Whether the next batch has the samples that are stored next."""
+        return self.shuffle == "none"
 
     @property
     def remaining(self) -> int:
@@ -184,6 +195,18 @@ class EpochPlan:
         if steps == len(self):
             return self.length
         return self.start + (self.bounds(steps - 1)[1] if steps else 0) * self.world_size
+
+    def width(self, step: int) -> int | None:  # noqa: ARG002
+        """The length to which samples of variable length are padded in a batch; None for that of the longest of all."""
+        return None
+
+    def first_position(self, step: int) -> int:
+        """The place of the first sample of a batch in the whole order, over all ranks."""
+        return self.start + self.bounds(step)[0] * self.world_size + self.rank
+
+    def drops_all(self, position: int) -> bool:
+        """Whether ``drop_last`` drops all that remains behind a position."""
+        return self.drop_last and self.length - position < self.batch_size * self.world_size
 
     def batch(self, step: int) -> BatchPlan:
         return BatchPlan(self.epoch, step, self.stretch(step, 1)[0])
@@ -345,6 +368,7 @@ class Schedule:
     Attributes:
         steps: Steps of a whole epoch.
         capacity: The most samples that a batch can have.
+        buckets: Which samples may share a batch; None if any may.
         limits: Which part of each epoch the consumer will take, as far as known.
     """
 
@@ -352,7 +376,7 @@ class Schedule:
         self._plans = _Plans(plan)
         self.shuffled = shuffled
         self.limits = Limits()
-        self.steps, self.capacity = len(self.plan(0)), self.plan(0).capacity
+        self.steps, self.capacity, self.buckets = len(self.plan(0)), self.plan(0).capacity, self.plan(0).buckets
 
     def limited(self, limits: Limits) -> Schedule:
         if limits == self.limits:

@@ -58,7 +58,7 @@ class Linear(pl.LightningModule):
         self.layer = torch.nn.Linear(1, 2)
 
     def training_step(self, batch, number):
-        x, y = batch.values() if isinstance(batch, dict) else batch
+        x, *_, y = batch.values() if isinstance(batch, dict) else batch
         logits = self.layer(x.float().reshape(len(y), -1).mean(1, keepdim=True))
         return torch.nn.functional.cross_entropy(logits, y.long().reshape(len(y)) % 2)
 

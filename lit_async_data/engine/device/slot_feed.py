@@ -42,6 +42,7 @@ class SlotFeed:
         self.copied = 0
         self._give_back = give_back
         self._layout = pipeline.layout
+        self._by_length = pipeline.layout.buckets is not None
         fields = self._layout.spec.fields.items()
         self._copies = SmallCopies()
         # How each field is delivered whose axes move.
@@ -124,7 +125,9 @@ class SlotFeed:
         self._coalesced = len(filled.batches)
         lent = bool(layout.large) and not self.pipeline.must_copy()
         memory = pool.lend(filled.slot) if lent else pool.memory(filled.slot)
-        views = layout.views(memory, last.first + last.rows)
+        views = layout.views(
+            memory, last.first + last.rows, width=self._of_bucket(last.key) if self._by_length else None
+        )
         copied = layout.small if lent else tuple(views)
         batches: list[tuple[BatchIndex, Batch | Exception]] = []
         with no_inference():
@@ -159,7 +162,13 @@ class SlotFeed:
     # -- to a device -----------------------------------------------------------------------------------------------
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
-        return self._travel.buffers(self.pipeline.schedule.plan(key.epoch).count(key.step))
+        return self._travel.buffers(
+            self.pipeline.schedule.plan(key.epoch).count(key.step), self._of_bucket(key) if self._by_length else None
+        )
+
+    def _of_bucket(self, key: BatchIndex) -> int | None:
+        """The elements of samples of variable length, in batches by length."""
+        return self.pipeline.schedule.plan(key.epoch).width(key.step)
 
     @property
     def has_room(self) -> bool:
@@ -189,7 +198,8 @@ class SlotFeed:
             pool.move(filled.slot, "copy")
         self._coalesced = len(filled.batches)
         self._release = _Release(filled.good, functools.partial(pool.copied, filled.slot), memory)
-        self._parts = self._travel.parts(memory, last.first + last.rows)
+        width = self._of_bucket(last.key) if self._by_length else None
+        self._parts = self._travel.parts(memory, last.first + last.rows, width)
         self._to_copy.extend(filled.batches)
 
     def _next(self) -> HostBatch:
@@ -228,10 +238,12 @@ class _Parts(NamedTuple):
     Attributes:
         views: The fields that travel by themselves, over all batches.
         block: The bytes of the other fields; None if there are none.
+        width: Elements of samples of variable length, where they are batched by length.
     """
 
     views: Mapping[str, Array]
     block: Bytes | None
+    width: int | None = None
 
 
 class _Travel:
@@ -242,32 +254,35 @@ class _Travel:
     """
 
     def __init__(self, layout: BatchLayout) -> None:
-        self._layout, self._nbytes = layout, layout.spec.nbytes
+        self._layout, self._nbytes = layout, layout.sample_bytes
         self._alone = layout.large if layout.batches == 1 else tuple(layout.spec.fields)
         self._in_block = layout.small if layout.batches == 1 else ()
         self._dtypes = {
             name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
         }
-        self._of_count: dict[int, DeviceBuffers] = {}  # batches have one size, and the last of an epoch another
+        # Batches have one size, and the last of an epoch another; by length, one of each bucket.
+        self._known: dict[tuple[int, int | None], DeviceBuffers] = {}
         # How each field is delivered whose axes move.
         fields = layout.spec.fields.items()
         self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
 
-    def buffers(self, count: int) -> DeviceBuffers:
+    def buffers(self, count: int, width: int | None) -> DeviceBuffers:
         """The device memory that a batch of ``count`` samples takes."""
-        if count not in self._of_count:
-            spec, layout = self._layout.spec, self._layout
-            large = {name: ((count, *spec[name].stored_shape), self._dtypes[name]) for name in self._alone}
-            self._of_count[count] = DeviceBuffers(large, layout.nbytes - layout.small_start if self._in_block else None)
-        return self._of_count[count]
+        if (count, width) not in self._known:
+            layout = self._layout
+            shapes = layout.shapes(count, width)
+            large = {name: (shapes[name], self._dtypes[name]) for name in self._alone}
+            block = layout.nbytes - layout.small_start if self._in_block else None
+            self._known[count, width] = DeviceBuffers(large, block)
+        return self._known[count, width]
 
-    def parts(self, memory: Bytes, count: int) -> _Parts:
+    def parts(self, memory: Bytes, count: int, width: int | None) -> _Parts:
         """The parts of a slot with ``count`` samples."""
         layout = self._layout
-        views = layout.views(memory, count)
+        views = layout.views(memory, count, width=width)
         for name in self._in_block:
             del views[name]
-        return _Parts(views, memory[layout.small_start : layout.nbytes] if self._in_block else None)
+        return _Parts(views, memory[layout.small_start : layout.nbytes] if self._in_block else None, width)
 
     def host_batch(self, parts: _Parts, first: int, count: int, release: Callable[[], None]) -> HostBatch:
         """The batch whose samples begin at row ``first`` of a slot."""
@@ -280,7 +295,7 @@ class _Travel:
             unpack=functools.partial(self._unpacked, count),
             release=release,
             nbytes=count * self._nbytes,
-            known=self._of_count.get(count),
+            known=self._known.get((count, parts.width)),
         )
 
     def _unpacked(self, count: int, arrived: Arrived, clone: Clone) -> Batch:

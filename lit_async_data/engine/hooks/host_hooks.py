@@ -17,6 +17,7 @@ from lit_async_data.engine.hooks.failures import UnfitError, failure, named_arra
 from lit_async_data.engine.hooks.randomness import put_back
 from lit_async_data.engine.hooks.transformation import Outcome, Transformation, delivered, put_samples
 from lit_async_data.errors import TransformError
+from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.pickling import why_not_pickled
 from lit_async_data.sources.contract.source import Source
@@ -73,11 +74,18 @@ class HostHooks:
             raise
 
     def transformation(
-        self, source: Source, seed: int | None, outcome: Outcome, capacity: int, *, indexed: bool
+        self,
+        source: Source,
+        seed: int | None,
+        outcome: Outcome,
+        capacity: int,
+        *,
+        indexed: bool,
+        buckets: Buckets | None = None,
     ) -> Transformation:
         """What calls them for each batch; at most ``capacity`` samples are read together."""
         calls = HookCalls(source, self.sample, self.batch, seed, indexed=indexed)
-        return Transformation(calls, outcome, capacity, self.lock)
+        return Transformation(calls, outcome, capacity, buckets, self.lock)
 
     @property
     def unpicklable(self) -> str:
@@ -162,6 +170,8 @@ class _Probe:
             field = FieldSpec(shape, dtype.newbyteorder("="))
             if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
                 field = dataclasses.replace(field, classes=known[key].classes)
+            if key in known and known[key].ragged and known[key].shape[:1] == field.shape[:1]:
+                field = dataclasses.replace(field, ragged=True)
             fields[key] = field
         return BatchSpec(fields, as_mapping=self._spec.as_mapping)
 

@@ -13,6 +13,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array, BatchLayout, BatchSpec, Bytes
 from lit_async_data.engine.hooks.calls import HookCalls, Made
 from lit_async_data.engine.hooks.failures import UnfitError, failure, fitting, fitting_rows, other_keys
+from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
@@ -45,19 +46,26 @@ class Transformation:
         takes_batches: Whether one of the hooks takes a whole batch, so that several batches cannot be read as one.
     """
 
-    def __init__(self, calls: HookCalls, outcome: Outcome, capacity: int, lock: threading.Lock | None = None) -> None:
-        self._calls, self._outcome, self._capacity = calls, outcome, capacity
+    def __init__(
+        self,
+        calls: HookCalls,
+        outcome: Outcome,
+        capacity: int,
+        buckets: Buckets | None = None,
+        lock: threading.Lock | None = None,
+    ) -> None:
+        self._calls, self._outcome, self._capacity, self._buckets = calls, outcome, capacity, buckets
         self._spec = calls.source.spec
-        self._raw = BatchLayout(self._spec, capacity)
+        self._raw = BatchLayout(self._spec, capacity, buckets=buckets)
         both = calls.sample is not None and calls.batch is not None
-        self._between = BatchLayout(outcome.of_samples, capacity) if both else None
+        self._between = BatchLayout(outcome.of_samples, capacity, buckets=buckets) if both else None
         self.scratch_bytes = self._raw.nbytes + (0 if self._between is None else self._between.nbytes)
         self.takes_batches = calls.batch is not None
         self._lock = threading.Lock() if lock is None else lock
         self._thread = threading.local()
 
     def __reduce__(self) -> Any:
-        return Transformation, (self._calls, self._outcome, self._capacity)
+        return Transformation, (self._calls, self._outcome, self._capacity, self._buckets)
 
     def __call__(
         self, epoch: int, samples: Indices, read: ReadInto, out: Mapping[str, Array], rows: Sequence[int] | None = None
@@ -66,7 +74,7 @@ class Transformation:
         if not hasattr(self._thread, "memory"):
             self._thread.memory = np.empty(self.scratch_bytes, np.uint8)
         memory: Bytes = self._thread.memory
-        read(self.raw(memory, len(samples)))
+        read(self.raw(memory, samples))
         self.apply(epoch, samples, memory, out, rows)
 
     def check(self, epoch: int, sample: Indices, read: ReadInto) -> None:
@@ -78,20 +86,20 @@ class Transformation:
                 values = delivered(self._spec, values)
                 put_samples(self._calls, epoch, sample, values, arrays_of_one(self._outcome.of_samples))
 
-    def raw(self, memory: Bytes, count: int) -> dict[str, Array]:
+    def raw(self, memory: Bytes, samples: Indices) -> dict[str, Array]:
         """Arrays in memory for samples as they are read."""
-        return self._raw.views(memory, count)
+        return self._raw.views_of(memory, samples)
 
     def apply(
         self, epoch: int, samples: Indices, memory: Bytes, out: Mapping[str, Array], rows: Sequence[int] | None = None
     ) -> None:
-        values, began = delivered(self._spec, self.raw(memory, len(samples))), time.perf_counter()
+        values, began = delivered(self._spec, self.raw(memory, samples)), time.perf_counter()
         with self._lock:
             CLOCK.waited_for_others((locked := time.perf_counter()) - began)
             if self._calls.sample is not None:
                 target = out
                 if self._between is not None:
-                    target = self._between.views(memory[self._raw.nbytes :], len(samples))
+                    target = self._between.views_of(memory[self._raw.nbytes :], samples)
                 put_samples(self._calls, epoch, samples, values, target, rows=rows)
                 values = dict(target)
             if self._calls.batch is not None:

@@ -349,9 +349,9 @@ class AsyncLoader(ResumableLoader):
     def _transformation(self, batches: int = 1) -> Transformation | None:
         if not self._hooks:
             return None
-        samples = batches * self._wiring.schedule.capacity
-        seed, indexed = self._hook_seed, self.options.return_indices
-        return self._hooks.transformation(self.source, seed, self._outcome, samples, indexed=indexed)
+        schedule, seed, indexed = self._wiring.schedule, self._hook_seed, self.options.return_indices
+        samples, buckets = batches * schedule.capacity, schedule.buckets
+        return self._hooks.transformation(self.source, seed, self._outcome, samples, indexed=indexed, buckets=buckets)
 
     @property
     def footprint(self) -> ResourcePlan:

@@ -189,10 +189,10 @@ class Resuming:
         plan, rest = self._cursor.schedule.plan(0), self._now.samples - place.position
         if place.over or not place.position:
             return place
-        world, step = plan.world_size, plan.world_size * plan.batch_size
+        world = plan.world_size
         if rest <= 0:  # by force
             self.why_over = f"it has {self._now.samples} samples now, and the saved place is sample {place.position}"
-        elif plan.drop_last and rest < step:
+        elif plan.drops_all(place.position):
             self.why_over = (
                 f"drop_last drops the {rest} samples that remain of it, which do not fill a step of {plan.batch_size} "
                 f"× {world}"
@@ -293,6 +293,8 @@ def order_state(source: Source, options: LoaderOptions, schedule: Schedule) -> O
     if plan.shuffle == "chunk":
         runs = np.array([(run.samples, run.rows) for run in plan.runs], np.int64).reshape(-1, 2)
         fingerprint["chunks"] = digest(runs, np.empty(0) if plan.order is None else plan.order)
+    if plan.buckets is not None:
+        fingerprint["batches by length"] = digest(plan.buckets.lengths, plan.buckets.bounds, plan.buckets.sizes)
     return OrderState(
         epoch=0,
         position=0,

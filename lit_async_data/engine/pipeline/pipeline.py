@@ -255,7 +255,7 @@ class Pipeline(abc.ABC):
         if filled.good:
             self._coalesced = self._next_coalesced(len(filled.batches), seconds)
             self.pool.filled(filled.slot)
-            self.meter.read(filled.good, filled.samples * self.layout.spec.nbytes, work)
+            self.meter.read(filled.good, filled.samples * self.layout.sample_bytes, work)
         for batch in filled.batches:
             if batch.around is not None:
                 self.around[batch.key] = batch.around

@@ -81,7 +81,7 @@ class ReadTask:
         self.reading, unexplained = batches, ""
         if len(batches) > 1 and not self._has_known(samples):
             try:
-                read(epoch, samples, layout.views(memory, len(samples), self.row))
+                read(epoch, samples, layout.views_of(memory, samples, self.row))
             except self._caught as error:  # raised below by its batch, while the others are read
                 unexplained = "" if isinstance(error, SourceError | WorkerError) else traceback.format_exc()
             else:
@@ -106,7 +106,7 @@ class ReadTask:
         self.reading = (batch,)
         if not self._has_known(samples):
             try:
-                read(batch.key.epoch, samples, layout.views(memory, batch.rows, batch.first))
+                read(batch.key.epoch, samples, layout.views_of(memory, samples, batch.first))
             except self._caught as caught:
                 if self.around is None or not is_of_a_sample(caught):
                     return self._failed(batch, samples, caught)
@@ -123,7 +123,7 @@ class ReadTask:
         try:
             around = self.around.choice(self.schedule.plan(epoch), step)
             samples = np.array(around.samples, np.int64)
-            read(epoch, samples, layout.views(memory, len(samples), batch.first))
+            read(epoch, samples, layout.views_of(memory, samples, batch.first))
         except self._caught as caught:
             return self._failed(batch, samples, caught)
         return batch._replace(rows=len(samples), around=around)

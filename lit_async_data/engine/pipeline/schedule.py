@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from lit_async_data.batch.spec import length_key
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import Balanced, LoaderOptions
+from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule
 from lit_async_data.order.weights import Weights, class_weights
@@ -31,10 +34,12 @@ def schedule_of(
     shuffle = _shuffle(source, options)
     layout = layout_of(source) if shuffle == "chunk" else source.chunks
     # A partial, not a method of the loader: nothing refers back, so a dropped loader is closed at once.
+    kind: type[EpochPlan] = EpochPlan if options.batch_by is None else LengthPlan
     plan = functools.partial(
-        EpochPlan,
+        kind,
         length=options.epoch_size or len(source),
         weights=_weights(source, options, layout.order if shuffle == "chunk" else None),
+        buckets=_buckets(source, options),
         batch_size=options.batch_size,
         shuffle=shuffle,
         runs=layout.runs,
@@ -73,7 +78,35 @@ def _given_weights(source: Source, given: Any) -> Any:
     return given
 
 
+def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
+    """Which samples may share a batch; None if any may."""
+    if options.batch_by is None:
+        return None
+    fields = source.spec.fields
+    ragged = [key for key, field in fields.items() if field.ragged]
+    lengths: Any = options.batch_by
+    if isinstance(lengths, str):
+        lengths = values_of(source, length_key(lengths) if lengths in ragged else lengths, "batch_by")
+    lengths = np.asarray(lengths)
+    if len(lengths) != len(source) or lengths.dtype.kind not in "iu" or lengths.min() < 0:
+        raise ConfigError(
+            f"batch_by: {lengths.dtype} of shape {lengths.shape} are not the lengths of the {len(source)} samples; "
+            "give a whole number for each, or the key of a field of variable length",
+            option="batch_by",
+        )
+    for key in ragged:
+        if not np.array_equal(values_of(source, length_key(key), "batch_by"), lengths):
+            raise ConfigError(
+                f"batch_by: samples of {key} have other lengths than these; pad {key} to one length, by "
+                "Field(…, max_length=…)",
+                option="batch_by",
+            )
+    return Buckets.of(lengths, options.batch_size, options.batch_elements, options.buckets)
+
+
 def _shuffle(source: Source, options: LoaderOptions) -> Order:
+    if options.batch_by is not None:
+        return "none" if options.shuffle == "none" else "global"
     if options.shuffle == "auto":
         return "chunk" if source.chunks.rows > 1 else "global"
     assert not isinstance(options.shuffle, bool)  # `LoaderOptions` has replaced it by a name

@@ -170,7 +170,7 @@ class ReaderServer:
         self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
         """Read samples, or this process's share of them, and note that, in case the process ends meanwhile."""
-        first, own, part = reading.reading[0].key, None, task.part
+        first, own, part, planned = reading.reading[0].key, None, task.part, samples
         if self._is_share(task):
             plan = reading.schedule.plan(epoch)
             own = self._setup.plan.shares.own(plan, plan.bounds(first.step)[0], samples, task.share)
@@ -186,7 +186,7 @@ class ReaderServer:
             pieces = [(samples[place : place + 1], rows[place : place + 1]) for place in range(len(samples))]
         if part is Part.READ:
             assert hooks is not None
-            out, read = hooks.raw(raw, self._setup.schedule.capacity), self._setup.read.before_hooks()
+            out, read = hooks.raw(raw, planned), self._setup.read.before_hooks()
         elif task.deaths and hooks is not None and hooks.takes_batches:
             for each, _ in pieces:
                 with noted(each):
@@ -195,7 +195,7 @@ class ReaderServer:
             if part is not Part.TRANSFORM:
                 raw, part = np.empty(hooks.scratch_bytes, np.uint8), Part.TRANSFORM
                 with noted(samples):
-                    self._setup.read.before_hooks()(epoch, samples, hooks.raw(raw, len(samples)))
+                    self._setup.read.before_hooks()(epoch, samples, hooks.raw(raw, samples))
         if part is Part.TRANSFORM:
             read = functools.partial(read, raw=raw)
         for each, own in pieces:

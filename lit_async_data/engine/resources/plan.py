@@ -63,7 +63,7 @@ class ResourcePlan:
         scratch = 0 if hooks is None else hooks.scratch_bytes
         workers = Workers.of(source, options, ahead=ahead, hooks=hooks is not None, refusal=refusal, ranks=ranks)
         limit = options.memory_budget or default_budget(ranks)
-        alone = BatchLayout(spec, schedule.capacity).nbytes
+        alone = BatchLayout(spec, schedule.capacity, buckets=schedule.buckets).nbytes
         workers = _within(workers, limit, scratch)
         planned = functools.partial(
             cls._with, source, spec, options=options, schedule=schedule, limit=limit, hooks=hooks, pinned=pinned
@@ -73,7 +73,7 @@ class ResourcePlan:
             workers = workers._replace(most=workers.most - 1)
             plan = planned(workers, 1)
         whole = hooks is not None and hooks.takes_batches
-        if ahead and not whole and _coalesces(source, workers, hooks=hooks is not None):
+        if ahead and not whole and schedule.buckets is None and _coalesces(source, workers, hooks=hooks is not None):
             budget = plan.budget
             # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
             room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total
@@ -113,7 +113,7 @@ class ResourcePlan:
     ) -> ResourcePlan:
         """The footprint if these workers read ``batches`` batches together. Files read ahead are not counted."""
         plan, most = schedule.plan(0), max(workers.most, 1)
-        layout = BatchLayout(spec, schedule.capacity, batches)
+        layout = BatchLayout(spec, schedule.capacity, batches, schedule.buckets)
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
         chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
         needs = source.memory(chunks)
@@ -182,7 +182,7 @@ def _fetched_bytes(source: Source, samples: int, left: int) -> int:
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
-    if 0 < source.memory().cacheable <= cache or not source.chunks.compressed or plan.shuffle == "none":
+    if 0 < source.memory().cacheable <= cache or not source.chunks.compressed or plan.in_storage_order:
         return 1.0
     if plan.chunk_order is None:
         return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread
@@ -190,8 +190,13 @@ def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
     return drawn * source.chunks.spread
 
 
-def amplified(shuffle: Order, times: float, rows: int) -> str:
+def amplified(shuffle: Order, times: float, rows: int, *, by_length: bool = False) -> str:
     """In words for people: how much is decoded in vain, and what would help."""
+    if by_length:
+        return (
+            f"batch_by decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
+            "cache_bytes keeps what was decoded"
+        )
     if shuffle == "global":
         return (
             f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
@@ -214,4 +219,5 @@ def slow(
             f"({footprint.workers.why}); workers=1 reads ahead in a thread, for code that releases the GIL"
         )
     if footprint.amplification > WORTH_A_WARNING:
-        yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)
+        by_length = order.buckets is not None
+        yield amplified(order.shuffle, footprint.amplification, source.chunks.rows, by_length=by_length)

@@ -28,6 +28,7 @@ from lit_async_data.sources.hdf5.schema.part import (
     check_compatible,
     inspect_file,
     log_warnings,
+    with_longest,
 )
 from lit_async_data.sources.hdf5.schema.samples import (
     check_distinct,
@@ -142,6 +143,7 @@ class HDF5Source(Source):
         inspected = [inspect_file(file, request, cache) for file in self.paths]
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
         parts = with_rows([part for _, of_file in inspected for part in of_file])
+        parts = with_longest(parts)
         for part in parts:
             check_compatible(part, parts[0])
         log_warnings(parts[0])

@@ -208,6 +208,14 @@ def centred(batch, rng):
     return {**batch, "x": batch["x"] - batch["x"].mean() + rng.random(), "index": batch["index"] + 0}
 
 
+def copied(values):
+    return {**values, "x": values["x"][...].copy()}
+
+
+def longer(sample):
+    return {**sample, "x": np.pad(sample["x"], ((0, 1), (0, 0)))}
+
+
 def counted(batch):
     """A transform of batches that needs all samples."""
     return {**batch, "count": np.full(len(batch["y"]), len(batch["y"]))}

@@ -47,7 +47,7 @@ class FieldReader(Reader):
         if field.conversion is None:
             self._read(rows, out)
             return
-        stored = field.stored.spec.stored_shape
+        stored = out.shape[1:] if field.spec.ragged else field.stored.spec.stored_shape
         begin, end = field.span
         shape = (len(range(begin, end, field.step)), *stored) if field.windowed else stored
         dtype = field.values.dtype.newbyteorder("=")

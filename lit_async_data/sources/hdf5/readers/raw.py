@@ -24,6 +24,8 @@ Array = npt.NDArray[Any]
 # 128 KiB, this takes 0.4 to 0.9 of the time of torch's index_select, which a reader process would have to import.
 _ONE_BY_ONE = 8192
 _GATHERED_BYTES = 2**18
+# Pieces of different sizes that have fewer bytes on average are copied row by row, in one call.
+_ROW_BY_ROW = 2048
 
 
 def is_raw(stored: StoredDataset) -> bool:
@@ -73,6 +75,9 @@ class RawReader(Reader):
         uniform = len(begins) > 0 and bool((cut.rows == cut.rows[0]).all()) and bool((begins >= 0).all())
         if uniform and self._mapped:
             gather_windows(self._file.map(), begins, target.reshape(len(begins), -1))
+        elif self._mapped and target.size < _ROW_BY_ROW * len(begins):
+            rows = np.repeat(cut.chunk * self._chunk_rows + cut.inside - cut.where, cut.rows) + np.arange(len(out))
+            self._gather(rows, target)
         else:
             spans = zip(begins.tolist(), cut.where.tolist(), (cut.where + cut.rows).tolist(), strict=True)
             for begin, first, end in spans:

@@ -114,7 +114,8 @@ def inspect_variable(
             **context,
         )
     width = int(lengths[longest]) if most is None else most
-    spec = FieldSpec((max(width, 1), *values.spec.stored_shape), values.dtype.newbyteorder("="))
+    shape = (max(width, 1), *values.spec.stored_shape)
+    spec = FieldSpec(shape, values.dtype.newbyteorder("="), ragged=most is None)
     return StoredRanges(path, name, offsets, values, None, spec)
 
 

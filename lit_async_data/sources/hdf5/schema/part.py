@@ -135,6 +135,18 @@ class StoredPart:
             values = np.asarray(dataset.asstr()[...] if text else dataset[...])
         return values[self.anchors.rows(np.arange(self.anchors.count))]
 
+    def padded(self, widths: Mapping[str, int]) -> StoredPart:
+        """A copy of this part whose samples of variable length are padded to these lengths."""
+        fields = {
+            key: dataclasses.replace(
+                field, spec=dataclasses.replace(field.spec, shape=(widths[key], *field.spec.shape[1:]))
+            )
+            if field.spec.ragged
+            else field
+            for key, field in self.fields.items()
+        }
+        return dataclasses.replace(self, fields=fields)
+
     def __str__(self) -> str:
         return self.path if self.group == "/" else f"{self.path}:/{self.group}"
 
@@ -275,6 +287,16 @@ def log_warnings(part: StoredPart) -> None:
     for name, attributes in packed.items():
         listed = ", ".join(attributes)
         log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
+
+
+def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts, in which samples of variable length are padded to the longest sample of all."""
+    longest: dict[str, int] = {}
+    for part in parts:
+        for key, field in part.fields.items():
+            if field.spec.ragged:
+                longest[key] = max(longest.get(key, 0), field.spec.shape[0])
+    return [part.padded(longest) for part in parts] if longest else list(parts)
 
 
 def check_compatible(part: StoredPart, first: StoredPart) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import FieldSpec
+from lit_async_data.batch.spec import FieldSpec, length_key
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import check_unindexed
@@ -233,7 +233,7 @@ def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict
         return {key: _ranged_field(stored, field, where)}
     stored = inspect_variable(node, group.path, name, group.inspect_dataset, most=field.max_length)
     lengths = StoredField(stored, FieldSpec((), np.dtype(np.int64)), lengths=True)
-    return {key: _ranged_field(stored, field, where), f"{key}_length": lengths}
+    return {key: _ranged_field(stored, field, where), length_key(key): lengths}
 
 
 def _ranged_field(stored: StoredRanges, field: Field, where: str) -> StoredField:
@@ -258,7 +258,7 @@ def _delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     narrow = (
         dtype if dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and field.dtype is not None else None
     )
-    return FieldSpec(shape, to, channel, row.classes, narrow)
+    return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged)
 
 
 def _lookup_table(

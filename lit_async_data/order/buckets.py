@@ -1,0 +1,149 @@
+"""`Buckets`: which samples may share a batch by length, and the batches that an epoch makes of them.
+
+Batches are formed over all ranks: an epoch has the same ones whatever their number. A keyed permutation shuffles the
+samples, each bucket cuts its own into batches, and another one shuffles these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.order.permutation import Indices, Permutation, derived_key
+
+# Separates the key of the order of batches from the others.
+BATCHES = 7
+# Lengths among which the bounds of buckets are chosen, and how many buckets there are unless the user says so.
+CANDIDATES, BUCKETS = 256, 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Buckets:
+    """Which samples may share a batch, by their lengths. Immutable.
+
+    Attributes:
+        lengths: The length of each sample; int64.
+        bounds: The longest sample of each bucket, to which its samples are padded; ascending.
+        sizes: Samples of a batch of each bucket.
+
+    Example:
+        >>> buckets = Buckets.of(np.array([1, 9, 2, 8, 2]), 4, elements=16, given=[2, 9])
+        >>> buckets.sizes.tolist(), [part.tolist() for part in buckets.dealt(None)]
+        ([4, 1], [[0, 2, 4, 1, 3], [0, 3, 4, 5]])
+    """
+
+    lengths: Indices
+    bounds: Indices
+    sizes: Indices
+
+    @classmethod
+    def of(
+        cls, lengths: npt.ArrayLike, batch_size: int, elements: int | None, given: int | npt.ArrayLike = BUCKETS
+    ) -> Buckets:
+        """Buckets for samples of some lengths.
+
+        Args:
+            lengths: Of all samples.
+            batch_size: Most samples of a batch.
+            elements: Most elements of a batch, padding included; None for any number.
+            given: The number of buckets, or their bounds. A number chooses the bounds that need the least padding.
+
+        Raises:
+            ConfigError: A sample is longer than the last bound, or than a batch may be.
+        """
+        known = np.asarray(lengths, np.int64)
+        bounds = _least_padding(known, given) if isinstance(given, int) else np.unique(np.asarray(given, np.int64))
+        longest = int(known.argmax())
+        if known[longest] > bounds[-1]:
+            raise ConfigError(
+                f"buckets: sample {longest} has length {known[longest]}, and the last bucket ends at {bounds[-1]}; "
+                f"end with {known[longest]}, or leave the sample out by exclude",
+                option="buckets",
+            )
+        bounds = np.maximum(bounds, 1)
+        sizes = np.full(len(bounds), batch_size)
+        if elements is not None:
+            if bounds[-1] > elements:
+                raise ConfigError(
+                    f"batch_elements: sample {longest} alone takes {bounds[-1]} elements, padded to its bucket, and a "
+                    f"batch may have {elements}; raise batch_elements, or leave the sample out by exclude",
+                    option="batch_elements",
+                )
+            sizes = np.minimum(sizes, elements // bounds)
+        return cls(known, bounds, sizes)
+
+    @functools.cached_property
+    def numbers(self) -> npt.NDArray[np.uint16]:
+        """The bucket of each sample."""
+        return np.searchsorted(self.bounds, self.lengths).astype(np.uint16)
+
+    @functools.cached_property
+    def counts(self) -> Indices:
+        """Samples of each bucket."""
+        return np.bincount(self.numbers, minlength=len(self.bounds))
+
+    @property
+    def elements(self) -> int:
+        """The most elements that a batch takes, padding included."""
+        return int((self.sizes * self.bounds).max())
+
+    @property
+    def mean_width(self) -> float:
+        """Elements that a sample takes on average, padding included."""
+        return float(self.counts @ self.bounds) / len(self.lengths)
+
+    def width(self, samples: Indices) -> int:
+        """The length to which the samples of a batch are padded."""
+        return int(self.bounds[self.numbers[samples].max()])
+
+    def dealt(self, key: int | None) -> tuple[Indices, Indices]:
+        """The samples of an epoch, batch after batch, and the edges of the batches; without a key, as stored."""
+        every = np.arange(len(self.lengths))
+        samples = every if key is None else Permutation(len(every), key)(every)
+        samples = samples[np.argsort(self.numbers[samples], kind="stable")]
+        ends, batches = np.cumsum(self.counts), -(-self.counts // self.sizes)
+        bucket = np.repeat(np.arange(len(batches)), batches)
+        number = np.arange(len(bucket)) - (np.cumsum(batches) - batches)[bucket]
+        firsts = (ends - self.counts)[bucket] + number * self.sizes[bucket]
+        rows = np.minimum(self.sizes[bucket], ends[bucket] - firsts)
+        if key is not None:
+            order = Permutation(len(rows), derived_key(key, BATCHES))(np.arange(len(rows)))
+            firsts, rows = firsts[order], rows[order]
+        edges = np.concatenate([[0], np.cumsum(rows)])
+        return samples[every + np.repeat(firsts - edges[:-1], rows)], edges
+
+    def padding(self, batch_size: int) -> tuple[float, float]:
+        """Which share of all elements is padding: in these buckets, and in shuffled batches padded to their longest."""
+        count = len(self.lengths)
+        mixed = self.lengths[Permutation(count, 0)(np.arange(count))]
+        starts = np.arange(0, count, batch_size)
+        taken = np.maximum.reduceat(mixed, starts) @ np.diff(np.append(starts, count))
+        real = self.lengths.sum()
+        return 1 - real / (self.counts @ self.bounds), 1 - real / max(taken, 1)
+
+    @property
+    def mixing(self) -> float:
+        """Among which share of all samples those of a batch are drawn, on average over the samples."""
+        return float(np.square(self.counts / len(self.lengths)).sum())
+
+
+def _least_padding(lengths: Indices, buckets: int) -> Indices:
+    """The bounds, among quantiles of the lengths, that need the least padding; found bucket by bucket."""
+    bounds = np.unique(np.quantile(lengths, np.linspace(0, 1, CANDIDATES + 1), method="higher").astype(np.int64))
+    below = np.searchsorted(np.sort(lengths), bounds, side="right")
+    # The cost of one bucket from each candidate (rows; the samples up to it are in earlier buckets) to each (columns).
+    step = (below[None, :] - np.append(0, below)[:, None]) * bounds.astype(np.float64)
+    step[np.arange(len(bounds) + 1)[:, None] > np.arange(len(bounds))] = np.inf
+    best, chosen = step[0], list[Indices]()
+    for _ in range(min(buckets, len(bounds)) - 1):
+        costs = best[:, None] + step[1:]
+        chosen.append(costs.argmin(axis=0))
+        best = costs.min(axis=0)
+    found = [len(bounds) - 1]
+    for before in reversed(chosen):
+        found.append(int(before[found[-1]]))
+    return bounds[sorted(set(found))]

@@ -1,0 +1,143 @@
+"""`LengthPlan`: the batches of one epoch and one rank, each of samples of like length.
+
+Position q is the place of a sample in the order of `Buckets`, batch after batch, over all ranks; rank r takes batch
+``j·W + r`` at step j.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+
+import numpy as np
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.permutation import Indices, derived_key
+from lit_async_data.order.plan import SUBSTITUTES, BatchPlan, EpochPlan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthPlan(EpochPlan):
+    """The batches of one epoch for one rank, each of samples of like length; otherwise as `EpochPlan`.
+
+    ``batch_size`` is the most that a batch has. ``drop_last`` drops the batches that do not fill a step of all ranks;
+    otherwise the last ones are split until each rank has one.
+
+    Example:
+        >>> buckets = Buckets.of(np.array([1, 9, 2, 8, 2]), 2, elements=None, given=[2, 9])
+        >>> plan = LengthPlan(length=5, batch_size=2, shuffle="none", seed=0, epoch=0, world_size=2, buckets=buckets)
+        >>> [(plan.batch(step).samples.tolist(), plan.width(step)) for step in range(len(plan))]
+        [([0, 2], 2), ([1], 9)]
+    """
+
+    buckets: Buckets = dataclasses.field(compare=False)
+
+    def __post_init__(self) -> None:
+        self._check_ranks()
+        if not len(self):
+            raise ConfigError(
+                f"batch_by: there are too few batches for {self.world_size} ranks, and drop_last drops what does not "
+                "fill a step; set drop_last=false, or smaller batches"
+            )
+
+    @functools.cached_property
+    def _dealt(self) -> tuple[Indices, Indices]:
+        return self.buckets.dealt(None if self.shuffle == "none" else self._key)
+
+    @functools.cached_property
+    def _edges(self) -> Indices:
+        """Where the batches of all ranks begin in the order, from ``start`` on, and where the last one ends."""
+        edges = self._dealt[1]
+        return _shared(np.append(self.start, edges[edges > self.start]), self.world_size, drop_last=self.drop_last)
+
+    @property
+    def capacity(self) -> int:
+        return int(self.buckets.sizes.max())
+
+    @property
+    def in_storage_order(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return (len(self._edges) - 1) // self.world_size
+
+    def count(self, step: int) -> int:
+        first, end = self.bounds(step)
+        return end - first
+
+    def width(self, step: int) -> int:
+        """The length to which the samples of a batch are padded."""
+        return self.buckets.width(self.batch(step).samples)
+
+    def position(self, steps: int) -> int:
+        return self.length if steps == len(self) else int(self._edges[steps * self.world_size])
+
+    def drops_all(self, position: int) -> bool:
+        return self.drop_last and bool(np.count_nonzero(self._dealt[1] > position) < self.world_size)
+
+    def first_position(self, step: int) -> int:
+        return self.bounds(step)[0]
+
+    def positions(self, step: int) -> Indices:
+        return np.arange(*self.bounds(step))
+
+    def batch(self, step: int) -> BatchPlan:
+        first, end = self.bounds(step)
+        return BatchPlan(self.epoch, step, self._dealt[0][first:end])
+
+    def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
+        batches = [self.batch(number).samples for number in range(step, step + count)]
+        return np.concatenate(batches), [0, *itertools.accumulate(map(len, batches))]
+
+    def samples(self, positions: Indices) -> Indices:
+        return self._dealt[0][positions + self.start]
+
+    def substitute(self, position: int, attempt: int) -> int:
+        """As in `EpochPlan`, but of the same bucket."""
+        numbers = self.buckets.numbers
+        alike = np.flatnonzero(numbers == numbers[self._dealt[0][position]])
+        return int(alike[derived_key(self._key, SUBSTITUTES, position, attempt) % len(alike)])
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """Which positions, over all ranks, make the batch of a step of this rank."""
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of {len(self)}")
+        number = step * self.world_size + self.rank
+        return int(self._edges[number]), int(self._edges[number + 1])
+
+
+def _shared(edges: Indices, ranks: int, *, drop_last: bool) -> Indices:
+    """The edges of batches, so many that each step has one for every rank.
+
+    Example:
+        >>> _shared(np.array([0, 4, 8, 12, 16]), 3, drop_last=False).tolist()
+        [0, 4, 8, 12, 13, 14, 16]
+    """
+    steps, rest = divmod(len(edges) - 1, ranks)
+    if not rest:
+        return edges
+    if drop_last:
+        return edges[: steps * ranks + 1]
+    for kept in range(steps, -1, -1):  # as few batches as possible change
+        last, count = edges[kept * ranks :], (steps + 1 - kept) * ranks
+        if last[-1] - last[0] >= count:
+            return np.concatenate([edges[: kept * ranks], _halved(last, count)])
+    raise ConfigError(
+        f"batch_by: the last of {len(edges) - 1} batches cannot be shared by {ranks} ranks, since each has too few "
+        "samples; set drop_last=true, or larger batches"
+    )
+
+
+def _halved(edges: Indices, count: int) -> Indices:
+    """The edges of this many batches: the largest is halved until there are so many."""
+    batches = [(first - end, first) for first, end in itertools.pairwise(edges.tolist())]
+    heapq.heapify(batches)
+    while len(batches) < count:
+        size, first = batches[0]
+        half = -size // 2
+        heapq.heapreplace(batches, (-half, first))
+        heapq.heappush(batches, (size + half, first + half))
+    return np.append(np.sort([first for _, first in batches]), edges[-1])

@@ -1,0 +1,216 @@
+"""Batches by length hold the values of their samples and no more elements than they may, whatever reads them."""
+
+from __future__ import annotations
+
+import itertools
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from support.device.training_loop import pretend
+from support.sources import reader_sources as acts
+
+from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, split
+from lit_async_data.errors import ConfigError, ResumeError, TransformError
+from lit_async_data.lightning.summary import summary_lines
+from lit_async_data.order.by_length import LengthPlan
+from lit_async_data.testing import ArraySource, FakeStreams
+
+ELEMENTS = 600
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two files of sequences of two columns, whose longest have 180 and 97 rows."""
+    folder = tmp_path_factory.mktemp("sequences")
+    generator = np.random.default_rng(0)
+    for name, count, longest in (("a.h5", 230, 180), ("b.h5", 77, 97)):
+        lengths = np.minimum(generator.lognormal(3, 1, count).astype(int), longest)
+        lengths[count // 2] = longest
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        with h5py.File(folder / name, "w") as file:
+            values = generator.integers(1, 2**15, (offsets[-1], 2), np.int16)
+            file.create_dataset("x/values", data=values, chunks=(64, 2), compression="gzip")
+            file["x/offsets"] = offsets
+            file["y"] = np.arange(count)
+    return folder
+
+
+@pytest.fixture
+def source(folder):
+    source = HDF5Source(folder / "*.h5", {"x": "x", "y": "y"})
+    yield source
+    source.close()
+
+
+def loader_of(source, *, rank=0, ranks=1, hooks=None, **options):
+    options = {"batch_size": 16, "batch_by": "x", "batch_elements": ELEMENTS, "seed": 4, **options}
+    options = {"return_indices": True, **options}
+    return AsyncLoader(source, options, rank=rank, world_size=ranks, **(hooks or {}))
+
+
+def samples_of(batch):
+    """The samples of a batch by number, without padding, which must be zeros."""
+    x, lengths = batch["x"], batch["x_length"]
+    assert x.shape[0] * x.shape[1] <= ELEMENTS
+    found = {}
+    for number, values, length in zip(batch["index"].tolist(), x.cpu(), lengths.tolist(), strict=True):
+        assert not values[length:].any()
+        found[number] = values[:length]
+    return found
+
+
+def stored(source):
+    """The samples as h5py reads them."""
+    found = []
+    for path in source.paths:
+        with h5py.File(path) as file:
+            edges, values = file["x/offsets"][...], file["x/values"][...]
+        found += [torch.from_numpy(values[a:b]) for a, b in itertools.pairwise(edges)]
+    return dict(enumerate(found))
+
+
+def check_equal(found, wanted):
+    assert found.keys() == wanted.keys()
+    for number, values in wanted.items():
+        assert torch.equal(found[number], values)
+
+
+READERS = [
+    pytest.param({"workers": 0}, {}, id="caller"),
+    pytest.param({"workers": 2}, {}, id="threads"),
+    pytest.param({"workers": 1}, {"sample_transform": acts.copied}, id="sample_transform"),
+    pytest.param({"workers": 1}, {"batch_transform": acts.copied}, id="batch_transform"),
+    pytest.param({"workers": 1, "worker_kind": "process"}, {}, id="process", marks=pytest.mark.processes),
+    pytest.param(
+        {"workers": 2, "worker_kind": "process"},
+        {"sample_transform": acts.copied, "batch_transform": acts.copied},
+        id="shares and both",
+        marks=pytest.mark.processes,
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "hooks"), READERS)
+def test_all_readers_give_the_stored_samples(source, options, hooks):
+    wanted = stored(source)
+    with loader_of(source, hooks=hooks, **options) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            check_equal({n: x for batch in batches for n, x in samples_of(batch).items()}, wanted)
+
+
+def test_ranks_have_equally_many_batches_and_share_the_samples(source):
+    found, counts = {}, set()
+    for rank in range(3):
+        with loader_of(source, rank=rank, ranks=3) as loader:
+            batches = list(loader)
+        counts.add(len(batches))
+        for batch in batches:
+            assert not found.keys() & samples_of(batch).keys()
+            found |= samples_of(batch)
+    assert len(counts) == 1
+    check_equal(found, stored(source))
+
+
+@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.processes)])
+def test_a_device_gets_the_same_batches(source, monkeypatch, kind):
+    wanted, streams, found = stored(source), FakeStreams("side"), {}
+    pretend(monkeypatch, lambda device: streams)
+    with loader_of(source, workers=1, worker_kind=kind) as loader:
+        for batch in loader:
+            streams.synchronize()
+            found |= samples_of(batch)
+    check_equal(found, wanted)
+
+
+def test_a_run_goes_on_after_a_resume_on_other_ranks(source):
+    with loader_of(source) as loader:
+        whole = [batch["index"].tolist() for batch in loader]
+    with loader_of(source) as loader:
+        seen = [next(loader)["index"].tolist() for _ in range(6)]
+        state = loader.state_dict()
+    shared = []
+    for rank in range(2):
+        with loader_of(source, rank=rank, ranks=2) as loader:
+            loader.load_state_dict(state)
+            shared.append([batch["index"].tolist() for batch in loader])
+    rest = [batch for step in zip(*shared, strict=True) for batch in step]
+    assert sum(seen + rest, []) == sum(whole, [])  # noqa: RUF017
+    with loader_of(source, batch_elements=500) as loader, pytest.raises(ResumeError, match="batches by length"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_bad_samples_are_read_around_within_their_bucket(folder, tmp_path, on_error):
+    damaged = tmp_path / "a.h5"
+    damaged.write_bytes((folder / "a.h5").read_bytes())
+    with h5py.File(damaged) as file:
+        chunk = file["x/values"].id.get_chunk_info(20)
+        edges = file["x/offsets"][...]
+    with damaged.open("r+b") as file:
+        file.seek(chunk.byte_offset + 5)
+        file.write(bytes(20))
+    first, end = 20 * 64, 21 * 64
+    bad = set(np.flatnonzero((edges[:-1] < end) & (edges[1:] > first) & (np.diff(edges) > 0)).tolist())
+    with loader_of(HDF5Source(damaged, {"x": "x"}), on_error=on_error, max_bad=1.0, workers=2) as loader:
+        found = [batch["index"].tolist() for batch in loader]
+        plan = loader.order
+    assert isinstance(plan, LengthPlan)
+    for step, batch in enumerate(found):
+        planned = plan.batch(step).samples.tolist()
+        assert not bad & set(batch)
+        assert set(planned) - bad <= set(batch)
+        assert plan.buckets.width(np.array(batch)) == plan.width(step)
+        assert len(batch) == (len(planned) if on_error == "substitute" else len(set(planned) - bad) or 1)
+
+
+def test_a_split_and_lengths_of_the_user_do_as_well(source):
+    sides = split(source, {"train": 0.5, "val": 0.5})
+    wanted = {n: x for n, x in stored(source).items() if n in sides["val"].samples}
+    with loader_of(sides["val"], workers=0) as loader:
+        check_equal({n: x for batch in loader for n, x in samples_of(batch).items()}, wanted)
+    arrays, lengths = ArraySource({"x": np.arange(40.0)}), np.arange(40) % 7 + 1
+    with loader_of(arrays, batch_by=lengths, batch_elements=14, workers=0) as loader:
+        batches = [batch["index"].tolist() for batch in loader]
+    assert all(len(batch) * lengths[batch].max() <= 14 for batch in batches)
+    assert len({number for batch in batches for number in batch}) == 40
+
+
+def test_a_transform_that_changes_a_length_is_an_error(source):
+    loader = loader_of(source, workers=0, hooks={"sample_transform": acts.longer})
+    with loader, pytest.raises(TransformError, match="'x'"):
+        list(loader)
+
+
+def test_the_summary_says_what_is_padded(source):
+    line = summary_lines(loader_of(source))[1]
+    assert "batches by length, padded to one of 16 lengths up to 180" in line
+    assert "of all elements are padding" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "text"),
+    [
+        ({"batch_by": "z"}, "batch_by", "'z' is not one of the fields"),
+        ({"batch_by": [1, 2, 3]}, "batch_by", "not the lengths of the 307 samples"),
+        ({"batch_by": np.full(307, 5)}, "batch_by", "samples of x have other lengths"),
+        ({"batch_elements": 100}, "batch_elements", "alone takes 180 elements"),
+        ({"batch_by": None}, "batch_elements", "needs batch_by"),
+        ({"shuffle": "chunk"}, "shuffle", "cannot be combined with batch_by"),
+        ({"weights": "y"}, "weights", "cannot be combined with batch_by"),
+        ({"buckets": [9, 3]}, "buckets", "neither a number nor ascending lengths"),
+        ({"buckets": [50, 100]}, "buckets", "the last bucket ends at 100"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(source, given, option, text):
+    with pytest.raises(ConfigError, match=text) as caught:
+        loader_of(source, **given)
+    assert caught.value.option in (option, None)
+
+
+def test_options_are_the_same_in_a_configuration():
+    options = LoaderOptions.of({"batch_size": 4, "batch_by": "x", "batch_elements": 9, "buckets": [4, 9]})
+    assert (options.batch_by, options.batch_elements, options.buckets) == ("x", 9, (4, 9))

@@ -1,0 +1,105 @@
+import functools
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.by_length import LengthPlan
+from lit_async_data.order.plan import Schedule
+
+LENGTHS = st.lists(st.integers(0, 40), min_size=12, max_size=120).map(np.array)
+
+
+def plan_of(lengths, rank=0, ranks=1, start=0, epoch=0, **options):
+    options = {"shuffle": "global", "seed": 3, "batch_size": 5, **options}
+    buckets = Buckets.of(lengths, options["batch_size"], 80, 4)
+    return LengthPlan(
+        length=len(lengths), buckets=buckets, rank=rank, world_size=ranks, start=start, epoch=epoch, **options
+    )
+
+
+def flat(batches):
+    return list(itertools.chain.from_iterable(batches))
+
+
+def steps_of(lengths, ranks, start=0, **options):
+    plans = [plan_of(lengths, rank, ranks, start, **options) for rank in range(ranks)]
+    assert len({len(plan) for plan in plans}) == 1
+    return [[plan.batch(step).samples.tolist() for plan in plans] for step in range(len(plans[0]))]
+
+
+@given(LENGTHS, st.integers(1, 4), st.sampled_from(["none", "global"]))
+def test_ranks_share_the_batches_of_one_order(lengths, ranks, shuffle):
+    alone = [step[0] for step in steps_of(lengths, 1, shuffle=shuffle)]
+    shared = flat(steps_of(lengths, ranks, shuffle=shuffle))
+    assert flat(shared) == flat(alone)
+    assert all(shared)
+    assert len(shared) == -(-len(alone) // ranks) * ranks
+    whole = len(alone) // ranks * ranks
+    if len(flat(alone[whole:])) >= ranks:
+        assert shared[:whole] == alone[:whole]
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 4), st.data())
+def test_a_resume_on_other_ranks_goes_on_with_the_same_samples(lengths, before, after, data):
+    plan = plan_of(lengths, 0, before)
+    done = data.draw(st.integers(0, len(plan)))
+    position = plan.position(done)
+    assume(len(lengths) - position >= 2 * after)
+    seen = flat(flat(steps_of(lengths, before)[:done]))
+    assert len(seen) == position
+    seen += flat(flat(steps_of(lengths, after, position)))
+    assert seen == flat(flat(steps_of(lengths, 1)))
+
+
+@given(LENGTHS, st.integers(1, 4))
+def test_the_members_of_a_plan_agree(lengths, ranks):
+    for plan in (plan_of(lengths, rank, ranks) for rank in range(ranks)):
+        for step in range(len(plan)):
+            samples = plan.batch(step).samples
+            assert plan.count(step) == len(samples) <= plan.capacity
+            assert (plan.samples(plan.positions(step)) == samples).all()
+            assert plan.first_position(step) == plan.positions(step)[0]
+            assert plan.width(step) == plan.buckets.width(samples)
+        stretch, edges = plan.stretch(0, len(plan))
+        assert [stretch[a:b].tolist() for a, b in itertools.pairwise(edges)] == [
+            plan.batch(step).samples.tolist() for step in range(len(plan))
+        ]
+
+
+def test_all_epochs_have_as_many_steps_and_other_batches():
+    schedule = Schedule(functools.partial(plan_of, np.arange(100) % 37, ranks=3), shuffled=True)
+    plans = [schedule.plan(epoch) for epoch in range(4)]
+    assert {len(plan) for plan in plans} == {schedule.steps}
+    assert len({tuple(plan.batch(0).samples.tolist()) for plan in plans}) == 4
+
+
+def test_drop_last_drops_the_batches_that_fill_no_step():
+    lengths = np.arange(100) % 37
+    kept, alone = steps_of(lengths, 3, drop_last=True), flat(steps_of(lengths, 1))
+    assert len(alone) % 3
+    assert flat(kept) == alone[: len(alone) // 3 * 3]
+    plan = plan_of(lengths, 0, 3, drop_last=True)
+    assert not plan.drops_all(plan.position(len(kept) - 1))
+    assert plan.drops_all(plan.first_position(len(kept) - 1) + 20)
+    with pytest.raises(ConfigError, match="too few batches for 9 ranks"):
+        plan_of(np.arange(12), 0, 9, drop_last=True)
+
+
+def test_substitutes_are_of_the_same_bucket_on_all_ranks():
+    lengths = np.arange(100) % 37
+    plan = plan_of(lengths)
+    drawn = [plan.substitute(40, attempt) for attempt in range(20)]
+    own = plan.buckets.numbers[plan.samples(np.array([40]))[0]]
+    assert set(plan.buckets.numbers[drawn].tolist()) == {own}
+    assert len(set(drawn)) > 3
+    assert drawn == [plan_of(lengths, 2, 3, start=9).substitute(40, attempt) for attempt in range(20)]
+
+
+def test_batches_that_cannot_be_shared_are_an_error():
+    with pytest.raises(ConfigError, match="the last of 4 batches cannot be shared by 3 ranks"):
+        plan_of(np.full(4, 70), 0, 3)
