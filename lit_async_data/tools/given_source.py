@@ -19,7 +19,6 @@ OPTIONS = {
     "ManifestSource": ("root", "id", "image_size", "resize", "mode", "delimiter"),
     "ManifestSource.from_folder": ("id", "image_size", "resize", "mode"),
 }
-# All that `add_source_arguments` adds.
 NAMES = ("fields", *dict.fromkeys(itertools.chain(*OPTIONS.values())))
 
 

@@ -129,7 +129,7 @@ def test_a_file_of_more_datasets_than_are_looked_at_says_so(monkeypatch):
     examples.images("a.h5", 8)
     report = report_on(["a.h5"])
     assert len(report.datasets) == 1
-    assert report.notes[-1] == "only the first 1 datasets are looked at; the file has more"
+    assert report.notes[-1] == "no more than the first 1 datasets are looked at"
 
 
 @pytest.mark.parametrize("labels", [False, True])

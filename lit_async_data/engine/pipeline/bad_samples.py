@@ -61,10 +61,6 @@ def _forget_frames(error: BaseException) -> None:
         chain = chain.__cause__ or chain.__context__
 
 
-def _not_noted(_key: BatchIndex, _samples: Indices) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 class AroundBadSamples:
     """Reads around bad samples: leaves them out, or has others stand in. Any thread may call it.
 
@@ -75,14 +71,14 @@ class AroundBadSamples:
 
     Attributes:
         deadly: How many samples have ended reader processes, and which; int64.
-        noted: Notes that the thread reads samples of a batch, until its context ends.
+        noted: Notes that the thread reads samples of a batch (its index, the samples), until its context ends.
     """
 
     def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
         self._read, self._policy = read, policy
         self._bad: dict[int, Exception] = {sample: SourceError("bad before the run was resumed") for sample in known}
         self.deadly: Indices = np.zeros(1, np.int64)
-        self.noted: Callable[[BatchIndex, Indices], contextlib.AbstractContextManager[None]] = _not_noted
+        self.noted: Callable[..., contextlib.AbstractContextManager[None]] = lambda *_: contextlib.nullcontext()
 
     def knows(self, samples: Indices) -> bool:
         """Whether some of these samples are known to be bad."""

@@ -148,9 +148,8 @@ class ReaderServer:
         self._slots.slot(task.slot)  # maps it, which one thread at a time may do
         if task.is_dealt:
             self._cursor = schedule.following(keys[-1])
-        # One that has a part of what is to be done for a slot leaves bad samples to a process that does all of it.
-        whole = not self._is_share(task) and task.part is not Part.TRANSFORM
-        ids, around = self._setup.read.source.ids, self._setup.around if whole else None
+        partial, ids = self._is_share(task) or task.part is Part.TRANSFORM, self._setup.read.source.ids
+        around = None if partial else self._setup.around  # a process that does all of it reads around bad samples
         return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, around, task.row)
 
     def _is_share(self, task: Task) -> bool:

@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.check_all:
         return check_all(arguments)
-    if ignored := [name for name in NAMES if getattr(arguments, name) is not None]:
-        option = ignored[0].replace("_", "-")
+    if option := next((name.replace("_", "-") for name in NAMES if getattr(arguments, name) is not None), ""):
         raise ConfigError(f"{option}: describes what --check-all reads; add --check-all, or leave --{option} out")
     report = report_on(arguments.files)
     as_json = json.dumps(report.as_dict(), ensure_ascii=False, indent=2, default=str) if arguments.json else ""

@@ -28,9 +28,7 @@ def hdf5_report(given: Sequence[str]) -> Report:
     paths = of_training(dict.fromkeys(itertools.chain.from_iterable(matched)))
     first, report, found = paths[0], Report("hdf5", paths), list[list[Suggestion]]()
     with as_source_errors(first, "cannot be read", file=first), open_h5py(first) as file:
-        nodes = list(itertools.islice(datasets_of(cast("h5py.Group", file["/"]), set()), MOST_DATASETS + 1))
-        if cut := len(nodes) > MOST_DATASETS:
-            del nodes[MOST_DATASETS:]
+        nodes = list(itertools.islice(datasets_of(cast("h5py.Group", file["/"]), set()), MOST_DATASETS))
         group = OpenGroup(file, first, "/", IndexCache(None), allow_external=False)
         for scope in scopes_of(nodes):
             if len(scope.nodes) > MOST_DESCRIBED:
@@ -56,6 +54,6 @@ def hdf5_report(given: Sequence[str]) -> Report:
         report.notes.append(f"pandas wrote {name}: ManifestSource takes the DataFrame {frame}")
     if not report.suggestions and not report.notes:
         report.notes.append('no dataset looks like samples of a network: name yours in fields={"x": NAME, "y": NAME}')
-    if cut:
-        report.notes.append(f"only the first {MOST_DATASETS:,} datasets are looked at; the file has more")
+    if len(nodes) == MOST_DATASETS:
+        report.notes.append(f"no more than the first {MOST_DATASETS:,} datasets are looked at")
     return report

@@ -27,20 +27,14 @@ _STALE = 64
 
 
 class File:
-    """A file to read ahead.
-
-    No `Future`: an interrupt in one of its methods can leave its lock locked, and a thread that looks at it would wait
-    for ever.
-    """
+    """A file to read ahead. No `Future`: an interrupt in one of its methods can leave its lock locked for ever."""
 
     def __init__(self, path: str, turn: int) -> None:
         self.path, self.turn = path, turn
         self.size: int | None = None  # known once a thread has looked it up
         self.held_bytes = 0
-        # Each side sets its own first and then looks at the other's: a thread that has begun, whoever wants no thread
-        # to read it.
-        self.begun = self.unwanted = False
-        self.reading = threading.Lock()  # until a thread that has begun is done
+        self.begun = self.unwanted = False  # each side sets its own, and then looks at the other's
+        self.reading = threading.Lock()  # held until a thread that has begun is done
         self.reading.acquire()
         self.data: bytes | None = None
 
@@ -199,12 +193,9 @@ class FilePrefetcher:
 
     def _load(self, file: File) -> None:
         file.begun = True
-        try:
-            if not file.unwanted:
-                with contextlib.suppress(Exception):  # `read` reads the file again, which raises
-                    file.data = self._read(file.path, min(file.held_bytes, MOST_BYTES))
-        finally:
-            file.reading.release()
+        with contextlib.suppress(Exception):  # `read` reads the file again, which raises
+            file.data = None if file.unwanted else self._read(file.path, min(file.held_bytes, MOST_BYTES))
+        file.reading.release()
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         data, cold = fetched(path, most_bytes, self._root)
