@@ -37,7 +37,7 @@ from lit_async_data.order.plan import BLOCK, BatchIndex, EpochPlan, Schedule
 from lit_async_data.order.weights import Weights
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.local_files.file_times import RECENT_NS
-from lit_async_data.testing.arrays import PartedArrays
+from lit_async_data.testing.arrays import ArraySource
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
@@ -263,7 +263,7 @@ def resumed(shuffle: str, length: int, world_size: int) -> dict[str, float]:
     """The state of a loader at nine tenths of an epoch: bytes as JSON, and milliseconds to save and to load it."""
     values = np.broadcast_to(np.uint8(0), (length,))  # takes one byte
     layout = StorageLayout((ChunkRun(length, ROWS),), compressed=True, reading="decoded")
-    source = PartedArrays({"x": values}, parts={"x": length}, chunks=layout)
+    source = ArraySource({"x": values}, parts={"x": length}, chunks=layout)
     options = {"batch_size": BATCH, "shuffle": shuffle, "workers": 1, "worker_kind": "thread"}
     with AsyncLoader(source, options, rank=world_size // 2, world_size=world_size) as loader:
         place = loader.state_dict() | {"epoch": 3, "position": length * 9 // 10, "history": [[0, world_size, BATCH]]}

@@ -17,7 +17,7 @@ from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
-from lit_async_data.testing import ArraySource, PartedArrays
+from lit_async_data.testing import ArraySource
 
 some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 12)), min_size=1, max_size=5)
 
@@ -28,7 +28,7 @@ def numbered(length=10, first=0):
 
 def parted(first=0, runs=(), **parts):
     parts = parts or {"a.h5": 4, "b.h5": 6}
-    return PartedArrays({"y": first + np.arange(sum(parts.values()))}, parts=parts, chunks=StorageLayout(tuple(runs)))
+    return ArraySource({"y": first + np.arange(sum(parts.values()))}, parts=parts, chunks=StorageLayout(tuple(runs)))
 
 
 def read(source, samples):
@@ -198,12 +198,12 @@ def test_runs_of_a_subset_are_those_counted_one_by_one(runs, data):
 
 def test_what_else_is_known_of_chunks_is_that_of_the_whole():
     layout = StorageLayout((ChunkRun(10, 4),), compressed=True, reading="decoded", spread=1.5, chunks_per_run=3)
-    whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout)
+    whole = ArraySource({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout)
     assert SubsetSource(whole, [0, 1, 5, 9]).chunks == StorageLayout(
         (ChunkRun(2, 2), ChunkRun(2, 1)), compressed=True, reading="decoded", spread=1.5, chunks_per_run=3
     )
     alone = StorageLayout(reading="python")
-    whole = PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=alone)
+    whole = ArraySource({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=alone)
     assert SubsetSource(whole, [0, 1]).chunks == alone
 
 
@@ -242,8 +242,11 @@ def test_where_numbers_go_back_another_part_begins():
 
 
 def test_a_subset_takes_columns_and_overlap_from_the_whole():
-    whole = PartedArrays(
-        {"y": np.arange(5)}, parts={"a.h5": 5}, overlap=3, columns={"who": np.array(["p", "q", "r", "s", "t"])}
+    whole = ArraySource(
+        {"y": np.arange(5)},
+        parts={"a.h5": 5},
+        columns={"who": np.array(["p", "q", "r", "s", "t"])},
+        chunks=StorageLayout(overlap=3),
     )
     subset = SubsetSource(SubsetSource(whole, [4, 3, 0]), [2, 1])
     assert subset.column("who").tolist() == ["p", "s"]
@@ -350,7 +353,7 @@ def test_chunks_of_all_are_read_as_the_slowest_is():
         StorageLayout(reading="decoded", compressed=True, chunks_per_run=4),
         StorageLayout(reading="locked"),
     ]
-    sources = [PartedArrays({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout) for layout in layouts]
+    sources = [ArraySource({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=layout) for layout in layouts]
     assert ConcatSource(sources).chunks == StorageLayout(
         (*runs, ChunkRun(10, 1), ChunkRun(10, 1)), compressed=True, reading="decoded", spread=1.5, chunks_per_run=4
     )
@@ -359,8 +362,8 @@ def test_chunks_of_all_are_read_as_the_slowest_is():
 
 
 def test_parts_columns_and_overlap_of_all():
-    one = PartedArrays({"y": np.arange(3)}, parts={"a.h5": 1, "b.h5": 2}, overlap=2)
-    two = PartedArrays({"y": np.arange(2)}, parts={"c.h5": 2}, overlap=5)
+    one = ArraySource({"y": np.arange(3)}, parts={"a.h5": 1, "b.h5": 2}, chunks=StorageLayout(overlap=2))
+    two = ArraySource({"y": np.arange(2)}, parts={"c.h5": 2}, chunks=StorageLayout(overlap=5))
     both = ConcatSource([one, numbered(4), two, SubsetSource(numbered(4), [1])])
     assert [(part.name, part.samples) for part in both.parts] == [
         ("a.h5", 1),
@@ -376,10 +379,10 @@ def test_parts_columns_and_overlap_of_all():
 
 def test_a_column_of_text_and_numbers_is_refused():
     text, number = (
-        PartedArrays({"y": np.arange(2)}, parts={"a.h5": 2}, columns={"who": np.array(who)})
+        ArraySource({"y": np.arange(2)}, parts={"a.h5": 2}, columns={"who": np.array(who)})
         for who in (["p", "q"], [1, 2])
     )
-    with pytest.raises(FormatError, match=r"'who' holds numbers in 1 of 2 .*, but text in PartedArrays"):
+    with pytest.raises(FormatError, match=r"'who' holds numbers in 1 of 2 .*, but text in ArraySource"):
         ConcatSource([text, SubsetSource(number, [1])]).column("who")
 
 

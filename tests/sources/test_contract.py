@@ -34,7 +34,7 @@ from lit_async_data import (
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.sources.contract.places import Part
-from lit_async_data.testing import ArraySource, PartedArrays, check_contract
+from lit_async_data.testing import ArraySource, check_contract
 
 ROWS = 300
 # With the first process that it spawns, multiprocessing starts another one, and keeps a pipe to it.
@@ -114,7 +114,7 @@ def test_sources_in_memory_keep_the_contract():
         Squares(),
         DatasetSource(dataset),
         ArraySource({"x": np.zeros((4, 2)), "y": np.arange(4)}),
-        PartedArrays({"y": np.arange(5)}, parts={"a.h5": 2, "b.h5:/left": 3}),
+        ArraySource({"y": np.arange(5)}, parts={"a.h5": 2, "b.h5:/left": 3}),
         split(Squares(), {"train": 0.7, "val": 0.3})["train"],
     ):
         check_contract(source)

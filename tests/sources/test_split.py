@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lit_async_data.sources.composed.split as module
-from lit_async_data import ConcatSource, SubsetSource, split
+from lit_async_data import ConcatSource, StorageLayout, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.sources.composed.groups import groups_of, hashed
 from lit_async_data.sources.contract.derived import places_of
-from lit_async_data.testing import ArraySource, PartedArrays
+from lit_async_data.testing import ArraySource
 
 HALVES = {"train": 0.5, "val": 0.5}
 THREE = {"train": 0.6, "val": 0.2, "test": 0.2}
@@ -26,7 +26,9 @@ def numbered(length=100, **arrays):
 
 
 def parted(parts, overlap=0, **columns):
-    return PartedArrays({"y": np.arange(sum(parts.values()))}, parts=parts, overlap=overlap, columns=columns)
+    return ArraySource(
+        {"y": np.arange(sum(parts.values()))}, parts=parts, columns=columns, chunks=StorageLayout(overlap=overlap)
+    )
 
 
 def files(count, samples=3):

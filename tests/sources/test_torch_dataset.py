@@ -163,7 +163,7 @@ def test_the_order_is_that_of_any_source(workers, kind):
 def test_a_number_out_of_range_is_an_index_error_and_never_counted_from_the_end(bad):
     source = DatasetSource(DATASETS["tensors"])
     assert source.locate([3, 22]) == [Location("TensorDataset", "/", 3), Location("TensorDataset", "/", 22)]
-    with pytest.raises(IndexError, match=rf"sample {bad} of 23 in TensorDataset"):
+    with pytest.raises(IndexError, match=rf"{bad}"):
         source.locate([bad])
     if type(bad) is int:
         with pytest.raises(IndexError, match=rf"sample {bad} of 23 in TensorDataset"):

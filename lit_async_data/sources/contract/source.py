@@ -17,7 +17,7 @@ from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.places import Location, Part
+from lit_async_data.sources.contract.places import Location, Part, starts
 from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
 
 # Samples per read when a field is read for all samples.
@@ -193,7 +193,7 @@ class Source(abc.ABC):
         return StorageLayout(reading="python")
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Find where samples are stored. Row n of `name` for sample n, unless overridden.
+        """Find where samples are stored. The row in its part of `parts`, unless overridden.
 
         Args:
             ids: Sample numbers, as `ids` gives them.
@@ -203,7 +203,11 @@ class Source(abc.ABC):
         """
         samples = whole_numbers(ids, self)
         check_range(samples, self)
-        return [Location(self.name, "/", sample) for sample in samples.tolist()]
+        parts = self.parts
+        starts_of = starts([part.samples for part in parts])
+        which = np.searchsorted(starts_of, samples, side="right") - 1
+        pairs = zip(which.tolist(), (samples - starts_of[which]).tolist(), strict=True)
+        return [Location(parts[part].file, parts[part].group, row) for part, row in pairs]
 
     def ids(self, samples: Indices) -> Indices:
         """The numbers that `locate` takes. A subset gives samples the numbers of the whole source.

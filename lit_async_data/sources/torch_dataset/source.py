@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ from torch.utils.data import IterableDataset
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.places import Location
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, check_range
 from lit_async_data.sources.torch_dataset.unread import Unread
 from lit_async_data.sources.torch_dataset.values import ALTERNATIVE, UnfitError, as_array, fill_from_equal
 
@@ -107,7 +106,9 @@ class DatasetSource(Source):
             FormatError: A sample has other keys, shapes or types than sample 0.
             ReadError: The dataset raised an error, which is chained.
         """
-        numbers = self._checked_numbers(samples)
+        # Lists, and datasets over lists, would count negative numbers from the end.
+        check_range(samples, self)
+        numbers = samples.tolist()
         block = max(COLLECTED_BYTES // max(self._spec.nbytes, 1), 1)
         # Values are copied under the lock too: a dataset may reuse their memory in its next call.
         with self._lock:
@@ -118,26 +119,10 @@ class DatasetSource(Source):
                 for key, array in out.items():
                     self._fill(array[first : first + block], key, chosen, [sample[key] for sample in values])
 
-    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """The class of the dataset in place of a file, and the sample numbers as rows.
-
-        Raises:
-            IndexError: A number is not in ``range(len(self))``.
-        """
-        return [Location(self.name, "/", number) for number in self._checked_numbers(ids)]
-
     @property
     def _lock(self) -> threading.Lock:
         # One lock per process: a forked child could wait forever for a lock that a thread of its parent held.
         return self._locks.setdefault(os.getpid(), threading.Lock())
-
-    def _checked_numbers(self, ids: Sequence[int] | Indices) -> list[int]:
-        numbers: list[Any] = np.asarray(ids).tolist()
-        for number in numbers:
-            # Lists, and datasets over lists, would count negative numbers from the end.
-            if type(number) is not int or not 0 <= number < self._length:
-                raise IndexError(f"sample {number!r} of {self._length} in {self.name}")
-        return numbers
 
     # -- calls of the dataset's code ---------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from lit_async_data.engine.hooks.calls import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS
 from lit_async_data.engine.hooks.host_hooks import HostHooks
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.testing import ArraySource, PartedArrays
+from lit_async_data.testing import ArraySource
 
 LENGTH = 23
 IMAGES = np.random.default_rng(0).integers(0, 255, (LENGTH, 3, 10, 8), np.uint8)
@@ -112,7 +112,7 @@ def test_workers_depths_and_earlier_passes_change_nothing(workers, queue_depth, 
 @pytest.mark.processes
 @pytest.mark.parametrize(("reading", "workers"), [("copied", 1), ("copied", 2), ("decoded", 3)])
 def test_reader_processes_change_nothing(reading, workers):
-    of = PartedArrays({"x": IMAGES, "y": np.arange(LENGTH)}, parts={"a": LENGTH}, chunks=StorageLayout(reading=reading))
+    of = ArraySource({"x": IMAGES, "y": np.arange(LENGTH)}, parts={"a": LENGTH}, chunks=StorageLayout(reading=reading))
     with loader_of(of, workers=workers, worker_kind="process") as loader:
         assert loader.footprint.workers[:3] == ("process", workers, "worker_kind=process")
         one = loader_of(of, workers=0).footprint.budget.scratch
@@ -123,7 +123,7 @@ def test_reader_processes_change_nothing(reading, workers):
 @pytest.mark.processes
 def test_an_error_in_one_of_two_processes_is_that_of_its_batch():
     hooks = {"sample": wrong_at(9, explode), "batch": None}
-    of = PartedArrays({"y": np.arange(40)}, parts={"a": 40}, chunks=StorageLayout(reading="copied"))
+    of = ArraySource({"y": np.arange(40)}, parts={"a": 40}, chunks=StorageLayout(reading="copied"))
     with loader_of(of, **hooks, workers=2, worker_kind="process", shuffle=False) as loader:
         for _ in range(2):
             assert [loader.next()["y"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -13,7 +13,7 @@ import torch
 from lit_async_data import AsyncDataModule, AsyncLoader, FieldSpec, StorageLayout
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, TransformError
-from lit_async_data.testing import ArraySource, PartedArrays
+from lit_async_data.testing import ArraySource
 
 LENGTH = 10
 
@@ -225,7 +225,7 @@ def same(values):
     ],
 )
 def test_small_batches_are_read_together_unless_a_transform_takes_a_batch(reading, workers, hooks, together):
-    of = PartedArrays({"y": np.arange(100)}, parts={"a": 100}, chunks=StorageLayout(reading=reading))
+    of = ArraySource({"y": np.arange(100)}, parts={"a": 100}, chunks=StorageLayout(reading=reading))
     found = loader_of(of, workers=workers, **hooks).footprint
     assert (found.layout.batches > 1) == together
     assert found.budget.scratch >= bool(hooks) * found.layout.batches * 4 * found.layout.spec.nbytes
@@ -233,7 +233,7 @@ def test_small_batches_are_read_together_unless_a_transform_takes_a_batch(readin
 
 def test_samples_that_are_large_before_the_transform_are_not_read_together():
     """Their memory is bounded as that of the slots is."""
-    of = PartedArrays({"x": np.zeros((8, 2**22), np.uint8)}, parts={"a": 8}, chunks=StorageLayout(reading="copied"))
+    of = ArraySource({"x": np.zeros((8, 2**22), np.uint8)}, parts={"a": 8}, chunks=StorageLayout(reading="copied"))
     found = loader_of(of, workers=1, sample=lambda sample: {"y": sample["x"][0]}).footprint
     assert (found.layout.batches, found.layout.spec.nbytes) == (1, 1)
 
@@ -249,7 +249,7 @@ def panics(sample):
 
 
 def test_a_hook_that_panics_fails_its_batch_and_no_other():
-    of = PartedArrays({"y": np.arange(100)}, parts={"a": 100}, chunks=StorageLayout(reading="copied"))
+    of = ArraySource({"y": np.arange(100)}, parts={"a": 100}, chunks=StorageLayout(reading="copied"))
     with loader_of(of, batch_size=10, shuffle=False, workers=2, sample=panics) as loader:
         for _ in range(5):  # batches are read together after the first
             batches = iter(loader)

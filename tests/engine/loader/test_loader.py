@@ -23,7 +23,7 @@ from lit_async_data.engine.pipeline.slots import READY
 from lit_async_data.errors import ClosedError, ConfigError, ReadError, TransformError
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.storage_layout import StorageLayout
-from lit_async_data.testing import ArraySource, PartedArrays
+from lit_async_data.testing import ArraySource
 
 # Over 64 KiB per batch of 4, so that x is handed out as the slot itself.
 WIDE = 20_000
@@ -196,7 +196,7 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
 def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(monkeypatch, seconds):
     monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", seconds)
     chunks = StorageLayout(reading="copied")
-    source = PartedArrays({"y": np.arange(2000)}, parts={"a": 2000}, chunks=chunks)
+    source = ArraySource({"y": np.arange(2000)}, parts={"a": 2000}, chunks=chunks)
     with loader_of(source, shuffle="none", workers=1, queue_depth=3) as loader:
         assert loader.footprint.layout.batches == 32
         next(loader)

@@ -12,7 +12,7 @@ from lit_async_data.engine.resources import workers
 from lit_async_data.engine.resources.plan import COALESCED_BATCHES, COALESCED_BYTES
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import ChunkRun, StorageLayout
-from lit_async_data.testing import PartedArrays
+from lit_async_data.testing import ArraySource
 
 LENGTH, BATCH = 4096, 16
 
@@ -28,7 +28,7 @@ def plan_of(reading, shape=(8,), *, rows=1, order=None, **options):
     arrays = {"x": np.zeros((LENGTH, *shape), np.uint8), "y": np.zeros(LENGTH, np.int64)}
     runs = (ChunkRun(LENGTH, rows),) if rows > 1 else ()
     chunks = StorageLayout(runs, compressed=True, reading=reading, order=order)
-    source = PartedArrays(arrays, parts={"a": LENGTH}, chunks=chunks)
+    source = ArraySource(arrays, parts={"a": LENGTH}, chunks=chunks)
     return AsyncLoader(source, {"batch_size": BATCH, **options}).footprint
 
 
@@ -123,7 +123,7 @@ def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more
     """Else a chunk would be decoded for several slots anew."""
     chunks = StorageLayout((ChunkRun(LENGTH, rows),), compressed=True, reading="decoded")
     arrays = {"x": np.zeros((LENGTH, 8), np.uint8), "y": np.zeros(LENGTH, np.int64)}
-    source = PartedArrays(arrays, parts={"a": LENGTH}, chunks=chunks)
+    source = ArraySource(arrays, parts={"a": LENGTH}, chunks=chunks)
     options = {"batch_size": BATCH, "shuffle": "chunk", "shuffle_chunks": 8, **options}
     found = AsyncLoader(source, options).footprint
     assert (found.layout.batches, found.chunks) == (COALESCED_BATCHES, min(8 * (groups + 1), LENGTH // rows))
@@ -150,7 +150,7 @@ def test_a_table_of_npy_files_opens_them(tmp_path):
 def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, most, monkeypatch):
     """Each needs memory to decode: there are as many as fit."""
     monkeypatch.setattr(workers, "cores", lambda ranks=None: 64)
-    monkeypatch.setattr(PartedArrays, "memory", lambda source, chunks=0: MemoryNeeds(per_thread=2**20))
+    monkeypatch.setattr(ArraySource, "memory", lambda source, chunks=0: MemoryNeeds(per_thread=2**20))
     for megabytes in range(1, 10):
         found = plan_of(reading, rows=16, memory_budget=megabytes * 2**20 + 100_000)
         found.budget.check()
@@ -161,9 +161,9 @@ def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, most, monke
 @pytest.mark.parametrize("world_size", [1, 8, 128])
 def test_what_is_read_together_leaves_most_of_the_budget_with_any_number_of_ranks(kind, world_size, monkeypatch):
     """The chunks that a rank has in hand are those of the steps of all ranks."""
-    monkeypatch.setattr(PartedArrays, "memory", lambda source, chunks=0: MemoryNeeds(decoded=1000 * chunks))
+    monkeypatch.setattr(ArraySource, "memory", lambda source, chunks=0: MemoryNeeds(decoded=1000 * chunks))
     chunks = StorageLayout((ChunkRun(LENGTH, 4),), compressed=True, reading="decoded")
-    source = PartedArrays({"x": np.zeros((LENGTH, 250), np.uint8)}, parts={"a": LENGTH}, chunks=chunks)
+    source = ArraySource({"x": np.zeros((LENGTH, 250), np.uint8)}, parts={"a": LENGTH}, chunks=chunks)
     options = {"batch_size": 8, "shuffle": "chunk", "shuffle_chunks": 8, "worker_kind": kind, "workers": 2}
     found = AsyncLoader(source, options | {"memory_budget": 2**21}, world_size=world_size).footprint
     assert found.budget.total <= 2**20
