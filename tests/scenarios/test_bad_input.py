@@ -149,7 +149,7 @@ NO_FIELDS = {
     "text": (["cat", "dog", "cow"], ["text", "store class numbers", "Field(classes=["]),
     "fixed text": (np.array([b"cat", b"dog", b"cow"]), ["text", "store class numbers"]),
     "compound": (np.zeros(3, [("x", "f4"), ("y", "f4")]), ["compound", "store each part as a dataset of its own"]),
-    "variable length": (h5py.vlen_dtype("i4"), ["variable length", "store them padded", "values", "offsets"]),
+    "variable length": (h5py.vlen_dtype("i4"), ["variable length", "none was ever written", "values and offsets"]),
     "opaque": (np.array([np.void(b"ab")] * 3), ["|V2", "store it as another type"]),
     "encoded images": (
         np.array([np.void(b"\xff\xd8\xff\xe0 and so on")] * 3),
@@ -387,6 +387,9 @@ BAD = {
     "return_indices": NO_BOOL,
     "weights": [True, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],
     "epoch_size": [*NO_NUMBER[1:], 0, -1],
+    "batch_by": [True, 2.5, "", [], {"y": 1}, [[1], [2]]],
+    "batch_elements": [*NO_NUMBER[1:], 0, -1],
+    "buckets": [*NO_NUMBER, 0, -1, [], [3, 2], [[1]], [0.5]],
 }
 EVERY_BAD = [pytest.param(name, value, id=f"{name}-{value!r}") for name, values in BAD.items() for value in values]
 

@@ -59,7 +59,8 @@ class HDF5Source(Source):
         fields: What a batch holds. A mapping from batch key to dataset name or `Field` gives dicts; a sequence of these
             gives tuples, with the names as keys. Some groups stand for a dataset: sparse rows (AnnData's
             ``csr_matrix``) come out dense; ``categorical`` columns as codes, with classes; ``values`` and ``offsets``
-            as samples padded to one length, with their lengths in an extra field ``KEY_length``. Padded windows
+            as samples of variable length, padded, with their lengths in an extra field ``KEY_length``, as datasets of
+            ``h5py.vlen_dtype`` too; see ``LoaderOptions.batch_by``. Padded windows
             (`Field`) have a mask in an extra field ``KEY_mask``.
         layout: Letters of the stored axes, ``N`` for samples and ``C`` for channels: a string for the first field, or a
             mapping by batch key. Batches come out as N, then C, then the rest as stored. A field without a layout has

@@ -202,6 +202,10 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
         node.reading, node.how = _WAYS["chunks"]
         node.size, node.dtype, node.why = field.spec.shape[1:], field.spec.dtype, field.values.slow or ""
         return
+    if field.sequences is not None:
+        node.reading, node.how = _WAYS["chunks"][0], "found by reader threads, padded to one length"
+        node.encoded, node.dtype = "variable", field.spec.dtype
+        return
     stored, ranges = field.values, isinstance(field.stored, StoredRanges)
     way = choice(stored, mapped=True)
     node.reading, node.how = _WAYS[way]

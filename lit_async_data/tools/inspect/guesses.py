@@ -87,6 +87,10 @@ def _samples(scope: Scope, paths: Sequence[str], x: Dataset, y: Dataset | None) 
         )
     elif x.images:
         notes.append(f"x holds encoded {x.images} images: decode them in a sample_transform")
+    elif x.encoded == "variable":
+        notes.append(
+            "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together"
+        )
     if x.matlab and len(x.shape) > 2:
         notes.append("MATLAB stores axes in reverse: images have width before height; transpose them in a transform")
     groups = [n for n in scope.nodes if n.shape == (x.shape[axis],) and has_word(n.name, words.GROUPS)]

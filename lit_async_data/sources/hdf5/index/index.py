@@ -152,8 +152,10 @@ def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
     """The index with these columns, if probed chunks match and no chunk without a fill value is missing."""
     import h5py
 
-    fill = None  # undefined, or the writer does not fill: then every chunk must exist
-    if dataset.id.get_create_plist().get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
+    fill, properties = None, dataset.id.get_create_plist()  # undefined, or never written: then every chunk must exist
+    if dataset.dtype.kind == "O":
+        fill = None if properties.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED else 0  # refers to nothing
+    elif properties.get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
         with contextlib.suppress(*LIBRARY_ERRORS):
             fill = dataset.fillvalue
     if fill is None and (columns.offsets < 0).any():

@@ -47,10 +47,10 @@ class FieldReader(Reader):
         if field.conversion is None:
             self._read(rows, out)
             return
-        stored = out.shape[1:] if field.spec.ragged else field.stored.spec.stored_shape
+        stored = out.shape[1:] if field.spec.ragged or field.sequences else field.stored.spec.stored_shape
         begin, end = field.span
         shape = (len(range(begin, end, field.step)), *stored) if field.windowed else stored
-        dtype = field.values.dtype.newbyteorder("=")
+        dtype = (field.sequences or field.values).dtype.newbyteorder("=")
         block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
         values = np.empty((min(block, len(rows)), *shape), dtype)
         if len(rows) <= block:
@@ -194,11 +194,11 @@ class LengthsReader(Reader):
 
     reading = "copied"
 
-    def __init__(self, stored: StoredRanges) -> None:
-        self._stored = stored
+    def __init__(self, lengths: Indices) -> None:
+        self._lengths = lengths
 
     def read(self, rows: Indices, out: Array) -> None:
-        out[...] = _ranges(self._stored, rows)[1]
+        out[...] = self._lengths[rows]
 
 
 def _ranges(stored: StoredRanges, rows: Indices) -> tuple[Indices, Indices]:

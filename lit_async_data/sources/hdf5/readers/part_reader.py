@@ -30,6 +30,7 @@ from lit_async_data.sources.hdf5.readers.field_reader import (
 )
 from lit_async_data.sources.hdf5.readers.images import ImageReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
+from lit_async_data.sources.hdf5.readers.sequences import SequenceReader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
@@ -115,12 +116,13 @@ class PartReader:
         stored = field.stored
         if field.mask_of is not None:
             return MaskReader(field)
-        if field.lengths:
-            assert isinstance(stored, StoredRanges)
-            return LengthsReader(stored)
+        if field.lengths is not None:
+            return LengthsReader(field.lengths)
         if field.images is not None:
             rows = None if field.images.alone else self._dataset_reader(field.images.rows)
             reader: Reader = ImageReader(field.images, rows, self._file)
+        elif field.sequences is not None:
+            reader = SequenceReader(field.sequences, self._file)
         elif not isinstance(stored, StoredRanges):
             reader = self._dataset_reader(stored)
         elif stored.columns is None:

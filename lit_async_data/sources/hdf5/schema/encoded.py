@@ -103,20 +103,24 @@ def inspect_variable(
     with _some_values(where, ends.rows - 1, context):
         values = inspect_dataset(f"{name.rstrip('/')}/values")
     offsets = _offsets(group, "offsets", None, values.rows, context)
-    lengths = np.diff(offsets)
+    row = FieldSpec(values.spec.stored_shape, values.dtype.newbyteorder("="))
+    spec = padded_spec(np.diff(offsets), most, row, context)
+    return StoredRanges(path, name, offsets, values, None, spec)
+
+
+def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, context: dict[str, Any]) -> FieldSpec:
+    """The field of samples of these lengths, padded to ``most`` rows, or to the longest."""
     longest = int(lengths.argmax())
     if most is not None and lengths[longest] > most:
-        row = int((lengths > most).argmax())
+        where, place = f"{context['file']}:/{context['dataset'].strip('/')}", int((lengths > most).argmax())
         raise FormatError(
-            f"{where}, row {row}: has {lengths[row]} values, more than max_length {most}; the longest has "
+            f"{where}, row {place}: has {lengths[place]} values, more than max_length {most}; the longest has "
             f"{lengths[longest]}: raise max_length to that",
-            row=row,
+            row=place,
             **context,
         )
     width = int(lengths[longest]) if most is None else most
-    shape = (max(width, 1), *values.spec.stored_shape)
-    spec = FieldSpec(shape, values.dtype.newbyteorder("="), ragged=most is None)
-    return StoredRanges(path, name, offsets, values, None, spec)
+    return FieldSpec((max(width, 1), *row.shape), row.dtype, ragged=most is None)
 
 
 @contextlib.contextmanager

@@ -37,8 +37,8 @@ class Field:
             small table that is kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
             ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
-        max_length: For a group of ``values`` and ``offsets``, the rows that each sample is padded to with zeros. None:
-            the length of the longest sample.
+        max_length: For samples of variable length, the rows that each is padded to with zeros. None: the length of the
+            longest sample, or of its bucket (``LoaderOptions.batch_by``).
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
             as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, bytes of one length
             with zeros at the end, or, if ``name`` is a group, a dataset in it; those come in natural order.

@@ -66,7 +66,7 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
         first = -1 if stored.offset is None or node.dtype.kind == "O" else stored.offset, stored.shape[1]
         if node.dtype.kind == "O":
             slow = "the file has a user block" if node.file.userblock_size else stored.slow
-            heap, alone = None if slow else _heap_of(node.file), bool(slow)
+            heap, alone = None if slow else heap_of(node.file), bool(slow)
             stored = dataclasses.replace(stored, chunk_rows=1, filtered=False, slow=slow)  # references are small
     lengths = None if field.lengths is None else _lengths(group, field.lengths, stored, where)
     data: Any = b""
@@ -104,7 +104,7 @@ def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> Store
     )
 
 
-def _heap_of(file: h5py.File) -> GlobalHeap:
+def heap_of(file: h5py.File) -> GlobalHeap:
     return GlobalHeap(file.id.get_create_plist().get_sizes()[1], os.fstat(file.id.get_vfd_handle()).st_size)
 
 

@@ -92,10 +92,12 @@ def inspect_dataset(
     cache: IndexCache,
     allow_external: bool,
     images: bool = False,
+    in_heap: bool = False,
 ) -> StoredDataset:
     """Inspect one dataset of an open file, and check that it can be a field.
 
-    With ``images``, its rows hold bytes; they, or references to them in the global heap, become uint8 on an axis.
+    With ``images``, its rows hold bytes; they, or references to them in the global heap, become uint8 on an axis. With
+    ``in_heap``, its values have variable lengths, and the references to them become that.
     """
     advice = "; choose datasets by fields={…}, as python -m lit_async_data inspect suggests"
     dataset = open_dataset(file, path, name, advice)
@@ -104,8 +106,13 @@ def inspect_dataset(
     external = external_files(dataset, file, name, allowed=allow_external)
     if images:
         check_images(dataset, where, context)
-    else:
+    elif not in_heap:
         _check_values(dataset, where, context)
+    elif dataset.ndim != 1:
+        raise FormatError(
+            f"{where}: holds values of variable length on {dataset.ndim} axes; store them on one", **context
+        )
+    as_bytes = images or in_heap
     shape = tuple(int(n) for n in dataset.shape)
     # Some programs write all that is empty with shape (0,).
     axis, channel = (0, None) if shape == (0,) else axes(layout, shape, where)
@@ -116,7 +123,7 @@ def inspect_dataset(
     if channel is not None:
         stored.insert(0, stored.pop(channel))
     elements = dataset.dtype
-    if images:
+    if as_bytes:
         elements, stored = np.dtype(np.uint8), stored or [element_bytes(dataset)]
     dtype = elements.newbyteorder("=")
     if not stored and dtype.kind in "iu":
@@ -126,7 +133,7 @@ def inspect_dataset(
         _check_offset(dataset, where, context)
     offset = None if external else _raw_offset(dataset)
     index, slow = (None, "other files hold its values") if external else _index(dataset, cache, where, context)
-    if images and len(shape) == 1:
+    if as_bytes and len(shape) == 1:
         shape = (*shape, *stored)
         if index is not None:
             index = dataclasses.replace(index, shape=(*index.shape, *stored), grid=(*index.grid, 1), fill=0)
@@ -288,8 +295,8 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         ) from error
     refusals = {
         f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": _holds_images(dataset),
-        "text; store class numbers, and give their names as Field(classes=[…])": bool(h5py.check_string_dtype(dtype))
-        or dtype.kind in "SU",
+        "text; store class numbers, and give their names as Field(classes=[…]), or take the bytes of text of any "
+        "length: Field(…, dtype='uint8')": bool(h5py.check_string_dtype(dtype)) or dtype.kind in "SU",
         "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "
         "after the other, and offsets, where each begins and the last ends": h5py.check_vlen_dtype(dtype) is not None,
         "no values: it is a NetCDF dimension without a variable; give a variable": _is_bare_dimension(dataset),

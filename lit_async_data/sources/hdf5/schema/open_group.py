@@ -75,12 +75,12 @@ class OpenGroup:
                 raise CorruptError(f"{what}{error}", file=self.path, dataset=name) from error
         return dataset
 
-    def inspect_dataset(self, name: str, layout: str | None = None, *, images: bool = False) -> StoredDataset:
+    def inspect_dataset(
+        self, name: str, layout: str | None = None, *, images: bool = False, in_heap: bool = False
+    ) -> StoredDataset:
         self._check_links(name)
-        allow = self.allow_external
-        return inspect_dataset(
-            self.file, self.path, name, layout, cache=self.cache, allow_external=allow, images=images
-        )
+        options: dict[str, Any] = {"cache": self.cache, "allow_external": self.allow_external}
+        return inspect_dataset(self.file, self.path, name, layout, **options, images=images, in_heap=in_heap)
 
     def image(self, name: str) -> h5py.Dataset:
         """A dataset that holds one image."""

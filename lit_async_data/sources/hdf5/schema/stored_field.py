@@ -24,6 +24,7 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.images import StoredImages, inspect_images
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.sequences import StoredSequences, element_type, inspect_sequences
 from lit_async_data.sources.hdf5.schema.window_starts import Span
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 # Lookup tables are kept in memory, one per file. This is their largest size.
 TABLE_BYTES = 256 * 2**20
+LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
 # Kinds of groups, for messages.
 RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
 
@@ -45,10 +47,11 @@ class StoredField:
         span: First row of a sample and the end, relative to its anchor.
         windowed: Whether the rows of a sample have an axis of their own.
         pad: How windows that reach beyond the part are filled; None if there are none.
-        lengths: Whether the field holds the lengths of samples instead of the samples.
+        lengths: The length of each row, if the field holds these; None if it holds the rows.
         mask_of: The window whose real rows the field marks; None if it holds values.
         step: Rows from one row of a window to the next.
         images: How its rows are decoded; None if they are values.
+        sequences: What its rows refer to; None if they are values.
         packed: NetCDF attributes of packed values that are delivered as stored.
     """
 
@@ -58,11 +61,12 @@ class StoredField:
     conversion: Conversion | None = None
     windowed: bool = False
     pad: Literal["last", "zero"] | None = None
-    lengths: bool = False
+    lengths: Indices | None = None
     mask_of: Span | None = None
     packed: tuple[str, ...] = ()
     step: int = 1
     images: StoredImages | None = None
+    sequences: StoredSequences | None = None
 
     @property
     def plain(self) -> bool:
@@ -127,6 +131,9 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         return _inspect_images(group, key, field)
     node = group.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
+    elements = element_type(node, field) if isinstance(node, h5py.Dataset) else None
+    if elements is not None:
+        return _inspect_sequences(group, key, field, elements, layout)
     if kind in ("csr", "csc", "variable"):
         if layout is not None:
             raise ConfigError(f"layout: {layout!r} for {key}: {group.path}:/{name.strip('/')} holds {RANGES[kind]}")
@@ -210,16 +217,7 @@ def _inspect_images(group: OpenGroup, key: str, field: Field) -> dict[str, Store
 def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
     name, where = group.name(field.name), f"fields.{key}"
     full = f"{group.path}:/{name.strip('/')}"
-    for option in (
-        "column",
-        "window",
-        "lookup",
-        "mask_and_scale",
-        "classes",
-        *(("max_length",) if kind != "variable" else ()),
-    ):
-        if getattr(field, option):
-            raise ConfigError(f"{where}.{option}: does not apply to {full}, which holds {RANGES[kind]}; leave it out")
+    _refuse(field, where, f"{full}, which holds {RANGES[kind]}", *(("max_length",) if kind != "variable" else ()))
     if kind == "csc":
         raise FormatError(
             f"{full}: is stored by columns (csc), so that each row is spread over the file; store it by rows: "
@@ -232,8 +230,30 @@ def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict
         stored = inspect_sparse(node, group.path, name, group.inspect_dataset)
         return {key: _ranged_field(stored, field, where)}
     stored = inspect_variable(node, group.path, name, group.inspect_dataset, most=field.max_length)
-    lengths = StoredField(stored, FieldSpec((), np.dtype(np.int64)), lengths=True)
+    lengths = StoredField(stored, LENGTH, lengths=np.diff(stored.offsets))
     return {key: _ranged_field(stored, field, where), length_key(key): lengths}
+
+
+def _inspect_sequences(
+    group: OpenGroup, key: str, field: Field, elements: np.dtype[Any], layout: str | None
+) -> dict[str, StoredField]:
+    name, where = group.name(field.name), f"fields.{key}"
+    full = f"{group.path}:/{name.strip('/')}, which holds {RANGES['variable']}"
+    if layout is not None:
+        raise ConfigError(f"layout: {layout!r} for {key}: does not apply to {full}; leave it out")
+    _refuse(field, where, full)
+    sequences = inspect_sequences(group, name, elements, field.max_length)
+    spec = _delivered_spec(field, sequences.spec, where)
+    conversion = Conversion(group.path, name) if spec.dtype != sequences.spec.dtype else None
+    of_key = StoredField(sequences.rows, spec, conversion=conversion, sequences=sequences)
+    return {key: of_key, length_key(key): StoredField(sequences.rows, LENGTH, lengths=sequences.lengths)}
+
+
+def _refuse(field: Field, where: str, what: str, *options: str) -> None:
+    """Raise an error if one of the options is given that do not apply to groups and sequences, or one of these."""
+    for option in ("column", "window", "lookup", "mask_and_scale", "classes", *options):
+        if getattr(field, option):
+            raise ConfigError(f"{where}.{option}: does not apply to {what}; leave it out")
 
 
 def _ranged_field(stored: StoredRanges, field: Field, where: str) -> StoredField:

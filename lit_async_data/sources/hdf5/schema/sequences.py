@@ -1,0 +1,111 @@
+"""`StoredSequences`: a dataset whose values have variable lengths; they lie in the global heap of its file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lit_async_data import system
+from lit_async_data.batch.spec import TENSOR_TYPES, Bytes, FieldSpec
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.schema.encoded import padded_spec
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.images import heap_of
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
+from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
+
+if TYPE_CHECKING:
+    import h5py
+
+TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredSequences:
+    """Sequences of one axis, each in the global heap.
+
+    Attributes:
+        rows: The references to them.
+        references: As `GlobalHeap.references` gives them; int64, shape (rows, 3).
+        dtype: Of their elements, as stored.
+        spec: The field, padded.
+    """
+
+    rows: StoredDataset
+    heap: GlobalHeap
+    references: Indices
+    dtype: np.dtype[Any]
+    spec: FieldSpec
+
+    @property
+    def lengths(self) -> Indices:
+        lengths: Indices = self.references[:, 0] // self.dtype.itemsize
+        return lengths
+
+
+def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
+    """The type of the elements of sequences; None if a dataset holds none. Text is one if its bytes are asked for."""
+    with contextlib.suppress(*LIBRARY_ERRORS):  # a type that numpy lacks, which `inspect_dataset` names
+        if dataset.dtype.kind == "O":
+            return _within(dataset.dtype, field)
+    return None
+
+
+def _within(dtype: np.dtype[Any], field: Field) -> np.dtype[Any] | None:
+    import h5py
+
+    if h5py.check_string_dtype(dtype) is not None:
+        return TEXT if field.dtype == TEXT else None
+    within = h5py.check_vlen_dtype(dtype)
+    return within if within is not None and (within.kind, within.itemsize) in TENSOR_TYPES else None
+
+
+def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: int | None) -> StoredSequences:
+    """Inspect sequences, and read where each lies; they are padded to ``most`` elements, or to the longest."""
+    stored = group.inspect_dataset(name, in_heap=True)
+    dataset: Any = group.file[name]
+    context: dict[str, Any] = {"file": group.path, "dataset": name}
+    if dataset.file.userblock_size or (stored.offset is None and stored.index is None):
+        why = "none was ever written" if dataset.chunks is None else stored.slow
+        why = "the file has a user block" if dataset.file.userblock_size else why
+        raise FormatError(
+            f"{stored}: holds values of variable length that cannot be read, since {why}; write them into another "
+            "file, or as a group of values and offsets",
+            **context,
+        )
+    stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
+    heap = heap_of(dataset.file)
+    references = heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle()))
+    references[:, 0] *= dtype.itemsize
+    wrong = (references[:, 1] < 0) & (references[:, 0] > 0)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise CorruptError(
+            f"{stored}, row {row}: refers to a place outside of the file; restore the file", row=row, **context
+        )
+    element = FieldSpec((), dtype.newbyteorder("="))
+    spec = padded_spec(references[:, 0] // dtype.itemsize, most, element, context)
+    return StoredSequences(stored, heap, references, dtype, spec)
+
+
+def _stored_references(stored: StoredDataset, file: int) -> Bytes:
+    """The references of a dataset as bytes, shape (rows, bytes), read without libhdf5, which would follow them."""
+    index = stored.index
+    if stored.offset is not None:
+        data = system.pread(file, stored.nbytes, stored.offset)
+        return np.frombuffer(data, np.uint8).reshape(stored.shape)
+    assert index is not None
+    chunks = np.zeros((len(index.offsets), math.prod(index.shape)), np.uint8)
+    for number in np.flatnonzero(index.offsets >= 0).tolist():
+        data = system.pread(file, int(index.sizes[number]), int(index.offsets[number]))
+        chunks[number] = (
+            index.filters.decode(np.frombuffer(data, np.uint8), int(index.masks[number])).view(np.uint8).ravel()
+        )
+    return chunks.reshape(-1, stored.shape[1])[: stored.rows]

@@ -1,0 +1,149 @@
+"""Datasets of variable length, whose values lie in the global heap, are read as h5py reads them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import AsyncLoader, Field, HDF5Source
+from lit_async_data.errors import ConfigError, CorruptError, FormatError
+
+STORED = {
+    "contiguous": {},
+    "chunks": {"chunks": (7,)},
+    "gzip": {"chunks": (16,), "compression": "gzip"},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "x.h5"
+
+
+def sequences(dtype, count=60):
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(0, 40, count)
+    lengths[[3, 5]] = 0, 900  # one is larger than a collection of the heap
+    return [generator.integers(0, 100, length).astype(dtype) for length in lengths]
+
+
+def written(path, values, dtype, **options):
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("x", (len(values),), h5py.vlen_dtype(dtype), **options)
+        for row, value in enumerate(values):
+            dataset[row] = value
+        file["y"] = np.arange(len(values))
+
+
+def check(source, values):
+    batch = source.__getitems__(range(len(values)))
+    for one, value in zip(batch, values, strict=True):
+        assert one["x_length"] == len(value)
+        assert np.array_equal(one["x"][: len(value)], value)
+        assert not one["x"][len(value) :].any()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i4", ">i2", "<f8"])
+@pytest.mark.parametrize("stored", STORED)
+def test_sequences_are_read_as_stored(path, dtype, stored):
+    values = sequences(dtype)
+    written(path, values, np.dtype(dtype), **STORED[stored])
+    for mapped in (True, False):
+        source = HDF5Source(path, {"x": "x", "y": "y"}, memory_map=mapped)
+        assert source.spec["x"].shape == (900,)
+        check(source, values)
+        check(pickle.loads(pickle.dumps(source)), values)
+        source.close()
+
+
+@pytest.mark.parametrize("earliest", [True, False])
+def test_any_version_of_the_format(path, earliest):
+    with h5py.File(path, "w", libver="earliest" if earliest else "latest") as file:
+        file.create_dataset("x", (3,), h5py.vlen_dtype(np.int16), chunks=(2,))[1] = np.arange(5, dtype=np.int16)
+    check(HDF5Source(path, {"x": "x"}), [[], range(5), []])
+
+
+def test_text_as_bytes(path):
+    text = ["CCO", "", "c1ccccc1", "Δ"]
+    with h5py.File(path, "w") as file:
+        file["x"] = text
+    check(HDF5Source(path, {"x": Field("x", dtype="uint8")}), [list(each.encode()) for each in text])
+    with pytest.raises(FormatError, match="Field\\(…, dtype='uint8'\\)"):
+        HDF5Source(path, {"x": "x"})
+
+
+def test_casts_lengths_and_batches_by_length(path):
+    values = sequences(np.int32)
+    written(path, values, np.int32)
+    check(HDF5Source(path, {"x": Field("x", dtype="float32", max_length=1000)}), values)
+    source = HDF5Source(path, {"x": Field("x", dtype="int64"), "y": "y"})
+    with AsyncLoader(source, {"batch_size": 8, "batch_by": "x", "batch_elements": 900, "workers": 2}) as loader:
+        for batch in loader:
+            assert batch["x"].numel() <= 900
+            for row, x, length in zip(batch["y"].tolist(), batch["x"], batch["x_length"].tolist(), strict=True):
+                assert np.array_equal(x[:length].numpy(), values[row])
+    source.close()
+
+
+def test_a_value_that_the_heap_lacks_is_an_error_that_names_its_row(path):
+    values = sequences(np.int32)
+    written(path, values, np.int32)
+    data = bytearray(path.read_bytes())
+    places = [found.start() for found in re.finditer(b"GCOL", data)]
+    data[places[0] : places[0] + 4] = b"XXXX"
+    path.write_bytes(data)
+    source, bad = HDF5Source(path, {"x": "x"}), []
+    for row, value in enumerate(values):
+        try:
+            found = source[row]["x"][: len(value)]
+        except CorruptError as error:
+            bad.append((row, error.row, error.sample_id))
+            continue
+        assert np.array_equal(found, value)
+    assert all(row == named == sample for row, named, sample in bad)
+    assert 0 < len(bad) < len(values)
+    source.close()
+
+
+def test_a_reference_out_of_the_file_is_found_at_opening(path):
+    written(path, [np.arange(4)] * 3, np.int64)
+    with h5py.File(path) as file:
+        begin = file["x"].id.get_offset() + 16 + 4
+    data = bytearray(path.read_bytes())
+    data[begin : begin + 8] = b"\xff" * 7 + b"\x00"
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match="row 1: refers to a place outside of the file") as caught:
+        HDF5Source(path, {"x": "x"})
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "text"),
+    [
+        (Field("x", window=(0, 2)), ConfigError, "window: does not apply"),
+        (Field("x", max_length=10), FormatError, "raise max_length"),
+        (Field("two"), FormatError, "on 2 axes"),
+        (Field("nested"), FormatError, "values of variable length"),
+        (Field("unwritten"), FormatError, "since none was ever written"),
+    ],
+)
+def test_what_does_not_fit_is_named(path, field, kind, text):
+    written(path, sequences(np.int32), np.int32)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("two", (2, 2), h5py.vlen_dtype(np.int32))[0, 0] = np.arange(3)
+        file.create_dataset("nested", (2,), h5py.vlen_dtype(np.dtype([("a", "i4")])))
+        file.create_dataset("unwritten", (2,), h5py.vlen_dtype(np.int32))
+    with pytest.raises(kind, match=text):
+        HDF5Source(path, {"x": field})
+
+
+def test_a_user_block_is_refused(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file.create_dataset("x", (2,), h5py.vlen_dtype(np.int32))[0] = np.arange(3)
+    with pytest.raises(FormatError, match="user block"):
+        HDF5Source(path, {"x": "x"})
