@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -143,6 +143,11 @@ class BatchSpec(Mapping[str, FieldSpec]):
     def nbytes(self) -> int:
         """Bytes of one sample over all fields."""
         return sum(field.nbytes for field in self.fields.values())
+
+    def empty(self, samples: int, keys: Iterable[str] | None = None) -> dict[str, Array]:
+        """Returns memory for samples as they are stored: an array for each of some keys, or of all."""
+        shapes = {key: self[key].stored_shape for key in (self if keys is None else keys)}
+        return {key: np.empty((samples, *shape), self[key].dtype) for key, shape in shapes.items()}
 
     def narrowed(self) -> BatchSpec:
         """Returns this spec with each field in its narrow type, for copies to a device."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError, ResumeError
 from lit_async_data.sources.contract import derived
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, read
 
 # Labels per read while `count_classes` looks for the largest one.
 LABELS_PER_READ = 2**20
@@ -109,10 +109,9 @@ def count_classes(source: Source) -> dict[str, int]:
 
 
 def _value_range(source: Source, key: str) -> tuple[int, int]:
-    field, ranges = source.spec[key], []
+    ranges = []
     for first in range(0, len(source), LABELS_PER_READ):
         samples = np.arange(first, min(first + LABELS_PER_READ, len(source)))
-        labels = np.empty((len(samples), *field.stored_shape), field.dtype)
-        source.read_into(samples, {key: labels})
+        labels = read(source, samples, [key])[key]
         ranges.append((int(labels.min()), int(labels.max())))
     return min(least for least, _ in ranges), max(largest for _, largest in ranges)

@@ -86,7 +86,7 @@ def _check_reading(source: Source, chosen: Indices, expected: Mapping[str, Array
     narrow = source.spec.narrowed()
     for key, field in narrow.items():
         if field.dtype != source.spec[key].dtype:
-            out = {key: np.empty((len(chosen), *field.stored_shape), field.dtype)}
+            out = narrow.empty(len(chosen), [key])
             source.read_into(chosen, out)
             cast = {key: out[key].astype(source.spec[key].dtype)}
             _compare(cast, {key: expected[key]}, chosen, f"as {field.dtype}, the narrow dtype")
@@ -129,7 +129,7 @@ def _check_description(source: Source, chosen: Indices, expected: Mapping[str, A
 
 def _check_random(source: Source, chosen: Indices) -> None:
     keys: Words = np.random.default_rng(0).integers(0, 2**64, len(chosen), np.uint64)
-    first, second = _empty(source.spec, len(chosen)), _empty(source.spec, len(chosen))
+    first, second = source.spec.empty(len(chosen)), source.spec.empty(len(chosen))
     source.read_random(chosen, first, keys)
     source.read_random(chosen[::-1].copy(), second, keys[::-1].copy())
     again = {key: array[::-1] for key, array in second.items()}
@@ -158,10 +158,6 @@ def _check_threads(source: Source, chosen: Indices, expected: Mapping[str, Array
 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(read, range(THREADS)))
-
-
-def _empty(spec: BatchSpec, samples: int) -> dict[str, Array]:
-    return {key: np.empty((samples, *field.stored_shape), field.dtype) for key, field in spec.items()}
 
 
 def _read(source: Source, samples: Indices, *, poison: int = 0, keys: tuple[str, ...] = ()) -> dict[str, Array]:

@@ -20,7 +20,7 @@ from lit_async_data.errors import TransformError
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.pickling import why_not_pickled
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, read
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +100,7 @@ class _Probe:
     def __init__(self, calls: HookCalls) -> None:
         self._calls, self._spec = calls, calls.source.spec
         self._rows = 1 if calls.batch is None else min(ROWS, len(calls.source))
-        self._stored = {
-            key: np.empty((self._rows, *field.stored_shape), field.dtype) for key, field in self._spec.fields.items()
-        }
-        calls.source.read_into(np.arange(self._rows), self._stored)
+        self._stored = read(calls.source, np.arange(self._rows))
 
     def outcome(self) -> Outcome:
         spec = self._spec

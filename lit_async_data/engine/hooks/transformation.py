@@ -79,12 +79,12 @@ class Transformation:
 
     def check(self, epoch: int, sample: Indices, read: ReadInto) -> None:
         """Have one sample read, and transformed unless that takes a whole batch."""
-        values = arrays_of_one(self._spec)
+        values = self._spec.empty(1)
         read(values)
         if self._calls.sample is not None:
             with self._lock:
                 values = delivered(self._spec, values)
-                put_samples(self._calls, epoch, sample, values, arrays_of_one(self._outcome.of_samples))
+                put_samples(self._calls, epoch, sample, values, self._outcome.of_samples.empty(1))
 
     def raw(self, memory: Bytes, samples: Indices) -> dict[str, Array]:
         """Arrays in memory for samples as they are read."""
@@ -105,11 +105,6 @@ class Transformation:
             if self._calls.batch is not None:
                 put_batch(self._calls, samples, self._calls.of_batch(epoch, samples, values), out)
             CLOCK.transformed(time.perf_counter() - locked)
-
-
-def arrays_of_one(spec: BatchSpec) -> dict[str, Array]:
-    """Memory for one sample."""
-    return {key: np.empty((1, *field.stored_shape), field.dtype) for key, field in spec.fields.items()}
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from lit_async_data.order.permutation import Indices, Permutation, derived_key
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.order.weighted import WeightedOrder
 from lit_async_data.sources.composed.subset import SubsetSource
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, read
 
 # At most this many samples, in at most this many batches, are read to measure how well labels are mixed.
 SAMPLES, BATCHES = 8192, 64
@@ -68,7 +68,4 @@ def _labels(source: Source) -> Iterator[tuple[str, Callable[[Indices], Values]]]
 
 
 def _read(source: Source, key: str, samples: Indices) -> Values:
-    field = source.spec[key]
-    values = np.empty((len(samples), *field.stored_shape), field.dtype)
-    source.read_into(samples, {key: values})
-    return values.reshape(-1)
+    return read(source, samples, [key])[key].reshape(-1)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, Bytes, FieldSpec
 from lit_async_data.engine.hooks.calls import INDEX
-from lit_async_data.engine.hooks.transformation import Transformation, arrays_of_one
+from lit_async_data.engine.hooks.transformation import Transformation
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
@@ -68,7 +68,7 @@ class SampleReader:
         ids = self.source.ids(sample) if self.seed is not None else sample
         read = functools.partial(self._read, epoch, sample, ids)
         if self.transformation is None:
-            read(arrays_of_one(self.source.spec))
+            read(self.source.spec.empty(1))
         else:
             self.transformation.check(epoch, sample, read)
 

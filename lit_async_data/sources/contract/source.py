@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,7 @@ class Source(abc.ABC):
         samples[samples < 0] += len(self)
         check_range(samples, self)
         spec = self.spec
-        out = {key: np.empty((len(samples), *field.stored_shape), field.dtype) for key, field in spec.fields.items()}
+        out = spec.empty(len(samples))
         if len(samples):
             self._read_in_any_process(samples, out)
         fields = {key: spec[key].delivered(array) for key, array in out.items()}
@@ -319,10 +319,16 @@ class Source(abc.ABC):
         return _do_nothing
 
 
+def read(source: Source, samples: Indices, keys: Iterable[str] | None = None) -> dict[str, Array]:
+    """The values of samples as they are stored, by key: of some keys, or of all."""
+    out = source.spec.empty(len(samples), keys)
+    source.read_into(samples, out)
+    return out
+
+
 def read_all(source: Source, key: str) -> Array:
     """One field of all samples; shape ``(len(source), *stored_shape)``."""
-    field = source.spec[key]
-    values = np.empty((len(source), *field.stored_shape), field.dtype)
+    values = source.spec.empty(len(source), [key])[key]
     for first in range(0, len(values), BLOCK_SAMPLES):
         block = values[first : first + BLOCK_SAMPLES]
         source.read_into(first + np.arange(len(block)), {key: block})

@@ -16,10 +16,9 @@ from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
 from lit_async_data.errors import AsyncDataError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.derived import layout_of
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.local_files.bad_lists import COLUMNS
 from lit_async_data.system import usable_cores
-from lit_async_data.tools.pack.plan import read
 
 # Bytes of samples that a thread reads at a time, or one chunk; blocks per thread until Ctrl-C is heard; decoded chunks.
 BLOCK_BYTES, AHEAD, CHUNKS = 4 * 2**20, 4, 2

@@ -20,11 +20,11 @@ import numpy as np
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.local_files.retrying import errno_of
 from lit_async_data.system import usable_cores
-from lit_async_data.tools.pack.plan import PARTS, Piece, Plan, read
+from lit_async_data.tools.pack.plan import PARTS, Piece, Plan
 from lit_async_data.tools.pack.writing import Writer
 
 # Decoded chunks of the input that stay in memory, and pieces per thread at a time.

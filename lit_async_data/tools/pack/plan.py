@@ -15,7 +15,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.hdf5.schema.conversion import PACKING
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.codecs import DEFLATE
@@ -113,14 +113,6 @@ class Plan:
         for (group, rows), begin in zip(self.sections, begins, strict=False):
             for row in range(0, rows, self.step):
                 yield Piece(group, rows, row, np.arange(begin + row, begin + min(row + self.step, rows)))
-
-
-def read(source: Source, samples: Indices) -> dict[str, Array]:
-    """The values of samples, by batch key."""
-    fields = source.spec.fields
-    values = {key: np.empty((len(samples), *field.stored_shape), field.dtype) for key, field in fields.items()}
-    source.read_into(samples, values)
-    return values
 
 
 def _chosen(source: Source, codec: str, chunk: int | None) -> tuple[list[PackedField], str]:

@@ -11,13 +11,13 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import FormatError
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.hdf5.schema.conversion import PACKING
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.stored_chunk import write_chunk
-from lit_async_data.tools.pack.plan import FILTERS, PackedField, Piece, Plan, encoded, read
+from lit_async_data.tools.pack.plan import FILTERS, PackedField, Piece, Plan, encoded
 
 # Attributes that say how a dataset belongs to others in its file.
 LINKS = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict"}
