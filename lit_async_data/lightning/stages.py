@@ -154,10 +154,10 @@ class LoaderArguments:
             self.options,
             rank=self.rank,
             world_size=self.world_size,
-            local_world_size=self.local_world_size,
             device=self.device,
             **transforms,
         )
+        loader.local_world_size = self.local_world_size
         loader.evaluation = stage != "train"
         if self.trainer is not None:
             drive(loader, self.trainer)

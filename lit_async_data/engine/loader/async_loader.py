@@ -88,8 +88,6 @@ class AsyncLoader(ResumableLoader):
         options: `LoaderOptions`, or a mapping of their names.
         rank: This process, of ``world_size`` that share each step; None for 0.
         world_size: Number of such processes; None for 1. Where torch.distributed has several ranks, say which.
-        local_world_size: Those on this machine, which share its memory and cores; None for the number that torchrun
-            sets, or 1.
         device: Where batches are handed out. On a device with streams (CUDA) they are copied there on a stream of
             the loader's own; CPU and MPS get them in host memory.
         device_depth: Batches copied ahead of the one in use. 0 reads and copies nothing ahead, for comparison.
@@ -125,7 +123,6 @@ class AsyncLoader(ResumableLoader):
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        local_world_size: int | None = None,
         device: torch.device | str | None = None,
         device_depth: int = 2,
         sample_transform: Function | None = None,
@@ -142,7 +139,6 @@ class AsyncLoader(ResumableLoader):
         check_callable("device_transform", device_transform)
         self._device_transform, self._evaluation = device_transform, False
         self._begin(self._scheduled(), "cpu" if device is None else device, device_depth)
-        self.local_world_size = None if local_world_size is None else operator.index(local_world_size)
         if not self._hooks:  # they are called later: a constructor runs none of the user's code
             self._plan().budget.check()
 
@@ -169,7 +165,7 @@ class AsyncLoader(ResumableLoader):
         self._take_order(schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
-        self._plans: dict[tuple[bool, bool], ResourcePlan] = {}
+        self._plans: dict[tuple[bool, bool, int | None], ResourcePlan] = {}
         # Why no reader process can be used; and whether what is read can go there, once that is known.
         self._refusal, self._can_go = "", False
         # The epoch of the last pass beside the engine, and how many there were in it before.
@@ -371,8 +367,9 @@ class AsyncLoader(ResumableLoader):
 
     def _plan(self) -> ResourcePlan:
         ahead, on_device = self._depth > 0, streams.has_streams(self.device)
-        if (ahead, on_device) not in self._plans:
-            self._plans[ahead, on_device] = ResourcePlan.of(
+        known = ahead, on_device, self.local_world_size
+        if known not in self._plans:
+            self._plans[known] = ResourcePlan.of(
                 self.source,
                 self.spec.narrowed() if on_device else self.spec,
                 self.options,
@@ -383,7 +380,7 @@ class AsyncLoader(ResumableLoader):
                 refusal=self._refusal,
                 ranks=self.local_world_size,
             )
-        return self._plans[ahead, on_device]
+        return self._plans[known]
 
     @property
     def machinery(self) -> Machinery[AsyncWiring]:

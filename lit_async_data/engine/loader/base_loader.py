@@ -70,7 +70,8 @@ class BaseLoader(abc.ABC):
     What is not for users begins with _, or is in `machinery`.
 
     Attributes:
-        local_world_size: Processes of this job on this machine; None for the number that torchrun sets, or 1.
+        local_world_size: Processes of this job on this machine, which share its memory and cores; None for the number
+            that torchrun sets, or 1. It can be set before the first batch.
     """
 
     local_world_size: int | None

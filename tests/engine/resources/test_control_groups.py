@@ -110,5 +110,7 @@ def test_each_rank_has_its_share_of_the_cores(groups, monkeypatch, environment, 
 
 def test_a_loader_takes_no_more_than_the_share_of_its_rank():
     source, options = ArraySource({"y": np.arange(64)}), {"batch_size": 4}
-    alone = AsyncLoader(source, options).footprint.budget.limit
-    assert AsyncLoader(source, options, local_world_size=4).footprint.budget.limit == pytest.approx(alone / 4, abs=1)
+    loader = AsyncLoader(source, options)
+    alone = loader.footprint.budget.limit
+    loader.local_world_size = 4
+    assert loader.footprint.budget.limit == pytest.approx(alone / 4, abs=1)
