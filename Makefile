@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-ragged bench-reading bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-ragged bench-reading bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -51,6 +51,10 @@ bench-hdf5: $(VENV)/installed
 # Windows of a recording, many files, sparse rows, drawing by class: at most 8 minutes and 3.1 GB.
 bench-people: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/people.py $(ARGS)
+
+# JPEGs in HDF5 files, against DataLoaders over h5py, a table of files, and LanceDB where it is installed: about 12 minutes.
+bench-encoded: $(VENV)/installed
+	$(BIN)/python benchmarks/loading/encoded.py $(ARGS)
 
 # Tables of images, arrays and 50 million rows, against other loaders: at most 10 minutes and 6 GB.
 bench-manifest: $(VENV)/installed

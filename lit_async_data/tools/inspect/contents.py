@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import fnmatch
 import glob
@@ -19,16 +18,15 @@ from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.sources.hdf5.readers.part_reader import Choice, choice
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.stored_field import inspect_field
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
-from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start, has_word
 
 # Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
-_HEAD = 16  # bytes; enough to tell any image format
 # Datasets of a group that are looked at to tell whether each is an image.
 _LOOKED_AT = 8
 # By choice of the source: how it is told in `StorageLayout`, and in words.
@@ -109,7 +107,7 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Dataset:
     except LIBRARY_ERRORS:
         return Dataset(name, "a type that numpy lacks")
     shape = tuple(map(int, dataset.shape or ()))
-    images = _image_format(dataset, shape)
+    images = image_format(dataset)
     return Dataset(
         name,
         f"{images} images" if images else _type_name(dtype),
@@ -141,26 +139,13 @@ def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     return dataclasses.replace(made, type=f"{kind}, {made.type}", shape=shape, rows=rows, encoded=kind)
 
 
-def _image_format(dataset: h5py.Dataset, shape: tuple[int, ...]) -> str:
-    """The format of the image files that a dataset holds, by the first bytes of the first; empty if it holds none."""
-    in_bytes = dataset.dtype == np.uint8
-    if dataset.shape is None or 0 in shape or len(shape) > 1 + in_bytes or dataset.dtype.kind not in "SVOu":
-        return ""
-    data: Any = b""
-    with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
-        first: Any = dataset[:_HEAD] if in_bytes and len(shape) == 1 else dataset[0] if shape else dataset[()]
-        data = first if isinstance(first, bytes) else first.tobytes() if hasattr(first, "tobytes") else b""
-    # A BMP begins with two letters, as text may do.
-    return next((each.name for each in FORMATS if each.name != "BMP" and each.magic.match(data)), "")
-
-
 def _format_in_group(group: h5py.Group) -> str:
     """The format of the images that a group holds, each in a dataset of its own; empty if it holds anything else."""
     found = set()
     for name in itertools.islice(group, _LOOKED_AT):
         node: Any = group.get(name) if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
         single = isinstance(node, h5py.Dataset) and node.ndim <= (node.dtype == np.uint8)
-        found.add(_image_format(node, node.shape) if single else "")
+        found.add(image_format(node) if single else "")
     return "" if "" in found else "/".join(sorted(found))
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from lit_async_data import AsyncLoader, Field, HDF5Source, ManifestSource
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
+from lit_async_data.tools.pack.packing import pack
 
 ROWS, SIDES = 23, (20, 30)
 VARIABLE = h5py.vlen_dtype(np.uint8)
@@ -108,6 +109,8 @@ STORAGES = {
     "a value for each": separate(np.void),
     "a compressed dataset for each": separate(in_bytes, compression="gzip"),
     "variable behind a user block": variable,
+    "a dataset for each behind a user block": separate(in_bytes),
+    "variable by h5py": lambda file, images: variable(file, images, chunks=(5,), compression="lzf"),
     "of other addresses": variable,
 }
 
@@ -128,7 +131,7 @@ def written(path, storage="variable", images=IMAGES, **more):
         sizes = h5py.h5p.create(h5py.h5p.FILE_CREATE)
         sizes.set_sizes(4, 4)
         h5py.h5f.create(bytes(path), fcpl=sizes).close()
-    with h5py.File(path, "a", userblock_size=512 if storage == "variable behind a user block" else None) as file:
+    with h5py.File(path, "a", userblock_size=512 if storage.endswith("user block") else None) as file:
         STORAGES[storage](file, images)
         file["lengths"] = list(map(len, images))
         file["y"] = np.arange(len(images))
@@ -236,6 +239,17 @@ def test_all_images_of_a_window_are_cropped_alike(tmp_path):
     source.close()
 
 
+def test_images_are_packed_decoded_and_one_by_one(tmp_path):
+    path = written(tmp_path / "x.h5")
+    with contextlib.closing(HDF5Source(path, field())) as source:
+        pack(source, tmp_path / "packed.h5")
+    with contextlib.closing(HDF5Source(tmp_path / "packed.h5", ["x"], layout="NHWC")) as packed:
+        np.testing.assert_array_equal(read(packed, np.arange(ROWS))["x"], PIXELS)
+    windows = HDF5Source(path, field(window=(0, 3)))
+    with pytest.raises(ConfigError, match=r"fields\.x\.window: pack single images"):
+        pack(windows, tmp_path / "windows.h5")
+
+
 def test_copies_and_forks_of_a_source_read_the_same(path):
     with contextlib.closing(HDF5Source(path, field())) as source:
         before = read(source, [3])["x"]
@@ -245,7 +259,7 @@ def test_copies_and_forks_of_a_source_read_the_same(path):
         np.testing.assert_array_equal(next(iter(forked))["x"], PIXELS)
 
 
-@pytest.mark.parametrize("storage", ["variable", "of other addresses"])
+@pytest.mark.parametrize("storage", ["variable", "of other addresses", "variable behind a user block"])
 def test_the_global_heap_equals_h5py(tmp_path, storage):
     """Many values of one collection, collections of one value, and the holes of values that were written again."""
     rng, path = np.random.default_rng(0), written(tmp_path / "x.h5", storage, images=[b"?"] * 300)
@@ -257,7 +271,7 @@ def test_the_global_heap_equals_h5py(tmp_path, storage):
         address_bytes, length_bytes = file.id.get_create_plist().get_sizes()
     data = np.fromfile(path, np.uint8)
     references = data[offset : offset + 300 * (8 + address_bytes)].reshape(300, -1)
-    heap = GlobalHeap(length_bytes, len(data))
+    heap = GlobalHeap(length_bytes, 512 if storage.endswith("user block") else 0, len(data))
     for reference, value in zip(heap.references(references).tolist(), values, strict=True):
         np.testing.assert_array_equal(heap.value(reference, lambda at, n: data[at : at + n], ""), value)
 
@@ -336,7 +350,7 @@ def test_a_damaged_reference_or_heap_is_named_by_its_row(tmp_path, damage):
 
 REFUSED = {
     "numbers": (FormatError, ["y: holds int64 of shape (23,), not encoded images"], {"name": "y"}),
-    "a group of others": (FormatError, ["mixed/b", "not encoded images"], {"name": "mixed"}),
+    "a group of others": (FormatError, ["mixed/b", "does not hold one image"], {"name": "mixed"}),
     "nothing": (MissingError, ["has no dataset 'z'"], {"name": "z"}),
     "no first image": (FormatError, ["text, row 0: begins with b'abc'"], {"name": "text"}),
     "lengths of another shape": (FormatError, ["fields.x.lengths", "23 images"], {"lengths": "two"}),

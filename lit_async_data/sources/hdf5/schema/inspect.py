@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -29,6 +30,7 @@ from lit_async_data.sources.hdf5.storage.codecs import filters_of
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError
 from lit_async_data.sources.hdf5.storage.plugins import available, check_filters
+from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.local_files.retrying import retry_once
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 PROBED_VALUES = 512
 # How the attribute NAME of a NetCDF dimension without a variable begins, in the NetCDF-4 format specification.
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+# Enough to tell any format of images.
+HEAD_BYTES = 16
 # Names that an error message lists when a dataset is missing.
 NAMES_SHOWN = 12
 
@@ -105,7 +109,7 @@ def inspect_dataset(
     where = f"{path}:/{name.strip('/')}"
     external = external_files(dataset, file, name, allowed=allow_external)
     if images:
-        check_images(dataset, where, context)
+        _check_images(dataset, where, context)
     elif not in_heap:
         _check_values(dataset, where, context)
     elif dataset.ndim != 1:
@@ -294,7 +298,8 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
             f"{where}: holds values of a type that numpy lacks: {error}; store it as another type", **context
         ) from error
     refusals = {
-        f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": _holds_images(dataset),
+        f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": dtype.kind in "OSV"
+        and image_format(dataset) != "",
         "text; store class numbers, and give their names as Field(classes=[…]), or take the bytes of text of any "
         "length: Field(…, dtype='uint8')": bool(h5py.check_string_dtype(dtype)) or dtype.kind in "SU",
         "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "
@@ -314,15 +319,14 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         )
 
 
-def check_images(dataset: h5py.Dataset, where: str, context: dict[str, Any], axes: int = 1) -> None:
-    """Check that a dataset of some axes holds encoded images, or single bytes on one axis more."""
+def _check_images(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
     import h5py
 
     dtype = dataset.dtype
     plain = dtype.kind in "SV" and dtype.names is None and not dtype.subdtype
     variable = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
-    bytewise = dtype in (np.uint8, np.int8)
-    if dataset.ndim != axes + bytewise or not (plain or variable or bytewise):
+    single = dtype in (np.uint8, np.int8)
+    if dataset.ndim != 1 + single or not (plain or variable or single):
         raise FormatError(
             f"{where}: holds {dtype} of shape {dataset.shape}, not encoded images: these are bytes, opaque values or "
             "uint8, of one length or of variable length; leave out decode, or store them so",
@@ -330,15 +334,17 @@ def check_images(dataset: h5py.Dataset, where: str, context: dict[str, Any], axe
         )
 
 
-def _holds_images(dataset: h5py.Dataset) -> bool:
-    """Whether the first of its values that are bytes is a JPEG or a PNG."""
-    if dataset.dtype.kind not in "OSV" or not dataset.size:
-        return False
-    try:
-        first: Any = dataset[(0,) * dataset.ndim]
-        return bytes(first).startswith((b"\xff\xd8\xff", b"\x89PNG"))
-    except LIBRARY_ERRORS:
-        return False
+def image_format(dataset: h5py.Dataset) -> str:
+    """The format of the images that a dataset holds, by the first bytes of the first; empty if it holds none."""
+    shape, single = dataset.shape, dataset.dtype == np.uint8
+    if shape is None or 0 in shape or len(shape) > 1 + single or dataset.dtype.kind not in "SVOu":
+        return ""
+    data: Any = b""
+    with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
+        first: Any = dataset[:HEAD_BYTES] if single and len(shape) == 1 else dataset[0] if shape else dataset[()]
+        data = first if isinstance(first, bytes) else first.tobytes() if hasattr(first, "tobytes") else b""
+    # A BMP begins with two letters, as text may do.
+    return next((each.name for each in FORMATS if each.name != "BMP" and each.magic.match(data)), "")
 
 
 def _is_bare_dimension(dataset: h5py.Dataset) -> bool:
@@ -348,7 +354,7 @@ def _is_bare_dimension(dataset: h5py.Dataset) -> bool:
 
 def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
     """Raise `CorruptError` if contiguous values begin in the head of the file, which h5py would return as values."""
-    offset = offset_of(dataset)
+    offset = _offset(dataset)
     head = dataset.file.userblock_size + superblock_bytes(dataset.file)
     if offset is not None and offset < head and in_one_file(dataset):
         raise CorruptError(
@@ -358,7 +364,7 @@ def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         )
 
 
-def offset_of(dataset: h5py.Dataset) -> int | None:
+def _offset(dataset: h5py.Dataset) -> int | None:
     """Offset of contiguous values in the file; None if none were ever written."""
     offset: int | None = dataset.id.get_offset()
     return None if offset == dataset.file.userblock_size - 1 else offset  # -1, to which libhdf5 adds the user block
@@ -366,7 +372,7 @@ def offset_of(dataset: h5py.Dataset) -> int | None:
 
 def _raw_offset(dataset: h5py.Dataset) -> int | None:
     """Offset of the values in the file, if they are contiguous and have the layout of numpy."""
-    offset = offset_of(dataset)
+    offset = _offset(dataset)
     if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not has_numpy_layout(dataset):
         return None
     if dataset.dtype.kind in "SVO":  # encoded images: h5py may end them at a zero

@@ -12,7 +12,7 @@ from lit_async_data.errors import CorruptError, FormatError, SourceError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.index import check_unindexed
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, check_images, inspect_dataset, open_dataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
@@ -81,14 +81,6 @@ class OpenGroup:
         self._check_links(name)
         options: dict[str, Any] = {"cache": self.cache, "allow_external": self.allow_external}
         return inspect_dataset(self.file, self.path, name, layout, **options, images=images, in_heap=in_heap)
-
-    def image(self, name: str) -> h5py.Dataset:
-        """A dataset that holds one image."""
-        self._check_links(name)
-        dataset = open_dataset(self.file, self.path, name)
-        external_files(dataset, self.file, name, allowed=self.allow_external)
-        check_images(dataset, f"{self.path}:{dataset.name}", {"file": self.path, "dataset": name}, axes=0)
-        return dataset
 
     def inspect_any(self, name: str) -> StoredDataset:
         """As `inspect_dataset`; also a dataset that can be no field, such as text or no value at all, for h5py."""

@@ -183,35 +183,27 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
     converted = table is not None or field.column is not None or packing or classes or spec.dtype != read
     packed = () if packing else tuple(name for name in PACKING if name in dataset.attrs)
-    of_key = StoredField(
-        stored,
-        spec,
-        field.span,
-        conversion if converted else None,
-        windowed,
-        pad=field.pad,
-        packed=packed,
-        step=field.step,
-    )
-    return _with_mask(key, field, of_key)
-
-
-def _with_mask(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
-    if field.rows is None or not field.pad:
-        return {key: of_key}
-    spec = FieldSpec((field.rows,), np.dtype(bool))
-    return {key: of_key, f"{key}_mask": StoredField(of_key.stored, spec, mask_of=field.span, step=field.step)}
+    of_key = StoredField(stored, spec, conversion=conversion if converted else None, packed=packed)
+    return _with_window(key, field, of_key)
 
 
 def _inspect_images(group: OpenGroup, key: str, field: Field) -> dict[str, StoredField]:
     images = inspect_images(group, field, f"fields.{key}")
-    spec, windowed = images.decoder.spec, field.rows is not None
+    spec = images.decoder.spec
     if field.rows is not None:
         spec = FieldSpec((field.rows, *spec.shape), spec.dtype, channel=3, lead=1)
-    of_key = StoredField(
-        images.rows, spec, field.span, windowed=windowed, pad=field.pad, step=field.step, images=images
-    )
-    return _with_mask(key, field, of_key)
+    return _with_window(key, field, StoredField(images.rows, spec, images=images))
+
+
+def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
+    """A field with the window of the user; and its mask if there is one."""
+    windowed = field.rows is not None
+    of_key = dataclasses.replace(of_key, span=field.span, windowed=windowed, pad=field.pad, step=field.step)
+    found = {key: of_key}
+    if field.rows is not None and field.pad:
+        spec = FieldSpec((field.rows,), np.dtype(bool))
+        found[f"{key}_mask"] = StoredField(of_key.stored, spec, mask_of=field.span, step=field.step)
+    return found
 
 
 def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:

@@ -18,34 +18,35 @@ from lit_async_data.order.permutation import Indices
 # Bytes before the objects of a collection, and before the values of each object.
 HEAD = 16
 SIGNATURE = b"GCOL\x01"
-# Bytes that are read before it is known that a reference leads to an object.
-FIRST_BYTES = 2**20
 _INTEGERS = {2: "H", 4: "I", 8: "Q"}  # by their bytes, as struct calls them
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalHeap:
-    """The global heap of a file without a user block.
+    """The global heap of a file.
 
     Attributes:
         length_bytes: Of each length in it.
+        begin: Bytes of the user block, from whose end addresses count.
         end: Bytes of the file.
     """
 
     length_bytes: int
+    begin: int
     end: int
 
     def references(self, stored: Bytes) -> Indices:
         """References from their bytes, shape (n, bytes); int64, shape (n, 3).
 
-        Each is the number of bytes of a value, the address of a collection (−1 if it is outside of the file), and the
+        Each is the number of bytes of a value, the offset of a collection (−1 if it is outside of the file), and the
         number of an object in it.
         """
         fields = np.zeros((len(stored), 3, 8), np.uint8)
         for number, part in enumerate((stored[:, :4], stored[:, 4:-4], stored[:, -4:])):
             fields[:, number, : part.shape[1]] = part
         found: Indices = fields.view("<i8")[..., 0].astype(np.int64)
-        found[(found[:, 1] < 0) | (found[:, 1] > self.end - 2 * HEAD), 1] = -1
+        outside = (found[:, 1] < 0) | (found[:, 1] > self.end - self.begin - 2 * HEAD)
+        found[:, 1] = np.where(outside, -1, found[:, 1] + self.begin)
         return found
 
     def value(self, reference: list[int], read: Callable[[int, int], Bytes], where: str) -> Bytes:
@@ -59,8 +60,8 @@ class GlobalHeap:
             return np.empty(0, np.uint8)
         if address < 0:
             raise CorruptError(f"{where}: refers to a place outside of the file; restore the file")
-        # Often it is the first object, and this is all of it.
-        data = read(address, min(2 * HEAD + length, FIRST_BYTES, self.end - address))
+        # Often it is the first object, and this is all of it; if the length is wrong, not too much.
+        data = read(address, min(2 * HEAD + length, 2**20, self.end - address))
         # In the head of a collection and of an object, the length is in the same place.
         head = struct.Struct(f"<H6x{_INTEGERS[self.length_bytes]}").unpack_from
         most, place, found = head(data.data)[1], HEAD, 1

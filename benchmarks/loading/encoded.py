@@ -1,0 +1,247 @@
+"""Reading JPEGs that HDF5 files hold, compared with DataLoaders over h5py, with a table of files, and with LanceDB.
+
+    python benchmarks/loading/encoded.py [--quick] [--json FILE] [--folder DIR] [frames | windows ...]
+
+* frames: JPEGs of 224×224 pixels as rows of variable length, as rows of one length, and one dataset each, shuffled.
+* windows: four of them, of consecutive rows and of every fifth.
+
+The DataLoaders read a frame by h5py and decode it by OpenCV or simplejpeg, in one or two processes. OpenCV and LanceDB
+take part where they are installed (``pip install opencv-python-headless lancedb``); LanceDB by a DataLoader over a
+`Permutation`, whose rows simplejpeg decodes. Rounds, medians and machine as in hdf5.py. All files are in the page
+cache, and the loop only counts batches. Before that the program compares pixels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import simplejpeg
+import torch
+from torch.utils.data import Dataset, RandomSampler
+
+from lit_async_data import AsyncLoader, Field, HDF5Source, ManifestSource
+from lit_async_data.sources.contract.source import Source
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
+
+from files.tables import Files, write_images
+from measuring.program import Goal, argument_parser, run_parts
+from readers.hdf5 import MANY_SAMPLES, OURS, Batch, Contender, endless_epochs, is_installed, open_dataloader
+
+from loading.hdf5 import Run, samples_per_second
+
+SIDE, BATCH = 224, 64
+STORED = {"vlen": "variable length", "fixed": "one length", "groups": "a dataset each"}
+ONE = ((0, 1, 1),)  # start, stop and step of the frames of a sample
+WINDOWS = ((0, 4, 1), (0, 16, 5))
+DATALOADER, TABLE = "DataLoader", f"{OURS}, table of files"
+# Frames per second: times the best DataLoader of as many processes, and times our table of files.
+TIMES, OF_TABLE = 5, 0.9
+Figures = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Long(Run):
+    """Longer measurements: a batch takes tenths of a second."""
+
+    @property
+    def seconds(self) -> float:
+        return 0.3 if self.quick else 1.5
+
+
+def write_encoded(folder: str, files: Files) -> dict[str, str]:
+    """The bytes of the files in one HDF5 file for each storage."""
+    images = [Path(path).read_bytes() for path in files.paths]
+    paths = {stored: f"{folder}/{stored}.h5" for stored in STORED}
+    for stored, path in paths.items():
+        with h5py.File(path, "w") as file:
+            file["labels"] = files.labels
+            if stored == "vlen":
+                dataset = file.create_dataset("x", (len(images),), h5py.vlen_dtype(np.uint8))
+            elif stored == "fixed":
+                file["x"] = np.array(images, f"S{max(map(len, images))}")
+            for number, data in enumerate(images if stored != "fixed" else ()):
+                if stored == "vlen":
+                    dataset[number] = np.frombuffer(data, np.uint8)
+                else:
+                    file[f"x/{number}"] = np.frombuffer(data, np.uint8)
+    return paths
+
+
+# -- contenders --------------------------------------------------------------------------------------------------------
+
+
+def by_simplejpeg(data: bytes) -> Any:
+    return simplejpeg.decode_jpeg(data)
+
+
+def by_opencv(data: bytes) -> Any:
+    cv2 = importlib.import_module("cv2")
+    return cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+
+
+DECODERS = {"simplejpeg": by_simplejpeg} | ({"OpenCV": by_opencv} if is_installed("cv2") else {})
+
+
+class Frames(Dataset[tuple[Any, int]]):
+    """Frames read one by one by h5py, the file opened once in each worker."""
+
+    def __init__(self, path: str, window: tuple[int, int, int], decode: Callable[[bytes], Any]) -> None:
+        self.path, self.steps, self.decode, self.data = path, range(*window), decode, None
+        with h5py.File(path) as file:
+            self.labels = file["labels"][...]
+
+    def __len__(self) -> int:
+        return len(self.labels) - self.steps[-1]
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        if self.data is None:
+            self.data = h5py.File(self.path, "r")["x"]
+        data: Any = self.data
+        frames = []
+        for step in self.steps:
+            value = data[str(row + step)][()] if isinstance(data, h5py.Group) else data[row + step]
+            frames.append(torch.from_numpy(self.decode(bytes(value))).permute(2, 0, 1))
+        return frames[0] if len(frames) == 1 else torch.stack(frames), int(self.labels[row])
+
+
+def ours(source: Source, family: str, workers: int | str, kind: str) -> Contender:
+    options = {"batch_size": BATCH, "workers": workers, "worker_kind": kind, "shuffle": "global"}
+    with AsyncLoader(source, options) as loader:
+        footprint = loader.footprint
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        with AsyncLoader(source, options) as loader:
+            yield endless_epochs(loader)
+
+    together, threads = footprint.layout.batches, max(footprint.workers.threads, 1)
+    label = f"{family}, auto" if workers == "auto" else family
+    return Contender(label, footprint.workers.threads, opened, footprint.budget.slots * together, together * threads)
+
+
+def dataloader(family: str, dataset: Any, workers: int, **more: Any) -> Contender:
+    sampler = RandomSampler(dataset, num_samples=MANY_SAMPLES)
+    options = {"batch_size": BATCH, "sampler": sampler, "num_workers": workers} | more
+    opened = functools.partial(open_dataloader, dataset, **options)
+    return Contender(family, workers, opened, 2 * workers, max(workers, 1))
+
+
+def decoded(rows: Any) -> Batch:
+    frames = [torch.from_numpy(by_simplejpeg(row["x"])).permute(2, 0, 1) for row in rows]
+    return torch.stack(frames), torch.tensor([row["labels"] for row in rows])
+
+
+def lance(folder: str, files: Files, workers: int) -> Contender:
+    """LanceDB: rows of a `Permutation`, as its own documentation gives them to a DataLoader."""
+    import pyarrow as pa
+
+    images = pa.array([Path(path).read_bytes() for path in files.paths], pa.binary())
+    table = pa.table({"x": images, "labels": files.labels})
+    stored = importlib.import_module("lancedb").connect(f"{folder}/lance").create_table("x", table, mode="overwrite")
+    permutation = importlib.import_module("lancedb.permutation").Permutation.identity(stored)
+    start = {"multiprocessing_context": "spawn"} if workers else {}  # its threads do not survive a fork
+    return dataloader("LanceDB, simplejpeg", permutation, workers, collate_fn=decoded, **start)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def compare(run: Run, paths: Mapping[str, str], files: Files, window: tuple[int, int, int], folder: str) -> Figures:
+    """Measure all contenders in turns, and print frames per second."""
+    frames = len(range(*window))
+    fields = (Field("x", decode="image", image_size=SIDE, window=None if frames == 1 else window), "labels")
+    sources: dict[str, Source] = {stored: HDF5Source(path, fields) for stored, path in paths.items()}
+    for source in sources.values():
+        expected, _ = Frames(paths["vlen"], window, by_simplejpeg)[7]
+        x, _ = source[7]
+        np.testing.assert_array_equal(x, expected)
+    workers = (1, 2)
+    chosen = [
+        ours(source, f"{OURS}, {STORED[stored]}", count, "thread")
+        for stored, source in sources.items()
+        for count in workers
+    ]
+    chosen += [ours(source, f"{OURS}, {STORED[stored]}", "auto", "auto") for stored, source in sources.items()]
+    if frames == 1:
+        table = sources["table"] = ManifestSource(files.table, ("path", "label"), image_size=SIDE)
+        chosen += [ours(table, TABLE, count, "thread") for count in workers] + [ours(table, TABLE, "auto", "auto")]
+        if is_installed("lancedb", "lance"):
+            chosen += [lance(folder, files, count) for count in (0, *workers)]
+    for name, decode in DECODERS.items():
+        for stored, path in paths.items():
+            read = Frames(path, window, decode)
+            chosen += [dataloader(f"{DATALOADER}, {name}, {STORED[stored]}", read, count) for count in workers]
+    rates: dict[str, list[float]] = {contender.name: [] for contender in chosen}
+    for _ in range(run.rounds):
+        for contender in chosen:
+            rates[contender.name].append(frames * samples_per_second(contender, run))
+    for source in sources.values():
+        source.close()
+    print(f"\nwindow {window}, {len(files.paths):,} JPEGs of {files.nbytes // len(files.paths):,} bytes, batch {BATCH}")
+    print(f"{'':<52} frames/s")
+    rows = []
+    for contender in chosen:
+        rate = statistics.median(rates[contender.name])
+        row = {"window": window, "contender": contender.family, "workers": contender.workers, "frames_per_s": rate}
+        rows.append(row)
+        print(f"{contender.name:<52} {rate:>8,.0f}")
+    return rows
+
+
+def frames(run: Run, windows: tuple[tuple[int, int, int], ...] = ONE) -> Figures:
+    run = Long(run.quick, run.folder)
+    with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+        files = write_images(folder, "jpg", 256 if run.quick else 3_000, (SIDE, SIDE))
+        paths = write_encoded(folder, files)
+        return [row for window in windows for row in compare(run, paths, files, window, folder)]
+
+
+def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
+    rows = [row for part in figures.values() for row in part]
+    for window in dict.fromkeys(row["window"] for row in rows):
+        of = [row for row in rows if row["window"] == window]
+
+        def best(begin: str, of: Figures = of, **only: Any) -> float | None:
+            found = [
+                row["frames_per_s"]
+                for row in of
+                if row["contender"].startswith(begin) and all(row[name] == value for name, value in only.items())
+            ]
+            return max(found, default=None)
+
+        for stored in STORED.values():
+            mine = best(f"{OURS}, {stored}") or 0.0
+            name = f"window {window}, {stored}, frames per second, times"
+            if table := best(TABLE):
+                yield Goal(f"{name} our table of files", mine / table, OF_TABLE, OF_TABLE)
+            if lances := best("LanceDB"):
+                yield Goal(f"{name} LanceDB", mine / lances, 1, 1)
+            for workers in (1, 2):
+                if theirs := best(f"{DATALOADER}", workers=workers):
+                    yield Goal(f"{name} the best DataLoader of {workers}", mine / theirs, TIMES, TIMES)
+
+
+PARTS: dict[str, Callable[[Run], Figures]]
+PARTS = {"frames": frames, "windows": functools.partial(frames, windows=WINDOWS)}
+
+
+def main() -> None:
+    run_parts(
+        argument_parser(__doc__, PARTS), PARTS, goals, Run, {"torch": torch.__version__, "h5py": h5py.__version__}
+    )
+
+
+if __name__ == "__main__":
+    main()
