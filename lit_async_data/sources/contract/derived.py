@@ -35,14 +35,9 @@ class DerivedSource(Source):
 
     @abc.abstractmethod
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels encoded by other classes, such as those of the training set.
+        """The same samples, with text labels encoded by other classes, such as those of the training set, by batch key.
 
-        Args:
-            classes: Class names by batch key. Fields without classes, or with classes that the user gave, do not
-                change.
-
-        Raises:
-            ManifestError: A row has a class that is not in ``classes``; names the row.
+        Classes that the user gave do not change. A row of a class that is not among them is a `ManifestError`.
         """
 
 
