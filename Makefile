@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-ragged bench-reading bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-ragged bench-reading bench-groups bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -96,6 +96,10 @@ bench-pack: $(VENV)/installed
 # Rows as numpy arrays, without a loader, against h5py: about 3 minutes.
 bench-reading: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/reading.py $(ARGS)
+
+# A million groups, one per sample: about 10 minutes and 2 GB.
+bench-groups: $(VENV)/installed
+	$(BIN)/python benchmarks/loading/groups.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

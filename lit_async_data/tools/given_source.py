@@ -15,7 +15,7 @@ from lit_async_data.tools.call import Call
 
 #: What each source takes, as the command line and the constructors name it.
 OPTIONS = {
-    "HDF5Source": ("layout", "group", "rows"),
+    "HDF5Source": ("layout", "group", "sample", "rows"),
     "ManifestSource": ("root", "id", "image_size", "resize", "mode", "delimiter"),
     "ManifestSource.from_folder": ("id", "image_size", "resize", "mode"),
 }
@@ -24,9 +24,12 @@ NAMES = ("fields", *dict.fromkeys(itertools.chain(*OPTIONS.values())))
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--fields", nargs="+", metavar="KEY=NAME", help="datasets or columns, by batch key")
+    add(
+        "--fields", nargs="+", metavar="KEY=NAME", help="datasets, attributes (NAME@ATTRIBUTE) or columns, by batch key"
+    )
     add("--layout", nargs="+", metavar="KEY=NHWC", help="letters of the stored axes (HDF5)")
     add("--group", metavar="NAME", help="group of the datasets, or a pattern of groups (HDF5)")
+    add("--sample", help="row, or group if each group is a sample (HDF5)")
     add("--rows", metavar="NAME", help="a dataset with the rows to take (HDF5)")
     add("--root", metavar="DIR", help="the folder that relative paths start from (tables)")
     add("--id", metavar="NAME", help="column of sample ids (tables)")
@@ -48,7 +51,11 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     if "image_size" in options:
         options["image_size"] = tuple(options["image_size"]) if options["image_size"][1:] else options["image_size"][0]
     path = paths[0] if len(paths) == 1 else list(paths)
-    return Call(source, path, _by_key(arguments.fields or ()), options)
+    fields: dict[str, Any] = _by_key(arguments.fields or ())
+    for key, name in fields.items() if source == "HDF5Source" else ():
+        if "@" in name:
+            fields[key] = dict(zip(("name", "attr"), name.split("@", 1), strict=True))
+    return Call(source, path, fields, options)
 
 
 def source_of(paths: Sequence[str]) -> str:

@@ -99,6 +99,10 @@ def workplace(tmp_path, monkeypatch):
     with h5py.File("rec.h5", "w") as file:
         for patient in range(10):
             file[f"patient_{patient}/data"] = np.zeros((1000, 4), np.float32)
+    with h5py.File("singles.h5", "w") as file:
+        for patient in range(4):
+            file[f"patients/{patient}/image"] = np.zeros((8, 8, 3), np.uint8)
+            file[f"patients/{patient}"].attrs.update({"label": patient, "sex": "fm"[patient % 2]})
     rows = [("id", "path", "species", "site")]
     for number in range(20):
         Image.new("RGB", (300, 260), (number, 0, 0)).save(f"photos/{number}.jpg")

@@ -290,7 +290,8 @@ MEANT = [
     (lambda path: examples.grid(path, "time", "lat", "lon"), '{"x": "v"}', "", "level"),
     (examples.netcdf, '{"x": {"name": "t2m", "mask_and_scale": True}}', "", "lat"),
     (lambda path: examples.grid(path, "lat", "lon"), None, "no dataset looks like samples", ""),
-    (examples.one_each, None, "10 groups with image of shape (8, 9, 3) may be 10 samples", ""),
+    (examples.one_each, '"y": "label"}, group="*", sample="group", layout={"x": "HWC"})', "", "0 samples"),
+    (lambda path: examples.one_each(path, label=None), '{"x": "image", "y": {"attr": "label"}}', "", "0 samples"),
     (lambda path: examples.one_each(path, "img_{}", ""), None, "10 datasets such as img_0", ""),
     (
         {"image": np.zeros((32, 32, 3), "u1")},
@@ -323,9 +324,8 @@ def check_said(report, suggested, noted, never=""):
 def test_one_file_per_sample_is_no_file_of_rows():
     for number in range(3):
         examples.datasets(f"{number}.h5", {"image": np.zeros((8, 9), "f4"), "label": number})
-    report = report_on(["*.h5"])
-    assert not report.suggestions
-    assert "3 files with image of shape (8, 9) may be 3 samples" in report.notes[0]
+    suggested = only(report_on(["*.h5"])).call
+    assert suggested.python().endswith('{"x": "image", "y": "label"}, sample="group")')
 
 
 def test_encoded_images_are_recognised_by_their_first_bytes():

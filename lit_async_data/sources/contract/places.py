@@ -19,7 +19,7 @@ class Location(NamedTuple):
     Attributes:
         file: Path of the file.
         group: Group inside the file, ``"/"`` for its root.
-        row: Row of the datasets in that group, counted from 0.
+        row: Row of the datasets in that group, counted from 0. If the group is the sample, its number among all groups.
     """
 
     file: str

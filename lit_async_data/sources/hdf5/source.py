@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.schema.chunk_grouping import group_samples, grouping_key
+from lit_async_data.sources.hdf5.schema.groups import inspect_groups
 from lit_async_data.sources.hdf5.schema.part import (
     PartRequest,
     StoredPart,
@@ -67,6 +68,9 @@ class HDF5Source(Source):
             its samples on axis 0, and no axis moves.
         group: The group of the datasets, or a pattern of groups of one level (``"patient_*"``), or a list of these.
             Each group is a part; those of a pattern come in natural order. Parts without rows are left out.
+        sample: What a sample is: ``"row"`` of datasets, or ``"group"``: each group that ``group`` matches, or each file
+            without ``group``. A field is then a whole dataset, of one shape and type in all groups, or an attribute
+            (`Field`); ``layout`` has no ``N``.
         rows: The rows to take as samples, or as anchors of windows: row numbers or a mask over the rows of all parts,
             or the name of a dataset in each part that holds either.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
@@ -119,6 +123,7 @@ class HDF5Source(Source):
         *,
         layout: str | Mapping[str, str] | None = None,
         group: str | Sequence[str] | None = None,
+        sample: Literal["row", "group"] = "row",
         rows: str | npt.ArrayLike | None = None,
         stride: int | None = None,
         exclude: Exclude | None = None,
@@ -129,6 +134,10 @@ class HDF5Source(Source):
         for name, value in {"memory_map": memory_map, "allow_external": allow_external}.items():
             if not isinstance(value, bool):
                 raise ConfigError(f"{name}: {value!r} is not true or false")
+        if sample not in ("row", "group"):
+            raise ConfigError(f"sample: {sample!r} is not one of row, group", option="sample")
+        if sample == "group" and (allow_external or isinstance(rows, str)):
+            raise ConfigError("sample: 'group' goes neither with allow_external nor with the name of a dataset as rows")
         chosen, as_mapping = chosen_fields(fields)
         request = PartRequest(
             fields=chosen,
@@ -141,7 +150,8 @@ class HDF5Source(Source):
         self._names = chosen_files(path)
         self.paths = list(self._names)
         cache = IndexCache(cache_dir)
-        inspected = [inspect_file(file, request, cache) for file in self.paths]
+        inspect = inspect_groups if sample == "group" else inspect_file
+        inspected = [inspect(file, request, cache) for file in self.paths]
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
         parts = with_rows([part for _, of_file in inspected for part in of_file])
         parts = with_longest(parts)
@@ -269,7 +279,7 @@ class HDF5Source(Source):
             for place, row in zip(
                 where.tolist(), part.anchors.rows(samples[where] - self._reader.starts[number]).tolist(), strict=True
             ):
-                places[place] = Location(part.path, part.group if part.group == "/" else f"/{part.group}", row)
+                places[place] = Location(part.path, "/" + part.group_of(row).strip("/"), row)
         return list(places)
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:

@@ -34,12 +34,16 @@ def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, s
 
 
 class StoredSamples(NamedTuple):
-    """Consecutive samples of a source: their file and group, the number of rows there, and the row of each sample."""
+    """Consecutive samples of a source: their file and group, the number of rows there, and the row of each sample.
+
+    If each row is a group of its own, ``names`` has these groups, as bytes.
+    """
 
     file: str
     group: str
     rows: int
     row_of: Indices
+    names: npt.NDArray[np.bytes_] | None = None
 
 
 def kept_samples(
@@ -51,7 +55,7 @@ def kept_samples(
     if isinstance(exclude, str | os.PathLike):
         absent = []
         for number, path_of in _listed(exclude, parts, name).items():
-            file, _, rows, row_of = parts[number]
+            file, _, rows, row_of, _ = parts[number]
             absent += [f"row {row} of {file}" for row in path_of if not 0 <= row < rows]
             for place in np.flatnonzero(np.isin(row_of, list(path_of))).tolist():
                 sample, row = int(starts[number]) + place, int(row_of[place])
@@ -78,11 +82,15 @@ def _listed(exclude: str | os.PathLike[str], parts: Sequence[StoredSamples], nam
     given = os.path.abspath(os.path.expanduser(exclude))
     lines = [line for path in (files_matching(given) if is_pattern(given) else [given]) for line in _lines_of(path)]
     same = _same_files({file for file, *_ in lines}, {part.file for part in parts})
-    numbers = {(part.file, part.group.strip("/")): number for number, part in enumerate(parts)}
+    places: dict[tuple[str, str], tuple[int, int | None]] = {}
+    for number, part in enumerate(parts):
+        places[part.file, part.group.strip("/")] = number, None
+        for row, group in enumerate(() if part.names is None else part.names.tolist()):
+            places[part.file, group.decode(errors="surrogateescape")] = number, row
     found: dict[int, dict[int, str]] = {}
     for file, group, row, path in lines:
-        if (number := numbers.get((same.get(file, ""), group.strip("/")))) is not None:
-            found.setdefault(number, {})[row] = path
+        if (place := places.get((same.get(file, ""), group.strip("/")))) is not None:
+            found.setdefault(place[0], {})[row if place[1] is None else place[1]] = path
     if lines and not found:
         raise _error(f"{given} names no sample of {name}, but of {lines[0][0]}; is it the list of another source?")
     return found

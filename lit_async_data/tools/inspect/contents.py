@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import fnmatch
 import glob
@@ -27,6 +28,8 @@ from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start,
 
 # Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
+# Members of a group that are looked at.
+MOST_MEMBERS = 20_000
 # Datasets of a group that are looked at to tell whether each is an image.
 _LOOKED_AT = 8
 # By choice of the source: how it is told in `StorageLayout`, and in words.
@@ -36,6 +39,8 @@ _WAYS: dict[Choice, tuple[str, str]] = {
     "chunks": ("decoded", "decoded in reader threads"),
     "h5py chunks": ("locked", "decoded by h5py, one chunk at a time"),
     "h5py rows": ("locked", "read by h5py, one thread at a time"),
+    "h5py groups": ("locked", "read by h5py, one group at a time"),
+    "kept": ("copied", "kept in memory"),
 }
 
 
@@ -83,7 +88,8 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "", pandas
     elif path and (images := _format_in_group(group)):
         yield Dataset(path, f"{images} images", (len(group),), rows=(len(group),) * 2, encoded="images", images=images)
         return
-    names: list[Any] = [name for name in group if name not in VARIABLE] if kind in ("", "variable") else []
+    members = itertools.islice(group, MOST_MEMBERS)
+    names: list[Any] = [name for name in members if name not in VARIABLE] if kind in ("", "variable") else []
     groups = []
     for each in names:
         name = f"{path}/{each}" if path else each
@@ -215,6 +221,16 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     node.why = "; ".join(reasons)
 
 
+def numbers_of(group: h5py.Group) -> list[str]:
+    """The attributes of a group that are numbers."""
+    found = list[str]()
+    with contextlib.suppress(*LIBRARY_ERRORS):
+        found += [
+            name for name, each in group.attrs.items() if np.ndim(each) == 0 and np.asarray(each).dtype.kind in "biuf"
+        ]
+    return found
+
+
 # -- groups of equal structure -----------------------------------------------------------------------------------------
 
 
@@ -225,6 +241,7 @@ class Scope:
     nodes: list[Dataset]
     group: str | None = None
     count: int = 1
+    attributes: Sequence[str] = ()  # numbers of the first group, or of the file
 
     def relative(self, node: Dataset) -> str:
         return node.name.removeprefix(f"{self.group}/")

@@ -37,8 +37,11 @@ def suggestions(scope: Scope, paths: Sequence[str]) -> tuple[list[Suggestion], s
         return [], ""
     x = next((n for n in inputs if any(_axis(n, label) is not None for label in labels)), inputs[0])
     labels = [label for label in labels if _axis(x, label) is not None][:4]
-    if not labels and (why := _why_no_samples(scope, x, scope.count if scope.group else len(paths))):
+    parts = scope.count if scope.group else len(paths)
+    if not labels and (why := _why_no_samples(scope, x, parts)):
         return [], why
+    if not labels and _is_sample(scope, x, parts):
+        return [_groups(scope, paths, x)], ""
     if _is_recording(scope, x) or (_lies_across(x) and not labels):
         return [_windows(scope, paths, x, label) for label in [*labels, None]], ""
     masks = [n for n in inputs if n is not x and len(x.shape) > 2 and n.shape[:3] == x.shape[:3] and _is_mask(n)]
@@ -46,15 +49,12 @@ def suggestions(scope: Scope, paths: Sequence[str]) -> tuple[list[Suggestion], s
 
 
 def _why_no_samples(scope: Scope, x: Dataset, parts: int) -> str:
-    name, same = scope.relative(x), [node.name for node in scope.nodes if node.shape == x.shape]
+    same = [node.name for node in scope.nodes if node.shape == x.shape]
     alike = [each for each in same if re.sub(r"\d", "", each) == re.sub(r"\d", "", x.name)]
-    one_label = any(not node.shape and has_word(node.name, words.LABELS) for node in scope.nodes)
-    h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
-    is_image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
     if len(alike) > 2:
-        what, count = f"datasets such as {name}", len(alike)
-    elif is_image or (parts > 1 and one_label):
-        what, count = f"{'group' if scope.group else 'file'}{'s' if parts > 1 else ''} with {name}", parts
+        what, count = f"datasets such as {scope.relative(x)}", len(alike)
+    elif parts == 1 and _is_image(x):
+        what, count = f"{'group' if scope.group else 'file'} with {scope.relative(x)}", 1
     else:
         return ""
     return (
@@ -62,6 +62,33 @@ def _why_no_samples(scope: Scope, x: Dataset, parts: int) -> str:
         "read yet: write samples one after the other into one dataset, or write a Source of your own "
         "(docs/data/sources.md)"
     )
+
+
+def _is_image(x: Dataset) -> bool:
+    h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
+    return c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
+
+
+def _is_sample(scope: Scope, x: Dataset, parts: int) -> bool:
+    """Whether each group, or each file, is a sample."""
+    return parts > 1 and (_is_image(x) or bool(_single_labels(scope)))
+
+
+def _single_labels(scope: Scope) -> list[Given]:
+    """Labels that are single numbers: datasets without axes, and attributes."""
+    scalars: list[Given] = [
+        scope.relative(each) for each in scope.nodes if not each.shape and has_word(each.name, words.LABELS)
+    ]
+    return scalars + [{"attr": each} for each in scope.attributes if has_word(each, words.LABELS)]
+
+
+def _groups(scope: Scope, paths: Sequence[str], x: Dataset) -> Suggestion:
+    """A group, or a file, with its whole datasets."""
+    name, labels = scope.relative(x), _single_labels(scope)
+    fields: dict[str, Given] = {"x": name, **({"y": labels[0]} if labels else {})}
+    layout = {"x": letters[1:]} if (letters := layout_of((1, *x.shape), 0)) else {}
+    what = "group" if scope.group else "file"
+    return Suggestion(f"one {what} per sample: {name}", _call(scope, paths, fields, sample="group", layout=layout))
 
 
 def _samples(scope: Scope, paths: Sequence[str], x: Dataset, y: Dataset | None) -> Suggestion:

@@ -181,6 +181,8 @@ def one_each(path, name="{:03}/image", label="{:03}/label"):
             file[name.format(number)] = np.zeros((8, 9, 3), "u1")
             if label:
                 file[label.format(number)] = number
+            elif label is None:
+                file[f"{number:03}"].attrs["label"] = number
 
 
 def datasets(path, values):

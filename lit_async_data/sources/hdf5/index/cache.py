@@ -8,15 +8,21 @@ it is read, and writing needs no fsync.
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import os
+import zipfile
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data import system
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.file_times import changed_recently
 
 # Smaller indexes are built in 20 to 40 ms; they are not worth a file.
@@ -26,6 +32,7 @@ VERSION = 3
 # Letters of the data file's name in the name of its index: few enough for any file system.
 NAME_SHOWN = 50
 
+Array = npt.NDArray[Any]
 _log = logging.getLogger(__name__)
 
 
@@ -71,21 +78,43 @@ class IndexCache:
 
     def store(self, key: IndexKey, columns: Columns) -> None:
         """Keep the columns of a dataset. Processes may do so at once, and failing to do so is no error."""
-        import secrets
-
         path = self._path(key)
         if path is None or changed_recently(key.mtime_ns, key.ctime_ns):
             return
         arrays = (columns.offsets.astype("<i8"), columns.sizes.astype("<u4"), columns.masks.astype("<u4"))
         data = b"".join([_head(key), *(each.tobytes() for each in arrays)])
+        self._write(str(key), path, data + zlib.crc32(data).to_bytes(4, "little"))
+
+    def load_arrays(self, path: str, identity: FileIdentity, of: str) -> dict[str, Array] | None:
+        """The arrays that were kept for a purpose, if the file is in the same state; else None."""
+        kept = self._path_of(path, of, "groups")
+        if kept is None:
+            return None
+        try:  # the file of numpy is a zip archive, which has checksums
+            with np.load(kept, allow_pickle=False) as file:
+                found = dict(file)
+        except (OSError, ValueError, EOFError, LookupError, zipfile.BadZipFile, zlib.error):
+            return None
+        return found if str(found.pop("of", "")) == _state(identity, of) else None
+
+    def store_arrays(self, path: str, identity: FileIdentity, of: str, arrays: Mapping[str, Array]) -> None:
+        """Keep arrays for a purpose, as `store` does."""
+        kept = self._path_of(path, of, "groups")
+        if kept is not None and not changed_recently(identity.mtime_ns, identity.ctime_ns):
+            data = io.BytesIO()
+            np.savez(data, of=np.array(_state(identity, of)), **arrays)  # type: ignore[arg-type]
+            self._write(path, kept, data.getbuffer())
+
+    def _write(self, what: str, path: str, data: bytes | memoryview) -> None:
+        import secrets
+
         new = f"{path}.{secrets.token_hex(8)}"
         try:
             with open(new, "xb") as file:
                 file.write(data)
-                file.write(zlib.crc32(data).to_bytes(4, "little"))
             os.replace(new, path)
         except OSError as error:
-            _log.warning("%s: its index cannot be kept in %s: %s", key, path, str(error))
+            _log.warning("%s: its index cannot be kept in %s: %s", what, path, str(error))
         finally:
             try:  # noqa: SIM105  # an interrupt can come when `suppress` is called, before anything is removed
                 os.unlink(new)
@@ -93,13 +122,21 @@ class IndexCache:
                 pass
 
     def _path(self, key: IndexKey) -> str | None:
+        return None if key.chunks < FEWEST_CHUNKS else self._path_of(key.path, key.name, "chunks")
+
+    def _path_of(self, path: str, name: str, kind: str) -> str | None:
         import hashlib
 
-        if self._folder is None or key.chunks < FEWEST_CHUNKS:
+        if self._folder is None:
             return None
-        real = os.path.realpath(key.path)  # all links to the data share one index
-        digest = hashlib.blake2b(f"{real}\0{key.name}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-        return os.path.join(self._folder, f"{os.path.basename(real)[:NAME_SHOWN]}.{digest}.chunks")
+        real = os.path.realpath(path)  # all links to the data share one index
+        digest = hashlib.blake2b(f"{real}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        return os.path.join(self._folder, f"{os.path.basename(real)[:NAME_SHOWN]}.{digest}.{kind}")
+
+
+def _state(identity: FileIdentity, of: str) -> str:
+    """Describes kept arrays. The device number differs between machines, so it is left out."""
+    return f"{VERSION} {identity.inode} {identity.size} {identity.mtime_ns} {identity.ctime_ns} {of}"
 
 
 def _head(key: IndexKey) -> bytes:

@@ -28,6 +28,7 @@ from lit_async_data.sources.hdf5.readers.field_reader import (
     PaddedReader,
     SparseReader,
 )
+from lit_async_data.sources.hdf5.readers.groups import GroupsReader, KeptReader
 from lit_async_data.sources.hdf5.readers.images import ImageReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
 from lit_async_data.sources.hdf5.readers.sequences import SequenceReader
@@ -35,7 +36,7 @@ from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSl
 from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.schema.part import StoredPart
+from lit_async_data.sources.hdf5.schema.part import StoredPart, of_group
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
@@ -48,7 +49,7 @@ T = TypeVar("T")
 BLOCK_BYTES = 2**20
 
 
-Choice = Literal["raw", "strided", "chunks", "h5py chunks", "h5py rows"]
+Choice = Literal["kept", "raw", "strided", "chunks", "h5py chunks", "h5py rows", "h5py groups"]
 
 
 def choice(stored: StoredDataset, *, mapped: bool) -> Choice:
@@ -56,15 +57,17 @@ def choice(stored: StoredDataset, *, mapped: bool) -> Choice:
 
     ``"raw"``: rows are copied as they are stored. ``"strided"``: they are copied piece by piece, since the first axis
     does not count samples. ``"chunks"``: chunks are read and decoded without libhdf5. ``"h5py chunks"``, ``"h5py
-    rows"``: libhdf5 reads them under its lock.
+    rows"``, ``"h5py groups"``: libhdf5 reads them under its lock. ``"kept"``: they are in memory.
     """
+    if stored.kept is not None:
+        return "kept"
     if is_raw(stored):
         return "raw"
     if stored.offset is not None and mapped:
         return "strided"
     if stored.index is not None:
         return "chunks"
-    return "h5py chunks" if stored.filtered else "h5py rows"
+    return "h5py groups" if stored.names is not None else "h5py chunks" if stored.filtered else "h5py rows"
 
 
 def fastest_reader(stored: StoredDataset, file: OpenFile, cache: ChunkCache, name: str) -> Reader:
@@ -74,13 +77,16 @@ def fastest_reader(stored: StoredDataset, file: OpenFile, cache: ChunkCache, nam
             return RawReader(stored, file)
         case "strided":
             return StridedReader(stored, file)
-        case "chunks":
-            assert stored.index is not None
-            return ChunkedReader(stored, IndexedSlabDecoder(stored, stored.index, file), cache, name)
-        case "h5py chunks":
-            return ChunkedReader(stored, H5pySlabDecoder(stored, file), cache, name)
+        case "chunks" | "h5py chunks":
+            index = stored.index
+            decoder = H5pySlabDecoder(stored, file) if index is None else IndexedSlabDecoder(stored, index, file)
+            return ChunkedReader(stored, decoder, cache, name)
         case "h5py rows":
             return H5pyReader(stored, file)
+        case "h5py groups":
+            return GroupsReader(stored, file)
+        case "kept":
+            return KeptReader(stored)
 
 
 class PartReader:
@@ -305,7 +311,9 @@ class PartReaders:
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
                 sample = self._stored[part].sample(error.dataset, error.row, own)
+                cause, error = error.__cause__, of_group(error, self._stored[part].names)
                 error.sample_id = None if sample is None else int(self.starts[part]) + sample
+                raise error from cause
             raise
         except (OSError, MemoryError) as error:
             raise self._unreadable(part, error) from error

@@ -39,6 +39,9 @@ class Field:
             ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
         max_length: For samples of variable length, the rows that each is padded to with zeros. None: the length of the
             longest sample, or of its bucket (``LoaderOptions.batch_by``).
+        attr: An attribute that holds one number, or text, which needs ``classes``: that of the dataset ``name`` or,
+            without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
+            group that is a sample has its own.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
             as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, bytes of one length
             with zeros at the end, or, if ``name`` is a group, a dataset in it; those come in natural order.
@@ -71,7 +74,7 @@ class Field:
         lit_async_data.errors.ConfigError: window: (3, 3) is not (start, stop) or (start, stop, step), start below stop
     """
 
-    name: str
+    name: str = ""
     column: int | None = None
     dtype: npt.DTypeLike | None = None
     window: int | tuple[int, int] | tuple[int, int, int] | None = None
@@ -80,6 +83,7 @@ class Field:
     mask_and_scale: bool = False
     max_length: int | None = None
     pad: Literal["last", "zero"] | None = None
+    attr: str | None = None
     decode: Literal["image"] | None = None
     channels: Literal["RGB", "BGR"] = "RGB"
     lengths: str | None = None
@@ -94,9 +98,10 @@ class Field:
     upper_8_bits: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("name", "lookup", "lengths"):
+        for name in ("name", "lookup", "lengths", "attr"):
             value = getattr(self, name)
-            if not (isinstance(value, str) and value.strip("/")) and not (name != "name" and value is None):
+            left_out = self.attr and value in ("", "/") if name == "name" else value is None
+            if not (isinstance(value, str) and value.strip("/")) and not left_out:
                 raise ConfigError(f"{name}: {value!r} is not the name of a dataset")
         if self.column is not None:
             self._set("column", _integer("column", self.column, 0))
@@ -108,6 +113,7 @@ class Field:
             raise ConfigError(f"pad: {self.pad!r} is not one of last, zero")
         if self.pad and self.rows is None:
             raise ConfigError(f"pad: {self.pad!r} needs a window of rows to pad, such as window=(0, 8)")
+        _check_single(self)
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
             raise ConfigError(f"mask_and_scale: {self.mask_and_scale!r} is not true or false")
@@ -154,7 +160,7 @@ class Field:
         values: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
         try:
             check_names(values, [field.name for field in dataclasses.fields(cls)])
-            if "name" not in values:
+            if "name" not in values and "attr" not in values:
                 raise _NO_NAME
             return cls(**values)
         except ConfigError as error:
@@ -184,6 +190,12 @@ _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 # What only values have, not images.
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "max_length")
 _NO_NAME = ConfigError("name: missing; which dataset is it?")
+
+
+def _check_single(field: Field) -> None:
+    for option in ("column", "window", "lookup", "mask_and_scale", "max_length", "decode") if field.attr else ():
+        if getattr(field, option):
+            raise ConfigError(f"{option}: does not apply to an attribute, which is one value; leave it out")
 
 
 def _is_integer(value: object) -> bool:

@@ -60,6 +60,9 @@ class StoredDataset:
         filtered: Whether its chunks have filters, so that each must be decoded as a whole.
         index: Its chunk index, if chunks may be read without libhdf5; else None.
         slow: Why h5py must read it, one thread at a time; None if it need not.
+        kept: Its values, one for each row or one for all, if they are in no dataset but in memory; else None.
+        names: If each row is a dataset of its own, in a group of its own: these groups, as bytes. ``name`` then has a
+            ``*`` for them.
     """
 
     path: str
@@ -74,6 +77,8 @@ class StoredDataset:
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
     external: ExternalFiles = ()
     slow: str | None = None
+    kept: Any = dataclasses.field(default=None, compare=False)
+    names: Any = dataclasses.field(default=None, compare=False)
 
     @property
     def rows(self) -> int:
@@ -82,6 +87,17 @@ class StoredDataset:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether it is one dataset, with a row for each sample."""
+        return self.kept is None and self.names is None
+
+    def name_of(self, row: int) -> str:
+        """The name of the dataset that holds a row."""
+        if self.names is None:
+            return self.name
+        return self.name.replace("*", self.names[row].decode(errors="surrogateescape"), 1)
 
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}"

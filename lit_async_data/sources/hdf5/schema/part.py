@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.schema.attributes import inspect_attribute
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -56,6 +57,7 @@ class StoredPart:
         group: The group in it; ``"/"`` for the root.
         anchors: The row of each sample.
         empty: Why there are no fields; None if there are.
+        names: The group of each row, as bytes, if a group is a sample; else None.
     """
 
     path: str
@@ -63,6 +65,7 @@ class StoredPart:
     fields: Mapping[str, StoredField]
     anchors: WindowStarts
     empty: FormatError | None = None
+    names: npt.NDArray[np.bytes_] | None = None
 
     @property
     def rows(self) -> int:
@@ -117,6 +120,9 @@ class StoredPart:
                 return int(among[reads.argmax()])
         return None
 
+    def group_of(self, row: int) -> str:
+        return self.group if self.names is None else decoded(self.names[row])
+
     def column(self, name: str, *, allow_external: bool) -> npt.NDArray[Any]:
         """The value of a dataset with one axis at the row of every sample. Text stays text."""
         import h5py
@@ -166,6 +172,19 @@ class StoredPart:
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
+def decoded(name: bytes) -> str:
+    """The name of a group."""
+    return name.decode(errors="surrogateescape")
+
+
+def of_group(error: SourceError, names: npt.NDArray[np.bytes_] | None) -> SourceError:
+    """An error of a row, for the dataset in its group, if a group is a sample."""
+    if names is None or error.row is None or error.dataset is None:
+        return error
+    full = error.dataset.replace("*", decoded(names[error.row]), 1).strip("/")
+    return type(error)(f"{error.file}:/{full}: {error}", file=error.file, dataset=full, row=error.row)
+
+
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.stat(path))
@@ -184,7 +203,10 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     path = group.path
     fields: dict[str, StoredField] = {}
     empty: list[FormatError] = []
+    kept = {key: field for key, field in request.fields.items() if field.attr}
     for key, field in request.fields.items():
+        if key in kept:
+            continue
         name = group.name(field.name)
         where = f"{path}:/{name.strip('/')}"
         try:
@@ -209,7 +231,12 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         advice = _advice(fields, chosen=request.rows is not None)
         raise FormatError(f"{path}: the fields have different lengths: {listed}; {advice}", file=path)
     spans = [field.inside for field in fields.values()]
+    if not lengths:
+        raise ConfigError("fields: all are attributes, so there are no rows; give a dataset too, or sample='group'")
     rows = next(iter(lengths.values()))
+    if kept:
+        fields |= {key: inspect_attribute(group, key, field, rows) for key, field in kept.items()}
+        fields = {key: fields[key] for key in [*request.fields, *fields]}
     part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride))
     if request.rows is not None:
         dataset = group.whole(request.rows, "rows: ")

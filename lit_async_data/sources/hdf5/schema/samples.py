@@ -110,7 +110,9 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
 def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[StoredPart]:
     """The parts without the samples to exclude."""
     rows = [part.anchors.rows(np.arange(part.anchors.count)) for part in parts]
-    stored = [StoredSamples(part.path, part.group, part.rows, own) for part, own in zip(parts, rows, strict=True)]
+    stored = [
+        StoredSamples(part.path, part.group, part.rows, own, part.names) for part, own in zip(parts, rows, strict=True)
+    ]
     kept = np.split(kept_samples(exclude, stored, name), np.cumsum([len(own) for own in rows])[:-1])
     return [
         part if mask.all() else part.at(own[mask])

@@ -47,7 +47,7 @@ def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tupl
         pairs = list(fields.items())
     elif isinstance(fields, Sequence) and not isinstance(fields, str):
         listed = [Field.of(each, f"fields.{number}.") for number, each in enumerate(fields)]
-        pairs = [(each.name, each) for each in listed]
+        pairs = [(each.attr or each.name, each) for each in listed]
     else:
         pairs = []
     if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):

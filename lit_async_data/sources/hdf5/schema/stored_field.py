@@ -152,7 +152,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         row = stored.spec
         classes = classes or _enum_classes(file[name].dtype)
         if field.column is not None:
-            _check_column(field.column, stored, where)
+            check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
     else:
         looked_up, table = _lookup_table(group, name, field, layout, where)
@@ -177,7 +177,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
             f"{where}.classes: {stored} holds {native}{' values, packed' if packing else ''}, not classes; leave it out"
         )
     row = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
-    spec = _delivered_spec(field, row, where)
+    spec = delivered_spec(field, row, where)
     windowed = field.rows is not None
     # Windows are read as stored, rows of one integer as int64.
     read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
@@ -235,7 +235,7 @@ def _inspect_sequences(
         raise ConfigError(f"layout: {layout!r} for {key}: does not apply to {full}; leave it out")
     _refuse(field, where, full)
     sequences = inspect_sequences(group, name, elements, field.max_length)
-    spec = _delivered_spec(field, sequences.spec, where)
+    spec = delivered_spec(field, sequences.spec, where)
     conversion = Conversion(group.path, name) if spec.dtype != sequences.spec.dtype else None
     of_key = StoredField(sequences.rows, spec, conversion=conversion, sequences=sequences)
     return {key: of_key, length_key(key): StoredField(sequences.rows, LENGTH, lengths=sequences.lengths)}
@@ -249,12 +249,12 @@ def _refuse(field: Field, where: str, what: str, *options: str) -> None:
 
 
 def _ranged_field(stored: StoredRanges, field: Field, where: str) -> StoredField:
-    spec = _delivered_spec(field, stored.spec, where)
+    spec = delivered_spec(field, stored.spec, where)
     conversion = Conversion(stored.path, stored.name) if spec.dtype != stored.spec.dtype else None
     return StoredField(stored, spec, conversion=conversion)
 
 
-def _delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
+def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     """The field in a batch, given its rows before the window and the cast."""
     shape, channel, dtype = row.shape, row.channel, row.dtype
     if field.rows is not None:
@@ -293,7 +293,7 @@ def _lookup_table(
         check_unindexed(table)
         values = np.moveaxis(table[...], stored.axis, 0)
         if field.column is not None:
-            _check_column(field.column, stored, where)
+            check_column(field.column, stored, where)
             values = values[:, field.column]
         group.tables[key] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     return stored, group.tables[key]
@@ -309,7 +309,7 @@ def _check_row_numbers(stored: StoredDataset, where: str) -> None:
         )
 
 
-def _check_column(column: int, stored: StoredDataset, where: str) -> None:
+def check_column(column: int, stored: StoredDataset, where: str) -> None:
     row = stored.spec.stored_shape
     if len(row) != 1 or column >= row[0]:
         has = f"has {row[0]} columns" if len(row) == 1 else "has no columns"

@@ -79,7 +79,9 @@ def _error_text(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def as_source_errors(where: str, problem: str, *, file: str, dataset: str | None = None) -> Iterator[None]:
+def as_source_errors(
+    where: str, problem: str, *, file: str, dataset: str | None = None, row: int | None = None
+) -> Iterator[None]:
     """Turn errors of h5py, numpy and the system into `SourceError`; arguments as of `source_error`.
 
     Errors of this package pass unchanged.
@@ -89,7 +91,7 @@ def as_source_errors(where: str, problem: str, *, file: str, dataset: str | None
     except AsyncDataError:
         raise  # some of them are also a ValueError or an OSError
     except LIBRARY_ERRORS as error:
-        raise source_error(error, where, problem, file=file, dataset=dataset) from error
+        raise source_error(error, where, problem, file=file, dataset=dataset, row=row) from error
 
 
 def open_h5py(path: str) -> h5py.File:

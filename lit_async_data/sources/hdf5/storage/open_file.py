@@ -212,8 +212,11 @@ class OpenFile:
         self._readers = {reader for reader in self._readers if reader() is not None}
         return bool(self._readers)
 
-    def dataset(self, name: str, chunk_bytes: int) -> h5py.Dataset:
-        """A dataset opened by h5py, whose chunk cache holds at least two chunks; no cache if ``chunk_bytes`` is 0."""
+    def dataset(self, name: str, chunk_bytes: int, *, kept: bool = True) -> h5py.Dataset:
+        """A dataset opened by h5py, whose chunk cache holds at least two chunks; no cache if ``chunk_bytes`` is 0.
+
+        With ``kept``, it stays open.
+        """
         import h5py
 
         self.check_process()
@@ -229,6 +232,8 @@ class OpenFile:
                 access.set_chunk_cache(12421, max(H5PY_CACHE_BYTES, 2 * chunk_bytes) if chunk_bytes else 0, 0.75)
                 dataset = h5py.Dataset(h5py.h5d.open(self._h5py.id, name.encode(), access))
                 check_filters(dataset, self.path, name)
+                if not kept:
+                    return dataset
                 self._datasets[name] = dataset
             return self._datasets[name]
 

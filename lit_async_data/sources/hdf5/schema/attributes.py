@@ -1,0 +1,67 @@
+"""Attributes as fields: one value for all rows of a part, or for each group that is a sample; kept in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
+from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.sources.hdf5.schema.conversion import Conversion
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.stored_field import StoredField, delivered_spec
+
+if TYPE_CHECKING:
+    import h5py
+
+
+def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
+    """The value of an attribute of an object of libhdf5, as an array without axes: a number, or that of a class."""
+    import h5py
+
+    where = f"{path}:/{name}: its attribute {field.attr!r}"
+    context: dict[str, Any] = {"file": path, "dataset": name}
+    try:
+        stored = h5py.h5a.open(node, str(field.attr).encode())
+    except KeyError:
+        raise MissingError(
+            f"{where} is missing; write it, or choose groups that have it by group=", **context
+        ) from None
+    values = np.empty(stored.shape, stored.dtype)
+    stored.read(values)
+    value: Any = values.reshape(-1)[0] if values.size == 1 else None
+    if isinstance(value, bytes | str):
+        text = value if isinstance(value, str) else value.decode(errors="surrogateescape")
+        if text not in (field.classes or ()):
+            listed = f"is not one of {', '.join(field.classes)}" if field.classes else "is text"
+            raise FormatError(f"{where}, {text!r}, {listed}; give the names of all classes: classes=[…]", **context)
+        return np.array((field.classes or ()).index(text))
+    if value is None or (values.dtype.kind, values.dtype.itemsize) not in TENSOR_TYPES:
+        raise FormatError(f"{where} holds {values.dtype} {values.shape}, not one number; leave it out", **context)
+    return values.reshape(())
+
+
+def kept_field(path: str, name: str, values: npt.NDArray[Any], field: Field, *, rows: int, where: str) -> StoredField:
+    """A field of values that are kept in memory: one for each row, or one for all."""
+    native = values.dtype.newbyteorder("=")
+    spec = delivered_spec(field, FieldSpec((), native, classes=tuple(field.classes or ())), where)
+    convert = Conversion(path, name, classes=len(field.classes) if field.classes else None)
+    kept = convert(values.astype(native), np.arange(len(values)), spec.dtype).astype(spec.dtype)
+    return StoredField(
+        StoredDataset(path, name, (rows,), kept.dtype, 0, spec, None, 1, filtered=False, kept=kept), spec
+    )
+
+
+def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> StoredField:
+    """The attribute of the group of a part, or of a dataset in it, as a field of all rows."""
+    name = group.name(field.name) if field.name else group.group
+    node: h5py.Group | h5py.Dataset = group.node(name)
+    if node is None:
+        raise MissingError(f"{group.path}: has no {name!r}; check the name", file=group.path, dataset=name)
+    value = value_of(node.id, field, group.path, name.strip("/"))
+    label = f"{name.strip('/')}@{field.attr}"
+    return kept_field(group.path, label, value.reshape(1), field, rows=rows, where=f"fields.{key}")

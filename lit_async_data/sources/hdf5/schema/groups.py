@@ -1,0 +1,274 @@
+"""Groups that are samples: the datasets of one name in all of them become the chunks of one dataset.
+
+So the readers of chunks read them, from any number of groups and without libhdf5.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import logging
+import os
+import secrets
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data import system
+from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
+from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.columns import Columns
+from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file
+from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
+from lit_async_data.sources.hdf5.schema.attributes import kept_field, value_of
+from lit_async_data.sources.hdf5.schema.conversion import Conversion
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, open_dataset
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.part import PartRequest, StoredPart, decoded, of_group
+from lit_async_data.sources.hdf5.schema.selection import chosen_groups
+from lit_async_data.sources.hdf5.schema.stored_field import StoredField, check_column, delivered_spec
+from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
+from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py, source_error
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+
+Array = npt.NDArray[Any]
+# Groups that are compared with what libhdf5 finds each time, beside the first and the last.
+PROBES = 3
+# Seconds from one line of the log to the next while groups are listed.
+PROGRESS_S = 10.0
+# What a field of a group may have: it has no rows.
+OPTIONS = {"name", "attr", "dtype", "classes", "column"}
+
+_log = logging.getLogger(__name__)
+
+
+def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
+    """The groups of a file as one part, with a row for each; otherwise as `inspect_file`."""
+    for key, field in request.fields.items():
+        for option in dataclasses.fields(field):
+            if option.name not in OPTIONS and getattr(field, option.name) != option.default:
+                raise ConfigError(f"fields.{key}.{option.name}: does not apply where a group is a sample; leave it out")
+    with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
+        identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
+        group = OpenGroup(file, path, "/", cache, allow_external=False)
+        fields = [(key, each.name, each.attr, each.classes) for key, each in request.fields.items()]
+        head = f"{request.group} {fields}"
+        found = cache.load_arrays(path, identity, head)
+        if found is None:
+            found = _listed(group, request)
+            if len(found) == 1 + sum(1 if each.attr else 3 for each in request.fields.values()):
+                cache.store_arrays(path, identity, head, found)
+        names = found.pop("names")
+        stored = {key: _field(group, key, request, names, found) for key in request.fields}
+    anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
+    return identity, [StoredPart(path, "*", stored, anchors, names=names)]
+
+
+def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
+    """The groups that match and, for each field, where its datasets are, or the values of its attributes."""
+    import h5py
+
+    listed, names, columns = chosen_groups(group.file, group.path, request.group), list[bytes](), list[_Column]()
+    began = shown = time.monotonic()
+    for number, name in enumerate(each.strip("/") for each in listed):
+        if time.monotonic() > shown + PROGRESS_S:
+            shown = time.monotonic()
+            _log.warning("%s: %d of %d groups are listed", group.path, number, len(listed))
+        stored = name.encode(errors="surrogateescape")
+        try:
+            node = h5py.h5g.open(group.file.id, b"/" + stored)
+        except LIBRARY_ERRORS as error:
+            if isinstance(group.node(name), h5py.Dataset):
+                continue  # beside the groups
+            where = f"{group.path}:/{name}"
+            raise source_error(error, where, "cannot be opened", file=group.path, dataset=name) from error
+        if not columns:
+            kinds = {key: _Values if field.attr else _Places for key, field in request.fields.items()}
+            columns = [kind(group, key, request.fields[key], name, len(listed)) for key, kind in kinds.items()]
+        for column in columns:
+            column.add(node, name, len(names))
+        names.append(stored)
+    if not names:
+        raise FormatError(f"{group.path}: {request.group!r} matches no group; check group=", file=group.path)
+    if (seconds := time.monotonic() - began) > PROGRESS_S:
+        advice = "cache_dir= keeps the list, and pack writes them into one dataset"
+        _log.warning("%s: listing %d groups took %d s; %s", group.path, len(names), seconds, advice)
+    arrays = {"names": np.array(names)}
+    for column in columns:
+        arrays |= column.arrays(len(names))
+    return arrays
+
+
+class _Values:
+    """The attributes of one name."""
+
+    def __init__(self, group: OpenGroup, key: str, field: Field, first: str, count: int) -> None:
+        self._path, self._key, self._field = group.path, key, field
+        self._values = np.empty(count, self._value(group.file[f"/{first}"].id, first).dtype)
+
+    def add(self, node: Any, name: str, number: int) -> None:
+        value = self._value(node, name)
+        if value.dtype != self._values.dtype:
+            full = full_name(name, self._field.name)
+            what = f"its attribute {self._field.attr!r} is {value.dtype}, but {self._values.dtype} in the first group"
+            raise FormatError(f"{self._path}:/{full}: {what}; write it as one type", file=self._path, dataset=full)
+        self._values[number] = value
+
+    def _value(self, node: Any, name: str) -> Array:
+        import h5py
+
+        of = h5py.h5o.open(node, self._field.name.encode() or b".")
+        return value_of(of, self._field, self._path, full_name(name, self._field.name))
+
+    def arrays(self, count: int) -> dict[str, Array]:
+        return {f"{self._key} values": self._values[:count]}
+
+
+class _Places:
+    """Where the datasets of one name are in the file. There are no arrays if libhdf5 must find them."""
+
+    def __init__(self, group: OpenGroup, key: str, field: Field, first: str, _: int) -> None:
+        self._group, self._key, self._field = group, key, field
+        self._first = _inspect_sample(group, full_name(first, field.name))
+        dataset: Any = group.file[self._first.name]
+        self._type, self._properties = dataset.id.get_type(), dataset.id.get_create_plist()
+        self._unwritten = dataset.file.userblock_size - 1
+        self._found = (array.array("q"), array.array("I"), array.array("I"))
+        self._plain = self._first.slow is None
+
+    def add(self, node: Any, name: str, _: int) -> None:
+        import h5py
+
+        group, first, full = self._group, self._first, full_name(name, self._field.name)
+        try:
+            found = h5py.h5d.open(node, self._field.name.encode())
+        except LIBRARY_ERRORS:
+            open_dataset(group.file, group.path, full)  # says what is wrong
+            raise
+        if h5py.h5f.get_name(found) != os.fsencode(group.path):
+            refuse_external_link(group.file, full)
+        if found.shape != first.shape or not found.get_type().equal(self._type):
+            raise FormatError(
+                f"{group.path}:/{full}: holds {found.dtype} {found.shape}, but {first.name} holds {first.dtype} "
+                f"{first.shape}; samples must agree: write them so, or choose groups that do by group=",
+                file=group.path,
+                dataset=full,
+            )
+        columns: Any = None
+        offset = None if first.offset is None else found.get_offset()
+        if offset not in (None, self._unwritten):
+            columns = [offset], [first.nbytes], [0]
+        elif not found.get_create_plist().equal(self._properties):
+            external_files(h5py.Dataset(found), group.file, full, allowed=False)
+        elif first.index is not None:
+            columns = columns_of(h5py.Dataset(found))
+        self._plain = self._plain and columns is not None
+        for listed, each in zip(self._found, columns if self._plain else (), strict=False):
+            listed.extend(each)
+
+    def arrays(self, _: int) -> dict[str, Array]:
+        dtypes = (np.int64, np.uint32, np.uint32)
+        named = zip(Columns._fields, self._found, dtypes, strict=True)
+        return {f"{self._key} {name}": np.array(each, dtype) for name, each, dtype in named} if self._plain else {}
+
+
+_Column = _Values | _Places
+
+
+def full_name(group: str, name: str) -> str:
+    """The name of a dataset from the root of the file."""
+    return name.strip("/") if name.startswith("/") else f"{group}/{name}".strip("/")
+
+
+def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
+    """A dataset that is a sample, of any number of axes. `offset`, `index` and `slow` as where it holds many."""
+    import h5py
+
+    node: Any = group.node(name)
+    dtype = getattr(node, "dtype", np.dtype(object))
+    if not isinstance(node, h5py.Dataset) or node.shape or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
+        return group.inspect_dataset(name)
+    external_files(node, group.file, name, allowed=False)
+    offset = node.id.get_offset()
+    if offset is not None and in_one_file(node) and has_numpy_layout(node):
+        stored = system.pread(group.file.id.get_vfd_handle(), dtype.itemsize, offset)
+        offset = offset if stored == np.asarray(node[()], dtype).tobytes() else None
+    slow = "it is not contiguous" if offset is None else None
+    return StoredDataset(group.path, name, (), dtype, 0, FieldSpec((), dtype), offset, 1, filtered=False, slow=slow)
+
+
+def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found: dict[str, Array]) -> StoredField:
+    where, path, field = f"fields.{key}", group.path, request.fields[key]
+    if field.attr:
+        label = full_name("*", field.name) + f"@{field.attr}"
+        try:
+            return kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
+        except FormatError as error:
+            raise of_group(error, names) from error
+    listed = [found[f"{key} {each}"] for each in Columns._fields if f"{key} {each}" in found]
+    stored = _stacked(group, field, request.layouts.get(key), names, Columns(*listed) if listed else None)
+    row = stored.spec
+    if field.column is not None:
+        check_column(field.column, stored, where)
+        row = FieldSpec((), row.dtype)
+    native = stored.dtype.newbyteorder("=")
+    if field.classes and native.kind not in "iub":
+        raise ConfigError(f"{where}.classes: {stored} holds {native}, not classes; leave it out")
+    spec = delivered_spec(field, dataclasses.replace(row, dtype=native, classes=tuple(field.classes or ())), where)
+    classes = len(field.classes) if field.classes else None
+    conversion = Conversion(path, stored.name, column=field.column, classes=classes)
+    converted = field.column is not None or field.classes or spec.dtype != stored.spec.dtype
+    return StoredField(stored, spec, conversion=conversion if converted else None)
+
+
+def _stacked(group: OpenGroup, field: Field, layout: str | None, names: Array, places: Columns | None) -> StoredDataset:
+    """The datasets of all groups as one."""
+    count, path, name = len(names), group.path, full_name("*", field.name)
+    first = _inspect_sample(group, full_name(decoded(names[0]), field.name))
+    shape = (count, *first.shape)
+    _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
+    sample = list(first.shape)
+    if channel is not None:
+        sample.insert(0, sample.pop(channel))
+    dtype = first.dtype.newbyteorder("=")
+    spec = FieldSpec(tuple(sample), dtype if sample or dtype.kind not in "iu" else np.dtype(np.int64), channel)
+    index = None
+    if places is not None:
+        one = first.index
+        if one is None:
+            one = ChunkIndex(first.shape, (1,) * len(first.shape), *places, FilterPipeline((), first.nbytes), 0)
+        index = ChunkIndex((1, *one.shape), (count, *one.grid), *places, one.filters, one.fill)
+        if not _verified(group, field, names, index):
+            index = None
+    slow = first.slow or "its groups store it in different ways, or a library that decodes it is missing"
+    stored = StoredDataset(path, name, shape, first.dtype, 0, spec, None, 1, first.filtered, index, names=names)
+    return stored if index is not None else dataclasses.replace(stored, slow=slow)
+
+
+def _verified(group: OpenGroup, field: Field, names: Array, index: ChunkIndex) -> bool:
+    """Whether probed groups have their chunks where the index says. Checks that all lie in the file."""
+    path, each = group.path, len(index.offsets) // len(names)
+    head = group.file.userblock_size + superblock_bytes(group.file)
+    end = os.fstat(group.file.id.get_vfd_handle()).st_size
+    outside = (index.offsets >= 0) & ((index.offsets < head) | (index.offsets + index.sizes > end))
+    probed = {0, len(names) - 1, *(secrets.randbelow(len(names)) for _ in range(PROBES))}
+    for number in [int(outside.argmax()) // each] if outside.any() else probed:
+        full = full_name(decoded(names[number]), field.name)
+        found = _inspect_sample(group, full)
+        if found.offset is None and found.index is None:
+            return False
+        listed = index.offsets[number * each : (number + 1) * each]
+        places = np.array([found.offset]) if found.index is None else found.index.offsets
+        if outside.any() or not np.array_equal(listed, places):
+            raise CorruptError(
+                f"{path}:/{full}: lies at byte {listed[0]}, where it cannot be; the file is damaged: restore it",
+                file=path,
+                dataset=full,
+            )
+    return True

@@ -1,0 +1,219 @@
+"""Groups as samples, and attributes as fields."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, MissingError
+from lit_async_data.sources.hdf5.index import cache as index_cache
+from lit_async_data.sources.hdf5.schema import groups
+from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
+from lit_async_data.tools.pack.packing import pack, packed_source
+
+COUNT, SHAPE = 12, (8, 6, 3)
+FIELDS = {
+    "x": "image",
+    "n": "number",
+    "y": Field(attr="label"),
+    "kind": Field(attr="kind", classes=["cat", "dog"]),
+    "weight": Field("image", attr="weight", dtype="float32"),
+}
+
+
+def write(path, dtype="u1", above="", **properties):
+    """Groups in natural order, s0 to s11, beside a dataset."""
+    values = np.random.default_rng(0).integers(0, 200, (COUNT, *SHAPE)).astype(dtype)
+    with h5py.File(path, "w", libver=("earliest", "v110")) as file:
+        file[f"{above}about"] = np.arange(3)
+        for number, image in enumerate(values):
+            group = file.create_group(f"{above}s{number}")
+            group.create_dataset("image", data=image, **properties).attrs["weight"] = number / 4
+            group["number"] = np.int16(number)
+            group.attrs["label"], group.attrs["kind"] = number % 7, ["cat", "dog"][number % 2]
+    return values
+
+
+def opened(path, fields=FIELDS, **options):
+    return HDF5Source(path, fields, **{"group": "*", "sample": "group", **options})
+
+
+@pytest.mark.parametrize(
+    ("properties", "reading"),
+    [
+        ({}, "copied"),
+        ({"above": "scans/2024/"}, "copied"),
+        ({"dtype": ">f4"}, "copied"),
+        ({"chunks": SHAPE}, "copied"),
+        ({"chunks": (5, 4, 3)}, "decoded"),
+        ({"compression": "gzip", "chunks": SHAPE}, "decoded"),
+        ({"compression": "lzf", "shuffle": True, "chunks": (3, 6, 2), "dtype": ">i4"}, "decoded"),
+        ({"scaleoffset": 0, "dtype": "i4"}, "locked"),
+    ],
+)
+def test_each_group_is_a_sample(properties, reading, tmp_path, monkeypatch):
+    values = write(tmp_path / "x.h5", **properties)
+    above = properties.get("above", "")
+    monkeypatch.setattr(index_cache, "changed_recently", lambda *_: False)
+    order = np.random.default_rng(0).permutation(COUNT)
+    for again in range(2):
+        if again and reading != "locked":
+            monkeypatch.setattr(groups, "_listed", None)  # the list is kept
+        source = opened(tmp_path / "x.h5", group=f"{above}*", layout={"x": "HWC"}, cache_dir=tmp_path / "kept")
+        assert (len(source), source.chunks.reading, source.chunks.rows) == (COUNT, reading, 1)
+        assert source.spec["x"].shape == (3, 8, 6)
+        assert source.locate([10])[0][1:] == (f"/{above}s10", 10)
+        for each in (source, pickle.loads(pickle.dumps(source))):
+            samples = each.__getitems__(order)
+            np.testing.assert_array_equal([sample["x"] for sample in samples], values[order].transpose(0, 3, 1, 2))
+            found = np.array([[sample[key] for key in ("n", "y", "kind", "weight")] for sample in samples])
+            np.testing.assert_array_equal(found, np.stack([order, order % 7, order % 2, order / 4], 1))
+    assert source.spec["kind"].classes == ("cat", "dog")
+
+
+def test_each_file_is_a_sample_without_a_group(tmp_path):
+    for number in range(3):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["image"], file.attrs["label"] = np.full((4, 5), number), number
+    source = opened(tmp_path / "*.h5", {"x": "image", "y": Field(attr="label")}, group=None)
+    assert source.column("y").tolist() == [0, 1, 2]
+    assert source[2]["x"].tolist() == np.full((4, 5), 2).tolist()
+
+
+def delete(file):
+    del file["s5/image"]
+
+
+def another(**given):
+    def edit(file):
+        delete(file)
+        file.create_dataset("s5/image", **given)
+
+    return edit
+
+
+def of_attribute(value):
+    def edit(file):
+        del file["s5"].attrs["label"]
+        if value is not None:
+            file["s5"].attrs["label"] = value
+
+    return edit
+
+
+def link(file):
+    delete(file)
+    file["s5/image"] = h5py.ExternalLink("other.h5", "s1/image")
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message", "dataset"),
+    [
+        (delete, MissingError, "has no dataset 's5/image'", "s5/image"),
+        (another(data=np.zeros((8, 7, 3), "u1")), FormatError, r"uint8 \(8, 7, 3\), but s0/image holds", "s5/image"),
+        (another(data=np.zeros(SHAPE, "u2")), FormatError, "holds uint16", "s5/image"),
+        (link, FormatError, "another file", "s5/image"),
+        (of_attribute(None), MissingError, "'label' is missing", "s5"),
+        (of_attribute(0.5), FormatError, "float64, but int64 in the first group", "s5"),
+        (of_attribute("x"), FormatError, "'x', is not one of a, b", "s5"),
+        (of_attribute([1, 2]), FormatError, "not one number", "s5"),
+        (of_attribute(11), FormatError, "11 is not one of its 7 classes", "s5@label"),
+    ],
+)
+def test_a_group_that_differs_is_named_when_the_source_is_built(edit, error, message, dataset, tmp_path):
+    write(tmp_path / "x.h5")
+    shutil.copy(tmp_path / "x.h5", tmp_path / "other.h5")
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        edit(file)
+    with pytest.raises(error, match=message) as raised:
+        opened(tmp_path / "x.h5", {"x": "image", "y": Field(attr="label", classes=list("abcdefg"))})
+    assert (raised.value.file, raised.value.dataset) == (str(tmp_path / "x.h5"), dataset)
+
+
+def test_groups_that_are_stored_in_different_ways_are_read_by_h5py(tmp_path, caplog):
+    values = write(tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        another(data=values[5], compression="gzip")(file)
+    source = opened(tmp_path / "x.h5", {"x": "image"})
+    assert source.chunks.reading == "locked"
+    assert "store it in different ways" in caplog.text
+    np.testing.assert_array_equal([sample["x"] for sample in source.__getitems__(range(COUNT))], values)
+
+
+def test_a_damaged_sample_is_named_by_its_group(tmp_path):
+    write(tmp_path / "x.h5", compression="gzip", chunks=SHAPE)
+    with h5py.File(tmp_path / "x.h5") as file:
+        begin = file["s5/image"].id.get_chunk_info(0).byte_offset
+    with open(tmp_path / "x.h5", "r+b") as raw:
+        raw.seek(begin + 2)
+        raw.write(b"\xff" * 8)
+    source = opened(tmp_path / "x.h5", {"x": "image"})
+    with pytest.raises(CorruptError, match=r"x\.h5:/s5/image: ") as raised:
+        source.__getitems__([3, 5])
+    assert (raised.value.dataset, raised.value.sample_id) == ("s5/image", 5)
+
+
+def test_a_place_beyond_the_file_is_refused(tmp_path, monkeypatch):
+    write(tmp_path / "x.h5")
+    once = groups._listed
+
+    def listed(*given):
+        found = once(*given)
+        found["x offsets"][5] = 2**40
+        return found
+
+    monkeypatch.setattr(groups, "_listed", listed)
+    with pytest.raises(CorruptError, match=r"x\.h5:/s5/image: lies at byte 1099511627776"):
+        opened(tmp_path / "x.h5", {"x": "image"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fields": {"x": Field("image", window=(0, 2))}}, r"fields\.x\.window: does not apply"),
+        ({"sample": "file"}, "sample: 'file' is not one of row, group"),
+        ({"rows": "image"}, "sample: 'group' goes neither"),
+        ({"layout": {"x": "NHWC"}}, "different capital letters"),
+    ],
+)
+def test_options_of_rows_do_not_apply(options, message, tmp_path):
+    write(tmp_path / "x.h5")
+    with pytest.raises(ConfigError, match=message):
+        opened(tmp_path / "x.h5", **({"fields": FIELDS} | options))
+
+
+def test_bad_groups_are_left_out_by_a_list_and_the_rest_is_packed(tmp_path):
+    write(tmp_path / "x.h5")
+    with open(tmp_path / "bad.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerow(bad_sample(opened(tmp_path / "x.h5"), 10, ValueError()))
+    source = opened(tmp_path / "x.h5", exclude=tmp_path / "bad.csv")
+    left = [*range(10), 11]
+    assert source.column("n").tolist() == left
+    packed = packed_source(str(tmp_path / "y.h5"), pack(source, str(tmp_path / "y.h5")).plan)
+    assert packed.column("n").tolist() == left
+    with h5py.File(tmp_path / "y.h5") as file:
+        assert file["origin/row"][...].tolist() == left
+        assert not file["origin/part"][...].any()
+
+
+def test_an_attribute_is_the_value_of_all_rows_of_its_part(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.attrs["site"] = 5
+        for patient in range(3):
+            file[f"p{patient}/data"] = np.arange(10 * (patient + 1))
+            file[f"p{patient}"].attrs["age"] = 40.5 + patient
+    fields = {"x": Field("data", window=(0, 4)), "age": Field(attr="age"), "site": Field("/", attr="site")}
+    source = HDF5Source(tmp_path / "x.h5", fields, group="p*", stride=10)
+    assert source.column("age").tolist() == [40.5, 41.5, 41.5, 42.5, 42.5, 42.5]
+    assert (source.column("site") == 5).all()
+    with pytest.raises(ConfigError, match="all are attributes"):
+        HDF5Source(tmp_path / "x.h5", [Field(attr="age")], group="p*")
+    with pytest.raises(ConfigError, match="window: does not apply to an attribute"):
+        Field(attr="age", window=2)
