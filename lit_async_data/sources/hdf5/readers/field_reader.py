@@ -27,8 +27,8 @@ class FieldReader(Reader):
         self._field = field
         self._reader = reader
         self.reading = reader.reading
-        # Whether the rows of a window are not a range, or cost the same as one.
-        self._one_by_one = field.windowed and (field.step > 1 or field.images is not None)
+        # Whether rows are not read as ranges: there are gaps, or nothing to gain.
+        self._one_by_one = field.length == 1 or field.step > 1 or field.images is not None
 
     def read(self, rows: Indices, out: Array) -> None:
         """Fill ``out`` with the samples at these anchors."""
@@ -66,14 +66,13 @@ class FieldReader(Reader):
             out[places] = field.conversion(values[: len(block_rows)], block_rows + begin, out.dtype)
 
     def _read(self, rows: Indices, out: Array, keys: Words | None = None) -> None:
-        field, begins = self._field, self._field.begins(rows)
-        if not field.windowed:
-            self._reader.read_random(begins, out, keys)
-            return
+        field = self._field
         if self._one_by_one:
-            every = None if keys is None else np.repeat(keys, out.shape[1])
-            self._reader.read_random(field.window_rows(rows).ravel(), out.reshape(-1, *out.shape[2:]), every)
+            wanted = field.window_rows(rows)
+            every = None if keys is None else np.repeat(keys, wanted.shape[1])
+            self._reader.read_random(wanted.ravel(), out.reshape(-1, *out.shape[1 + field.windowed :]), every)
             return
+        begins = field.begins(rows)
         short = field.length < out.shape[1]  # a part that is shorter than a window
         values = np.empty((len(rows), field.length, *out.shape[2:]), out.dtype) if short else out
         self._reader.read_ranges(begins, self._counts(rows), values.reshape(-1, *out.shape[2:]))
@@ -87,21 +86,15 @@ class FieldReader(Reader):
         return np.full(len(rows), self._field.length)
 
     def fetch(self, rows: Indices) -> bool:
-        begins = self._field.begins(rows)
         if self._one_by_one:
             return self._reader.fetch(self._field.window_rows(rows).ravel())
-        if self._field.length == 1:
-            return self._reader.fetch(begins)
-        return self._reader.fetch_ranges(begins, self._counts(rows))
+        return self._reader.fetch_ranges(self._field.begins(rows), self._counts(rows))
 
     def decode(self, rows: Indices, turn: Turn | None) -> None:
-        begins = self._field.begins(rows)
         if self._one_by_one:
             self._reader.decode(self._field.window_rows(rows).ravel(), turn)
-        elif self._field.length == 1:
-            self._reader.decode(begins, turn)
         else:
-            self._reader.decode_ranges(begins, self._counts(rows), turn)
+            self._reader.decode_ranges(self._field.begins(rows), self._counts(rows), turn)
 
 
 class MaskReader(Reader):

@@ -169,20 +169,19 @@ class Field:
     @property
     def span(self) -> tuple[int, int]:
         """First row of a sample and the end, relative to its own row."""
-        if isinstance(self.window, tuple):
-            return self.window[0], range(*self.window)[-1] + 1
-        offset = self.window or 0
-        return offset, offset + 1
+        return self.steps[0], self.steps[-1] + 1
 
     @property
-    def step(self) -> int:
-        """Rows of the dataset from one row of a window to the next."""
-        return range(*self.window).step if isinstance(self.window, tuple) else 1
+    def steps(self) -> range:
+        """The rows of a sample, relative to its own row."""
+        return (
+            range(*self.window) if isinstance(self.window, tuple) else range(self.window or 0, (self.window or 0) + 1)
+        )
 
     @property
     def rows(self) -> int | None:
         """Number of rows in a window; None if rows have no axis of their own."""
-        return len(range(*self.window)) if isinstance(self.window, tuple) else None
+        return len(self.steps) if isinstance(self.window, tuple) else None
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}

@@ -169,7 +169,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         packing=packing,
         classes=None if classes is None else len(classes),
         last_row=None if field.rows is None else stored.rows - 1,
-        step=field.step,
+        step=field.steps.step,
     )
     native = (stored if table is None else table).dtype.newbyteorder("=")
     if classes is not None and (packing or native.kind not in "iub"):
@@ -198,11 +198,11 @@ def _inspect_images(group: OpenGroup, key: str, field: Field) -> dict[str, Store
 def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
     """A field with the window of the user; and its mask if there is one."""
     windowed = field.rows is not None
-    of_key = dataclasses.replace(of_key, span=field.span, windowed=windowed, pad=field.pad, step=field.step)
+    of_key = dataclasses.replace(of_key, span=field.span, windowed=windowed, pad=field.pad, step=field.steps.step)
     found = {key: of_key}
     if field.rows is not None and field.pad:
         spec = FieldSpec((field.rows,), np.dtype(bool))
-        found[f"{key}_mask"] = StoredField(of_key.stored, spec, mask_of=field.span, step=field.step)
+        found[f"{key}_mask"] = StoredField(of_key.stored, spec, mask_of=field.span, step=field.steps.step)
     return found
 
 
