@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import fnmatch
 import glob
@@ -221,16 +220,6 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     node.why = "; ".join(reasons)
 
 
-def numbers_of(group: h5py.Group) -> list[str]:
-    """The attributes of a group that are numbers."""
-    found = list[str]()
-    with contextlib.suppress(*LIBRARY_ERRORS):
-        found += [
-            name for name, each in group.attrs.items() if np.ndim(each) == 0 and np.asarray(each).dtype.kind in "biuf"
-        ]
-    return found
-
-
 # -- groups of equal structure -----------------------------------------------------------------------------------------
 
 
@@ -241,7 +230,7 @@ class Scope:
     nodes: list[Dataset]
     group: str | None = None
     count: int = 1
-    attributes: Sequence[str] = ()  # numbers of the first group, or of the file
+    attributes: Sequence[str] = ()  # of the first group, or of the file
 
     def relative(self, node: Dataset) -> str:
         return node.name.removeprefix(f"{self.group}/")

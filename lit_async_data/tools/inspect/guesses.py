@@ -41,7 +41,7 @@ def suggestions(scope: Scope, paths: Sequence[str]) -> tuple[list[Suggestion], s
     if not labels and (why := _why_no_samples(scope, x, parts)):
         return [], why
     if not labels and _is_sample(scope, x, parts):
-        return [_groups(scope, paths, x)], ""
+        return [_groups(scope, paths, x, y) for y in [*_single_labels(scope), None]], ""
     if _is_recording(scope, x) or (_lies_across(x) and not labels):
         return [_windows(scope, paths, x, label) for label in [*labels, None]], ""
     masks = [n for n in inputs if n is not x and len(x.shape) > 2 and n.shape[:3] == x.shape[:3] and _is_mask(n)]
@@ -82,13 +82,12 @@ def _single_labels(scope: Scope) -> list[Given]:
     return scalars + [{"attr": each} for each in scope.attributes if has_word(each, words.LABELS)]
 
 
-def _groups(scope: Scope, paths: Sequence[str], x: Dataset) -> Suggestion:
+def _groups(scope: Scope, paths: Sequence[str], x: Dataset, label: Given | None) -> Suggestion:
     """A group, or a file, with its whole datasets."""
-    name, labels = scope.relative(x), _single_labels(scope)
-    fields: dict[str, Given] = {"x": name, **({"y": labels[0]} if labels else {})}
-    layout = {"x": letters[1:]} if (letters := layout_of((1, *x.shape), 0)) else {}
-    what = "group" if scope.group else "file"
-    return Suggestion(f"one {what} per sample: {name}", _call(scope, paths, fields, sample="group", layout=layout))
+    name, letters = scope.relative(x), layout_of((1, *x.shape), 0)
+    fields: dict[str, Given] = {"x": name} | ({} if label is None else {"y": label})
+    call = _call(scope, paths, fields, sample="group", layout={"x": letters[1:]} if letters else {})
+    return Suggestion(f"one {'group' if scope.group else 'file'} per sample: {name}", call)
 
 
 def _samples(scope: Scope, paths: Sequence[str], x: Dataset, y: Dataset | None) -> Suggestion:

@@ -13,7 +13,7 @@ from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.local_files.patterns import files_matching, is_pattern
-from lit_async_data.tools.inspect.contents import datasets_of, describe, numbers_of, scopes_of
+from lit_async_data.tools.inspect.contents import datasets_of, describe, scopes_of
 from lit_async_data.tools.inspect.guesses import suggestions
 from lit_async_data.tools.inspect.report import Report, Suggestion
 from lit_async_data.tools.inspect.words import of_training
@@ -36,9 +36,8 @@ def hdf5_report(given: Sequence[str]) -> Report:
                 del scope.nodes[MOST_DESCRIBED:]
             for node in scope.nodes:
                 describe(group, node)
-            if scope.nodes:
-                inside: h5py.Group = file[scope.nodes[0].path.removesuffix(scope.relative(scope.nodes[0])) or "/"]
-                scope.attributes = numbers_of(inside)
+            above = scope.nodes[0].path.removesuffix(scope.relative(scope.nodes[0])) if scope.nodes else ""
+            scope.attributes = list(file[above or "/"].attrs)
             candidates, why = suggestions(scope, paths)
             across = candidates[0].call.options.get("layout", {}) if candidates else {}
             for key, letters in across.items():  # where samples are not on axis 0

@@ -81,12 +81,9 @@ class Writer:
             else:
                 found[field.dataset] = stored
         places: Any = self._source.locate(self._source.ids(piece.samples))
-        parts = self._parts
-        groups = [parts.get((each.file, "*"), -1) for each in places]  # where a group is a sample
-        groups = [
-            parts.get((each.file, each.group.strip("/")), other) for each, other in zip(places, groups, strict=True)
-        ]
-        found["origin/part"] = groups
+        numbers = self._parts  # a part of groups that are samples is named *
+        groups = [((each.file, each.group.strip("/")), (each.file, "*")) for each in places]
+        found["origin/part"] = [numbers.get(own, numbers.get(every, -1)) for own, every in groups]
         found["origin/row"] = [each.row for each in places]
         for name in self._texts:  # bytes of a file name that are no text are spelled out
             texts = (getattr(each, name) or "" for each in places)
@@ -121,7 +118,7 @@ def _attributes(source: Source) -> dict[str, dict[str, Any]]:
     part, found = source.stored_parts[0], dict[str, dict[str, Any]]()
     with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path) as file:
         for key, field in part.fields.items():
-            own = isinstance(field.stored, StoredDataset) and field.mask_of is None and field.stored.of_rows
+            own = isinstance(field.stored, StoredDataset) and field.mask_of is None and field.stored.name in file
             given: Any = file[field.stored.name].attrs if own else {}
             unpacked = field.conversion is not None and field.conversion.packing is not None
             found[key] = {}

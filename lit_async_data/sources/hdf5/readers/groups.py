@@ -12,6 +12,7 @@ from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.part import in_group
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.local_files.retrying import retry_once
@@ -42,7 +43,7 @@ class GroupsReader(Reader):
         for place, row in enumerate(rows.tolist()):
             context: Any = {"file": stored.path, "dataset": stored.name, "row": row}
             with as_source_errors(f"{stored}, row {row}", "cannot be read", **context):
-                dataset = self._file.dataset(stored.name_of(row), 0, kept=False)
+                dataset = self._file.dataset(in_group(stored.name, stored.names, row), 0, kept=False)
                 if dataset.chunks:
                     check_chunk_lengths(dataset, 0, 0, len(dataset))
                 values = retry_once(functools.partial(dataset.__getitem__, ()))

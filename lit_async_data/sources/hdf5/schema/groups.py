@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
@@ -28,9 +27,9 @@ from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.hdf5.schema.part import PartRequest, StoredPart, decoded, of_group
+from lit_async_data.sources.hdf5.schema.part import PartRequest, StoredPart, in_group, of_group
 from lit_async_data.sources.hdf5.schema.selection import chosen_groups
-from lit_async_data.sources.hdf5.schema.stored_field import StoredField, check_column, delivered_spec
+from lit_async_data.sources.hdf5.schema.stored_field import StoredField, delivered_spec
 from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
@@ -43,7 +42,7 @@ PROBES = 3
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
 # What a field of a group may have: it has no rows.
-OPTIONS = {"name", "attr", "dtype", "classes", "column"}
+OPTIONS = {"name", "attr", "dtype", "classes"}
 
 _log = logging.getLogger(__name__)
 
@@ -75,11 +74,12 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
     import h5py
 
     listed, names, columns = chosen_groups(group.file, group.path, request.group), list[bytes](), list[_Column]()
-    began = shown = time.monotonic()
+    shown = time.monotonic()
     for number, name in enumerate(each.strip("/") for each in listed):
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
-            _log.warning("%s: %d of %d groups are listed", group.path, number, len(listed))
+            advice = "cache_dir= keeps the list, and pack writes them into one dataset"
+            _log.warning("%s: %d of %d groups are listed; %s", group.path, number, len(listed), advice)
         stored = name.encode(errors="surrogateescape")
         try:
             node = h5py.h5g.open(group.file.id, b"/" + stored)
@@ -96,9 +96,6 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
         names.append(stored)
     if not names:
         raise FormatError(f"{group.path}: {request.group!r} matches no group; check group=", file=group.path)
-    if (seconds := time.monotonic() - began) > PROGRESS_S:
-        advice = "cache_dir= keeps the list, and pack writes them into one dataset"
-        _log.warning("%s: listing %d groups took %d s; %s", group.path, len(names), seconds, advice)
     arrays = {"names": np.array(names)}
     for column in columns:
         arrays |= column.arrays(len(names))
@@ -153,6 +150,7 @@ class _Places:
             raise
         if h5py.h5f.get_name(found) != os.fsencode(group.path):
             refuse_external_link(group.file, full)
+            self._plain = False
         if found.shape != first.shape or not found.get_type().equal(self._type):
             raise FormatError(
                 f"{group.path}:/{full}: holds {found.dtype} {found.shape}, but {first.name} holds {first.dtype} "
@@ -192,13 +190,10 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
 
     node: Any = group.node(name)
     dtype = getattr(node, "dtype", np.dtype(object))
-    if not isinstance(node, h5py.Dataset) or node.shape or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
+    if not isinstance(node, h5py.Dataset) or node.shape != () or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
         return group.inspect_dataset(name)
     external_files(node, group.file, name, allowed=False)
-    offset = node.id.get_offset()
-    if offset is not None and in_one_file(node) and has_numpy_layout(node):
-        stored = system.pread(group.file.id.get_vfd_handle(), dtype.itemsize, offset)
-        offset = offset if stored == np.asarray(node[()], dtype).tobytes() else None
+    offset = node.id.get_offset() if in_one_file(node) and has_numpy_layout(node) else None
     slow = "it is not contiguous" if offset is None else None
     return StoredDataset(group.path, name, (), dtype, 0, FieldSpec((), dtype), offset, 1, filtered=False, slow=slow)
 
@@ -213,24 +208,21 @@ def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found
             raise of_group(error, names) from error
     listed = [found[f"{key} {each}"] for each in Columns._fields if f"{key} {each}" in found]
     stored = _stacked(group, field, request.layouts.get(key), names, Columns(*listed) if listed else None)
-    row = stored.spec
-    if field.column is not None:
-        check_column(field.column, stored, where)
-        row = FieldSpec((), row.dtype)
     native = stored.dtype.newbyteorder("=")
     if field.classes and native.kind not in "iub":
         raise ConfigError(f"{where}.classes: {stored} holds {native}, not classes; leave it out")
-    spec = delivered_spec(field, dataclasses.replace(row, dtype=native, classes=tuple(field.classes or ())), where)
+    row = dataclasses.replace(stored.spec, dtype=native, classes=tuple(field.classes or ()))
+    spec = delivered_spec(field, row, where)
+    if not field.classes and spec.dtype == stored.spec.dtype:
+        return StoredField(stored, spec)
     classes = len(field.classes) if field.classes else None
-    conversion = Conversion(path, stored.name, column=field.column, classes=classes)
-    converted = field.column is not None or field.classes or spec.dtype != stored.spec.dtype
-    return StoredField(stored, spec, conversion=conversion if converted else None)
+    return StoredField(stored, spec, conversion=Conversion(path, stored.name, classes=classes))
 
 
 def _stacked(group: OpenGroup, field: Field, layout: str | None, names: Array, places: Columns | None) -> StoredDataset:
     """The datasets of all groups as one."""
     count, path, name = len(names), group.path, full_name("*", field.name)
-    first = _inspect_sample(group, full_name(decoded(names[0]), field.name))
+    first = _inspect_sample(group, in_group(name, names, 0))
     shape = (count, *first.shape)
     _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
     sample = list(first.shape)
@@ -259,7 +251,7 @@ def _verified(group: OpenGroup, field: Field, names: Array, index: ChunkIndex) -
     outside = (index.offsets >= 0) & ((index.offsets < head) | (index.offsets + index.sizes > end))
     probed = {0, len(names) - 1, *(secrets.randbelow(len(names)) for _ in range(PROBES))}
     for number in [int(outside.argmax()) // each] if outside.any() else probed:
-        full = full_name(decoded(names[number]), field.name)
+        full = in_group(full_name("*", field.name), names, number)
         found = _inspect_sample(group, full)
         if found.offset is None and found.index is None:
             return False

@@ -88,17 +88,6 @@ class StoredDataset:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def of_rows(self) -> bool:
-        """Whether it is one dataset, with a row for each sample."""
-        return self.kept is None and self.names is None
-
-    def name_of(self, row: int) -> str:
-        """The name of the dataset that holds a row."""
-        if self.names is None:
-            return self.name
-        return self.name.replace("*", self.names[row].decode(errors="surrogateescape"), 1)
-
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}"
 

@@ -121,7 +121,7 @@ class StoredPart:
         return None
 
     def group_of(self, row: int) -> str:
-        return self.group if self.names is None else decoded(self.names[row])
+        return self.group if self.names is None else in_group("*", self.names, row)
 
     def column(self, name: str, *, allow_external: bool) -> npt.NDArray[Any]:
         """The value of a dataset with one axis at the row of every sample. Text stays text."""
@@ -172,16 +172,16 @@ class StoredPart:
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
-def decoded(name: bytes) -> str:
-    """The name of a group."""
-    return name.decode(errors="surrogateescape")
+def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
+    """A name with a ``*`` for the group, with the group of a row in its place."""
+    return name.replace("*", names[row].decode(errors="surrogateescape"), 1).strip("/")
 
 
 def of_group(error: SourceError, names: npt.NDArray[np.bytes_] | None) -> SourceError:
     """An error of a row, for the dataset in its group, if a group is a sample."""
     if names is None or error.row is None or error.dataset is None:
         return error
-    full = error.dataset.replace("*", decoded(names[error.row]), 1).strip("/")
+    full = in_group(error.dataset, names, error.row)
     return type(error)(f"{error.file}:/{full}: {error}", file=error.file, dataset=full, row=error.row)
 
 

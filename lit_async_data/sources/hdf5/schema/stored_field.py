@@ -152,7 +152,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         row = stored.spec
         classes = classes or _enum_classes(file[name].dtype)
         if field.column is not None:
-            check_column(field.column, stored, where)
+            _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
     else:
         looked_up, table = _lookup_table(group, name, field, layout, where)
@@ -293,7 +293,7 @@ def _lookup_table(
         check_unindexed(table)
         values = np.moveaxis(table[...], stored.axis, 0)
         if field.column is not None:
-            check_column(field.column, stored, where)
+            _check_column(field.column, stored, where)
             values = values[:, field.column]
         group.tables[key] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     return stored, group.tables[key]
@@ -309,7 +309,7 @@ def _check_row_numbers(stored: StoredDataset, where: str) -> None:
         )
 
 
-def check_column(column: int, stored: StoredDataset, where: str) -> None:
+def _check_column(column: int, stored: StoredDataset, where: str) -> None:
     row = stored.spec.stored_shape
     if len(row) != 1 or column >= row[0]:
         has = f"has {row[0]} columns" if len(row) == 1 else "has no columns"
