@@ -85,7 +85,9 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "", pandas
     if kind:
         yield _of_group(group, path or ".", kind)
     elif path and (images := _format_in_group(group)):
-        yield Dataset(path, f"{images} images", (len(group),), rows=(len(group),) * 2, encoded="images", images=images)
+        yield Dataset(
+            path, f"{images} images", (len(group),), rows=(len(group), len(group)), encoded="images", images=images
+        )
         return
     members = itertools.islice(group, MOST_MEMBERS)
     names: list[Any] = [name for name in members if name not in VARIABLE] if kind in ("", "variable") else []

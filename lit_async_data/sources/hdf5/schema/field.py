@@ -225,8 +225,9 @@ def _window(given: Any) -> Any:
         return None
     if _is_integer(given):
         return int(given)
-    listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) in (2, 3)
-    if not listed or not all(map(_is_integer, given)) or given[0] >= given[1] or min(given[2:], default=1) < 1:
+    listed: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    whole = len(listed) in (2, 3) and all(map(_is_integer, listed))
+    if not whole or listed[0] >= listed[1] or any(step < 1 for step in listed[2:]):
         raise ConfigError(f"window: {given!r} is not (start, stop) or (start, stop, step), start below stop")
     return tuple(map(int, given))
 

@@ -120,7 +120,8 @@ class _Values:
     def _value(self, node: Any, name: str) -> Array:
         import h5py
 
-        of = h5py.h5o.open(node, self._field.name.encode() or b".")
+        low: Any = h5py
+        of = low.h5o.open(node, self._field.name.encode() or b".")
         return value_of(of, self._field, self._path, full_name(name, self._field.name))
 
     def arrays(self, count: int) -> dict[str, Array]:
@@ -167,7 +168,7 @@ class _Places:
         elif first.index is not None:
             columns = columns_of(h5py.Dataset(found))
         self._plain = self._plain and columns is not None
-        for listed, each in zip(self._found, columns if self._plain else (), strict=False):
+        for listed, each in zip(self._found, (columns or ()) if self._plain else (), strict=False):
             listed.extend(each)
 
     def arrays(self, _: int) -> dict[str, Array]:

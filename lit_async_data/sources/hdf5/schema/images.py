@@ -105,7 +105,10 @@ def _place(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, in
 
     By handles, in a tenth of the time that h5py's objects take: there may be very many.
     """
-    from h5py import h5d, h5l, h5o, h5t
+    import h5py
+
+    low: Any = h5py
+    h5d, h5l, h5o, h5t = low.h5d, low.h5l, low.h5o, low.h5t
 
     if within.links.get_info(each.encode()).type != h5l.TYPE_HARD and not group.allow_external:
         refuse_external_link(group.file, f"{name}/{each}")
