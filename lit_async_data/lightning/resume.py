@@ -131,14 +131,12 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
 
 def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> None:
     """Say that a batch is left out: the loader, saved without the callback, counts what it has handed out as done."""
-    plan = loader.order
-    size, trained_on = plan.batch_size * plan.world_size, _counters(trainer).processed
-    alike = [(each.position, each.step) for each in saved.history] == [(0, size)]
-    handed_out = saved.position // size if plan.drop_last else math.ceil(saved.position / size)
-    if alike and not _is_over(trainer) and handed_out == trained_on + 1:
+    plan, trained_on = loader.machinery.wiring.schedule.plan(saved.epoch), _counters(trainer).processed
+    alike = [(each.position, each.step) for each in saved.history] == [(0, plan.batch_size * plan.world_size)]
+    if alike and not _is_over(trainer) and plan.steps_to(saved.position) == trained_on + 1:
         _resuming(loader).report(
-            f"samples {trained_on * size} to {saved.position - 1} of epoch {saved.epoch} are left out: the checkpoint "
-            "was written in the middle of their step and without DevicePrefetcher, so they count as done"
+            f"samples {plan.position(trained_on)} to {saved.position - 1} of epoch {saved.epoch} are left out: the "
+            "checkpoint was written in the middle of their step and without DevicePrefetcher, so they count as done"
         )
 
 
@@ -229,12 +227,12 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
     """The steps from a place to where the Trainer ends an epoch."""
-    plan = loader.order
+    schedule = loader.machinery.wiring.schedule
+    plan = schedule.plan(place.epoch)
     end = plan.position(min(total, len(plan)))
     if place.over or place.position >= end:
         return 0
-    rest = len(loader.machinery.wiring.schedule.limited(Limits(0, start=place.position)).plan(0))
-    return min(rest, math.ceil((end - place.position) / (plan.world_size * plan.batch_size)))
+    return schedule.limited(Limits(place.epoch, start=place.position)).plan(place.epoch).steps_to(end)
 
 
 def _resuming(loader: AsyncLoader) -> Resuming:

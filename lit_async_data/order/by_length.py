@@ -75,6 +75,9 @@ class LengthPlan(EpochPlan):
     def position(self, steps: int) -> int:
         return self.length if steps == len(self) else int(self._edges[steps * self.world_size])
 
+    def steps_to(self, position: int) -> int:
+        return min(len(self), int(np.searchsorted(self._edges[:: self.world_size], position)))
+
     def drops_all(self, position: int) -> bool:
         return self.drop_last and bool(np.count_nonzero(self._dealt[1] > position) < self.world_size)
 

@@ -196,6 +196,10 @@ class EpochPlan:
             return self.length
         return self.start + (self.bounds(steps - 1)[1] if steps else 0) * self.world_size
 
+    def steps_to(self, position: int) -> int:
+        """Returns how many steps it takes from the start to this position, over all ranks."""
+        return min(len(self), -(-(position - self.start) // (self.batch_size * self.world_size)))
+
     def width(self, step: int) -> int | None:  # noqa: ARG002
         """The length to which samples of variable length are padded in a batch; None for that of the longest of all."""
         return None

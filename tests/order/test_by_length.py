@@ -65,6 +65,8 @@ def test_the_members_of_a_plan_agree(lengths, ranks):
             assert (plan.samples(plan.positions(step)) == samples).all()
             assert plan.first_position(step) == plan.positions(step)[0]
             assert plan.width(step) == plan.buckets.width(samples)
+            assert plan.steps_to(plan.position(step)) == step
+        assert plan.steps_to(plan.length) == len(plan)
         stretch, edges = plan.stretch(0, len(plan))
         assert [stretch[a:b].tolist() for a, b in itertools.pairwise(edges)] == [
             plan.batch(step).samples.tolist() for step in range(len(plan))

@@ -186,7 +186,7 @@ class Resuming:
 
     def _fitting(self, place: Place) -> Place:
         """The place, if the ranks can share what remains; the end of the epoch if ``drop_last`` drops that."""
-        plan, rest = self._cursor.schedule.plan(0), self._now.samples - place.position
+        plan, rest = self._cursor.schedule.plan(place.epoch), self._now.samples - place.position
         if place.over or not place.position:
             return place
         world = plan.world_size
