@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Self
 
 import numpy as np
 
-from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
+from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key
 from lit_async_data.engine.hooks.callables import Function, Hook, check_callable
 from lit_async_data.engine.hooks.calls import HookCalls, Made
 from lit_async_data.engine.hooks.failures import UnfitError, failure, named_array, with_rows
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
 # Samples of the batch that `batch_transform` is called with.
 ROWS = 2
+Kinds = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype of each field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +63,16 @@ class HostHooks:
     def draws(self) -> bool:
         return any(hook is not None and hook.draws for hook in (self.sample, self.batch))
 
-    def outcome(self, source: Source, seed: int | None, *, indexed: bool) -> Outcome:
+    def outcome(self, source: Source, seed: int | None, *, indexed: bool, by_length: bool = False) -> Outcome:
         """The fields that come out of them; calls them with the first samples of a source, as in `HookCalls`.
 
         ``batch_transform`` is called twice, with one sample more the second time, which shows whether the first axis
-        follows the number of samples. The global random generators are put back where they were.
+        follows the number of samples. In batches by length, samples of variable length are one element shorter the
+        second time, which shows which fields follow their length. The global random generators are put back where they
+        were.
         """
         try:
-            return _Probe(HookCalls(source, self.sample, self.batch, seed, indexed=indexed)).outcome()
+            return _Probe(HookCalls(source, self.sample, self.batch, seed, indexed=indexed), by_length).outcome()
         except TransformError as error:
             error.add_note("The first samples are transformed before the first batch, to learn what comes out.")
             raise
@@ -96,43 +100,70 @@ class HostHooks:
         return ""
 
 
+def _cut(field: FieldSpec, cut: int) -> tuple[int, ...]:
+    return (field.shape[0] - cut, *field.shape[1:]) if field.ragged else field.shape
+
+
 class _Probe:
-    def __init__(self, calls: HookCalls) -> None:
+    def __init__(self, calls: HookCalls, by_length: bool) -> None:  # noqa: FBT001
         self._calls, self._spec = calls, calls.source.spec
+        ragged = [field.shape[0] for field in self._spec.fields.values() if field.ragged] if by_length else []
+        self._cuts = max(ragged, default=1) > 1
         self._rows = 1 if calls.batch is None else min(ROWS, len(calls.source))
         self._stored = read(calls.source, np.arange(self._rows))
 
     def outcome(self) -> Outcome:
         spec = self._spec
         if (hook := self._calls.sample) is not None:
-            samples, values = self._samples(1)
-            with put_back() as drawn:
-                made = next(self._calls.of_samples(0, samples, values))
-            self._warn(hook.where, drawn)
-            spec = self._of_sample(hook.where, samples, made)
+            found = []
+            for cut in range(1 + self._cuts):
+                samples, values = self._samples(1, cut)
+                with put_back() as drawn:
+                    made = next(self._calls.of_samples(0, samples, values))
+                if not cut:
+                    self._warn(hook.where, drawn)
+                found.append(self._kinds(hook.where, samples, made))
+            spec = self._named(hook.where, samples, found[0], self._follow(found))
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
-    def _samples(self, count: int) -> tuple[Indices, dict[str, Array]]:
-        """The first samples, from the beginning again where there are fewer: their numbers, and copies of them."""
-        samples = np.arange(count) % self._rows
-        return samples, delivered(self._spec, {key: array[samples] for key, array in self._stored.items()})
+    def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
+        """The first samples, from the beginning again where there are fewer: their numbers, and copies of them.
 
-    def _of_sample(self, where: str, samples: Indices, made: Made) -> BatchSpec:
+        Those of variable length are shorter by ``cut`` elements.
+        """
+        samples = np.arange(count) % self._rows
+        stored = {key: array[samples] for key, array in self._stored.items()}
+        for key, field in self._spec.fields.items():
+            if cut and field.ragged:
+                width, length = _cut(field, cut)[0], length_key(key)
+                stored[key] = np.ascontiguousarray(stored[key][:, :width])
+                stored[length] = np.minimum(stored[length], width)
+        return samples, delivered(self._spec, stored)
+
+    def _kinds(self, where: str, samples: Indices, made: Made) -> Kinds:
         try:
             arrays = {key: named_array(key, value) for key, value in made.items()}
         except UnfitError as error:
             raise failure(where, self._calls.source, samples, str(error)) from None
-        return self._named(where, samples, {key: (array.shape, array.dtype) for key, array in arrays.items()})
+        return {key: (array.shape, array.dtype) for key, array in arrays.items()}
+
+    def _follow(self, found: Sequence[Kinds]) -> set[str]:
+        """The fields that are one element shorter where samples are."""
+        one, cut = found[0], found[-1]
+        shapes = {key: shape for key, (shape, _) in one.items() if self._cuts and shape and key in cut}
+        return {key for key, (first, *rest) in shapes.items() if cut[key][0] == (first - 1, *rest)}
 
     def _of_batches(self, spec: BatchSpec) -> BatchSpec:
         hook = self._calls.batch
         assert hook is not None
-        found: list[dict[str, tuple[tuple[int, ...], np.dtype[Any]]]] = []
-        for count in (self._rows, self._rows + 1):
-            samples, values = self._samples(count)
+        found: list[Kinds] = []
+        for more in range(2):
+            count, cut = self._rows + more, more * self._cuts
+            samples, values = self._samples(count, cut)
             with put_back() as drawn:
                 if self._calls.sample is not None:
-                    target = {key: np.empty((count, *field.shape), field.dtype) for key, field in spec.fields.items()}
+                    fields = spec.fields.items()
+                    target = {key: np.empty((count, *_cut(field, cut)), field.dtype) for key, field in fields}
                     put_samples(self._calls, 0, samples, values, target)
                     values = target
                 made = self._calls.of_batch(0, samples, values)
@@ -143,6 +174,8 @@ class _Probe:
             except UnfitError as error:
                 raise failure(hook.where, self._calls.source, samples, str(error)) from None
             found.append({key: (array.shape[1:], array.dtype) for key, array in arrays.items()})
+        follow = self._follow(found)
+        found[1] |= {key: (found[0][key][0], found[1][key][1]) for key in follow}
         if found[0] != found[1]:
             kinds = [{key: f"{dtype} {shape}" for key, (shape, dtype) in each.items()} for each in found]
             key = next(key for key in [*kinds[0], *kinds[1]] if kinds[0].get(key) != kinds[1].get(key))
@@ -152,11 +185,9 @@ class _Probe:
                 "samples that do not depend on the size of the batch"
             )
             raise failure(hook.where, self._calls.source, samples, what)
-        return self._named(hook.where, samples, found[0])
+        return self._named(hook.where, samples, found[0], follow)
 
-    def _named(
-        self, where: str, samples: Indices, found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
-    ) -> BatchSpec:
+    def _named(self, where: str, samples: Indices, found: Kinds, follow: AbstractSet[str]) -> BatchSpec:
         """Fields of these shapes and dtypes: those of the source in its order, then the others."""
         if not found:
             raise failure(where, self._calls.source, samples, "returned no field for {}; return at least one")
@@ -164,11 +195,9 @@ class _Probe:
         fields = {}
         for key in [*(key for key in known if key in found), *(key for key in found if key not in known)]:
             shape, dtype = found[key]
-            field = FieldSpec(shape, dtype.newbyteorder("="))
+            field = FieldSpec(shape, dtype.newbyteorder("="), ragged=key in follow)
             if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
                 field = dataclasses.replace(field, classes=known[key].classes)
-            if key in known and known[key].ragged and known[key].shape[:1] == field.shape[:1]:
-                field = dataclasses.replace(field, ragged=True)
             fields[key] = field
         return BatchSpec(fields, as_mapping=self._spec.as_mapping)
 

@@ -336,7 +336,8 @@ class AsyncLoader(ResumableLoader):
 
     @functools.cached_property
     def _outcome(self) -> Outcome:
-        return self._hooks.outcome(self.source, self._hook_seed, indexed=self.options.return_indices)
+        indexed, by_length = self.options.return_indices, self._wiring.schedule.buckets is not None
+        return self._hooks.outcome(self.source, self._hook_seed, indexed=indexed, by_length=by_length)
 
     @property
     def _hook_seed(self) -> int | None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
+from support.lightning.trainer import pl, trainer
 from support.sources import reader_sources as acts
 
-from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, split
+from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, HDF5Source, LoaderOptions, split
 from lit_async_data.errors import ConfigError, ResumeError, TransformError
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.order.by_length import LengthPlan
@@ -143,6 +144,56 @@ def test_a_run_goes_on_after_a_resume_on_other_ranks(source):
         loader.load_state_dict(state)
 
 
+def test_a_resume_in_a_later_epoch_ends_it_where_drop_last_leaves_too_few_batches(source):
+    options = {"workers": 0, "drop_last": True}
+    with loader_of(source, **options) as loader:
+        state, plan = loader.state_dict(), loader.machinery.wiring.schedule.plan(1)
+    for left in range(1, 10):
+        with loader_of(source, ranks=8, **options) as loader:
+            loader.load_state_dict(state | {"epoch": 1, "position": plan.position(len(plan) - left)})
+            assert len(list(loader)) == (left // 8 or len(loader))
+
+
+class Model(pl.LightningModule):
+    """Records the samples of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), {}
+
+    def training_step(self, batch, number):
+        self.seen.setdefault(self.current_epoch, []).append(batch["index"].tolist())
+        return self.layer(batch["x_length"][:, None].float()).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Saver(pl.Callback):
+    """Saves a checkpoint behind a batch of the second epoch."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if module.current_epoch == 1 and len(module.seen[1]) == 5:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("limit", [1.0, 12])
+@pytest.mark.parametrize("callbacks", [[], [DevicePrefetcher()]], ids=["loader alone", "prefetcher"])
+def test_a_trainer_resumes_in_the_middle_of_a_later_epoch(source, tmp_path, callbacks, limit):
+    def fitted(*savers, path=None):
+        loader = {"batch_size": 16, "batch_by": "x", "batch_elements": ELEMENTS, "workers": 0, "return_indices": True}
+        model, data = Model(), AsyncDataModule(train=source, loader=loader)
+        fit = trainer(*callbacks, *savers, max_epochs=3, limit_train_batches=limit)
+        fit.fit(model, datamodule=data, ckpt_path=path)
+        return model.seen
+
+    whole = fitted(Saver(tmp_path / "at.ckpt"))
+    assert fitted(path=tmp_path / "at.ckpt") == {1: whole[1][5:], 2: whole[2]}
+
+
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
 def test_bad_samples_are_read_around_within_their_bucket(folder, tmp_path, on_error):
     damaged = tmp_path / "a.h5"
@@ -177,6 +228,23 @@ def test_a_split_and_lengths_of_the_user_do_as_well(source):
         batches = [batch["index"].tolist() for batch in loader]
     assert all(len(batch) * lengths[batch].max() <= 14 for batch in batches)
     assert len({number for batch in batches for number in batch}) == 40
+
+
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        {"sample_transform": acts.masked},
+        {"batch_transform": acts.masked},
+        {"sample_transform": acts.masked, "batch_transform": acts.copied},
+    ],
+    ids="+".join,
+)
+def test_fields_that_transforms_add_follow_the_length(source, hooks):
+    wanted = stored(source)
+    with loader_of(source, workers=0, hooks=hooks) as loader:
+        for batch in loader:
+            assert batch["mask"].shape == batch["x"].shape[:2]
+            assert batch["mask"].sum(1).tolist() == [len(wanted[number]) for number in batch["index"].tolist()]
 
 
 def test_a_transform_that_changes_a_length_is_an_error(source):

@@ -212,6 +212,12 @@ def copied(values):
     return {**values, "x": values["x"][...].copy()}
 
 
+def masked(values):
+    """Adds to samples of variable length, or to a batch of them, which of their elements are not padding."""
+    x, length = values["x"], np.asarray(values["x_length"])
+    return {**values, "mask": np.arange(x.shape[-2]) < length[..., None]}
+
+
 def longer(sample):
     return {**sample, "x": np.pad(sample["x"], ((0, 1), (0, 0)))}
 
