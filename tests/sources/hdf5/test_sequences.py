@@ -89,6 +89,29 @@ def test_casts_lengths_and_batches_by_length(path):
     source.close()
 
 
+@pytest.mark.parametrize("dtype", [None, "int64", "float32"])
+@pytest.mark.parametrize("where", ["heap", "offsets"])
+def test_padding_has_the_value_that_is_asked_for(path, where, dtype):
+    values = sequences(np.int16)
+    written(path, values, np.int16)
+    with h5py.File(path, "a") as file:
+        file["z/values"], file["z/offsets"] = np.concatenate(values), np.cumsum([0, *map(len, values)])
+    field = Field({"heap": "x", "offsets": "z"}[where], dtype=dtype, fill=-100)
+    source = HDF5Source(path, {"x": field, "y": "y"})
+    with AsyncLoader(source, {"batch_size": 8, "batch_by": "x", "workers": 0}) as loader:
+        for batch in loader:
+            for row, x, length in zip(batch["y"].tolist(), batch["x"], batch["x_length"].tolist(), strict=True):
+                assert np.array_equal(x[:length].numpy(), values[row])
+                assert (x[length:] == -100).all()
+    source.close()
+
+
+def test_padding_that_only_the_delivered_type_holds_is_not_left_to_the_device(path):
+    written(path, sequences(np.uint8), np.uint8)
+    assert HDF5Source(path, {"x": Field("x", dtype="int64")}).spec["x"].narrow == np.uint8
+    assert HDF5Source(path, {"x": Field("x", dtype="int64", fill=-100)}).spec["x"].narrow is None
+
+
 def test_a_value_that_the_heap_lacks_is_an_error_that_names_its_row(path):
     values = sequences(np.int32)
     written(path, values, np.int32)
@@ -126,6 +149,9 @@ def test_a_reference_out_of_the_file_is_found_at_opening(path):
     [
         (Field("x", window=(0, 2)), ConfigError, "window: does not apply"),
         (Field("x", max_length=10), FormatError, "raise max_length"),
+        (Field("x", dtype="uint8", fill=-100), ConfigError, "fields.x.fill: -100 is not a value of uint8"),
+        (Field("x", fill=0.5), ConfigError, "fields.x.fill: 0.5 is not a value of int32"),
+        (Field("y", fill=1), ConfigError, "fields.x.fill: .*holds no samples of variable length"),
         (Field("two"), FormatError, "on 2 axes"),
         (Field("nested"), FormatError, "values of variable length"),
         (Field("unwritten"), FormatError, "since none was ever written"),

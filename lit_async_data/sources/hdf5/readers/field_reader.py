@@ -41,6 +41,8 @@ class FieldReader(Reader):
             self._read(rows, out, keys)
         if self._field.pad == "zero":
             out[~real_rows(rows, self._field)] = 0
+        if self._field.fill:
+            out[np.arange(out.shape[1]) >= self._field.lengths_of(rows)[:, None]] = self._field.fill
 
     def _read_converted(self, rows: Indices, out: Array) -> None:
         field = self._field

@@ -37,8 +37,8 @@ class Field:
             small table that is kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
             ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
-        max_length: For samples of variable length, the rows that each is padded to with zeros. None: the length of the
-            longest sample, or of its bucket (``LoaderOptions.batch_by``).
+        max_length: For samples of variable length, the rows that each is padded to, with ``fill``. None: the length of
+            the longest sample, or of its bucket (``LoaderOptions.batch_by``).
         attr: An attribute that holds one number, or text, which needs ``classes``: that of the dataset ``name`` or,
             without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
             group that is a sample has its own.
@@ -55,7 +55,7 @@ class Field:
         scale: Least and largest share of the area in a random crop.
         ratio: Least and largest width / height of a random crop.
         interpolation: How images are resized. None: ``"bilinear"``; in mode P, ``"nearest"``.
-        fill: Value of padding.
+        fill: Value of padding, also of samples of variable length, such as −100 for labels that a loss leaves out.
         max_pixels: An image with more pixels is refused.
         upper_8_bits: Whether 8 of more bits may be kept.
 
@@ -93,7 +93,7 @@ class Field:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: str | None = None
-    fill: int = 0
+    fill: float = 0
     max_pixels: int = MAX_PIXELS
     upper_8_bits: bool = False
 
@@ -107,6 +107,7 @@ class Field:
             self._set("column", _integer("column", self.column, 0))
         if self.max_length is not None:
             self._set("max_length", _integer("max_length", self.max_length, 1))
+        self._set("fill", _number("fill", self.fill))
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
         if self.pad not in ("last", "zero", None):
@@ -120,12 +121,12 @@ class Field:
         if self.decode not in ("image", None):
             raise ConfigError(f"decode: {self.decode!r} is not image")
         for name in _VALUES if self.decode else ("channels", "lengths", *_IMAGE):
-            if getattr(self, name) != _DEFAULTS[name]:
+            if name != "fill" and getattr(self, name) != _DEFAULTS[name]:
                 what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
                 raise ConfigError(f"{name}: {what}")
         if self.channels not in ("RGB", "BGR") or (self.channels == "BGR" and not self.image.mode.startswith("RGB")):
             raise ConfigError(f"channels: {self.channels!r} is not RGB, nor BGR with mode RGB or RGBA")
-        for name in _IMAGE:
+        for name in _IMAGE if self.decode else ():
             self._set(name, getattr(self.image, name))
 
     @functools.cached_property
@@ -205,6 +206,12 @@ def _integer(name: str, value: Any, least: int) -> int:
     if not _is_integer(value) or value < least:
         raise ConfigError(f"{name}: {value!r} is not a whole number from {least} on")
     return int(value)
+
+
+def _number(name: str, value: object) -> object:
+    if not isinstance(value, numbers.Real):
+        raise ConfigError(f"{name}: {value!r} is not a number")
+    return value
 
 
 def _tensor_type(given: Any) -> np.dtype[Any] | None:

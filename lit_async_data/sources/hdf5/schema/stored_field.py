@@ -52,6 +52,7 @@ class StoredField:
         step: Rows from one row of a window to the next.
         images: How its rows are decoded; None if they are values.
         sequences: What its rows refer to; None if they are values.
+        fill: What samples of variable length are padded with.
         packed: NetCDF attributes of packed values that are delivered as stored.
     """
 
@@ -67,11 +68,19 @@ class StoredField:
     step: int = 1
     images: StoredImages | None = None
     sequences: StoredSequences | None = None
+    fill: float = 0
 
     @property
     def plain(self) -> bool:
         """Whether a sample is a stored row, without conversion."""
-        return self.span == (0, 1) and self.conversion is None and not self.windowed
+        return self.span == (0, 1) and self.conversion is None and not self.windowed and not self.fill
+
+    def lengths_of(self, rows: Indices) -> Indices:
+        """The lengths of samples of variable length."""
+        if self.sequences is not None:
+            return self.sequences.references[rows, 0] // self.sequences.dtype.itemsize
+        assert isinstance(self.stored, StoredRanges)
+        return self.stored.offsets[rows + 1] - self.stored.offsets[rows]
 
     @property
     def values(self) -> StoredDataset:
@@ -142,10 +151,11 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         categories = group.whole(f"/{name.strip('/')}/categories", "")
         name, names = f"{name.rstrip('/')}/codes", names_of(categories)
         classes = classes or names
-    if field.max_length is not None:
-        raise ConfigError(
-            f"{where}.max_length: {group.path}:/{name.strip('/')} is not a group of values and offsets; leave it out"
-        )
+    for option in ("max_length", "fill"):
+        if getattr(field, option):
+            raise ConfigError(
+                f"{where}.{option}: {group.path}:/{name.strip('/')} holds no samples of variable length; leave it out"
+            )
     file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
     if field.lookup is None:
         table, stored = None, group.inspect_dataset(name, layout)
@@ -209,7 +219,8 @@ def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, Store
 def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
     name, where = group.name(field.name), f"fields.{key}"
     full = f"{group.path}:/{name.strip('/')}"
-    _refuse(field, where, f"{full}, which holds {RANGES[kind]}", *(("max_length",) if kind != "variable" else ()))
+    padding = ("max_length", "fill") if kind != "variable" else ()
+    _refuse(field, where, f"{full}, which holds {RANGES[kind]}", *padding)
     if kind == "csc":
         raise FormatError(
             f"{full}: is stored by columns (csc), so that each row is spread over the file; store it by rows: "
@@ -237,7 +248,7 @@ def _inspect_sequences(
     sequences = inspect_sequences(group, name, elements, field.max_length)
     spec = delivered_spec(field, sequences.spec, where)
     conversion = Conversion(group.path, name) if spec.dtype != sequences.spec.dtype else None
-    of_key = StoredField(sequences.rows, spec, conversion=conversion, sequences=sequences)
+    of_key = StoredField(sequences.rows, spec, conversion=conversion, sequences=sequences, fill=field.fill)
     return {key: of_key, length_key(key): StoredField(sequences.rows, LENGTH, lengths=sequences.lengths)}
 
 
@@ -251,7 +262,7 @@ def _refuse(field: Field, where: str, what: str, *options: str) -> None:
 def _ranged_field(stored: StoredRanges, field: Field, where: str) -> StoredField:
     spec = delivered_spec(field, stored.spec, where)
     conversion = Conversion(stored.path, stored.name) if spec.dtype != stored.spec.dtype else None
-    return StoredField(stored, spec, conversion=conversion)
+    return StoredField(stored, spec, conversion=conversion, fill=field.fill)
 
 
 def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
@@ -266,11 +277,16 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
         to = np.dtype(field.dtype)
         if dtype.kind == "c" and to.kind != "c":
             raise ConfigError(f"{where}.dtype: {to} cannot hold complex numbers; give a complex type")
+    if not _holds(to, field.fill):
+        raise ConfigError(f"{where}.fill: {field.fill!r} is not a value of {to}; give another dtype, or another value")
     # Only where no value can be lost, since a cast on the device is not checked.
-    narrow = (
-        dtype if dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and field.dtype is not None else None
-    )
+    narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
+    narrow = dtype if narrows and field.dtype is not None else None
     return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged)
+
+
+def _holds(dtype: np.dtype[Any], value: float) -> bool:
+    return not value or np.can_cast(np.min_scalar_type(float(value) if dtype.kind in "fc" else value), dtype)
 
 
 def _lookup_table(
