@@ -160,7 +160,7 @@ def _element_type(source: Source, key: str) -> np.dtype[np.generic]:
         return np.min_scalar_type(max(len(field.classes) - 1, 1))
     if isinstance(source, HDF5Source) and not field.shape and field.dtype.kind in "iu":
         stored = [part.fields[key] for part in source.stored_parts]
-        if all(each.plain and not each.lengths for each in stored):
+        if all(each.plain and each.lengths is None for each in stored):
             return np.result_type(*(each.values.dtype.newbyteorder("=") for each in stored))
     return field.dtype
 

@@ -11,6 +11,7 @@ import pytest
 
 from lit_async_data import AsyncLoader, Field, HDF5Source
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.tools.pack.packing import pack
 
 STORED = {
     "contiguous": {},
@@ -87,6 +88,16 @@ def test_casts_lengths_and_batches_by_length(path):
             for row, x, length in zip(batch["y"].tolist(), batch["x"], batch["x_length"].tolist(), strict=True):
                 assert np.array_equal(x[:length].numpy(), values[row])
     source.close()
+
+
+@pytest.mark.parametrize("where", ["heap", "offsets"])
+def test_a_packed_file_holds_them_padded_with_their_lengths(path, where):
+    values = sequences(np.int16)
+    written(path, values, np.int16)
+    with h5py.File(path, "a") as file:
+        file["z/values"], file["z/offsets"] = np.concatenate(values), np.cumsum([0, *map(len, values)])
+    pack(HDF5Source(path, {"x": {"heap": "x", "offsets": "z"}[where], "y": "y"}), path.with_name("packed.h5"))
+    check(HDF5Source(path.with_name("packed.h5"), {"x": "x", "x_length": "x_length"}), values)
 
 
 @pytest.mark.parametrize("dtype", [None, "int64", "float32"])
