@@ -84,7 +84,10 @@ def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> 
         given = overrides.get(name) if overrides else None
         if given is not None and given is not False:
             raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once, as it is")
-    return options.for_evaluation().merged(overrides, f"{where}.")
+    evaluated = options.for_evaluation()
+    if stage == "predict":  # predictions come in the order of the dataset
+        evaluated = dataclasses.replace(evaluated, batch_by=None, batch_elements=None)
+    return evaluated.merged(overrides, f"{where}.")
 
 
 class StageFunctions(TypedDict, total=False):
