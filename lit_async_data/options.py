@@ -126,11 +126,12 @@ class LoaderOptions:
         epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
         batch_by: Puts samples of like length together: the key of a field of variable length, or of one with the
             length of each sample, or an array of these. Fields of variable length are then padded to the bucket of
-            their batch instead of to the longest sample. Ranks have equally many batches, and each epoch as many.
+            their batch instead of to the longest sample. All epochs and all ranks have the same number of batches.
+            Not for prediction, which keeps the order of the dataset, unless ``predict_loader`` has it too.
         batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
             ``batch_size`` limits it.
-        buckets: How many lengths there are to pad to, or these lengths, ascending. A number chooses those that need the
-            least padding.
+        buckets: The lengths to which samples are padded, ascending; or how many there are, which are chosen
+            for the least padding.
         augment: Whether training draws random numbers, differently in each epoch: a source that can, such as a random
             part of each image (``resize="random_crop"``) instead of the middle; and for transforms as ``rng``, which is
             None otherwise. Evaluation never draws any.

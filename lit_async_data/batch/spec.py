@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -166,6 +166,16 @@ class BatchSpec(Mapping[str, FieldSpec]):
         return BatchSpec({**self.fields, key: field}, as_mapping=self.as_mapping)
 
 
+def longest_of(specs: Sequence[BatchSpec]) -> BatchSpec:
+    """The first of these, whose samples of variable length have the longest length of all."""
+    fields = dict(specs[0].fields)
+    for key, field in fields.items():
+        if field.ragged:
+            longest = max(spec.fields.get(key, field).shape[:1] for spec in specs)
+            fields[key] = dataclasses.replace(field, shape=(*longest, *field.shape[1:]))
+    return BatchSpec(fields, as_mapping=specs[0].as_mapping)
+
+
 class BatchLayout:
     """Where each field is in a slot's bytes. Immutable.
 
@@ -176,8 +186,8 @@ class BatchLayout:
         spec: The fields.
         capacity: Most samples of one batch.
         batches: Most batches of one slot. A field's values are contiguous over all of them.
-        buckets: How samples of variable length are batched by length; None if all are padded to the longest. A slot
-            then holds one batch, and room for its elements.
+        buckets: How samples of variable length are batched by length; None if all are padded to the longest. With
+            them, a slot holds one batch and has room for its elements.
 
     Attributes:
         small: Keys of the fields of at most `SMALL_BYTES` per batch.

@@ -117,7 +117,7 @@ class Buckets:
         return samples[every + np.repeat(firsts - edges[:-1], rows)], edges
 
     def padding(self, batch_size: int) -> tuple[float, float]:
-        """Which share of all elements is padding: in these buckets, and in shuffled batches padded to their longest."""
+        """The share of all elements that is padding: in these buckets; in shuffled batches, padded to their longest."""
         count = len(self.lengths)
         mixed = self.lengths[Permutation(count, 0)(np.arange(count))]
         starts = np.arange(0, count, batch_size)
@@ -127,7 +127,7 @@ class Buckets:
 
     @property
     def mixing(self) -> float:
-        """Among which share of all samples those of a batch are drawn, on average over the samples."""
+        """The share of all samples from which those of a batch are drawn, on average over the samples."""
         return float(np.square(self.counts / len(self.lengths)).sum())
 
 

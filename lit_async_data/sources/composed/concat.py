@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import BatchSpec, longest_of
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
@@ -27,7 +28,8 @@ class ConcatSource(ComposedSource):
     Sample numbers count through all sources, also in `locate`. Thread-safe if all sources are.
 
     Args:
-        sources: At least one; all with the same keys, shapes and dtypes. `close` closes them.
+        sources: At least one; all with the same keys, shapes and dtypes, but samples of variable length may be longer
+            in one than in another. `close` closes them.
 
     Attributes:
         sources: The sources, as a tuple.
@@ -51,10 +53,15 @@ class ConcatSource(ComposedSource):
             check_source("sources", source)
         for number in range(1, len(self.sources)):
             check_same(self.sources, number)
+        self._spec = longest_of([source.spec for source in self.sources])
         self._starts = starts([len(source) for source in self.sources])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def spec(self) -> BatchSpec:
+        return self._spec
 
     @property
     def name(self) -> str:

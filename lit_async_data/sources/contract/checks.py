@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import longest_of
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.sources.contract.source import Source, read_all
 
@@ -28,7 +29,8 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
 
 def check_same(sources: Sequence[Source], number: int) -> None:
     """Check that a source has the fields of the first source."""
-    first, other = sources[0].spec, sources[number].spec
+    specs = [sources[0].spec, sources[number].spec]
+    first, other = longest_of(specs), longest_of(specs[::-1])
     if first == other:
         return
     here, there = (f"sources[{n}] ({sources[n].name})" for n in (number, 0))

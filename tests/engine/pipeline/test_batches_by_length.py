@@ -12,8 +12,17 @@ from support.device.training_loop import pretend
 from support.lightning.trainer import pl, trainer
 from support.sources import reader_sources as acts
 
-from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, HDF5Source, LoaderOptions, split
-from lit_async_data.errors import ConfigError, ResumeError, TransformError
+from lit_async_data import (
+    AsyncDataModule,
+    AsyncLoader,
+    ConcatSource,
+    DevicePrefetcher,
+    Field,
+    HDF5Source,
+    LoaderOptions,
+    split,
+)
+from lit_async_data.errors import ConfigError, FormatError, ResumeError, TransformError
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.testing import ArraySource, FakeStreams
@@ -228,6 +237,27 @@ def test_a_split_and_lengths_of_the_user_do_as_well(source):
         batches = [batch["index"].tolist() for batch in loader]
     assert all(len(batch) * lengths[batch].max() <= 14 for batch in batches)
     assert len({number for batch in batches for number in batch}) == 40
+
+
+def test_sources_of_other_longest_samples_are_one(source, folder):
+    parts = [HDF5Source(folder / name, {"x": "x", "y": "y"}) for name in ("b.h5", "a.h5")]
+    wanted = [part[row]["x"][: part[row]["x_length"]] for part in parts for row in (0, len(part) // 2)]
+    with loader_of(ConcatSource(parts), workers=0) as loader:
+        found = {n: x for batch in loader for n, x in samples_of(batch).items()}
+    assert loader.spec["x"].shape == (180, 2)
+    assert len(found) == len(source)
+    for number, values in zip((0, 38, 77, 77 + 115), wanted, strict=True):
+        assert np.array_equal(found[number].numpy(), values)
+    with pytest.raises(FormatError, match="'x' has dtype float32 in"):
+        ConcatSource([source, HDF5Source(folder / "b.h5", {"x": Field("x", dtype="float32"), "y": "y"})])
+
+
+def test_predictions_come_in_the_order_of_the_dataset(source):
+    options = {"batch_size": 16, "batch_by": "x", "batch_elements": ELEMENTS, "workers": 0}
+    batches = list(AsyncDataModule(predict=source, loader=options).predict_dataloader()[0])
+    assert torch.equal(torch.cat([batch["y"] for batch in batches]), torch.cat([torch.arange(230), torch.arange(77)]))
+    data = AsyncDataModule(predict=source, loader=options, predict_loader={"batch_by": "x"})
+    assert isinstance(data.predict_dataloader()[0].order, LengthPlan)
 
 
 @pytest.mark.parametrize(
