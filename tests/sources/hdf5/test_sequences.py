@@ -155,6 +155,26 @@ def test_a_reference_out_of_the_file_is_found_at_opening(path):
     assert caught.value.row == 1
 
 
+def test_references_that_cannot_be_decoded_are_found_at_opening(path):
+    written(path, sequences(np.int32), np.int32, **STORED["gzip"])
+    with h5py.File(path) as file:
+        chunk = file["x"].id.get_chunk_info(2)
+    data = bytearray(path.read_bytes())
+    data[chunk.byte_offset + 4 : chunk.byte_offset + 20] = bytes(16)
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match=r"row 32: .*deflate") as caught:
+        HDF5Source(path, {"x": "x"})
+    assert (caught.value.file, caught.value.dataset, caught.value.row) == (str(path), "x", 32)
+
+
+def test_references_in_another_file_are_refused(path, tmp_path):
+    written(path, sequences(np.int32), np.int32)
+    with h5py.File(tmp_path / "link.h5", "w") as file:
+        file["x"] = h5py.ExternalLink(path.name, "/x")
+    with pytest.raises(FormatError, match="since other files hold its values"):
+        HDF5Source(tmp_path / "link.h5", {"x": "x"}, allow_external=True)
+
+
 @pytest.mark.parametrize(
     ("field", "kind", "text"),
     [

@@ -73,7 +73,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
     dataset: Any = group.file[name]
     context: dict[str, Any] = {"file": group.path, "dataset": name}
     if dataset.file.userblock_size or (stored.offset is None and stored.index is None):
-        why = "none was ever written" if dataset.chunks is None else stored.slow
+        why = stored.slow if stored.external or dataset.chunks else "none was ever written"
         why = "the file has a user block" if dataset.file.userblock_size else why
         raise FormatError(
             f"{stored}: holds values of variable length that cannot be read, since {why}; write them into another "
@@ -105,7 +105,12 @@ def _stored_references(stored: StoredDataset, file: int) -> Bytes:
     chunks = np.zeros((len(index.offsets), math.prod(index.shape)), np.uint8)
     for number in np.flatnonzero(index.offsets >= 0).tolist():
         data = system.pread(file, int(index.sizes[number]), int(index.offsets[number]))
-        chunks[number] = (
-            index.filters.decode(np.frombuffer(data, np.uint8), int(index.masks[number])).view(np.uint8).ravel()
-        )
+        try:
+            decoded = index.filters.decode(np.frombuffer(data, np.uint8), int(index.masks[number]))
+        except CorruptError as error:
+            row = number * index.shape[0]
+            raise CorruptError(
+                f"{stored}, row {row}: {error}; restore the file", file=stored.path, dataset=stored.name, row=row
+            ) from error
+        chunks[number] = decoded.view(np.uint8).ravel()
     return chunks.reshape(-1, stored.shape[1])[: stored.rows]
