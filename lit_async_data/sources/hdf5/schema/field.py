@@ -193,7 +193,9 @@ _NO_NAME = ConfigError("name: missing; which dataset is it?")
 
 
 def _check_single(field: Field) -> None:
-    for option in ("column", "window", "lookup", "mask_and_scale", "max_length", "decode") if field.attr else ():
+    for option in (
+        ("column", "window", "lookup", "mask_and_scale", "max_length", "fill", "decode") if field.attr else ()
+    ):
         if getattr(field, option):
             raise ConfigError(f"{option}: does not apply to an attribute, which is one value; leave it out")
 

@@ -78,7 +78,8 @@ class StoredField:
     def lengths_of(self, rows: Indices) -> Indices:
         """The lengths of samples of variable length."""
         if self.sequences is not None:
-            return self.sequences.references[rows, 0] // self.sequences.dtype.itemsize
+            lengths: Indices = self.sequences.references[rows, 0] // self.sequences.dtype.itemsize
+            return lengths
         assert isinstance(self.stored, StoredRanges)
         return self.stored.offsets[rows + 1] - self.stored.offsets[rows]
 
