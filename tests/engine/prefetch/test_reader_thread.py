@@ -27,11 +27,8 @@ def test_memory_that_was_given_to_the_thread_goes_back_if_the_pass_ends_before_i
 
 def test_memory_of_what_was_read_ahead_goes_back_with_the_pass():
     released = []
-
-    def prepared(batch, ask):
-        return SimpleNamespace(error=None, release=lambda: released.append(batch))
-
-    reader = ReaderThread(iter([1, 2]), prepared, depth=1)
+    batch = SimpleNamespace(error=None, release=lambda: released.append(1))
+    reader = ReaderThread(iter([1, 2]), lambda *_: batch, depth=1)
     assert reader._reader() is not None
     assert reader.arrived.wait(LONG)
     assert reader.close()

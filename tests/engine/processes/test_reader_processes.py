@@ -272,15 +272,9 @@ def deadly(sample, chunk, bad=()):
     return acts.Deadly(sample, StorageLayout((ChunkRun(100, chunk),), compressed=True, reading="python"), bad)
 
 
-def around(workers, on_error="skip"):
-    return {
-        "batch_size": 10,
-        "shuffle": False,
-        "worker_kind": "process",
-        "workers": workers,
-        "on_error": on_error,
-        "max_bad": 9,
-    }
+def around(workers, on_error="skip", size=10):
+    options = {"batch_size": size, "shuffle": False, "worker_kind": "process", "max_bad": 9}
+    return {**options, "workers": workers, "on_error": on_error}
 
 
 @PROCESSES
@@ -313,8 +307,8 @@ def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
 
 @pytest.mark.parametrize(("workers", "chunk", "size"), [(1, 1, 1), (2, 1, 10), (2, 4, 10)])
 def test_a_batch_transform_that_ends_processes_is_an_error(workers, chunk, size):
-    options, first = {**around(workers), "batch_size": size}, 33 // size * size
-    with AsyncLoader(deadly(-1, chunk), options, batch_transform=acts.kill_at_33) as loader:
+    first = 33 // size * size
+    with AsyncLoader(deadly(-1, chunk), around(workers, size=size), batch_transform=acts.kill_at_33) as loader:
         found = itertools.islice(loader, first // size)
         assert [batch["y"][0].item() for batch in found] == list(range(0, first, size))
         with pytest.raises(WorkerError, match=rf"while it transformed samples? {first}") as caught:
