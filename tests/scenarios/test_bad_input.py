@@ -256,9 +256,17 @@ def test_an_attribute_is_called_one(h5, file):
         opened.attrs["age"] = 40
         opened["patient"].attrs["sex"] = 1
         opened["data"].attrs["site"] = 2
-    for name, of in {"age": "the file", "patient/sex": "/patient", "data/site": "/data"}.items():
-        said = [f"no dataset {name!r}: {name.split('/')[-1]!r} is an attribute of {of}", "one value per sample"]
+    for name, of, field in (
+        ("age", "the file", Field(attr="age")),
+        ("patient/sex", "/patient", Field(attr="sex")),
+        ("data/site", "/data", Field("data", attr="site")),
+    ):
+        given = f"Field('data', attr={field.attr!r})" if field.name else f"Field(attr={field.attr!r})"
+        said = [f"no dataset {name!r}: {field.attr!r} is an attribute of {of}", f"read it by {given}"]
         refused(MissingError, said, lambda name=name: HDF5Source(file, ["data", name]))
+    source = HDF5Source(file, {"x": "data", "site": Field("data", attr="site")})
+    assert source[0]["site"] == 2
+    source.close()
 
 
 def test_channels_that_are_not_on_axis_1_are_pointed_to_the_layout(h5):

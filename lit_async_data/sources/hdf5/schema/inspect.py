@@ -262,10 +262,8 @@ def _suggestion(file: h5py.File, name: str, advice: str) -> str:
     holder: Any = file.get(above) if above else file
     if isinstance(holder, h5py.Group | h5py.Dataset) and last in holder.attrs:
         of = holder.name if above else "the file"
-        return (
-            f": {last!r} is an attribute of {of}, one value for all samples, and fields are read from datasets; store "
-            "it as a dataset of one value per sample, or give it in a column of a table (ManifestSource)"
-        )
+        field = f"Field({above!r}, attr={last!r})" if isinstance(holder, h5py.Dataset) else f"Field(attr={last!r})"
+        return f": {last!r} is an attribute of {of}, one value for all samples; read it by {field}"
     group = holder if isinstance(holder, h5py.Group) else file
     near = difflib.get_close_matches(last, _names_of(group), n=3, cutoff=0.5) if group is holder else []
     if near:
