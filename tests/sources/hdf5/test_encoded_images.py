@@ -350,7 +350,7 @@ def test_a_damaged_reference_or_heap_is_named_by_its_row(tmp_path, damage):
 
 REFUSED = {
     "numbers": (FormatError, ["y: holds int64 of shape (23,), not encoded images"], {"name": "y"}),
-    "a group of others": (FormatError, ["mixed/b", "does not hold one image"], {"name": "mixed"}),
+    "a group of others": (FormatError, ["mixed/b", "does not hold one image in this file"], {"name": "mixed"}),
     "nothing": (MissingError, ["has no dataset 'z'"], {"name": "z"}),
     "no first image": (FormatError, ["text, row 0: begins with b'abc'"], {"name": "text"}),
     "lengths of another shape": (FormatError, ["fields.x.lengths", "23 images"], {"lengths": "two"}),
@@ -373,6 +373,25 @@ def test_what_cannot_be_meant_is_refused(tmp_path, case):
     path = written(tmp_path / "x.h5", **more)
     layout = options.pop("layout", None) if "layout" in options else None
     refused(kind, words, path, {"x": {"name": "x", "decode": "image", **options}}, layout=layout)
+
+
+def test_a_group_takes_no_image_from_another_file(tmp_path):
+    other = written(tmp_path / "other.h5", "a dataset for each")
+    path = written(
+        tmp_path / "x.h5",
+        "a dataset for each",
+        **{"linked/0": h5py.SoftLink("/x/3"), "z": h5py.ExternalLink(other, "/x")},
+    )
+    with contextlib.closing(HDF5Source(path, {"x": Field("linked", decode="image")})) as source:
+        np.testing.assert_array_equal(read(source, [0])["x"][0], PIXELS[3])
+    with h5py.File(path, "a") as file:
+        file["linked/1"] = h5py.ExternalLink(other, "/x/1")
+    for name, said in (
+        ("linked", "linked/1: does not hold one image in this file"),
+        ("z", "other.h5; give that file as path"),
+    ):
+        refused(FormatError, [said], path, {"x": Field(name, decode="image")}, allow_external=True)
+        refused(FormatError, ["allow_external=True"], path, {"x": Field(name, decode="image")})
 
 
 def test_files_whose_images_differ_in_size_are_told_how_to_agree(tmp_path):

@@ -89,11 +89,12 @@ def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:
 
 def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> StoredDataset:
     """The datasets of a group as chunks of one dataset, of one row each."""
+    node, where = group.file[name], f"{group.path}:/{name.strip('/')}"
     if not names:
-        where = f"{group.path}:/{name.strip('/')}"
         raise NoSamplesError(f"{where}: holds no images; leave it out", file=group.path, dataset=name)
-    node = group.file[name].id
-    places = np.array([_place(group, node, name, each) for each in names], np.int64)
+    if node.file.filename != group.file.filename:
+        raise FormatError(f"{where}: is in {node.file.filename}; give that file as path", file=group.path, dataset=name)
+    places = np.array([_place(group, node.id, name, each) for each in names], np.int64)
     offsets, sizes, most = places[:, 0], places[:, 1].astype(np.uint32), max(int(places[:, 1].max()), 1)
     index = ChunkIndex((1, most), (len(names), 1), offsets, sizes, np.zeros_like(sizes), FilterPipeline((), most), 0)
     spec, shape = FieldSpec((most,), np.dtype(np.uint8)), (len(names), most)
@@ -108,18 +109,20 @@ def _place(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, in
     import h5py
 
     low: Any = h5py
-    h5d, h5l, h5o, h5t = low.h5d, low.h5l, low.h5o, low.h5t
+    h5d, h5f, h5l, h5o, h5t = low.h5d, low.h5f, low.h5l, low.h5o, low.h5t
 
-    if within.links.get_info(each.encode()).type != h5l.TYPE_HARD and not group.allow_external:
+    linked = within.links.get_info(each.encode()).type != h5l.TYPE_HARD
+    if linked and not group.allow_external:
         refuse_external_link(group.file, f"{name}/{each}")
     dataset: Any = h5o.open(within, each.encode())
     kind: Any = dataset.get_type() if isinstance(dataset, h5d.DatasetID) else None
     stored: Any = kind and dataset.get_create_plist()
     axes = {h5t.STRING: 0, h5t.VLEN: 0, h5t.OPAQUE: 0, h5t.INTEGER: 1}.get(kind and kind.get_class())
     elsewhere = stored and (stored.get_external_count() or stored.get_layout() == h5d.VIRTUAL)
+    elsewhere = elsewhere or (linked and h5f.get_name(dataset) != h5f.get_name(within))
     if kind is None or dataset.rank != axes or (axes and kind.get_size() > 1) or elsewhere:
         where = f"{group.path}:/{name.strip('/')}/{each}"
-        what = "one image, as uint8 on one axis or as one value of bytes; move it to another group"
+        what = "one image in this file, as uint8 on one axis or as one value of bytes; move it to another group"
         raise FormatError(f"{where}: does not hold {what}", file=group.path, dataset=name)
     variable = kind.get_class() == h5t.VLEN or (kind.get_class() == h5t.STRING and kind.is_variable_str())
     plain = not variable and stored.get_layout() == h5d.CONTIGUOUS
