@@ -21,12 +21,13 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     source, options, footprint = loader.source, loader.options, loader.footprint
     step = options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
+    most = "at most " if options.batch_by is not None else ""
     workers = str(footprint.workers)
     if footprint.workers.threads:
         workers += f", queue depth {options.queue_depth}"
     return [
         described(source, source.name, loader.spec),
-        f"batch {options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",
+        f"batch {most}{options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",
         f"{workers}: {footprint.budget}",
     ]
 

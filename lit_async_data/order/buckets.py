@@ -64,7 +64,7 @@ class Buckets:
                 f"end with {known[longest]}, or leave the sample out by exclude",
                 option="buckets",
             )
-        bounds = np.maximum(bounds, 1)
+        bounds = np.maximum(bounds[: np.searchsorted(bounds, known[longest]) + 1], 1)
         sizes = np.full(len(bounds), batch_size)
         if elements is not None:
             if bounds[-1] > elements:

@@ -40,6 +40,13 @@ def test_the_bounds_need_the_least_padding(lengths, count):
     assert len(found) <= count
 
 
+def test_buckets_beyond_the_longest_sample_cost_nothing():
+    buckets = Buckets.of(np.array([0, 3, 40]), 8, 100, [8, 64, 10**9])
+    assert buckets.bounds.tolist() == [8, 64]
+    assert buckets.elements == 64
+    assert len(buckets.dealt(1)[1]) == 3
+
+
 def test_epochs_put_other_samples_together():
     buckets = Buckets.of(np.arange(400) % 40, 16, None, 4)
     one, two = (

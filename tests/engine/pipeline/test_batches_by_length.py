@@ -285,6 +285,7 @@ def test_a_transform_that_changes_a_length_is_an_error(source):
 
 def test_the_summary_says_what_is_padded(source):
     line = summary_lines(loader_of(source))[1]
+    assert line.startswith("batch at most 16, ")
     assert "batches by length, padded to one of 16 lengths up to 180" in line
     assert "of all elements are padding" in line
 
