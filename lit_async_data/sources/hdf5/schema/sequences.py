@@ -72,9 +72,8 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
     stored = group.inspect_dataset(name, in_heap=True)
     dataset: Any = group.file[name]
     context: dict[str, Any] = {"file": group.path, "dataset": name}
-    if dataset.file.userblock_size or (stored.offset is None and stored.index is None):
+    if stored.offset is None and stored.index is None:
         why = stored.slow if stored.external or dataset.chunks else "none was ever written"
-        why = "the file has a user block" if dataset.file.userblock_size else why
         raise FormatError(
             f"{stored}: holds values of variable length that cannot be read, since {why}; write them into another "
             "file, or as a group of values and offsets",
