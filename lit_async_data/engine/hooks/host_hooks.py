@@ -123,7 +123,7 @@ class _Probe:
                 if not cut:
                     self._warn(hook.where, drawn)
                 found.append(self._kinds(hook.where, samples, made))
-            spec = self._named(hook.where, samples, found[0], self._follow(found))
+            spec = self._named(hook.where, np.arange(1), found[0], self._follow(found))
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
     def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
@@ -157,7 +157,7 @@ class _Probe:
         hook = self._calls.batch
         assert hook is not None
         found: list[Kinds] = []
-        for more in range(2):
+        for more in (0, 1):
             count, cut = self._rows + more, more * self._cuts
             samples, values = self._samples(count, cut)
             with put_back() as drawn:
