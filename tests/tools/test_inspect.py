@@ -321,6 +321,11 @@ def check_said(report, suggested, noted, never=""):
         check(each)
 
 
+def test_the_layout_of_a_group_that_is_a_sample_is_not_that_of_rows():
+    examples.one_each("x.h5")
+    assert not report_on(["x.h5"]).datasets[0].why
+
+
 def test_one_file_per_sample_is_no_file_of_rows():
     for number in range(3):
         examples.datasets(f"{number}.h5", {"image": np.zeros((8, 9), "f4"), "label": number})

@@ -42,7 +42,7 @@ def hdf5_report(given: Sequence[str]) -> Report:
             across = candidates[0].call.options.get("layout", {}) if candidates else {}
             for key, letters in across.items():  # where samples are not on axis 0
                 for node in scope.nodes:
-                    if letters[0] != "N" and scope.relative(node) == candidates[0].call.name_of(key):
+                    if letters.find("N") > 0 and scope.relative(node) == candidates[0].call.name_of(key):
                         describe(group, node, letters)
             found.append(candidates)
             report.notes += [why] if why else []
