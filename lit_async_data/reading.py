@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Rows = slice | npt.ArrayLike | None
-# Fewer bytes are read in the calling thread. More are cut into blocks, several per thread: some take longer.
+# Fewer bytes are decoded in the calling thread. More are cut into blocks, several per thread: some take longer.
+# Two threads that copy uncompressed rows are slower than one: at random, by half.
 BLOCK_BYTES, BLOCKS_PER_THREAD = 2**18, 4
 
 
@@ -84,7 +85,7 @@ def open_reader(
 
     Args:
         path: The file. A `ChangedError` is raised if it is written to afterwards.
-        threads: Threads that read large requests; None: one for each core that this process may use.
+        threads: Threads that decode large requests; None: one for each core that this process may use.
         cache_dir: As in `HDF5Source`.
         allow_external: As in `HDF5Source`.
 
@@ -154,7 +155,7 @@ class FileReader:
         elif (out.shape, out.dtype) != (shape, dtype) or not (out.flags.c_contiguous and out.flags.writeable):
             raise ConfigError(f"out: is {out.dtype} {out.shape}; give a C-contiguous array of {dtype} {shape}")
         work = len(chosen) * max(reader.slab_bytes, out.nbytes // max(len(chosen), 1)) // BLOCK_BYTES
-        most = 1 if reader.reading == "locked" else BLOCKS_PER_THREAD * self._threads
+        most = BLOCKS_PER_THREAD * self._threads if reader.reading == "decoded" else 1
         blocks = _blocks(chosen, reader.rows, min(work, most)) if out.size else []
 
         def fill(places: slice | Indices) -> None:
