@@ -247,9 +247,10 @@ def read(folder, first, count, *, others):
     for seed in range(first, first + count):
         print(json.dumps([seed]), flush=True)
         signal.setitimer(signal.ITIMER_REAL, SECONDS)  # ends the process even if it hangs
-        for key in ("data", "labels", "y", "v") if others else ():
+        path = written(folder, seed)[1] if others else ""
+        for key, number in itertools.product(("data", "labels", "y", "v"), range(40)) if others else ():
             with contextlib.suppress(Exception):
-                by_others(written(folder, seed)[1], key, 0)
+                by_others(path, key, number)
         print(json.dumps([seed, None if others else outcome(folder, seed)]), flush=True)
 
 
