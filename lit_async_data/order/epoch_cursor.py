@@ -61,7 +61,10 @@ class EpochCursor:
         self.state = CursorState()
 
     def set_epoch(self, epoch: int) -> None:
-        self.state = self.state._replace(requested=operator.index(epoch))  # as a plain number, not one of numpy
+        state = self.state._replace(requested=operator.index(epoch))  # as a plain number, not one of numpy
+        if _coming(state).position != self.coming.position:  # what was read ahead begins elsewhere: it has another key
+            state = state._replace(epoch=state.epoch + 1)
+        self.state = state
 
     def restart(self) -> None:
         """Lets the next batch begin a pass."""

@@ -97,8 +97,8 @@ class Ranks:
         return [{**each, "index": batch["index"].tolist()} for batch, each in zip(batches, found, strict=True)]
 
     def beside(self):
-        """A batch of another pass, while one is under way."""
-        return [next(iter(loader))["index"].tolist() for loader in self.loaders]
+        """A batch of another pass, while one is under way; none if nothing remains of it."""
+        return [batch["index"].tolist() for loader in self.loaders for batch in itertools.islice(loader, 1)]
 
     def prefetch(self):
         for loader in self.loaders:
