@@ -57,10 +57,6 @@ class LengthPlan(EpochPlan):
     def capacity(self) -> int:
         return int(self.buckets.sizes.max())
 
-    @property
-    def in_storage_order(self) -> bool:
-        return False
-
     def __len__(self) -> int:
         return (len(self._edges) - 1) // self.world_size
 
@@ -80,9 +76,6 @@ class LengthPlan(EpochPlan):
 
     def drops_all(self, position: int) -> bool:
         return self.drop_last and bool(np.count_nonzero(self._dealt[1] > position) < self.world_size)
-
-    def first_position(self, step: int) -> int:
-        return self.bounds(step)[0]
 
     def positions(self, step: int) -> Indices:
         return np.arange(*self.bounds(step))

@@ -46,7 +46,7 @@ def due(
     plan = schedule.plan(end.epoch)
     position = _position(plan, end)
     if plan.chunk_order is None:
-        if not plan.in_storage_order or shares.rows == 1:
+        if plan.shuffle != "none" or plan.buckets is not None or shares.rows == 1:
             return []
         following = np.minimum(position + shares.rows * np.arange(1, share.readers + 1), plan.length) - 1
         return [(None, following[shares.own(plan, 0, following, share)][:1])]
@@ -85,4 +85,4 @@ def _position(plan: EpochPlan, key: BatchIndex) -> int:
     """The position of a batch in this epoch; its start or end if the batch is of an earlier or later one."""
     if key.epoch != plan.epoch:
         return 0 if key.epoch < plan.epoch else plan.length
-    return plan.first_position(key.step)
+    return int(plan.positions(key.step)[0])

@@ -130,11 +130,6 @@ class EpochPlan:
             )
 
     @property
-    def in_storage_order(self) -> bool:
-        """Whether the next batch has the samples that are stored next."""
-        return self.shuffle == "none"
-
-    @property
     def remaining(self) -> int:
         """Samples of the epoch over all ranks, from ``start`` on."""
         return self.length - self.start
@@ -199,14 +194,6 @@ class EpochPlan:
     def steps_to(self, position: int) -> int:
         """Returns how many steps it takes from the start to this position, over all ranks."""
         return min(len(self), -(-(position - self.start) // (self.batch_size * self.world_size)))
-
-    def width(self, step: int) -> int | None:  # noqa: ARG002
-        """The length to which samples of variable length are padded in a batch; None for that of the longest of all."""
-        return None
-
-    def first_position(self, step: int) -> int:
-        """The place of the first sample of a batch in the whole order, over all ranks."""
-        return self.start + self.bounds(step)[0] * self.world_size + self.rank
 
     def drops_all(self, position: int) -> bool:
         """Whether ``drop_last`` drops all that remains behind a position."""

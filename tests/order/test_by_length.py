@@ -63,7 +63,6 @@ def test_the_members_of_a_plan_agree(lengths, ranks):
             samples = plan.batch(step).samples
             assert plan.count(step) == len(samples) <= plan.capacity
             assert (plan.samples(plan.positions(step)) == samples).all()
-            assert plan.first_position(step) == plan.positions(step)[0]
             assert plan.width(step) == plan.buckets.width(samples)
             assert plan.steps_to(plan.position(step)) == step
         assert plan.steps_to(plan.length) == len(plan)
@@ -87,7 +86,7 @@ def test_drop_last_drops_the_batches_that_fill_no_step():
     assert flat(kept) == alone[: len(alone) // 3 * 3]
     plan = plan_of(lengths, 0, 3, drop_last=True)
     assert not plan.drops_all(plan.position(len(kept) - 1))
-    assert plan.drops_all(plan.first_position(len(kept) - 1) + 20)
+    assert plan.drops_all(plan.position(len(kept) - 1) + 20)
     with pytest.raises(ConfigError, match="too few batches for 9 ranks"):
         plan_of(np.arange(12), 0, 9, drop_last=True)
 

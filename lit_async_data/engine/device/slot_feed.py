@@ -166,9 +166,10 @@ class SlotFeed:
             self.pipeline.schedule.plan(key.epoch).count(key.step), self._of_bucket(key) if self._by_length else None
         )
 
-    def _of_bucket(self, key: BatchIndex) -> int | None:
+    def _of_bucket(self, key: BatchIndex) -> int:
         """The elements of samples of variable length, in batches by length."""
-        return self.pipeline.schedule.plan(key.epoch).width(key.step)
+        assert self._layout.buckets is not None
+        return self._layout.buckets.width(self.pipeline.schedule.plan(key.epoch).batch(key.step).samples)
 
     @property
     def has_room(self) -> bool:

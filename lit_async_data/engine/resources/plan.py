@@ -182,7 +182,8 @@ def _fetched_bytes(source: Source, samples: int, left: int) -> int:
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
-    if 0 < source.memory().cacheable <= cache or not source.chunks.compressed or plan.in_storage_order:
+    as_stored = plan.shuffle == "none" and plan.buckets is None
+    if as_stored or not source.chunks.compressed or 0 < source.memory().cacheable <= cache:
         return 1.0
     if plan.chunk_order is None:
         return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread
