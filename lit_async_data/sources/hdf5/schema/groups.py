@@ -33,7 +33,7 @@ from lit_async_data.sources.hdf5.schema.stored_field import StoredField, deliver
 from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py, source_error
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
 Array = npt.NDArray[Any]
@@ -73,7 +73,7 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
     """The groups that match and, for each field, where its datasets are, or the values of its attributes."""
     import h5py
 
-    listed, names, columns = chosen_groups(group.file, group.path, request.group), list[bytes](), list[_Column]()
+    listed, names, columns = chosen_groups(group.file, group.path, request.group), list[bytes](), dict[str, _Column]()
     shown = time.monotonic()
     for number, name in enumerate(each.strip("/") for each in listed):
         if time.monotonic() > shown + PROGRESS_S:
@@ -83,82 +83,68 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
         stored = name.encode(errors="surrogateescape")
         try:
             node = h5py.h5g.open(group.file.id, b"/" + stored)
-        except LIBRARY_ERRORS as error:
+        except LIBRARY_ERRORS:
             if isinstance(group.node(name), h5py.Dataset):
                 continue  # beside the groups
-            where = f"{group.path}:/{name}"
-            raise source_error(error, where, "cannot be opened", file=group.path, dataset=name) from error
-        if not columns:
-            kinds = {key: _Values if field.attr else _Places for key, field in request.fields.items()}
-            columns = [kind(group, key, request.fields[key], name, len(listed)) for key, kind in kinds.items()]
-        for column in columns:
-            column.add(node, name, len(names))
+            open_dataset(group.file, group.path, name)  # says what is wrong
+            raise
+        for key, field in request.fields.items():
+            if not names:
+                columns[key] = (_Values if field.attr else _Places)(group, field, name)
+            columns[key].add(node, full_name(name, field.name))
         names.append(stored)
     if not names:
         raise FormatError(f"{group.path}: {request.group!r} matches no group; check group=", file=group.path)
-    arrays = {"names": np.array(names)}
-    for column in columns:
-        arrays |= column.arrays(len(names))
-    return arrays
+    found = {f"{key} {name}": np.array(each) for key, one in columns.items() for name, each in one.found.items()}
+    return {"names": np.array(names), **found}
 
 
 class _Values:
     """The attributes of one name."""
 
-    def __init__(self, group: OpenGroup, key: str, field: Field, first: str, count: int) -> None:
-        self._path, self._key, self._field = group.path, key, field
-        self._values = np.empty(count, self._value(group.file[f"/{first}"].id, first).dtype)
+    def __init__(self, group: OpenGroup, field: Field, _: str) -> None:
+        self._path, self._field = group.path, field
+        self.found: dict[str, Any] = {"values": []}
 
-    def add(self, node: Any, name: str, number: int) -> None:
-        value = self._value(node, name)
-        if value.dtype != self._values.dtype:
-            full = full_name(name, self._field.name)
-            what = f"its attribute {self._field.attr!r} is {value.dtype}, but {self._values.dtype} in the first group"
-            raise FormatError(f"{self._path}:/{full}: {what}; write it as one type", file=self._path, dataset=full)
-        self._values[number] = value
-
-    def _value(self, node: Any, name: str) -> Array:
+    def add(self, node: Any, full: str) -> None:
         import h5py
 
         low: Any = h5py
-        of = low.h5o.open(node, self._field.name.encode() or b".")
-        return value_of(of, self._field, self._path, full_name(name, self._field.name))
-
-    def arrays(self, count: int) -> dict[str, Array]:
-        return {f"{self._key} values": self._values[:count]}
+        of, values = low.h5o.open(node, self._field.name.encode() or b"."), self.found["values"]
+        value = value_of(of, self._field, self._path, full)
+        values.append(value[()])
+        if value.dtype != values[0].dtype:
+            what = f"its attribute {self._field.attr!r} is {value.dtype}, but {values[0].dtype} in the first group"
+            raise FormatError(f"{self._path}:/{full}: {what}; write it as one type", file=self._path, dataset=full)
 
 
 class _Places:
-    """Where the datasets of one name are in the file. There are no arrays if libhdf5 must find them."""
+    """Where the datasets of one name are in the file; nothing is found if libhdf5 must find them."""
 
-    def __init__(self, group: OpenGroup, key: str, field: Field, first: str, _: int) -> None:
-        self._group, self._key, self._field = group, key, field
+    def __init__(self, group: OpenGroup, field: Field, first: str) -> None:
+        self._group, self._name = group, field.name.encode()
         self._first = _inspect_sample(group, full_name(first, field.name))
         dataset: Any = group.file[self._first.name]
         self._type, self._properties = dataset.id.get_type(), dataset.id.get_create_plist()
         self._unwritten = dataset.file.userblock_size - 1
-        self._found = (array.array("q"), array.array("I"), array.array("I"))
-        self._plain = self._first.slow is None
+        columns = zip(Columns._fields, "qII", strict=True)
+        self.found: dict[str, Any] = {name: array.array(code) for name, code in columns if not self._first.slow}
 
-    def add(self, node: Any, name: str, _: int) -> None:
+    def add(self, node: Any, full: str) -> None:
         import h5py
 
-        group, first, full = self._group, self._first, full_name(name, self._field.name)
+        group, first = self._group, self._first
         try:
-            found = h5py.h5d.open(node, self._field.name.encode())
+            found = h5py.h5d.open(node, self._name)
         except LIBRARY_ERRORS:
             open_dataset(group.file, group.path, full)  # says what is wrong
             raise
         if h5py.h5f.get_name(found) != os.fsencode(group.path):
             refuse_external_link(group.file, full)
-            self._plain = False
         if found.shape != first.shape or not found.get_type().equal(self._type):
-            raise FormatError(
-                f"{group.path}:/{full}: holds {found.dtype} {found.shape}, but {first.name} holds {first.dtype} "
-                f"{first.shape}; samples must agree: write them so, or choose groups that do by group=",
-                file=group.path,
-                dataset=full,
-            )
+            what = f"holds {found.dtype} {found.shape}, but {first.name} holds {first.dtype} {first.shape}"
+            advice = "samples must agree: write them so, or choose groups that do by group="
+            raise FormatError(f"{group.path}:/{full}: {what}; {advice}", file=group.path, dataset=full)
         columns: Any = None
         offset = None if first.offset is None else found.get_offset()
         if offset not in (None, self._unwritten):
@@ -167,14 +153,10 @@ class _Places:
             external_files(h5py.Dataset(found), group.file, full, allowed=False)
         elif first.index is not None:
             columns = columns_of(h5py.Dataset(found))
-        self._plain = self._plain and columns is not None
-        for listed, each in zip(self._found, (columns or ()) if self._plain else (), strict=False):
+        if columns is None:
+            self.found.clear()
+        for listed, each in zip(self.found.values(), columns or (), strict=False):
             listed.extend(each)
-
-    def arrays(self, _: int) -> dict[str, Array]:
-        dtypes = (np.int64, np.uint32, np.uint32)
-        named = zip(Columns._fields, self._found, dtypes, strict=True)
-        return {f"{self._key} {name}": np.array(each, dtype) for name, each, dtype in named} if self._plain else {}
 
 
 _Column = _Values | _Places
@@ -214,10 +196,9 @@ def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found
         raise ConfigError(f"{where}.classes: {stored} holds {native}, not classes; leave it out")
     row = dataclasses.replace(stored.spec, dtype=native, classes=tuple(field.classes or ()))
     spec = delivered_spec(field, row, where)
-    if not field.classes and spec.dtype == stored.spec.dtype:
-        return StoredField(stored, spec)
     classes = len(field.classes) if field.classes else None
-    return StoredField(stored, spec, conversion=Conversion(path, stored.name, classes=classes))
+    conversion = Conversion(path, stored.name, classes=classes) if classes or spec.dtype != stored.spec.dtype else None
+    return StoredField(stored, spec, conversion=conversion)
 
 
 def _stacked(group: OpenGroup, field: Field, layout: str | None, names: Array, places: Columns | None) -> StoredDataset:
@@ -233,9 +214,8 @@ def _stacked(group: OpenGroup, field: Field, layout: str | None, names: Array, p
     spec = FieldSpec(tuple(sample), dtype if sample or dtype.kind not in "iu" else np.dtype(np.int64), channel)
     index = None
     if places is not None:
-        one = first.index
-        if one is None:
-            one = ChunkIndex(first.shape, (1,) * len(first.shape), *places, FilterPipeline((), first.nbytes), 0)
+        plain = FilterPipeline((), first.nbytes)
+        one = first.index or ChunkIndex(first.shape, (1,) * len(first.shape), *places, plain, 0)
         index = ChunkIndex((1, *one.shape), (count, *one.grid), *places, one.filters, one.fill)
         if not _verified(group, field, names, index):
             index = None
