@@ -16,7 +16,7 @@ from support.threads.leaks import open_files
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.sources.hdf5.index import cache
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
+from lit_async_data.sources.hdf5.index.columns import IndexKey
 from lit_async_data.sources.hdf5.storage.failures import open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
@@ -84,10 +84,10 @@ def index(folder):
         key = dataclasses.replace(IndexKey.of(file["x"]), mtime_ns=0, ctime_ns=0)  # not written just now
     kept = IndexCache(folder / "kept")
     try:
-        kept.store(key, Columns(np.arange(4), np.full(4, 16, "u4"), np.zeros(4, "u4")))
-        assert kept.load(key).offsets.tolist() == [0, 1, 2, 3]
+        kept.store(key, {"offsets": np.arange(4)})
+        assert kept.load(key)["offsets"].tolist() == [0, 1, 2, 3]
     finally:
-        assert not [name for name in os.listdir(folder / "kept") if not name.endswith(".chunks")]
+        assert not [name for name in os.listdir(folder / "kept") if not name.endswith(".index")]
 
 
 def read(folder):

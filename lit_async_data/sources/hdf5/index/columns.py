@@ -30,7 +30,7 @@ class Columns(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class IndexKey:
-    """Identifies an index: a dataset, and the state of its file.
+    """Identifies an index: a dataset (or the choice of groups, without shapes), and the state of its file.
 
     Attributes:
         inode: Inode of the file. Its device number differs between machines and mounts, so it is left out.

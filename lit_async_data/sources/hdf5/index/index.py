@@ -134,8 +134,9 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     Raises `CorruptError` if libhdf5 does not find chunks where it lists them.
     """
     key = IndexKey.of(dataset)
-    cached = cache.load(key)
-    if cached is not None:
+    kept = cache.load(key)
+    if kept is not None:
+        cached = Columns(**kept)
         with contextlib.suppress(CorruptError):
             index = _verified(dataset, cached) if plausible(dataset, cached) else None
             if index is not None:
@@ -144,7 +145,7 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     built = columns_of(dataset)
     index = None if built is None else _verified(dataset, built)
     if built is not None and index is not None and IndexKey.of(dataset) == key:
-        cache.store(key, built)  # if the file changed meanwhile, reading it will raise
+        cache.store(key, built._asdict())  # if the file changed meanwhile, reading it will raise
     return index
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.columns import Columns
+from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file
 from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
 from lit_async_data.sources.hdf5.schema.attributes import kept_field, value_of
@@ -57,12 +57,13 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
         fields = [(key, each.name, each.attr, each.classes) for key, each in request.fields.items()]
-        head = f"{request.group} {fields}"
-        found = cache.load_arrays(path, identity, head)
+        of = f"{request.group} {fields}"
+        key = IndexKey(path, of, identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns, "", (), (), ())
+        found = cache.load(key)
         if found is None:
             found = _listed(group, request)
             if len(found) == 1 + sum(1 if each.attr else 3 for each in request.fields.values()):
-                cache.store_arrays(path, identity, head, found)
+                cache.store(key, found)
         names = found.pop("names")
         stored = {key: _field(group, key, request, names, found) for key in request.fields}
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
