@@ -57,13 +57,13 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
         fields = [(key, each.name, each.attr, each.classes) for key, each in request.fields.items()]
-        of = f"{request.group} {fields}"
-        key = IndexKey(path, of, identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns, "", (), (), ())
-        found = cache.load(key)
+        state = identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns
+        kept = IndexKey(path, f"{request.group} {fields}", *state, "", (), (), ())
+        found = cache.load(kept)
         if found is None:
             found = _listed(group, request)
             if len(found) == 1 + sum(1 if each.attr else 3 for each in request.fields.values()):
-                cache.store(key, found)
+                cache.store(kept, found)
         names = found.pop("names")
         stored = {key: _field(group, key, request, names, found) for key in request.fields}
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
@@ -96,7 +96,7 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
         names.append(stored)
     if not names:
         raise FormatError(f"{group.path}: {request.group!r} matches no group; check group=", file=group.path)
-    found = {f"{key} {name}": np.array(each) for key, one in columns.items() for name, each in one.found.items()}
+    found = {f"{key} {each}": np.array(of) for key, one in columns.items() for each, of in one.found.items()}
     return {"names": np.array(names), **found}
 
 
