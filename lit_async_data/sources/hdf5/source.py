@@ -153,8 +153,7 @@ class HDF5Source(Source):
         inspect = inspect_groups if sample == "group" else inspect_file
         inspected = [inspect(file, request, cache) for file in self.paths]
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
-        parts = with_rows([part for _, of_file in inspected for part in of_file])
-        parts = with_longest(parts)
+        parts = with_longest(with_rows([part for _, of_file in inspected for part in of_file]))
         for part in parts:
             check_compatible(part, parts[0])
         log_warnings(parts[0])

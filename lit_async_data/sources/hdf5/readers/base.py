@@ -40,8 +40,11 @@ class Reader:
     thread_bytes = 0
 
     def read(self, rows: Indices, out: Array) -> None:
-        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
-        raise NotImplementedError
+        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order.
+
+        A reader has this method or `read_random`.
+        """
+        self.read_random(rows, out, None)
 
     def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:  # noqa: ARG002
         """Read rows as `read` does; of images that are cropped at random, the part that each key selects."""

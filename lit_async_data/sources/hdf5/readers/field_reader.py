@@ -30,10 +30,6 @@ class FieldReader(Reader):
         # Whether rows are not read as ranges: there are gaps, or nothing to gain.
         self._one_by_one = field.length == 1 or field.step > 1 or field.images is not None
 
-    def read(self, rows: Indices, out: Array) -> None:
-        """Fill ``out`` with the samples at these anchors."""
-        self.read_random(rows, out, None)
-
     def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:
         if self._field.images is None:
             self._read_converted(rows, out)
@@ -182,18 +178,6 @@ class PaddedReader(Reader):
 
     def decode(self, rows: Indices, turn: Turn | None) -> None:
         self._values.decode_ranges(*_ranges(self._stored, rows), turn)
-
-
-class LengthsReader(Reader):
-    """Lengths of samples of variable length."""
-
-    reading = "copied"
-
-    def __init__(self, lengths: Indices) -> None:
-        self._lengths = lengths
-
-    def read(self, rows: Indices, out: Array) -> None:
-        out[...] = self._lengths[rows]
 
 
 def _ranges(stored: StoredRanges, rows: Indices) -> tuple[Indices, Indices]:

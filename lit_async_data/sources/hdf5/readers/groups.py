@@ -25,8 +25,8 @@ class KeptReader(Reader):
 
     reading: Reading = "copied"
 
-    def __init__(self, stored: StoredDataset) -> None:
-        self._values = stored.kept
+    def __init__(self, values: Array) -> None:
+        self._values = values
 
     def read(self, rows: Indices, out: Array) -> None:
         out[...] = self._values[rows] if len(self._values) > 1 else self._values

@@ -42,9 +42,6 @@ class ImageReader(Reader):
         self._file, self._ahead = file, ReadAhead(file)
         self._block = max(BLOCK_BYTES // self._stored.shape[1], 1)
 
-    def read(self, rows: Indices, out: Array) -> None:
-        self.read_random(rows, out, None)
-
     def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:
         images, decode_s, nbytes = self._images, 0.0, 0
         drawn = [None] * len(rows) if keys is None else keys.tolist()
@@ -98,11 +95,8 @@ class ImageReader(Reader):
         if index is not None and index.offsets[row] >= 0:
             return self._file.bytes_at(int(index.offsets[row]), int(index.sizes[row]))
         with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name):
-            if names:  # in a group that is opened by its first dataset, since there may be too many to keep open
-                group: Any = self._file.dataset(f"{stored.name}/{names[0]}", 0).parent
-                value = group[names[row]][()]
-            else:
-                value = self._file.dataset(stored.name, 0)[row]
+            name = f"{stored.name}/{names[row]}" if names else stored.name  # in a group, too many to keep open
+            value = self._file.dataset(name, 0, kept=not names)[() if names else row]
             return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
 
     def fetch(self, rows: Indices) -> bool:

@@ -23,7 +23,6 @@ from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.field_reader import (
     FieldReader,
-    LengthsReader,
     MaskReader,
     PaddedReader,
     SparseReader,
@@ -86,7 +85,7 @@ def fastest_reader(stored: StoredDataset, file: OpenFile, cache: ChunkCache, nam
         case "h5py groups":
             return GroupsReader(stored, file)
         case "kept":
-            return KeptReader(stored)
+            return KeptReader(stored.kept)
 
 
 class PartReader:
@@ -123,7 +122,7 @@ class PartReader:
         if field.mask_of is not None:
             return MaskReader(field)
         if field.lengths is not None:
-            return LengthsReader(field.lengths)
+            return KeptReader(field.lengths)
         if field.images is not None:
             rows = None if field.images.alone else self._dataset_reader(field.images.rows)
             reader: Reader = ImageReader(field.images, rows, self._file)

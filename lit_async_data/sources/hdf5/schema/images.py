@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +21,6 @@ from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
 from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
 from lit_async_data.sources.images.decoder import ImageDecoder
 from lit_async_data.sources.local_files.patterns import natural
-
-if TYPE_CHECKING:
-    import h5py
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +63,7 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
         first = -1 if stored.offset is None or node.dtype.kind == "O" else stored.offset, stored.shape[1]
         if node.dtype.kind == "O":
             alone = stored.offset is None and stored.index is None
-            heap = None if alone else heap_of(node.file)
+            heap = None if alone else GlobalHeap.of(node.file)
             stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
     lengths = None if field.lengths is None else _lengths(group, field.lengths, stored, where)
     data: Any = b""
@@ -128,11 +124,6 @@ def _place(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, in
     plain = not variable and stored.get_layout() == h5d.CONTIGUOUS
     offset: int | None = dataset.get_offset() if plain else None
     return (-1, 0) if offset is None else (offset, int(dataset.get_storage_size()))
-
-
-def heap_of(file: h5py.File) -> GlobalHeap:
-    length_bytes, end = file.id.get_create_plist().get_sizes()[1], os.fstat(file.id.get_vfd_handle()).st_size
-    return GlobalHeap(length_bytes, file.userblock_size, end)
 
 
 def _lengths(group: OpenGroup, name: str, stored: StoredDataset, where: str) -> Indices:

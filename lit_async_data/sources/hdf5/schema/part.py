@@ -143,14 +143,11 @@ class StoredPart:
 
     def padded(self, widths: Mapping[str, int]) -> StoredPart:
         """A copy of this part whose samples of variable length are padded to these lengths."""
-        fields = {
-            key: dataclasses.replace(
-                field, spec=dataclasses.replace(field.spec, shape=(widths[key], *field.spec.shape[1:]))
-            )
-            if field.spec.ragged
-            else field
-            for key, field in self.fields.items()
-        }
+        fields = dict(self.fields)
+        for key, field in self.fields.items():
+            if field.spec.ragged:
+                spec = dataclasses.replace(field.spec, shape=(widths[key], *field.spec.shape[1:]))
+                fields[key] = dataclasses.replace(field, spec=spec)
         return dataclasses.replace(self, fields=fields)
 
     def __str__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.encoded import padded_spec
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.images import heap_of
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
@@ -44,7 +44,7 @@ class StoredSequences:
     dtype: np.dtype[Any]
     spec: FieldSpec
 
-    @property
+    @functools.cached_property
     def lengths(self) -> Indices:
         lengths: Indices = self.references[:, 0] // self.dtype.itemsize
         return lengths
@@ -80,7 +80,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
             **context,
         )
     stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
-    heap = heap_of(dataset.file)
+    heap = GlobalHeap.of(dataset.file)
     references = heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle()))
     references[:, 0] *= dtype.itemsize
     wrong = (references[:, 1] < 0) & (references[:, 0] > 0)

@@ -78,8 +78,7 @@ class StoredField:
     def lengths_of(self, rows: Indices) -> Indices:
         """The lengths of samples of variable length."""
         if self.sequences is not None:
-            lengths: Indices = self.sequences.references[rows, 0] // self.sequences.dtype.itemsize
-            return lengths
+            return self.sequences.lengths[rows]
         assert isinstance(self.stored, StoredRanges)
         return self.stored.offsets[rows + 1] - self.stored.offsets[rows]
 

@@ -6,8 +6,10 @@ After the HDF5 file format specification 3.0, III.E (global heap) and IV.A.2.d (
 from __future__ import annotations
 
 import dataclasses
+import os
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +36,12 @@ class GlobalHeap:
     length_bytes: int
     begin: int
     end: int
+
+    @classmethod
+    def of(cls, file: Any) -> GlobalHeap:
+        """The heap of an open `h5py.File`."""
+        handle = file.id.get_vfd_handle()
+        return cls(file.id.get_create_plist().get_sizes()[1], file.userblock_size, os.fstat(handle).st_size)
 
     def references(self, stored: Bytes) -> Indices:
         """References from their bytes, shape (n, bytes); int64, shape (n, 3).
