@@ -241,7 +241,7 @@ def test_what_is_found_after_an_error_does_not_take_its_place(caplog):
             Recorder(spoil_and_fail), datamodule=datamodule(train=CountingSource())
         )
     assert watching.called
-    assert "x of batch 0 of epoch 0 changed" in caplog.text
+    assert "batch 0 of epoch 0: batch['x'] changed" in caplog.text
     assert readers() == []
 
 

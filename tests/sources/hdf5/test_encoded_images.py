@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from lit_async_data import AsyncLoader, Field, HDF5Source, ManifestSource
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
+from lit_async_data.sources.images import formats
 from lit_async_data.tools.pack.packing import pack
 
 ROWS, SIDES = 23, (20, 30)
@@ -119,6 +120,7 @@ STORAGES = {
 def no_extra_codecs(monkeypatch):
     """lzf stands for filters that h5py must decode."""
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    monkeypatch.setattr(formats, "_imagecodecs", lambda: None)  # keeps what it finds for the whole process
 
 
 @pytest.fixture(scope="module", params=STORAGES)

@@ -79,10 +79,10 @@ class CutWhileRead(HDF5Source):
         if 50 in samples and os.getpid() != self._trainer:
             read = PartReader.read
 
-            def read_from_the_rest(reader, rows, out):
+            def read_from_the_rest(reader, rows, out, keys):
                 reader._file.map()
                 os.truncate(self._cut, 8192)
-                read(reader, rows, out)
+                read(reader, rows, out, keys)
 
             PartReader.read = read_from_the_rest
         super().read_into(samples, out)
