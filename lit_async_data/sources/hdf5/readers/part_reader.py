@@ -21,12 +21,7 @@ from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
-from lit_async_data.sources.hdf5.readers.field_reader import (
-    FieldReader,
-    MaskReader,
-    PaddedReader,
-    SparseReader,
-)
+from lit_async_data.sources.hdf5.readers.field_reader import FieldReader, MaskReader, PaddedReader, SparseReader
 from lit_async_data.sources.hdf5.readers.groups import GroupsReader, KeptReader
 from lit_async_data.sources.hdf5.readers.images import ImageReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -52,16 +51,13 @@ class StoredSequences:
 
 def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
     """The type of the elements of sequences; None if a dataset holds none. Text is one if its bytes are asked for."""
-    with contextlib.suppress(*LIBRARY_ERRORS):  # a type that numpy lacks, which `inspect_dataset` names
-        if dataset.dtype.kind == "O":
-            return _within(dataset.dtype, field)
-    return None
-
-
-def _within(dtype: np.dtype[Any], field: Field) -> np.dtype[Any] | None:
     import h5py
 
-    if h5py.check_string_dtype(dtype) is not None:
+    try:
+        dtype = dataset.dtype
+    except LIBRARY_ERRORS:  # a type that numpy lacks, which `inspect_dataset` names
+        return None
+    if dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None:
         return TEXT if field.dtype == TEXT else None
     within = h5py.check_vlen_dtype(dtype)
     return within if within is not None and (within.kind, within.itemsize) in TENSOR_TYPES else None

@@ -141,12 +141,11 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     node = group.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
     elements = element_type(node, field) if isinstance(node, h5py.Dataset) else None
-    if elements is not None:
-        return _inspect_sequences(group, key, field, elements, layout)
-    if kind in ("csr", "csc", "variable"):
+    kind = "variable" if elements is not None else kind
+    if kind in RANGES:
         if layout is not None:
             raise ConfigError(f"layout: {layout!r} for {key}: {group.path}:/{name.strip('/')} holds {RANGES[kind]}")
-        return _inspect_ranges(group, key, field, kind)
+        return _inspect_ranges(group, key, field, kind, elements)
     if kind == "categorical":
         categories = group.whole(f"/{name.strip('/')}/categories", "")
         name, names = f"{name.rstrip('/')}/codes", names_of(categories)
@@ -216,11 +215,15 @@ def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, Store
     return found
 
 
-def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict[str, StoredField]:
+def _inspect_ranges(
+    group: OpenGroup, key: str, field: Field, kind: str, elements: np.dtype[Any] | None
+) -> dict[str, StoredField]:
     name, where = group.name(field.name), f"fields.{key}"
     full = f"{group.path}:/{name.strip('/')}"
     padding = ("max_length", "fill") if kind != "variable" else ()
-    _refuse(field, where, f"{full}, which holds {RANGES[kind]}", *padding)
+    for option in ("column", "window", "lookup", "mask_and_scale", "classes", *padding):
+        if getattr(field, option):
+            raise ConfigError(f"{where}.{option}: does not apply to {full}, which holds {RANGES[kind]}; leave it out")
     if kind == "csc":
         raise FormatError(
             f"{full}: is stored by columns (csc), so that each row is spread over the file; store it by rows: "
@@ -228,41 +231,21 @@ def _inspect_ranges(group: OpenGroup, key: str, field: Field, kind: str) -> dict
             file=group.path,
             dataset=name,
         )
-    node = group.node(name)
-    if kind == "csr":
+    stored: StoredDataset | StoredRanges
+    node, sequences, lengths = group.node(name), None, None
+    if elements is not None:
+        sequences = inspect_sequences(group, name, elements, field.max_length)
+        stored, row, lengths = sequences.rows, sequences.spec, sequences.lengths
+    elif kind == "csr":
         stored = inspect_sparse(node, group.path, name, group.inspect_dataset)
-        return {key: _ranged_field(stored, field, where)}
-    stored = inspect_variable(node, group.path, name, group.inspect_dataset, most=field.max_length)
-    lengths = StoredField(stored, LENGTH, lengths=np.diff(stored.offsets))
-    return {key: _ranged_field(stored, field, where), length_key(key): lengths}
-
-
-def _inspect_sequences(
-    group: OpenGroup, key: str, field: Field, elements: np.dtype[Any], layout: str | None
-) -> dict[str, StoredField]:
-    name, where = group.name(field.name), f"fields.{key}"
-    full = f"{group.path}:/{name.strip('/')}, which holds {RANGES['variable']}"
-    if layout is not None:
-        raise ConfigError(f"layout: {layout!r} for {key}: does not apply to {full}; leave it out")
-    _refuse(field, where, full)
-    sequences = inspect_sequences(group, name, elements, field.max_length)
-    spec = delivered_spec(field, sequences.spec, where)
-    conversion = Conversion(group.path, name) if spec.dtype != sequences.spec.dtype else None
-    of_key = StoredField(sequences.rows, spec, conversion=conversion, sequences=sequences, fill=field.fill)
-    return {key: of_key, length_key(key): StoredField(sequences.rows, LENGTH, lengths=sequences.lengths)}
-
-
-def _refuse(field: Field, where: str, what: str, *options: str) -> None:
-    """Raise an error if one of the options is given that do not apply to groups and sequences, or one of these."""
-    for option in ("column", "window", "lookup", "mask_and_scale", "classes", *options):
-        if getattr(field, option):
-            raise ConfigError(f"{where}.{option}: does not apply to {what}; leave it out")
-
-
-def _ranged_field(stored: StoredRanges, field: Field, where: str) -> StoredField:
-    spec = delivered_spec(field, stored.spec, where)
-    conversion = Conversion(stored.path, stored.name) if spec.dtype != stored.spec.dtype else None
-    return StoredField(stored, spec, conversion=conversion, fill=field.fill)
+        row = stored.spec
+    else:
+        stored = inspect_variable(node, group.path, name, group.inspect_dataset, most=field.max_length)
+        row, lengths = stored.spec, np.diff(stored.offsets)
+    spec = delivered_spec(field, row, where)
+    conversion = Conversion(group.path, name) if spec.dtype != row.dtype else None
+    of_key = StoredField(stored, spec, conversion=conversion, sequences=sequences, fill=field.fill)
+    return {key: of_key} | ({} if lengths is None else {length_key(key): StoredField(stored, LENGTH, lengths=lengths)})
 
 
 def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
