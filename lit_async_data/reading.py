@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +106,7 @@ def open_reader(
     )
 
 
-class FileReader:
+class FileReader(contextlib.AbstractContextManager["FileReader"]):
     """Reads rows of the datasets of one file. Thread-safe. Keeps handles, indexes, and the chunks decoded last."""
 
     def __init__(self, path: str, threads: int, cache: IndexCache, *, allow_external: bool) -> None:
@@ -189,9 +190,6 @@ class FileReader:
             for _, file, _ in self._readers.values():
                 file.close()
             self._main.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -40,11 +40,8 @@ class Reader:
     thread_bytes = 0
 
     def read(self, rows: Indices, out: Array) -> None:
-        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order.
-
-        A reader has this method or `read_random`.
-        """
-        self.read_random(rows, out, None)
+        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
+        self.read_random(rows, out, None)  # a reader has one of both methods
 
     def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:  # noqa: ARG002
         """Read rows as `read` does; of images that are cropped at random, the part that each key selects."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.stored_field import StoredField, delivered_spec
-
-if TYPE_CHECKING:
-    import h5py
 
 
 def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
@@ -59,7 +56,7 @@ def kept_field(path: str, name: str, values: npt.NDArray[Any], field: Field, *, 
 def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> StoredField:
     """The attribute of the group of a part, or of a dataset in it, as a field of all rows."""
     name = group.name(field.name) if field.name else group.group
-    node: h5py.Group | h5py.Dataset = group.node(name)
+    node = group.node(name)
     if node is None:
         raise MissingError(f"{group.path}: has no {name!r}; check the name", file=group.path, dataset=name)
     value = value_of(node.id, field, group.path, name.strip("/"))

@@ -74,8 +74,8 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
     """The groups that match and, for each field, where its datasets are, or the values of its attributes."""
     import h5py
 
-    listed, names, columns = chosen_groups(group.file, group.path, request.group), list[bytes](), dict[str, _Column]()
-    shown = time.monotonic()
+    listed, names, shown = chosen_groups(group.file, group.path, request.group), list[bytes](), time.monotonic()
+    columns: dict[str, _Values | _Places] = {}
     for number, name in enumerate(each.strip("/") for each in listed):
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
@@ -160,9 +160,6 @@ class _Places:
             listed.extend(each)
 
 
-_Column = _Values | _Places
-
-
 def full_name(group: str, name: str) -> str:
     """The name of a dataset from the root of the file."""
     return name.strip("/") if name.startswith("/") else f"{group}/{name}".strip("/")
@@ -170,11 +167,9 @@ def full_name(group: str, name: str) -> str:
 
 def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
     """A dataset that is a sample, of any number of axes. `offset`, `index` and `slow` as where it holds many."""
-    import h5py
-
     node: Any = group.node(name)
     dtype = getattr(node, "dtype", np.dtype(object))
-    if not isinstance(node, h5py.Dataset) or node.shape != () or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
+    if getattr(node, "shape", None) != () or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
         return group.inspect_dataset(name)
     external_files(node, group.file, name, allowed=False)
     offset = node.id.get_offset() if in_one_file(node) and has_numpy_layout(node) else None
