@@ -97,13 +97,7 @@ class DevicePrefetcher(pl.Callback):
         0.0
     """
 
-    def __init__(
-        self,
-        device_depth: int | None = None,
-        verify_copies: int = 0,
-        *,
-        headspace: bool = False,
-    ) -> None:
+    def __init__(self, device_depth: int | None = None, verify_copies: int = 0, *, headspace: bool = False) -> None:
         self.device_depth = None if device_depth is None else non_negative_int("device_depth", device_depth)
         self.verify_copies = non_negative_int("verify_copies", verify_copies)
         if headspace and self.verify_copies:

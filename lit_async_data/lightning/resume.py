@@ -160,11 +160,7 @@ def restore_loaders(trainer: pl.Trainer) -> None:
 def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint: dict[str, Any]) -> None:
     """Save the order in which each DataLoader of training deals the current epoch."""
     orders = [
-        {
-            "generator": loader.dealt_order.generator,
-            "begun": loader.dealt_order.begun,
-            **_dealing(trainer, loader),
-        }
+        {"generator": loader.dealt_order.generator, "begun": loader.dealt_order.begun, **_dealing(trainer, loader)}
         if isinstance(loader, PrefetchedLoader) and loader.dealt_order is not None
         else None
         for loader in loaders

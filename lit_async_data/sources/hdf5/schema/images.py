@@ -54,12 +54,10 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
     node: Any = group.node(name)
     if isinstance(node, h5py.Group):
         names = tuple(sorted(node, key=natural))
-        stored, alone = _inspect_group(group, name, names), True
-        node = node[names[0]]
+        stored, alone, node = _inspect_group(group, name, names), True, node[names[0]]
         first = (int(stored.index.offsets[0]), int(stored.index.sizes[0])) if stored.index else (-1, 0)
     else:
-        stored, alone = group.inspect_dataset(name, images=True), False
-        node = group.file[name]
+        stored, alone, node = group.inspect_dataset(name, images=True), False, group.file[name]
         first = -1 if stored.offset is None or node.dtype.kind == "O" else stored.offset, stored.shape[1]
         if node.dtype.kind == "O":
             alone = stored.offset is None and stored.index is None
@@ -106,7 +104,6 @@ def _place(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, in
 
     low: Any = h5py
     h5d, h5f, h5l, h5o, h5t = low.h5d, low.h5f, low.h5l, low.h5o, low.h5t
-
     linked = within.links.get_info(each.encode()).type != h5l.TYPE_HARD
     if linked and not group.allow_external:
         refuse_external_link(group.file, f"{name}/{each}")

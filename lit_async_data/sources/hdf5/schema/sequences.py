@@ -45,8 +45,7 @@ class StoredSequences:
 
     @functools.cached_property
     def lengths(self) -> Indices:
-        lengths: Indices = self.references[:, 0] // self.dtype.itemsize
-        return lengths
+        return np.asarray(self.references[:, 0] // self.dtype.itemsize)
 
 
 def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
@@ -85,8 +84,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
         raise CorruptError(
             f"{stored}, row {row}: refers to a place outside of the file; restore the file", row=row, **context
         )
-    element = FieldSpec((), dtype.newbyteorder("="))
-    spec = padded_spec(references[:, 0] // dtype.itemsize, most, element, context)
+    spec = padded_spec(references[:, 0] // dtype.itemsize, most, FieldSpec((), dtype.newbyteorder("=")), context)
     return StoredSequences(stored, heap, references, dtype, spec)
 
 

@@ -19,12 +19,7 @@ import numpy.typing as npt
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, CorruptError, MissingError
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
-from lit_async_data.sources.hdf5.storage.failures import (
-    as_source_errors,
-    open_h5py,
-    open_raw,
-    source_error,
-)
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py, open_raw, source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
 from lit_async_data.sources.local_files.retrying import retry_once
