@@ -41,9 +41,8 @@ class GroupsReader(Reader):
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         for place, row in enumerate(rows.tolist()):
-            with as_source_errors(
-                f"{stored}, row {row}", "cannot be read", file=stored.path, dataset=stored.name, row=row
-            ):
+            where = f"{stored}, row {row}"
+            with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name, row=row):
                 dataset = self._file.dataset(in_group(stored.name, stored.names, row), 0, kept=False)
                 if dataset.chunks:
                     check_chunk_lengths(dataset, 0, 0, len(dataset))
