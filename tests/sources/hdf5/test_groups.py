@@ -217,3 +217,12 @@ def test_an_attribute_is_the_value_of_all_rows_of_its_part(tmp_path):
         HDF5Source(tmp_path / "x.h5", [Field(attr="age")], group="p*")
     with pytest.raises(ConfigError, match="window: does not apply to an attribute"):
         Field(attr="age", window=2)
+
+
+def test_an_attribute_of_another_file_is_refused(tmp_path):
+    for name in ("x.h5", "other.h5"):
+        write(tmp_path / name)
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        file["s12"] = h5py.ExternalLink("other.h5", "/s3")
+    with pytest.raises(FormatError, match="s12: is a link into another file"):
+        opened(tmp_path / "x.h5", {"y": Field(attr="label")})

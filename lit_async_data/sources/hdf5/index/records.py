@@ -207,11 +207,7 @@ class _ChunkRules:
         return fits
 
     def check(
-        self,
-        corners: npt.NDArray[Any],
-        offsets: npt.NDArray[Any],
-        sizes: npt.NDArray[Any],
-        masks: npt.NDArray[Any],
+        self, corners: npt.NDArray[Any], offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], masks: npt.NDArray[Any]
     ) -> None:
         """Raise `CorruptError` if a chunk is impossible rather than unusual.
 

@@ -104,7 +104,7 @@ class _Values:
     """The attributes of one name."""
 
     def __init__(self, group: OpenGroup, field: Field, _: str) -> None:
-        self._path, self._field = group.path, field
+        self._group, self._path, self._field = group, group.path, field
         self.found: dict[str, Any] = {"values": []}
 
     def add(self, node: Any, full: str) -> None:
@@ -112,6 +112,8 @@ class _Values:
 
         low: Any = h5py
         of, values = low.h5o.open(node, self._field.name.encode() or b"."), self.found["values"]
+        if h5py.h5f.get_name(of) != os.fsencode(self._path):
+            refuse_external_link(self._group.file, full)
         value = value_of(of, self._field, self._path, full)
         values.append(value[()])
         if value.dtype != values[0].dtype:

@@ -49,13 +49,7 @@ class NoSamplesError(FormatError):
 
 
 def source_error(
-    error: BaseException,
-    where: str,
-    problem: str,
-    *,
-    file: str,
-    dataset: str | None = None,
-    row: int | None = None,
+    error: BaseException, where: str, problem: str, *, file: str, dataset: str | None = None, row: int | None = None
 ) -> SourceError:
     """The `SourceError` for an error of h5py, numpy or the system: what failed (``"cannot be opened"``) and where."""
     number = errno_of(error)
