@@ -159,7 +159,6 @@ def goals(figures: Any) -> Iterator[Goal]:
         best = max(row["times"] for row in rows if row["contender"].startswith("AsyncLoader"))
         yield Goal("samples/s, × the best DataLoader with a bucket sampler", best, TIMES, TIMES)
     if rows := figures.get("padding"):
-        yield Goal("padding in buckets", rows[0]["padding"], 0.1, 0.1, at_most=True)
         yield Goal("different numbers of batches on 3 ranks", len(rows[0]["counts"]), 1, 1, at_most=True)
 
 
