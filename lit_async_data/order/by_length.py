@@ -106,7 +106,7 @@ class LengthPlan(EpochPlan):
 
 
 def _shared(edges: Indices, ranks: int, *, drop_last: bool) -> Indices:
-    """The edges of batches, so many that each step has one for every rank.
+    """Splits the last batches until each step has one for every rank; takes and returns the edges of batches.
 
     Example:
         >>> _shared(np.array([0, 4, 8, 12, 16]), 3, drop_last=False).tolist()
@@ -128,7 +128,7 @@ def _shared(edges: Indices, ranks: int, *, drop_last: bool) -> Indices:
 
 
 def _halved(edges: Indices, count: int) -> Indices:
-    """The edges of this many batches: the largest is halved until there are so many."""
+    """Halves the largest batch until there are ``count``; takes and returns the edges of batches."""
     batches = [(first - end, first) for first, end in itertools.pairwise(edges.tolist())]
     heapq.heapify(batches)
     while len(batches) < count:

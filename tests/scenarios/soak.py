@@ -112,7 +112,7 @@ class Ranks:
 
 
 class Killer(threading.Thread):
-    """Kills so many reader processes of this process, at random moments."""
+    """Kills ``count`` reader processes of this process, at random moments."""
 
     def __init__(self, count, moments):
         super().__init__(name="killer", daemon=True)
