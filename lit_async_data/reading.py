@@ -26,8 +26,7 @@ from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, Reading
-from lit_async_data.system import usable_cores
-from lit_async_data.threads import OURS
+from lit_async_data.system import OURS, usable_cores
 
 if TYPE_CHECKING:
     import h5py

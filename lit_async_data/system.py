@@ -1,11 +1,13 @@
-"""What Linux offers and macOS or Windows lack, each with what is done there instead.
+"""What a process has of its system: cores, files and memory; forks and exit, for threads; a gate to wait at.
 
-Other modules take these names from here and not from `os`, `mmap` or `resource`. Reader processes are for systems that
-have everything that they use; see `system_refusal` in `engine/resources/workers.py`.
+What Linux offers and macOS or Windows lack stands here, with what is done there instead: other modules take these names
+from here and not from `os`, `mmap` or `resource`. Reader processes are for systems that have everything that they use;
+see `system_refusal` in `engine/resources/workers.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -19,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.errors import WorkerError
+
 
 def _module(name: str) -> Any:
     """A module of Python's library, or None on Windows, which lacks some."""
@@ -29,6 +33,9 @@ def _module(name: str) -> Any:
 
 
 resource = _module("resource")
+
+# What the names of the threads of this package begin with.
+OURS = "lit_async_data"
 
 # Flags of os.open; 0 where the system has none. Windows alone has O_BINARY: without it, it changes line ends.
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
@@ -161,3 +168,54 @@ def _read_into_parts(descriptor: int, parts: Sequence[Any], offset: int) -> int:
 
 pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _seek_and_read)
 preadv: Callable[[int, Sequence[Any], int], int] = getattr(os, "preadv", _read_into_parts)
+
+
+def leave_at_exit() -> None:
+    """Ends a daemon thread at interpreter exit, when the modules and files that it uses may be closed already."""
+    if threading.current_thread() is not threading.main_thread() and not threading.main_thread().is_alive():
+        raise SystemExit
+
+
+class ProcessGuard:
+    """Detects use in a fork of the process that built it: threads, locks and HDF5 handles do not survive a fork."""
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that built the guard."""
+        return self._pid != os.getpid()
+
+    def error(self, event: str, advice: str, *, file: str | None = None) -> WorkerError:
+        """Returns the error to raise in a fork."""
+        pids = f"in process {self._pid} and cannot be used in its fork {os.getpid()}"
+        return WorkerError(f"{event} {pids}: {advice}", file=file)
+
+
+class Gate:
+    """Opens once, for all threads that wait for it. Safe to interrupt at any point."""
+
+    def __init__(self) -> None:
+        self._opened = False
+        self._closed = threading.Lock()  # held until `open`, and then briefly by each thread that passes
+        self._closed.acquire()
+
+    def open(self) -> None:
+        """Lets all threads pass from now on. Idempotent."""
+        self._opened = True
+        with contextlib.suppress(RuntimeError):  # it was open
+            self._closed.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until the gate is open, at most ``timeout`` seconds.
+
+        Returns:
+            Whether it is open. If an interrupt hits another thread that passes, this one may wait the whole time.
+        """
+        if not self._opened and self._closed.acquire(timeout=timeout):
+            with contextlib.suppress(RuntimeError):  # `open` was called again meanwhile
+                self._closed.release()
+        return self._opened

@@ -23,7 +23,6 @@ ROOMS = [
     "errors",
     "options",
     "system",
-    "threads",
     "order",
     "batch",
     "sources",

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lit_async_data.errors import WorkerError
-from lit_async_data.threads import OURS
+from lit_async_data.system import OURS
 
 T = TypeVar("T")
 

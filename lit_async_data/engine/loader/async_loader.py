@@ -44,7 +44,7 @@ from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.threads import leave_at_exit
+from lit_async_data.system import leave_at_exit
 
 log = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import Work
-from lit_async_data.threads import ProcessGuard, leave_at_exit
+from lit_async_data.system import ProcessGuard, leave_at_exit
 
 log = logging.getLogger(__name__)
 

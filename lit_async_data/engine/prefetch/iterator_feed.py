@@ -22,7 +22,7 @@ from lit_async_data.engine.prefetch.reader_thread import Pulled, ReaderThread
 from lit_async_data.engine.stats import ReadMeter, ReadStats
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.stage_clock import Work
-from lit_async_data.threads import ProcessGuard
+from lit_async_data.system import ProcessGuard
 
 log = logging.getLogger(__name__)
 

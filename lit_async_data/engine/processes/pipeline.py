@@ -35,7 +35,7 @@ from lit_async_data.engine.supervisor import ThreadWorker, all_ended
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex, Share
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
-from lit_async_data.threads import OURS
+from lit_async_data.system import OURS
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from lit_async_data.engine import supervisor
 from lit_async_data.engine.processes import inherited
 from lit_async_data.engine.processes.messages import ASKED, OPENED
 from lit_async_data.errors import WorkerError
-from lit_async_data.threads import ProcessGuard
+from lit_async_data.system import ProcessGuard
 
 # Libraries that would start threads of their own for each batch.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")

@@ -20,10 +20,9 @@ from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
-from lit_async_data.sources.hdf5.schema.chunk_grouping import group_samples, grouping_key
-from lit_async_data.sources.hdf5.schema.groups import inspect_groups
-from lit_async_data.sources.hdf5.schema.part import (
+from lit_async_data.sources.hdf5.parts.chunk_grouping import group_samples, grouping_key
+from lit_async_data.sources.hdf5.parts.groups import inspect_groups
+from lit_async_data.sources.hdf5.parts.part import (
     PartRequest,
     StoredPart,
     check_compatible,
@@ -31,7 +30,7 @@ from lit_async_data.sources.hdf5.schema.part import (
     log_warnings,
     with_longest,
 )
-from lit_async_data.sources.hdf5.schema.samples import (
+from lit_async_data.sources.hdf5.parts.samples import (
     check_distinct,
     checked_stride,
     drop_empty,
@@ -40,13 +39,14 @@ from lit_async_data.sources.hdf5.schema.samples import (
     with_rows,
     without,
 )
-from lit_async_data.sources.hdf5.schema.selection import (
+from lit_async_data.sources.hdf5.parts.selection import (
     FieldLike,
     PathLike,
     chosen_fields,
     chosen_files,
     chosen_layouts,
 )
+from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
 from lit_async_data.sources.local_files.bad_lists import Exclude
 

@@ -15,12 +15,12 @@ import h5py
 import numpy as np
 
 from lit_async_data.errors import AsyncDataError, FormatError
+from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import Choice, choice
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.hdf5.schema.stored_field import inspect_field
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
 from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start, has_word

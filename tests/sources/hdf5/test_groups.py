@@ -12,7 +12,7 @@ import pytest
 
 from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, MissingError
 from lit_async_data.sources.hdf5.index import cache as index_cache
-from lit_async_data.sources.hdf5.schema import groups
+from lit_async_data.sources.hdf5.parts import groups
 from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
 from lit_async_data.tools.pack.packing import pack, packed_source
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.schema.part import PartRequest, inspect_file
-from lit_async_data.sources.hdf5.schema.selection import chosen_fields, chosen_layouts
+from lit_async_data.sources.hdf5.parts.part import PartRequest, inspect_file
+from lit_async_data.sources.hdf5.parts.selection import chosen_fields, chosen_layouts
 
 
 def parts_of(path, fields, *, layout=None, group=None, cache_dir=None, allow_external=False):

@@ -21,7 +21,7 @@ from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.threads import Gate
+from lit_async_data.system import Gate
 
 Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
-from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 
 Array = npt.NDArray[Any]
 # Bytes of values that are read into a temporary block and converted from there.

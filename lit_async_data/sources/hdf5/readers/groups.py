@@ -10,9 +10,9 @@ import numpy.typing as npt
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
+from lit_async_data.sources.hdf5.parts.part import in_group
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.schema.part import in_group
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.local_files.retrying import retry_once

@@ -18,6 +18,9 @@ from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
+from lit_async_data.sources.hdf5.parts.chunk_grouping import ChunkGrouping
+from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
@@ -27,11 +30,8 @@ from lit_async_data.sources.hdf5.readers.images import ImageReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
 from lit_async_data.sources.hdf5.readers.sequences import SequenceReader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
-from lit_async_data.sources.hdf5.schema.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.schema.part import StoredPart, of_group
-from lit_async_data.sources.hdf5.schema.stored_field import StoredField
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles

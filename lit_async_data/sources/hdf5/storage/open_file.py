@@ -23,8 +23,7 @@ from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
 from lit_async_data.sources.local_files.retrying import retry_once
-from lit_async_data.system import is_cold
-from lit_async_data.threads import ProcessGuard
+from lit_async_data.system import ProcessGuard, is_cold
 
 if TYPE_CHECKING:
     import h5py

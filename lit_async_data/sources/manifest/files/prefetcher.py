@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.manifest.files.stored_file import ANYWHERE, RootDirectory, fetched, filled
-from lit_async_data.threads import OURS, ProcessGuard
+from lit_async_data.system import OURS, ProcessGuard
 
 # Larger files are refused unread: by mistake, a table can name a film.
 MOST_BYTES = 2**32

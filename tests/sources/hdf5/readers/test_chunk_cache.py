@@ -17,7 +17,7 @@ from lit_async_data.sources.hdf5.readers import chunk_cache
 from lit_async_data.sources.hdf5.readers import part_reader as holding
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.threads import Gate
+from lit_async_data.system import Gate
 
 SLAB = np.arange(4, dtype=np.int64)
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.schema.attributes import inspect_attribute
+from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
+from lit_async_data.sources.hdf5.parts.selection import chosen_groups
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField, inspect_field
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
-from lit_async_data.sources.hdf5.schema.selection import chosen_groups
-from lit_async_data.sources.hdf5.schema.stored_field import StoredField, inspect_field
 from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, anchor_range
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, open_h5py

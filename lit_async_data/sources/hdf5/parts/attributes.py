@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.hdf5.schema.stored_field import StoredField, delivered_spec
 
 
 def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:

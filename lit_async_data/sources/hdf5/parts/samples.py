@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError
-from lit_async_data.sources.hdf5.schema.part import StoredPart, row_numbers
+from lit_async_data.sources.hdf5.parts.part import StoredPart, row_numbers
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.schema.part import StoredPart
+from lit_async_data.sources.hdf5.parts.part import StoredPart
 
 # Chunks per group for each chunk that samples reach into. A quarter of the chunks is then decoded twice.
 CHUNKS_PER_RUN = 4

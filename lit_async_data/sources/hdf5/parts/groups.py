@@ -22,14 +22,14 @@ from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file
 from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
-from lit_async_data.sources.hdf5.schema.attributes import kept_field, value_of
+from lit_async_data.sources.hdf5.parts.attributes import kept_field, value_of
+from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, in_group, of_group
+from lit_async_data.sources.hdf5.parts.selection import chosen_groups
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.hdf5.schema.part import PartRequest, StoredPart, in_group, of_group
-from lit_async_data.sources.hdf5.schema.selection import chosen_groups
-from lit_async_data.sources.hdf5.schema.stored_field import StoredField, delivered_spec
 from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
