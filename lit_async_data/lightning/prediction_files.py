@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk, write_chunk
-from lit_async_data.sources.manifest.table.arrow import arrow
+from lit_async_data.sources.table.arrow import arrow
 
 # Bytes that are held until they are written or merged, about, and the assumed bytes of a text.
 HELD_BYTES, TEXT_BYTES = 2**26, 64

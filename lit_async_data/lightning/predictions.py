@@ -16,7 +16,7 @@ from lit_async_data.lightning.loops import evaluate, loaders_in
 from lit_async_data.lightning.prediction_files import ArrayPart, Field, TablePart, Values
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.manifest.table.arrow import arrow
+from lit_async_data.sources.table.arrow import arrow
 
 # The columns of locations, in order, and those that are left out if all samples have this value.
 LOCATION_COLUMNS = ("sample", "file", "group", "row", "id", "path")

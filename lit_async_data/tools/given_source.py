@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.manifest.fields.column import HDF5
-from lit_async_data.sources.manifest.table.reading import is_table
+from lit_async_data.sources.table.reading import is_table
 from lit_async_data.tools.call import Call
 
 #: What each source takes, as the command line and the constructors name it.

@@ -12,9 +12,9 @@ import numpy as np
 from lit_async_data.errors import ConfigError, ManifestError, MissingError
 from lit_async_data.sources.local_files.descriptors import raise_if_none_left
 from lit_async_data.sources.manifest.fields.column import IMAGES, NPY
-from lit_async_data.sources.manifest.table.arrow import arrow
-from lit_async_data.sources.manifest.table.reading import FolderTable
-from lit_async_data.sources.manifest.table.row_origin import quoted
+from lit_async_data.sources.table.arrow import arrow
+from lit_async_data.sources.table.reading import FolderTable
+from lit_async_data.sources.table.row_origin import quoted
 
 # Names of the columns.
 PATH, LABEL = "path", "label"

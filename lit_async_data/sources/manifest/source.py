@@ -32,11 +32,11 @@ from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_fol
 from lit_async_data.sources.manifest.fields.column import Column, Given
 from lit_async_data.sources.manifest.fields.fields import Fields
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.table.arrow import numpy_values
-from lit_async_data.sources.manifest.table.delimited import TextFormat
-from lit_async_data.sources.manifest.table.row_origin import NoColumnError
-from lit_async_data.sources.manifest.table.table import Table, TableReader
 from lit_async_data.sources.manifest.validation import Check, check_paths
+from lit_async_data.sources.table.arrow import numpy_values
+from lit_async_data.sources.table.delimited import TextFormat
+from lit_async_data.sources.table.row_origin import NoColumnError
+from lit_async_data.sources.table.table import Table, TableReader
 
 # Options of `ManifestSource` and of images.
 OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", "delimiter", "encoding"]

@@ -11,10 +11,10 @@ from typing import Any
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.sources.manifest.fields.column import Column, kind_of, kind_of_path
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.table.arrow import arrow, is_number, is_text
-from lit_async_data.sources.manifest.table.delimited import TextFormat
-from lit_async_data.sources.manifest.table.reading import column_names, files_of
-from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.table.arrow import arrow, is_number, is_text
+from lit_async_data.sources.table.delimited import TextFormat
+from lit_async_data.sources.table.reading import column_names, files_of
+from lit_async_data.sources.table.table import Table
 from lit_async_data.tools.call import Call, Given, literal
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion, by_groups

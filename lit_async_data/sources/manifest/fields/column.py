@@ -16,8 +16,8 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.table.labels import Null
-from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.table.labels import Null
+from lit_async_data.sources.table.table import Table
 
 Kind = Literal["image", "npy", "hdf5", "class", "number"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

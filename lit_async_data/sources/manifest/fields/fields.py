@@ -33,10 +33,10 @@ from lit_async_data.sources.manifest.fields.rows import Paths, Rows
 from lit_async_data.sources.manifest.files.decoders import Decoder, NpyDecoder
 from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.table.arrow import is_number
-from lit_async_data.sources.manifest.table.labels import Labels
-from lit_async_data.sources.manifest.table.row_origin import listed, quoted
-from lit_async_data.sources.manifest.table.table import Table, TableReader
+from lit_async_data.sources.table.arrow import is_number
+from lit_async_data.sources.table.labels import Labels
+from lit_async_data.sources.table.row_origin import listed, quoted
+from lit_async_data.sources.table.table import Table, TableReader
 
 # From this number of rows on, a distinct class in every row is suspicious.
 _SUSPICIOUS_ROWS = 10

@@ -20,8 +20,8 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.fields.column import Column
 from lit_async_data.sources.manifest.fields.rows import Paths
-from lit_async_data.sources.manifest.table.row_origin import NoColumnError
-from lit_async_data.sources.manifest.table.table import Table, TableReader
+from lit_async_data.sources.table.row_origin import NoColumnError
+from lit_async_data.sources.table.table import Table, TableReader
 
 # Default column of dataset names, and default dataset.
 DATASET_COLUMN, DATASET = "dataset", "data"

@@ -17,9 +17,9 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.places import Location, Part, Places
 from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.table.arrow import split_folders
-from lit_async_data.sources.manifest.table.row_origin import GIVEN, printable_path, quoted
-from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.table.arrow import split_folders
+from lit_async_data.sources.table.row_origin import GIVEN, printable_path, quoted
+from lit_async_data.sources.table.table import Table
 
 
 class TableRow(Location):

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ConfigError, CorruptError, ManifestError, MissingError
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, printable_path, quoted
-from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.table.row_origin import RowOrigin, printable_path, quoted
+from lit_async_data.sources.table.table import Table
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_quotes_within_a_cell_and_a_last_newline_are_nothing_wrong(file):
 
 
 def test_rows_longer_than_a_block(file, monkeypatch):
-    from lit_async_data.sources.manifest.table import delimited, json_lines
+    from lit_async_data.sources.table import delimited, json_lines
 
     for module in (delimited, json_lines):
         monkeypatch.setattr(module, "_BLOCK", 1000)
@@ -205,7 +205,7 @@ def test_rows_longer_than_a_block(file, monkeypatch):
 
 
 def test_newlines_in_cells_at_the_end_of_a_block(file, monkeypatch):
-    from lit_async_data.sources.manifest.table import delimited
+    from lit_async_data.sources.table import delimited
 
     monkeypatch.setattr(delimited, "_BLOCK", 100)
     cells = ["x\n" * (1 + row % 7) + "x" for row in range(100)]
@@ -273,7 +273,7 @@ def test_what_looks_like_a_date_is_text(file):
 
 
 def test_types_of_later_lines_and_keys_that_come_late(file, monkeypatch):
-    from lit_async_data.sources.manifest.table import json_lines
+    from lit_async_data.sources.table import json_lines
 
     monkeypatch.setattr(json_lines, "_BLOCK", 200)
     lines = ['{"a": 1, "d": "2020-01-01"}'] * 40 + ['{"a": 2.5, "b": "x", "d": "2020-01-02"}', '{"a": null, "b": "y"}']
@@ -733,7 +733,7 @@ def test_several_columns_side_by_side():
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_ids_must_be_different(grouped, monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.manifest.table.table._GROUPED_ROWS", 0 if grouped else 10**9)
+    monkeypatch.setattr("lit_async_data.sources.table.table._GROUPED_ROWS", 0 if grouped else 10**9)
     table = held(
         {"a": ["x", "y", "z", "w"], "b": [1, 2, 1, 1], "c": list("xyxx"), "n": ["x", None, "y", "z"], "f": [0.5] * 4}
     )

@@ -13,7 +13,7 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
-from lit_async_data.sources.manifest.table.arrow import (
+from lit_async_data.sources.table.arrow import (
     arrow,
     booleans_of,
     is_categorical,
@@ -24,8 +24,8 @@ from lit_async_data.sources.manifest.table.arrow import (
     list_lengths,
     values_of,
 )
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
-from lit_async_data.sources.manifest.table.text import INEXACT, MOST_CLASSES
+from lit_async_data.sources.table.row_origin import RowOrigin, quoted
+from lit_async_data.sources.table.text import INEXACT, MOST_CLASSES
 
 Null = Literal["error", "ignore", "drop", "zero"]
 # Most rows that a message names.

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lit_async_data.errors import ManifestError
-from lit_async_data.sources.manifest.table.arrow import arrow, is_list
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, check_columns, check_content, quoted
-from lit_async_data.sources.manifest.table.text import INEXACT
+from lit_async_data.sources.table.arrow import arrow, is_list
+from lit_async_data.sources.table.row_origin import RowOrigin, check_columns, check_content, quoted
+from lit_async_data.sources.table.text import INEXACT
 
 # Block size of the parser, which also limits the size of a line; longer ones are read one by one.
 _BLOCK = 2**24

@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.table.arrow import (
+from lit_async_data.sources.table.arrow import (
     arrow,
     arrow_strings,
     as_single_array,
@@ -22,7 +22,7 @@ from lit_async_data.sources.manifest.table.arrow import (
     list_lengths,
     lists_of,
 )
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, listed, quoted
+from lit_async_data.sources.table.row_origin import RowOrigin, listed, quoted
 
 # From here on, float64 cannot represent every whole number.
 INEXACT = 2**53

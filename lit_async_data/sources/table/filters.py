@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.manifest.table.arrow import arrow, as_single_array, booleans_of, is_text
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, quoted
-from lit_async_data.sources.manifest.table.text import as_numbers, check_text
+from lit_async_data.sources.table.arrow import arrow, as_single_array, booleans_of, is_text
+from lit_async_data.sources.table.row_origin import RowOrigin, quoted
+from lit_async_data.sources.table.text import as_numbers, check_text
 
 _COMPARE = {
     "==": "equal",

@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_async_data.errors import ChangedError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.manifest.table.arrow import (
+from lit_async_data.sources.table.arrow import (
     arrow,
     arrow_integers,
     as_single_array,
@@ -22,12 +22,12 @@ from lit_async_data.sources.manifest.table.arrow import (
     orders_of,
     values_of,
 )
-from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
-from lit_async_data.sources.manifest.table.filters import filters_of
-from lit_async_data.sources.manifest.table.labels import Labels, Null, labels_of
-from lit_async_data.sources.manifest.table.reading import files_of, opening_errors, read_table
-from lit_async_data.sources.manifest.table.row_origin import RowOrigin, printable_path, quoted
-from lit_async_data.sources.manifest.table.text import check_notation, check_text, parsed_text
+from lit_async_data.sources.table.delimited import DEFAULT_FORMAT, TextFormat
+from lit_async_data.sources.table.filters import filters_of
+from lit_async_data.sources.table.labels import Labels, Null, labels_of
+from lit_async_data.sources.table.reading import files_of, opening_errors, read_table
+from lit_async_data.sources.table.row_origin import RowOrigin, printable_path, quoted
+from lit_async_data.sources.table.text import check_notation, check_text, parsed_text
 
 # Most rows that a message names.
 _NAMED = 5

@@ -19,8 +19,8 @@ from support.sources.oracle import read
 
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, CorruptError, ManifestError, MissingError
-from lit_async_data.sources.manifest.table.delimited import TextFormat
-from lit_async_data.sources.manifest.table.table import Table
+from lit_async_data.sources.table.delimited import TextFormat
+from lit_async_data.sources.table.table import Table
 
 COUNT = 3
 NAMES = ["Käfer", "Öl, Fett", 'ein "Wort"']

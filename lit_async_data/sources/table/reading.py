@@ -13,11 +13,11 @@ from lit_async_data.errors import ConfigError, CorruptError, MissingError, Sourc
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.local_files.descriptors import advice_on, listing, raise_if_none_left
 from lit_async_data.sources.local_files.patterns import files_matching, is_pattern, natural
-from lit_async_data.sources.manifest.table import delimited, json_lines
-from lit_async_data.sources.manifest.table.arrow import arrow, without_runs
-from lit_async_data.sources.manifest.table.delimited import DEFAULT_FORMAT, TextFormat
-from lit_async_data.sources.manifest.table.filters import Filter, rows_meeting
-from lit_async_data.sources.manifest.table.row_origin import (
+from lit_async_data.sources.table import delimited, json_lines
+from lit_async_data.sources.table.arrow import arrow, without_runs
+from lit_async_data.sources.table.delimited import DEFAULT_FORMAT, TextFormat
+from lit_async_data.sources.table.filters import Filter, rows_meeting
+from lit_async_data.sources.table.row_origin import (
     NoColumnError,
     RowOrigin,
     check_columns,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lit_async_data.errors import ConfigError, ManifestError
-from lit_async_data.sources.manifest.table.arrow import arrow
-from lit_async_data.sources.manifest.table.row_origin import (
+from lit_async_data.sources.table.arrow import arrow
+from lit_async_data.sources.table.row_origin import (
     NoColumnError,
     RowOrigin,
     check_columns,
