@@ -272,7 +272,7 @@ class AsyncDataModule(pl.LightningDataModule):
         return class_names(self._first)
 
     def state_dict(self) -> dict[str, Any]:
-        """The classes, and the place of training in the data, for a checkpoint; the same on every rank."""
+        """The classes, and the place of training, for a checkpoint; the same on every rank but for bad samples."""
         loader = None if self._training is None else self._training()
         place = self._saved if loader is None else loader.state_dict()
         return {"classes": {key: list(names) for key, names in self.classes.items()}, "order": place}
