@@ -157,8 +157,8 @@ def photographs(run: Run) -> Figures:
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         files = tables.photographs(folder, 256 if run.quick else 3_000)
         readings = [
-            Reading(STRETCHED, files, ImageShape(SIDE)),
-            Reading(CROPPED, files, ImageShape(SIDE, resize="random_crop")),
+            Reading(STRETCHED, files, ImageShape(image_size=SIDE)),
+            Reading(CROPPED, files, ImageShape(image_size=SIDE, resize="random_crop")),
         ]
         return [row for reading in readings for row in compare(run, reading)]
 
@@ -219,7 +219,7 @@ def ahead(run: Run) -> Figures:
     dropped = True
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         files = tables.photographs(folder, 256 if run.quick else 1_000)
-        reading = Reading(CROPPED, files, ImageShape(SIDE, resize="random_crop"))
+        reading = Reading(CROPPED, files, ImageShape(image_size=SIDE, resize="random_crop"))
         source = reading.source()
         for _ in range(run.rounds):
             for place in ("page cache", "disk", "network"):

@@ -277,7 +277,7 @@ def first_batches(files: Files, side: int) -> dict[str, float]:
     From scratch: includes importing pyarrow and Pillow. From the loader: the table has been read. Spawned workers
     import torch and the other imports of the dataset.
     """
-    reading = Reading("", files, ImageShape(side, resize="random_crop"))
+    reading = Reading("", files, ImageShape(image_size=side, resize="random_crop"))
     sources: list[ManifestSource] = []
 
     @contextlib.contextmanager

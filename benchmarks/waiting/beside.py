@@ -277,7 +277,9 @@ def files(run: Run) -> Figures:
     count = 300 if run.quick else 2000
     readings = [
         Reading(
-            "JPEG random crop to 224²", tables.photographs(run.folder, count), ImageShape(224, resize="random_crop")
+            "JPEG random crop to 224²",
+            tables.photographs(run.folder, count),
+            ImageShape(image_size=224, resize="random_crop"),
         ),
         Reading("PNG 64×64", tables.pngs(run.folder, count, tables.SMALL), ImageShape()),
         Reading(".npy float32 3×64×64", tables.arrays(run.folder, count), None),

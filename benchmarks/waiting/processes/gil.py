@@ -174,7 +174,7 @@ def per_batch(run: Run) -> Figures:
         photographs = tables.photographs(folder, 256 if run.quick else 1_000)
         names = [run.layouts[name] for name in ("A", "B", "C", "G")]
         sources: dict[str, tuple[Any, int]] = {str(each): (HDF5Source(run.path(each)), each.batch) for each in names}
-        reading = Reading("JPEG stretched to 224²", photographs, ImageShape(224))
+        reading = Reading("JPEG stretched to 224²", photographs, ImageShape(image_size=224))
         sources[reading.name] = reading.source(), tables.BATCH
         for name, (source, batch) in sources.items():
             turns: dict[str, list[Taken]] = {kind: [] for kind in KINDS}

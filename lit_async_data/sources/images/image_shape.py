@@ -24,9 +24,9 @@ MAX_PIXELS = 178_956_970
 _MAX_SIDE = 65_535
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageShape:
-    """How images become arrays of shape (H, W, C), uint8 or uint16. In YAML, a mapping of the same names.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """The options of images; in YAML, names of a mapping.
 
     Attributes:
         image_size: (H, W), or one number for both. None: all images must have one size already.
@@ -48,9 +48,6 @@ class ImageShape:
             at a time.
         upper_8_bits: Whether images of more than 8 bits may be read in a mode of 8 bits, which is an error otherwise:
             the upper 8 of the stored bits are kept (for 16 bits, the value divided by 256).
-
-    Raises:
-        ConfigError: A value is invalid; the message begins with its name.
     """
 
     image_size: int | tuple[int, int] | None = None
@@ -59,9 +56,18 @@ class ImageShape:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: str | None = None
-    fill: int = 0
+    fill: float = 0
     max_pixels: int = MAX_PIXELS
     upper_8_bits: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageShape(ImageOptions):
+    """How images become arrays of shape (H, W, C), uint8 or uint16: options that fit together.
+
+    Raises:
+        ConfigError: A value is invalid; the message begins with its name.
+    """
 
     def __post_init__(self) -> None:
         self._set("image_size", _size(self.image_size))

@@ -28,7 +28,7 @@ SIDES = st.integers(1, 5000) | st.sampled_from([1, 2, 3, 2**16, 2**24 + 1])
 )
 def test_boxes_lie_in_the_image_and_hold_something(*, height, width, target, key, scale, ratio):
     for resize in RESIZES:
-        shape = ImageShape(target, resize=resize, scale=scale, ratio=ratio)
+        shape = ImageShape(image_size=target, resize=resize, scale=scale, ratio=ratio)
         check(shape, height, width, key)
         check(shape, height, width, None)
 
@@ -83,7 +83,7 @@ def torchvisions(height, width, scale, ratio, rng):
 
 def ours(height, width, scale, ratio, key):
     left, upper, right, lower = crop_of(
-        ImageShape(224, resize="random_crop", scale=scale, ratio=ratio), height, width, (224, 224), key
+        ImageShape(image_size=224, resize="random_crop", scale=scale, ratio=ratio), height, width, (224, 224), key
     ).box
     return upper, left, lower - upper, right - left
 
@@ -128,12 +128,12 @@ def test_random_crops_are_distributed_as_torchvisions(height, width, scale, rati
     [(10, 1000, (493, 0, 506, 10)), (1000, 10, (0, 493, 10, 506)), (1000, 1000, (0, 0, 1000, 1000))],
 )
 def test_where_no_box_fits_the_middle_is_taken(height, width, box):
-    shape = ImageShape(8, resize="random_crop", scale=(1, 1))
+    shape = ImageShape(image_size=8, resize="random_crop", scale=(1, 1))
     assert {crop_of(shape, height, width, (8, 8), key).box for key in range(300)} == {box}
 
 
 def test_every_place_of_a_small_box_comes_up():
-    shape = ImageShape(8, resize="random_crop", scale=(0.25, 0.25), ratio=(1, 1))
+    shape = ImageShape(image_size=8, resize="random_crop", scale=(0.25, 0.25), ratio=(1, 1))
     boxes = {crop_of(shape, 4, 4, (8, 8), derived_key(1, number)).box for number in range(300)}
     assert boxes == {(left, upper, left + 2, upper + 2) for left in range(3) for upper in range(3)}
 
@@ -165,8 +165,8 @@ def test_wrong_options_are_named(options, message):
 
 
 def test_options_are_plain_values_whatever_they_came_as():
-    shape = ImageShape([np.int64(3), 4], scale=[0.5, 1], ratio=[1, 1], fill=np.int32(3))
-    assert shape == ImageShape((3, 4), scale=(0.5, 1.0), ratio=(1.0, 1.0), fill=3)
+    shape = ImageShape(image_size=[np.int64(3), 4], scale=[0.5, 1], ratio=[1, 1], fill=np.int32(3))
+    assert shape == ImageShape(image_size=(3, 4), scale=(0.5, 1.0), ratio=(1.0, 1.0), fill=3)
     assert all(type(side) is int for side in shape.image_size)
     assert pickle.loads(pickle.dumps(shape)) == shape
     assert [ImageShape(mode=mode).channels for mode in ("L", "LA", "RGB", "RGBA")] == [1, 2, 3, 4]

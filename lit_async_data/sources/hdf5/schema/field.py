@@ -14,11 +14,11 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import check_names
-from lit_async_data.sources.images.image_shape import MAX_PIXELS, ImageShape
+from lit_async_data.sources.images.image_shape import ImageOptions, ImageShape
 
 
 @dataclasses.dataclass(frozen=True)
-class Field:
+class Field(ImageOptions):
     """What a batch takes from a dataset. In YAML, a mapping with the same names.
 
     Attributes:
@@ -48,16 +48,9 @@ class Field:
         channels: What an ordinary decoder makes of the stored images. ``"BGR"``: red and blue change places, since RGB
             arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
         lengths: A dataset with the number of bytes of each image. None: an image ends before the zeros behind it.
-        image_size: (H, W) of images, or one number for both. None: all have one size already. This and the following
-            options are those of images in tables.
-        mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"``, ``"LA"``, ``"P"`` (numbers of a palette), or ``"uint16"``.
-        resize: ``"stretch"``, ``"crop"`` (the middle), ``"pad"``, or ``"random_crop"``, one for all rows of a window.
-        scale: Least and largest share of the area in a random crop.
-        ratio: Least and largest width / height of a random crop.
-        interpolation: How images are resized. None: ``"bilinear"``; in mode P, ``"nearest"``.
         fill: Value of padding, also of samples of variable length, such as −100 for labels that a loss leaves out.
-        max_pixels: An image with more pixels is refused.
-        upper_8_bits: Whether 8 of more bits may be kept.
+
+    The other options are those of images, `ImageOptions`.
 
     Raises:
         ConfigError: A name is unknown or a value is wrong; the message begins with the name.
@@ -87,15 +80,6 @@ class Field:
     decode: Literal["image"] | None = None
     channels: Literal["RGB", "BGR"] = "RGB"
     lengths: str | None = None
-    image_size: int | tuple[int, int] | None = None
-    mode: str = "RGB"
-    resize: str = "stretch"
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    interpolation: str | None = None
-    fill: float = 0
-    max_pixels: int = MAX_PIXELS
-    upper_8_bits: bool = False
 
     def __post_init__(self) -> None:
         for name in ("name", "lookup", "lengths", "attr"):
