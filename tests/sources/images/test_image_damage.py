@@ -86,7 +86,7 @@ def test_kinds_of_jpeg_that_libjpeg_does_not_decode_are_named(photo):
     for each in (frame(0xC1, bits=12), frame(0xC3), frame(0xC5), frame(0xC0, channels=2)):
         for size in ((61, 90), (8, 8)):
             with pytest.raises(FormatError, match=r"^there/x.png: a JPEG of . channels of .* not|only 1, 3 or 4"):
-                decoded(each, ImageShape(size), size)
+                decoded(each, ImageShape(image_size=size), size)
 
 
 def test_a_jpeg_of_a_sampling_without_a_name_is_decoded_by_pillow(photo, monkeypatch):

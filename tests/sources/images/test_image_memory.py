@@ -19,7 +19,7 @@ def black(kind, width, height):
 
 
 def decode(data):
-    images.decode(data, ImageShape(8), np.zeros((8, 8, 3), "u1"), None, "x")
+    images.decode(data, ImageShape(image_size=8), np.zeros((8, 8, 3), "u1"), None, "x")
 
 
 class Turnstile:

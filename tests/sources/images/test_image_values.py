@@ -214,7 +214,7 @@ def test_sixteen_bits_are_resized_in_sixteen_bits(name, size):
     # for 16 bits is wrong by up to 12 410 there.
     extreme = (np.random.default_rng(0).integers(0, 2, (30, 40)) * 65535).astype("u2")
     for values in (DEEP, extreme):
-        shape = ImageShape(size, "uint16", interpolation=name)
+        shape = ImageShape(image_size=size, mode="uint16", interpolation=name)
         assert np.array_equal(decoded(stored(Image.fromarray(values)), shape)[..., 0], plainly(values, size, name))
 
 
@@ -227,13 +227,15 @@ def test_sixteen_bits_are_turned_cropped_and_padded(turned):
     seen = np.asarray(image.transpose(Image.Transpose[ways[turned]]) if turned > 1 else image)
     assert np.array_equal(decoded(data, ImageShape(mode="uint16"))[..., 0], seen)
     height, width = seen.shape
-    middle = decoded(data, ImageShape(12, "uint16", resize="crop"))[..., 0]
+    middle = decoded(data, ImageShape(image_size=12, mode="uint16", resize="crop"))[..., 0]
     left, upper = (width - 30) / 2, (height - 30) / 2
     assert np.array_equal(middle, plainly(seen[int(upper) :][:30, int(left) :][:, :30], (12, 12), "bilinear"))
-    padded = decoded(data, ImageShape(80, "uint16", resize="pad", fill=60000))[..., 0]
+    padded = decoded(data, ImageShape(image_size=80, mode="uint16", resize="pad", fill=60000))[..., 0]
     beside = (padded[:, :9], padded[:, -9:]) if height > width else (padded[:9], padded[-9:])
     assert all((edge == 60000).all() for edge in beside)
-    drawn = decoded(data, ImageShape(16, "uint16", resize="random_crop", interpolation="nearest"), key=3)
+    drawn = decoded(
+        data, ImageShape(image_size=16, mode="uint16", resize="random_crop", interpolation="nearest"), key=3
+    )
     assert np.isin(drawn, seen).all()
 
 

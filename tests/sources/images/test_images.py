@@ -54,7 +54,7 @@ def test_every_kind_of_pixels_becomes_every_mode(photo, kind, found, mode):
             decoded(data, ImageShape(mode=mode))
         return
     assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
-    resized = decoded(data, ImageShape((20, 30), mode))
+    resized = decoded(data, ImageShape(image_size=(20, 30), mode=mode))
     if found == "1" and mode in ("RGB", "L"):
         assert len(np.unique(resized)) > 2  # its greys are weighed, which black and white could not be
     assert (resized == plainly(data, mode, (30, 20))).all()
@@ -68,7 +68,7 @@ def test_one_transparent_colour(photo, found):
     data = stored(small, "PNG", transparency=transparent)
     for mode in MODES:
         assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
-        assert (decoded(data, ImageShape((20, 30), mode)) == plainly(data, mode, (30, 20))).all()
+        assert (decoded(data, ImageShape(image_size=(20, 30), mode=mode)) == plainly(data, mode, (30, 20))).all()
     assert (decoded(data, ImageShape(mode="RGBA"))[..., -1] < 255).any()
 
 
@@ -143,7 +143,7 @@ def test_what_a_camera_noted_is_applied(photo, kind, turned):
     shape = ImageShape()
     assert images.size_of(data, shape, "x") == ((64, 40) if turned >= 5 else (40, 64))
     assert (decoded(data, shape) == plainly(data, "RGB")).all()
-    target = ImageShape((16, 24), resize="crop")
+    target = ImageShape(image_size=(16, 24), resize="crop")
     wanted = (0, 64 / 2 - 40 / 3, 40, 64 / 2 + 40 / 3) if turned >= 5 else (2, 0, 62, 40)
     assert np.abs(decoded(data, target).astype(int) - plainly(data, "RGB", (24, 16), wanted)).max() <= 1
 
@@ -235,7 +235,7 @@ def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(photo,
     data = stored(photo.crop((0, 0, 635, 427)), "JPEG", quality=90, exif=exif(turned))
     # 213 is half of 427, less half a pixel: twice that many are just left over.
     side = 427 // factor // 2
-    found = decoded(data, ImageShape(side, resize="crop")).astype(int)
+    found = decoded(data, ImageShape(image_size=side, resize="crop")).astype(int)
     assert seen == [-(-635 // factor)]
     # What was taken is in the middle, to half a pixel of what was decoded.
     right_first, lower_first = mirrored(turned)
@@ -246,14 +246,14 @@ def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(photo,
     assert all(abs(edge - wanted) <= factor for edge, wanted in zip(taken, middle))
     taken = [min(max(edge, 0), size[number % 2]) for number, edge in enumerate(taken)]
     assert np.abs(found - plainly(data, "RGB", (side, side), tuple(taken))).mean() < 2.5
-    whole = decoded(data, ImageShape(side, resize="stretch")).astype(int)
+    whole = decoded(data, ImageShape(image_size=side, resize="stretch")).astype(int)
     # A shift by a pixel would be ten times that.
     assert np.abs(whole - plainly(data, "RGB", (side, side))).mean() < 1.2
     seen.clear()
-    decoded(data, ImageShape(side + 1, resize="crop"))
+    decoded(data, ImageShape(image_size=side + 1, resize="crop"))
     assert seen == [-(-635 // (factor // 2))]
     seen.clear()
-    nearest = decoded(data, ImageShape(side, interpolation="nearest"))
+    nearest = decoded(data, ImageShape(image_size=side, interpolation="nearest"))
     assert seen == [635]
     assert (nearest == plainly(data, "RGB", (side, side), resample=Image.Resampling.NEAREST)).all()
 
@@ -261,7 +261,7 @@ def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(photo,
 @pytest.mark.parametrize("name", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
 def test_every_interpolation_is_pillows(photo, name):
     data = stored(photo.resize((60, 41)))
-    found = decoded(data, ImageShape((20, 30), interpolation=name)).astype(int)
+    found = decoded(data, ImageShape(image_size=(20, 30), interpolation=name)).astype(int)
     differ = np.abs(found - plainly(data, "RGB", (30, 20), resample=Image.Resampling[name.upper()]))
     # Torch's are Pillow's but for rounding, which happens in two steps.
     assert differ.max() <= (2 if name == "bicubic" else 1 if name == "bilinear" else 0)
@@ -270,7 +270,7 @@ def test_every_interpolation_is_pillows(photo, name):
 
 def test_padding_keeps_the_shape_and_fills_the_rest(photo):
     data = stored(photo.resize((60, 40)))
-    found = decoded(data, ImageShape((30, 30), resize="pad", fill=9))
+    found = decoded(data, ImageShape(image_size=(30, 30), resize="pad", fill=9))
     assert (np.abs(found[5:25].astype(int) - plainly(data, "RGB", (30, 20))) <= 1).all()
     assert (found[:5] == 9).all()
     assert (found[25:] == 9).all()
@@ -278,11 +278,11 @@ def test_padding_keeps_the_shape_and_fills_the_rest(photo):
 
 def test_a_random_crop_is_one_of_its_key_and_the_middle_without_one(photo):
     data = stored(photo.resize((60, 40)))
-    shape = ImageShape(24, resize="random_crop")
+    shape = ImageShape(image_size=24, resize="random_crop")
     first, again, other = (decoded(data, shape, key=key) for key in (1, 1, 2))
     assert (first == again).all()
     assert (first != other).any()
-    assert (decoded(data, shape) == decoded(data, ImageShape(24, resize="crop"))).all()
+    assert (decoded(data, shape) == decoded(data, ImageShape(image_size=24, resize="crop"))).all()
     differ = decoded(data, shape).astype(int) - plainly(data, "RGB", (24, 24), (10, 0, 50, 40))
     assert (np.abs(differ) <= 1).all()
 
@@ -350,7 +350,7 @@ def test_what_goes_where_it_goes_as_it_is_stored_is_decoded_there(photo, kind, c
     monkeypatch.setattr(images, "write_resized", lambda *given: written.append(1) or write_resized(*given))
     data = stored(photo.resize((40, 30)).convert(colours), kind)
     known = kind == "JPEG" or (png_decoder == "imagecodecs" and colours != "LA")
-    for shape in (ImageShape(mode=colours), ImageShape((30, 40), colours, resize="pad")):
+    for shape in (ImageShape(mode=colours), ImageShape(image_size=(30, 40), mode=colours, resize="pad")):
         assert np.array_equal(decoded(data, shape), plainly(data, colours))
     assert len(written) == 2 * (not known)
     # Not so: another size, a part of it, a wider memory, another mode, and one that is held otherwise.
@@ -361,8 +361,8 @@ def test_what_goes_where_it_goes_as_it_is_stored_is_decoded_there(photo, kind, c
     assert np.array_equal(around[:, 5:45], plainly(data, colours))
     assert (around[:, :5] == 77).all()
     assert (around[:, 45:] == 77).all()
-    decoded(data, ImageShape((30, 40), colours, resize="random_crop", scale=(0.2, 0.3)), key=1)
-    decoded(data, ImageShape((40, 30), colours, resize="crop"))
+    decoded(data, ImageShape(image_size=(30, 40), mode=colours, resize="random_crop", scale=(0.2, 0.3)), key=1)
+    decoded(data, ImageShape(image_size=(40, 30), mode=colours, resize="crop"))
     decoded(data, ImageShape(mode="RGBA" if colours != "RGBA" else "L"))
     turned = stored(photo.resize((40, 30)).convert(colours), kind, exif=exif(3))
     assert np.array_equal(decoded(turned, shape), plainly(turned, colours))
@@ -376,7 +376,7 @@ def test_torch_resizes_straight_into_the_array_as_it_does_by_itself(interpolatio
     given = np.random.default_rng(0).integers(0, 256, (80, 100, channels), np.uint8)
     batch = torch.from_numpy(given[None, 10:70, 5:95].copy()).permute(0, 3, 1, 2)
     alone = torch.nn.functional.interpolate(batch, size, mode=interpolation, antialias=True)[0].permute(1, 2, 0).numpy()
-    shape, box = ImageShape(size, interpolation=interpolation), (5, 10, 95, 70)
+    shape, box = ImageShape(image_size=size, interpolation=interpolation), (5, 10, 95, 70)
     frozen = given.copy()
     frozen.flags.writeable = False  # as what comes from Pillow is; torch would warn of it
     for pixels_ in (given, frozen, np.asfortranarray(given)):
@@ -396,7 +396,7 @@ def test_an_image_of_one_row_or_column_comes_out_however_it_was_held(turned, siz
     pixels_ = random.integers(0, 256, (size[1], size[0], 3), np.uint8)
     data = stored(Image.fromarray(pixels_).convert(mode), exif=exif(turned))
     for wanted in ((64, 64), (1, 9)):
-        found = decoded(data, ImageShape(wanted, mode)).astype(int)
+        found = decoded(data, ImageShape(image_size=wanted, mode=mode)).astype(int)
         assert np.abs(found - plainly(data, mode, wanted[::-1])).max() <= 1
     if max(size) > 1:
-        assert decoded(data, ImageShape((3, 3), mode, resize="random_crop"), key=3).any()
+        assert decoded(data, ImageShape(image_size=(3, 3), mode=mode, resize="random_crop"), key=3).any()
