@@ -120,7 +120,8 @@ def _samples(scope: Scope, paths: Sequence[str], x: Dataset, y: Dataset | None) 
     if x.matlab and len(x.shape) > 2:
         notes.append("MATLAB stores axes in reverse: images have width before height; transpose them in a transform")
     groups = [n for n in scope.nodes if n.shape == (x.shape[axis],) and has_word(n.name, words.GROUPS)]
-    notes += by_groups([*map(scope.relative, groups), *_parts(scope, paths)])
+    named = [scope.relative(n) + "/codes" * (n.encoded == "categorical") for n in groups]
+    notes += by_groups([*named, *_parts(scope, paths)])
     return Suggestion(title, _call(scope, paths, fields, layout=layouts), tuple(notes))
 
 
