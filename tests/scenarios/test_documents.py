@@ -5,6 +5,7 @@ Links, and the pages and programs that documents and messages name, are where th
 
 from __future__ import annotations
 
+import ast
 import csv
 import re
 import sys
@@ -16,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.files.examples import anndata
 from support.files.pictures import stored
 from support.lightning.trainer import NO_STAGES, pl
 from support.ranks.processes import free_port, run_together
 from torch.utils.data import DataLoader, Dataset
 
-from lit_async_data import HDF5Source
+from lit_async_data import HDF5Source, errors
+from lit_async_data.engine.verdict.diagnosis import Bound, Cure
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -96,6 +99,7 @@ def workplace(tmp_path, monkeypatch):
     images("x.h5", channels_last=False)
     with h5py.File("cells.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((80, 8, 8, 3), np.uint8), np.arange(80) % 2
+    anndata("cells.h5ad")
     with h5py.File("rec.h5", "w") as file:
         for patient in range(10):
             file[f"patient_{patient}/data"] = np.zeros((1000, 4), np.float32)
@@ -159,6 +163,8 @@ def given():
     }
 
 
+# Libraries that are not installed with this package, by recipe.
+LIBRARIES = {"accelerate": "accelerate", "gpu_augmentation": "kornia"}
 # A line of docs/training/gpu.md for a machine with a GPU.
 NEEDS_A_GPU = {"gpu"}
 # torch never closes all that a process group opens.
@@ -173,7 +179,8 @@ NEEDS_ARGUMENTS = {"command_line"}
     ids=lambda page: page.stem,
 )
 def test_the_programs_of_a_page_run(page, request, monkeypatch):
-    request.getfixturevalue("patients" if page.stem == "hdf5" else "workplace")
+    pytest.importorskip(LIBRARIES.get(page.stem, "torch"))
+    request.getfixturevalue("patients" if page.stem in {"hdf5", "robots"} else "workplace")
     module = types.ModuleType("page")  # classes that a program defines can be pickled
     monkeypatch.setitem(sys.modules, "page", module)
     names = vars(module)
@@ -230,3 +237,28 @@ def test_every_file_that_documents_and_code_name_is_there():
             named |= dict.fromkeys(NAMED.findall(path.read_text()), path.relative_to(ROOT))
     assert len(named) > 50
     assert not {name: str(path) for name, path in named.items() if not (ROOT / name).exists()}
+
+
+def texts_of_warnings():
+    """The first five fixed words of each warning of the package. Some have too few: they only join two other texts."""
+    for path in (ROOT / "lit_async_data").rglob("*.py"):
+        for call in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]:
+            level = call.args and ast.unparse(call.args[0]) == "logging.WARNING"
+            if level or ast.unparse(call.func).endswith((".warning", "rank_zero_warn")):
+                text = call.args[bool(level)]
+                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                fixed = "".join(str(part.value) if isinstance(part, ast.Constant) else "%s" for part in parts)
+                words = [piece.strip(" ;:,.").split() for piece in re.split(r"%[-.\d]*[a-z]", fixed)]
+                yield from [" ".join(each[:5]) for each in words if len(each) > 2][:1]
+
+
+def test_every_error_warning_and_verdict_is_explained():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
+    assert {f"`{each.__name__}`" for each in classes} <= set(HEADING.findall(page))
+    warnings = sorted(texts_of_warnings())
+    assert len(warnings) > 30
+    assert not [text for text in warnings if text not in page]
+    assert not [each for each in Cure if each.value[2:].format(prefix="loader.", value="…") not in page]
+    metrics = (ROOT / "docs/training/metrics.md").read_text().replace("`", "")
+    assert not [each for each in Bound if each.value.strip(":, ") not in metrics]
