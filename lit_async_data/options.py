@@ -51,7 +51,8 @@ class Balanced:
     """Weights with which each class of a field is drawn equally often, for `LoaderOptions`.
 
     Args:
-        field: Key of a field of classes. Samples of class −100, which losses ignore, are never drawn.
+        field: Key of a field of classes, or of several labels per sample: 1 for each and 0 else, shape (classes,). Then
+            none is a class, too. Samples of class −100, which losses ignore, are never drawn.
 
     Raises:
         ConfigError: It is no key.

@@ -20,41 +20,78 @@ _COARSE = 64
 Floats = npt.NDArray[np.float64]
 
 
+class Labels(NamedTuple):
+    """The labels of samples as pairs: ``classes[n]``, counted from 0, is one of sample ``samples[n]``.
+
+    ``counts`` and ``names`` are those of each class. Where samples may have ``several``, the names are the numbers of
+    columns, and −1 of a class of the samples that have none.
+    """
+
+    samples: Indices
+    classes: Indices
+    counts: Indices
+    names: npt.NDArray[Any]
+    several: bool
+
+    @classmethod
+    def of(cls, given: npt.ArrayLike, option: str) -> Labels:
+        """Labels from an array as `class_weights` takes."""
+        array = _as_array(option, given, axes=(1, 2))
+        if array.ndim == 2:
+            has = np.asarray(array == 1)
+            wrong = array[~has & (array != 0) & (array != IGNORED)]
+            if wrong.size or not has.any():
+                what = f"they are {array.dtype}, also {wrong[0]}" if wrong.size else "no sample has one"
+                raise ConfigError(f"{option}: several labels per sample are 1 where it has one and 0 else, but {what}")
+            found = np.argwhere(np.column_stack([has, (array == 0).all(axis=1)]))
+            samples, labels = found[:, 0], np.where(found[:, 1] < has.shape[1], found[:, 1], -1)
+        elif array.dtype.kind == "f":
+            raise ConfigError(
+                f"{option}: the labels are {array.dtype} numbers{_first_nan(array)}, which seldom name classes; "
+                f"convert them to whole numbers or text, or leave {option} out"
+            )
+        elif array.dtype.kind not in "iubSUT" and not (_all(str, array) or _all(bytes, array)):
+            raise ConfigError(
+                f"{option}: the labels are of type {array.dtype}, not whole numbers, booleans or text; choose another "
+                f"field, or leave {option} out"
+            )
+        else:
+            samples = np.flatnonzero(array != IGNORED) if array.dtype.kind == "i" else np.arange(len(array))
+            labels = array[samples]
+        if not samples.size:
+            raise ConfigError(f"{option}: every label is {IGNORED}, which losses ignore; choose another field")
+        names, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        return cls(samples, classes, counts, names, array.ndim == 2)
+
+
 def class_weights(labels: npt.ArrayLike) -> Floats:
-    """A weight for each sample, so that the weights of each distinct label add up to 1.
+    """A weight for each sample, so that each class is drawn equally often.
+
+    Each draw is one of a class, all equally likely, and then of one of its samples. So samples with several labels
+    weigh the sum of what each label gives (class-aware sampling, for several labels in Wu et al. 2020, arXiv
+    2007.09654), and classes that come along with others are drawn still more often.
 
     Args:
-        labels: Whole numbers, booleans or text, shape (n,).
+        labels: Whole numbers, booleans or text, shape (n,). Or, for several labels per sample, 1 for each label that a
+            sample has and 0 for the others, shape (n, classes).
 
     Returns:
-        float64, shape (n,): one over the number of samples with the same label; 0 for −100, which losses ignore.
+        float64, shape (n,): one over the number of samples with the same label, summed over the labels of the sample;
+        0 for −100, which losses ignore. Where there may be several labels, samples with none are one more class.
 
     Raises:
-        ConfigError: There are no labels, all are ignored, they do not have exactly one axis, or their type cannot be
-            counted by value.
+        ConfigError: There are no labels, all are ignored, they have another shape, or their type cannot be counted by
+            value.
 
     Example:
         >>> class_weights(["cat", "dog", "cat", "cat", "dog"]).round(2).tolist()
         [0.33, 0.5, 0.33, 0.33, 0.5]
+        >>> class_weights([[1, 0], [1, 1], [0, 0], [0, 0]]).tolist()
+        [0.5, 1.5, 0.5, 0.5]
     """
-    array = _as_array("weights", labels)
-    if array.dtype.kind == "f":
-        raise ConfigError(
-            f"weights: the labels are {array.dtype} numbers{_first_nan(array)}, which seldom name classes; convert "
-            "them to whole numbers or text, or give a weight for each sample"
-        )
-    if array.dtype.kind not in "iubSUT" and not (_all(str, array) or _all(bytes, array)):
-        raise ConfigError(
-            f"weights: the labels are of type {array.dtype}, not whole numbers, booleans or text; choose another "
-            "field, or give a weight for each sample"
-        )
-    _, which, counts = np.unique(array, return_inverse=True, return_counts=True)
-    weights = np.asarray((1 / counts)[which], np.float64)
-    if array.dtype.kind == "i":
-        weights[array == IGNORED] = 0
-        if not weights.any():
-            raise ConfigError(f"weights: every label is {IGNORED}, which losses ignore; choose another field")
-    return weights
+    found = Labels.of(labels, "weights")
+    weights = np.bincount(found.samples, (1 / found.counts)[found.classes], minlength=len(np.asarray(labels)))
+    return np.asarray(weights, np.float64)
 
 
 class WeighedChunks(NamedTuple):
@@ -166,12 +203,12 @@ def uniform(key: int, positions: Indices) -> Floats:
     return (derived_keys(key, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _as_array(option: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+def _as_array(option: str, values: npt.ArrayLike, axes: tuple[int, ...] = (1,)) -> npt.NDArray[Any]:
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise ConfigError(f"{option}: not an array: {error}; give one value for each sample") from None
-    if array.ndim != 1 or not array.size:
+    if array.ndim not in axes or not array.size:
         raise ConfigError(f"{option}: the array has shape {array.shape}; give one value for each sample")
     return array
 

@@ -117,12 +117,19 @@ def test_labels_may_be_numbers_or_text(labels):
     assert class_weights(labels).tolist() == [1, 1 / 3, 1 / 3, 1 / 3]
 
 
+def test_each_of_several_labels_and_none_is_drawn_equally_often():
+    labels = np.array([[1, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0], [0, -100, 0]])
+    assert class_weights(labels).tolist() == [1 / 2 + 1, 1 / 2, 1 / 2, 1 / 2, 0]
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0.0, 1.0], "weights: the labels are float64 numbers, which seldom .* or give a weight for each sample"),
+        ([0.0, 1.0], "weights: the labels are float64 numbers, which seldom .* or leave weights out"),
         (np.array([0, 1, np.nan, np.nan], "f4"), r"weights: .*float32 numbers \(that of sample 2 is NaN\)"),
-        (np.zeros((4, 1), int), r"weights: the array has shape \(4, 1\)"),
+        (np.zeros((4, 1), int), "weights: several labels per sample are 1 .*, but no sample has one"),
+        ([[1, 0], [3, 2]], "weights: several labels per sample are 1 .*, but they are int64, also 3"),
+        (np.zeros((4, 1, 1)), r"weights: the array has shape \(4, 1, 1\)"),
         ([], r"weights: the array has shape \(0,\)"),
         ([[1], [2, 3]], "weights: not an array: .*give one value"),
         (np.array(["a", b"a"], object), "weights: the labels are of type object"),

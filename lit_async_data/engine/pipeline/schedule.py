@@ -67,7 +67,7 @@ def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> W
 
 def _given_weights(source: Source, given: Any) -> Any:
     if isinstance(given, Balanced):
-        return class_weights(values_of(source, given.field, "weights"))
+        return class_weights(values_of(source, given.field, "weights", several=True))
     if isinstance(given, str):
         return values_of(source, given, "weights")
     if isinstance(source, SubsetSource) and np.shape(given) == (len(source.source),) != (len(source),):

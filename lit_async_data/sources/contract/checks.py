@@ -49,13 +49,15 @@ def check_same(sources: Sequence[Source], number: int) -> None:
     )
 
 
-def values_of(source: Source, key: str, option: str) -> npt.NDArray[Any]:
-    """The values of a field with one number per sample, for all samples."""
+def values_of(source: Source, key: str, option: str, *, several: bool = False) -> npt.NDArray[Any]:
+    """The values of a field with one number per sample, or with several labels, for all samples."""
     field = source.spec.fields.get(key)
     if field is None:
         raise ConfigError(f"{option}: {key!r} is not one of the fields {', '.join(source.spec.fields)}")
-    if math.prod(field.shape) != 1:
+    several = several and len(field.shape) == 1 and field.shape != (1,)
+    if math.prod(field.shape) != 1 and not several:
         raise ConfigError(
             f"{option}: {key} has samples of shape {field.shape}; name a field with one number per sample"
         )
-    return read_all(source, key).reshape(-1)
+    values = read_all(source, key)
+    return values if several else values.reshape(-1)
