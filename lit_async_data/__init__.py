@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lit_async_data.options import Balanced as Balanced
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.sources.composed.concat import ConcatSource as ConcatSource
+    from lit_async_data.sources.composed.folds import folds as folds
     from lit_async_data.sources.composed.split import split as split
     from lit_async_data.sources.composed.subset import SubsetSource as SubsetSource
     from lit_async_data.sources.contract.source import Source as Source
@@ -85,6 +86,7 @@ _HOMES = {
     "TransferError": "errors",
     "TransformError": "errors",
     "WorkerError": "errors",
+    "folds": "sources.composed.folds",
     "prefetched": "engine.prefetch.loader",
     "split": "sources.composed.split",
 }

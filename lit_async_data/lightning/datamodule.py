@@ -76,9 +76,14 @@ class AsyncDataModule(pl.LightningDataModule):
     Args:
         source: One source, which ``split`` cuts into stages; without ``split``, the source for training. Cannot be
             combined with ``train``, ``val``, ``test`` and ``predict``.
-        split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``, or a list of its groups;
-            see `split`.
+        split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``, or a list of its groups or
+            of its values of ``by``; see `split`.
         groups: What a split keeps together: ``"file"``, ``"group"``, a dataset of subjects, …; see `split`.
+        by: The column with the stage or the fold of each sample; see `split`.
+        balance: The classes of which each stage gets its share, too; see `split`.
+        fold: Which fold is for validation, by its number from 0 on or, with ``by``, by its value; the others are for
+            training. With ``split``, its train and val together are cut into folds.
+        folds: Number of folds, without ``by``; see `folds`.
         train: Source for training.
         val: Source for validation, or a list of several.
         test: Source for test, or a list of several.
@@ -117,6 +122,10 @@ class AsyncDataModule(pl.LightningDataModule):
         source: Source | None = None,
         split: Mapping[str, float | Sequence[int | str]] | None = None,
         groups: str | npt.ArrayLike | None = None,
+        by: str | npt.ArrayLike | None = None,
+        balance: str | npt.ArrayLike | None = None,
+        fold: int | str | None = None,
+        folds: int = 5,
         train: Source | None = None,
         val: Source | Sequence[Source] | None = None,
         test: Source | Sequence[Source] | None = None,
@@ -133,8 +142,9 @@ class AsyncDataModule(pl.LightningDataModule):
         super().__init__()
         self._split_line = ""
         by_stage: dict[str, Any] = {"train": train, "val": val, "test": test, "predict": predict}
-        if source is not None or split is not None or groups is not None:
-            by_stage, self._split_line = split_sources(source, split, groups, by_stage)
+        options = {"groups": groups, "by": by, "balance": balance}
+        if any(each is not None for each in (source, split, fold, *options.values())):
+            by_stage, self._split_line = split_sources(source, by_stage, split, fold, folds, **options)
         self.sources = with_training_classes(checked_sources(by_stage))
         check_same_classes(self.sources)
         if not self.sources["val"]:
@@ -380,7 +390,7 @@ class AsyncDataModule(pl.LightningDataModule):
         if not lines:
             return f"no data for {', '.join(stages)}"
         if self._split_line and "train" in stages:
-            lines.insert(0, f"{'split':<8}{self._split_line.removeprefix('split ')}")
+            lines.insert(0, f"{'split':<8}{self._split_line}")
         return "\n".join([*lines, f"{'memory':<8}{readable(memory)} in all"])
 
     def __repr__(self) -> str:

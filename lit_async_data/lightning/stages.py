@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict
 
+import numpy as np
 import torch
 
 from lit_async_data.engine.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
@@ -19,7 +20,9 @@ from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.loops import drive, steps_wanted
 from lit_async_data.lightning.resume import training_steps
 from lit_async_data.options import LoaderOptions
+from lit_async_data.sources.composed.folds import draw_folds, fold_of
 from lit_async_data.sources.composed.split import split as split_source
+from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 
@@ -28,12 +31,9 @@ STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
 
 
 def split_sources(
-    source: Source | None,
-    fractions: Mapping[str, float | Sequence[int | str]] | None,
-    groups: Any,
-    by_stage: Mapping[str, Any],
+    source: Source | None, by_stage: Mapping[str, Any], split: Any, fold: Any, folds: int, **options: Any
 ) -> tuple[dict[str, Any], str]:
-    """Cut one source into stages: the source of each, and a line that describes the split, empty without fractions."""
+    """Cut one source into stages: the source of each, and a line that describes the split, empty without one."""
     conflicting = [stage for stage, each in by_stage.items() if each is not None]
     if conflicting:
         raise ConfigError(
@@ -42,15 +42,23 @@ def split_sources(
     if source is None:
         raise ConfigError("source: missing; split and groups only say how to cut it")
     check_source("source", source)
-    if fractions is None:
-        if groups is not None:
-            raise ConfigError("groups: only with split, as in split={'train': 0.8, 'val': 0.2}")
-        return {**by_stage, "train": source}, ""
-    for name in fractions if isinstance(fractions, Mapping) else ():
-        if name not in STAGES:
-            raise ConfigError(f"split: {name!r} is not one of {', '.join(STAGES)}")
-    parts = split_source(source, fractions, groups=groups)
-    return {**by_stage, **parts}, parts.described
+    whole, parts, lines = source, {"train": source}, []
+    if split is not None or (options["by"] is not None and fold is None):
+        sides = split_source(source, split, **options)
+        unknown = next((name for name in sides if name not in STAGES), None)
+        if unknown is not None:
+            raise ConfigError(f"split: {unknown!r} is not one of {', '.join(STAGES)}")
+        parts, lines = dict(sides), [sides.described]
+        if fold is not None:
+            rest = [sides[stage].samples for stage in ("train", "val") if stage in sides]
+            whole = SubsetSource(source, np.sort(np.concatenate([np.empty(0, np.int64), *rest])))
+    if fold is not None:
+        sides = fold_of(whole, draw_folds(whole, folds, **options), fold)
+        parts, lines = parts | sides, [*lines, sides.described]
+    unused = [name for name, each in options.items() if each is not None]
+    if unused and not lines:
+        raise ConfigError(f"{unused[0]}: only with split, as in split={{'train': 0.8, 'val': 0.2}}, or with fold")
+    return {**by_stage, **parts}, "; of train and val, ".join(line.removeprefix("split ") for line in lines)
 
 
 def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:

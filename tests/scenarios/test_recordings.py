@@ -167,6 +167,32 @@ def test_what_is_said_before_training_begins_with_the_split(scans):
     assert dm.classes == {}
 
 
+@pytest.mark.parametrize(
+    ("options", "val", "test"),
+    [
+        ({}, None, set()),
+        ({"split": {"train": 0.5, "val": 0.2, "test": 0.3}, "groups": "dog", "balance": "y"}, None, None),
+        ({"by": "fold", "groups": "dog"}, {3}, set()),
+        ({"by": "fold", "split": {"train": [0, 1, 2], "val": [3, 4], "test": [7]}}, {3}, {7}),
+    ],
+)
+def test_one_fold_is_for_validation_and_a_test_set_stays_apart(options, val, test):
+    fold = np.arange(240) % 8
+    source = arrays(np.arange(240) % 3, fold=fold, dog=np.arange(240) // 16 * 8 + fold)
+    held = {}
+    for number in (2, 3):
+        dm = AsyncDataModule(source=source, fold=number, loader={"batch_size": 60}, **options)
+        assert f"val is fold {number}: train" in str(dm).splitlines()[0]
+        held[number] = {stage: set(each[0].ids(np.arange(len(each[0])))) for stage, each in dm.sources.items() if each}
+        assert sum(map(len, held[number].values())) == len(set().union(*held[number].values()))
+    assert held[2].get("test") == held[3].get("test")
+    assert not held[2]["val"] & held[3]["val"]
+    assert held[3]["train"] > held[2]["val"]
+    for wanted, stage in ((val, "val"), (test, "test")):
+        if wanted is not None:
+            assert {fold[sample] for sample in held[3].get(stage, ())} == wanted
+
+
 def test_the_same_from_a_configuration_of_hydra(scans):
     hydra = pytest.importorskip("hydra")
     config = OmegaConf.create(
@@ -568,6 +594,10 @@ BAD = {
     "source and train": ({"train": bad_source()}, "train: cannot be combined with source, split or groups"),
     "source and val": ({"val": bad_source(), "split": {"train": 1}}, "val: cannot be combined with source"),
     "groups without split": ({"groups": "file"}, "groups: only with split"),
+    "balance without split": ({"balance": "y"}, "balance: only with split"),
+    "no such fold": ({"fold": 5}, "fold: 5 is not one of the folds 0, 1, 2, … \\(5 in all\\)"),
+    "no such value": ({"fold": 3, "by": "y"}, "fold: 3 is not one of the folds 0, 1, 2$"),
+    "no side named": ({"by": np.array(["train", "dev"] * 50)}, "split: 'dev' is not one of train, val, test, predict"),
     "groups alone": ({"source": None, "groups": "file"}, "source: missing"),
     "split with train": ({"source": None, "split": {"train": 1}, "train": bad_source()}, "train: cannot be combined"),
     "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
@@ -577,7 +607,10 @@ BAD = {
         {"loader": {"weights": {"balanced": "z"}}},
         "weights: 'z' is not one of the fields x, y, f, v, n",
     ),
-    "vectors": ({"loader": {"weights": {"balanced": "v"}}}, r"weights: v has samples of shape \(2,\)"),
+    "vectors": (
+        {"loader": {"weights": {"balanced": "v"}}},
+        "weights: several labels per sample .*, but no sample has one",
+    ),
     "labels": (
         {"loader": {"weights": {"balanced": [1, 0]}}},
         r"loader.weights: \[1, 0\] is not the key.*weights=class_weights\(labels\)",

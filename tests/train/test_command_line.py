@@ -58,6 +58,7 @@ RIGHT = [
     "data=manifest data.source.fields.y={name:b} ++data.source.fields.y.null=drop",
     "data=hdf5_split data.split={train:0.8}",
     "data=hdf5_split data.split={train:[0,1],val:[2]} data.groups=fold",
+    "-m data=hdf5_split data.split=null data.groups=file data.fold=0,1,2 data.folds=3 data.balance=y",
     "-m data=digits,hdf5 loader.queue_depth=1,2 seed=range(1,4)",
     "logger=[csv,tensorboard] hydra/job_logging=disabled hydra.run.dir=x callbacks.early_stopping=null",
     "experiment=digits_wide model.width=3 loader.workers=auto",

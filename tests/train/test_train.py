@@ -79,6 +79,13 @@ def test_a_foreign_file_says_what_is_left_out(typed, tmp_path, images):
     assert f"path: {images}" in out
 
 
+def test_a_sweep_over_folds_validates_each_once(typed, images):
+    typed_too = [f"data.source.path={images}", "data.split=null", "data.folds=3", "trainer.fast_dev_run=true"]
+    out, ending = typed("-m", "data=hdf5_split", *typed_too, "data.fold=0,1,2", *QUIET)
+    assert ending is None
+    assert [f"val is fold {number}" in out for number in range(4)] == [True, True, True, False]
+
+
 class Small(pl.LightningModule):
     """A user's own network, without a step for validation and test; ``stop_at`` is a step with Ctrl-C."""
 

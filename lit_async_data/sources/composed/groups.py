@@ -36,15 +36,24 @@ class Groups(NamedTuple):
     what: str
 
 
-def groups_of(source: Source, given: Any, places: Places) -> Groups:
+def groups_of(source: Source, given: Any, places: Places, option: str = "groups") -> Groups:
     if not isinstance(given, str):
-        return _of_values(source, given, "the given array")
+        return _of_values(source, given, "the given array", option)
     if given.startswith(COLUMN):
-        return _of_column(source, given.removeprefix(COLUMN))
+        return _of_column(source, given.removeprefix(COLUMN), option)
     found = _of_rule(source, given.removeprefix(RULE), places)
     if found is not None:
         check_unambiguous(source, given, found)
-    return found or _of_column(source, given)
+    return found or _of_column(source, given, option)
+
+
+def stored_values(source: Source, by: Any, places: Places) -> Groups:
+    """The samples grouped by a stored fold or side; classes have their names, not their numbers."""
+    found = groups_of(source, by, places, "by")
+    field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
+    return (
+        found._replace(names=[field.classes[int(code)] for code in found.names]) if field and field.classes else found
+    )
 
 
 def check_unambiguous(source: Source, given: str, found: Groups | None = None) -> None:
@@ -81,15 +90,15 @@ def _of_rule(source: Source, given: str, places: Places) -> Groups | None:
     return None
 
 
-def _of_column(source: Source, given: str) -> Groups:
+def _of_column(source: Source, given: str, option: str) -> Groups:
     try:
         values = source.column(given)
     except MissingError as error:
         raise ConfigError(
-            f"groups: {given!r} is neither file, file:REGEX, group, time, nor a dataset or column with one value per "
+            f"{option}: {given!r} is neither file, file:REGEX, group, time, nor a dataset or column with one value per "
             f"sample ({error}); give one of these, or an array of {len(source)} values"
         ) from error
-    return _of_values(source, values, given)
+    return _of_values(source, values, given, option)
 
 
 def hashed(names: Sequence[str]) -> Words:
@@ -153,13 +162,13 @@ def _matcher(given: str) -> Callable[[str], str]:
     return naming
 
 
-def _of_values(source: Source, given: Any, what: str) -> Groups:
+def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
     values = np.asanyarray(given)  # masked arrays stay masked
     if values.ndim != 1:
-        raise ConfigError(f"groups: {what} has shape {values.shape}; give one value per sample")
+        raise ConfigError(f"{option}: {what} has shape {values.shape}; give one value per sample")
     if len(values) != len(source):
         raise ConfigError(
-            f"groups: {what} has {len(values)} values for {len(source)} samples; give one value per sample"
+            f"{option}: {what} has {len(values)} values for {len(source)} samples; give one value per sample"
         )
     missing = np.flatnonzero(_is_missing(values))
     if missing.size:
@@ -169,13 +178,13 @@ def _of_values(source: Source, given: Any, what: str) -> Groups:
         number = int(source.ids(missing[:1])[0])
         place = source.locate([number])[0]
         raise ConfigError(
-            f"groups: {what} has no value ({value!r}) for sample {number} (row {place.row} of {place.file}){more}; "
+            f"{option}: {what} has no value ({value!r}) for sample {number} (row {place.row} of {place.file}){more}; "
             "add a value, or leave the sample out",
             file=place.file,
             row=place.row,
             sample_id=number,
         )
-    return Groups(*_factorized(_comparable(values, what)), what)
+    return Groups(*_factorized(_comparable(values, what, option)), what)
 
 
 def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -196,7 +205,7 @@ def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return missing
 
 
-def _comparable(values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
+def _comparable(values: npt.NDArray[Any], what: str, option: str = "groups") -> npt.NDArray[Any]:
     """Values as whole numbers, text, bytes, or objects of these types."""
     plain = np.ma.getdata(values)
     if plain.dtype.kind == "T":
@@ -204,7 +213,7 @@ def _comparable(values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
     if plain.dtype.kind == "f" and (plain == np.rint(plain)).all() and (np.abs(plain) < 2**53).all():
         return plain.astype(np.int64)  # tables hold whole numbers as floats if any row has none
     if plain.dtype.kind not in "iubUSO":
-        raise ConfigError(f"groups: {what} has type {plain.dtype}; give whole numbers or text")
+        raise ConfigError(f"{option}: {what} has type {plain.dtype}; give whole numbers or text")
     return plain
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,11 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
-from lit_async_data.sources.composed.groups import RULE, Groups, check_unambiguous, groups_of, hashed
-from lit_async_data.sources.composed.sides import UNUSED, drawn_sides, named_sides
+from lit_async_data.order.weights import Labels
+from lit_async_data.sources.composed.groups import RULE, Groups, check_unambiguous, groups_of, hashed, stored_values
+from lit_async_data.sources.composed.sides import UNUSED, dealt, drawn_sides, named_sides
 from lit_async_data.sources.composed.subset import SubsetSource
-from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.checks import check_source, values_of
 from lit_async_data.sources.contract.derived import places_of
 from lit_async_data.sources.contract.places import Places, starts
 from lit_async_data.sources.contract.source import Source
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 # A sum of fractions that is this close to 1 counts as 1.
 ROUNDING = 1e-9
 BY_TIME = "by time"
+# The fractional parts of its multiples fill [0, 1) evenly, wherever one begins to count.
+GOLDEN = (5**0.5 - 1) / 2
 
 
 class Split(dict[str, SubsetSource]):
@@ -42,9 +45,11 @@ class Split(dict[str, SubsetSource]):
 
 def split(
     source: Source,
-    fractions: Mapping[str, float | Sequence[int | str]],
+    fractions: Mapping[str, float | Sequence[int | str]] | None = None,
     *,
     groups: str | npt.ArrayLike | None = None,
+    by: str | npt.ArrayLike | None = None,
+    balance: str | npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> Split:
     """Divide a source into sides.
@@ -69,6 +74,14 @@ def split(
             * Any other text: samples with the same value in the dataset, column or batch key of that name. If one is
               named as a rule is, ``"column:file"`` is the column and ``"rule:file"`` the rule.
             * An array of whole numbers or text, shape (len(source),): samples with the same value.
+
+            With ``by``, only checks that no group is on two sides.
+        by: The column, dataset or batch key that says the side of each sample, or anything that ``groups`` takes but
+            ``"time"``: text such as train and val names the sides themselves; of other values, such as the numbers of
+            folds, ``fractions`` lists those of each side: ``{"train": [0, 1, 2], "val": [3]}``.
+        balance: The classes of which each side gets its share, too: a field, also of several labels per sample, a
+            column, or an array of classes, shape (n,), or of 1 for each label, shape (n, classes). Groups, and samples
+            of several labels, go to the side that lacks their classes most, those of rare classes first.
         seed: Another seed draws other sides; 0 to 2**63 − 1.
 
     Returns:
@@ -76,9 +89,9 @@ def split(
         side holds the group number of each sample.
 
     Raises:
-        ConfigError: Fractions, groups or seed are invalid; a listed group is unknown or listed twice; a side would be
-            empty; windows overlap and no groups keep them together; a part is too short for ``"time"``. Begins with
-            ``split:``, ``groups:`` or ``seed:``.
+        ConfigError: An argument is invalid, and the message begins with its name, or with ``split:``; a listed group
+            is unknown or listed twice; a side would be empty; windows overlap and no groups keep them together; a part
+            is too short for ``"time"``; ``by`` tears a group apart.
 
     Example:
         >>> from lit_async_data.testing import ArraySource
@@ -87,43 +100,104 @@ def split(
         >>> print(sides.described)
         split by dog, seed 0: train 0.70 (14 of 20 groups, 70 samples), val 0.30 (6 of 20 groups, 30 samples); overlap 0
     """
+    drawn = draw(source, fractions, groups, by, balance, seed=seed)
+    if fractions is None and any(name.isdecimal() for name in drawn.names):
+        raise ConfigError(
+            f"split: the values of by, {few(drawn.names)}, name no sides; list those of each, as in {{'train': "
+            f"{drawn.names[1:3]}, 'val': {drawn.names[:1]}}}, or ask for folds"
+        )
+    return parted(source, drawn.names, drawn)
+
+
+class Drawn(NamedTuple):
+    """The side of each sample, by its number in names, or `UNUSED`."""
+
+    names: list[str]
+    sides: Indices
+    how: str
+    places: Places
+    groups: Groups | None = None
+    labels: Labels | None = None
+
+
+def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, seed: int, k: int = 0) -> Drawn:
+    """The side of each sample; with k, these are k sides of the same size, also where samples are drawn alone."""
     check_source("source", source)
-    given = _listed_groups(fractions, groups)
+    given = _listed_groups(fractions, groups, by)
     _check_names(fractions)
-    edges = upper_edges(fractions) if given is None else np.empty(0)
-    key = _checked_seed(seed)
-    places, drawn = places_of(source), None
-    if given is not None:
-        drawn = groups_of(source, groups, places)
-        how, sides = f"by {drawn.what}, groups by name", named_sides(drawn, given)[drawn.codes]
-    elif groups is None:
-        how, sides = f"by sample, seed {seed}", _by_sample(source, places, edges, key)
-    elif _is_time(groups):
+    key, places = _checked_seed(seed), places_of(source)
+    if balance is not None and (by is not None or given is not None or _is_time(groups)):
+        raise ConfigError("balance: only where sides are drawn, not where they are stored, listed or cut by time")
+    if by is not None or given is not None:
+        values = groups_of(source, groups, places) if by is None else stored_values(source, by, places)
+        given = given or {name: [name] for name in sorted(values.names, key=lambda name: (len(name), name))}
+        sides, how = named_sides(values, given)[values.codes], f"by {values.what}"
+        kept = values if by is None or groups is None else _kept_whole(groups_of(source, groups, places), values, sides)
+        return Drawn(list(given), sides, how if by is not None else f"{how}, groups by name", places, kept)
+    edges, names = upper_edges(fractions), list(fractions)
+    if _is_time(groups):
         check_unambiguous(source, groups)
-        how, sides = BY_TIME, _by_time(places, edges, list(fractions), source.chunks.overlap)
+        return Drawn(names, _by_time(places, edges, names, source.chunks.overlap), BY_TIME, places)
+    labels = None if balance is None else _labels_of(source, balance)
+    shares = np.diff(edges, prepend=0).tolist()
+    if groups is not None:
+        kept = groups_of(source, groups, places)
+        sides = drawn_sides(kept, shares, derived_keys(key, hashed(kept.names)), labels)[kept.codes]
+        return Drawn(names, sides, f"by {kept.what}, seed {seed}", places, kept, labels)
+    keys = _sample_keys(source, places, key)
+    if k or labels is not None:
+        turns = (np.arange(len(keys)) + 0.5) * (1 / k if k else GOLDEN) % 1
+        sides = dealt(keys, _sides_at(edges, turns), shares, labels)
     else:
-        drawn = groups_of(source, groups, places)
-        how = f"by {drawn.what}, seed {seed}"
-        sides = drawn_sides(drawn, np.diff(edges, prepend=0).tolist(), derived_keys(key, hashed(drawn.names)))[
-            drawn.codes
-        ]
-    result = Split(_subsets(source, list(fractions), sides, drawn))
-    describe(result, source, places, how, drawn)
+        sides = sides_of_keys(edges, keys)
+    return Drawn(names, sides, f"by sample, seed {seed}", places, None, labels)
+
+
+def parted(source: Source, names: list[str], drawn: Drawn) -> Split:
+    """The sides as subsets, described."""
+    result = Split(_subsets(source, names, drawn.sides, drawn.groups))
+    describe(result, source, drawn.places, drawn.how, drawn.groups)
     if result.overlap:
         log.warning("%s: %s", source.name, result.described)
     return result
 
 
-def _listed_groups(given: Any, groups: Any) -> dict[str, Sequence[Any]] | None:
+def _labels_of(source: Source, balance: Any) -> Labels:
+    if isinstance(balance, str):
+        is_field = balance in source.spec.fields
+        balance = values_of(source, balance, "balance", several=True) if is_field else source.column(balance)
+    if len(balance) != len(source):
+        raise ConfigError(f"balance: {len(balance)} labels for {len(source)} samples; give one per sample")
+    return Labels.of(balance, "balance")
+
+
+def _kept_whole(groups: Groups, values: Groups, sides: Indices) -> Groups:
+    """The groups, none of which may be on two sides."""
+    pairs = np.unique(np.stack([groups.codes, sides])[:, sides != UNUSED], axis=1)
+    torn = pairs[0, :-1][np.diff(pairs[0]) == 0]
+    if torn.size:
+        own = [values.names[code] for code in np.unique(values.codes[groups.codes == torn[0]]).tolist()]
+        raise ConfigError(
+            f"groups: {groups.names[torn[0]]} ({groups.what}) is in {few(own)} ({values.what}), so on two sides; give "
+            "all its samples one, or leave groups out"
+        )
+    return groups
+
+
+def _listed_groups(given: Any, groups: Any, by: Any) -> dict[str, Sequence[Any]] | None:
     """The groups of each side, where they are listed; None where sides are given as fractions."""
     sides = given if isinstance(given, Mapping) else {}
     lists: dict[str, Sequence[Any]] = {
         name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)
     }
+    if not lists and by is not None and sides:
+        raise ConfigError(
+            "split: by says the sides, so give none here, or its values: {'train': [0, 1, 2], 'val': [3]}"
+        )
     if not lists:
         return None
     first = next(iter(lists))
-    if groups is None or _is_time(groups):
+    if by is None and (groups is None or _is_time(groups)):
         raise ConfigError(
             f"split: {first} lists groups ({few(lists[first])}), so say with groups= what they are: the name of a "
             "column, or an array of one value per sample. If these are numbers of samples, write "
@@ -181,25 +255,25 @@ def _checked_seed(seed: Any) -> int:
 def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
     """The side that each key falls on, or `UNUSED`."""
     # A float holds 53 bits. One more bit could round to 1, which is on no side.
-    side = np.searchsorted(edges, (keys >> np.uint64(11)) * 2.0**-53, side="right")
+    return _sides_at(edges, (keys >> np.uint64(11)) * 2.0**-53)
+
+
+def _sides_at(edges: npt.NDArray[np.float64], numbers: npt.NDArray[Any]) -> Indices:
+    side = np.searchsorted(edges, numbers, side="right")
     return np.where(side < len(edges), side, UNUSED)
 
 
-def _by_sample(source: Source, places: Places, edges: npt.NDArray[np.float64], seed: int) -> Indices:
+def _sample_keys(source: Source, places: Places, seed: int) -> Words:
+    """A random number for each sample, which depends on its file, its row and the seed."""
     overlap = source.chunks.overlap
     if overlap > 0:
-        several = (
-            "groups='file' or groups='group' keeps the windows of a file or group together, "
-            if len(places.parts) > 1
-            else ""
-        )
+        several = "groups='file' or groups='group' keeps the windows of a file or group together, "
         raise ConfigError(
             f"groups: each sample is a window that shares values with the next {overlap}, so the sides would share "
-            "values; "
-            f"{several}groups='time' cuts with a gap"
+            f"values; {several if len(places.parts) > 1 else ''}groups='time' cuts with a gap"
         )
     parts = derived_keys(seed, hashed([part.name for part in places.parts]))
-    return sides_of_keys(edges, derived_keys(parts[places.which], places.rows))
+    return derived_keys(parts[places.which], places.rows)
 
 
 def _by_time(places: Places, edges: npt.NDArray[np.float64], names: list[str], overlap: int) -> Indices:
@@ -260,7 +334,8 @@ def describe(result: Split, source: Source, places: Places, how: str, groups: Gr
         listed.append(f"{name} {len(side) / total:.2f} ({own}{_counted(len(side), 'sample')})")
     unused = total - sum(map(len, result.values()))
     if unused:
-        gaps = ", gaps between the sides of each part included" if how == BY_TIME and source.chunks.overlap else ""
+        cut = how.startswith(BY_TIME) and source.chunks.overlap
+        gaps = ", gaps between the sides of each part included" if cut else ""
         listed.append(f"unused {unused / total:.2f} ({_counted(unused, 'sample')}{gaps})")
     torn = _on_two_sides(result)
     near = _near_pairs(result, places, source.chunks.overlap)

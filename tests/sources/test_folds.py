@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import logging
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_async_data import Field, HDF5Source, StorageLayout, SubsetSource, folds, split
+from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.testing import ArraySource
+
+
+def numbered(length=100, **arrays):
+    return ArraySource({"y": np.arange(length), **arrays})
+
+
+def folds_of(cut, length):
+    """The fold of each sample, which is in val of one split and in train of the others."""
+    fold = np.full(length, -1)
+    for number, sides in enumerate(cut):
+        assert (fold[sides["val"].samples] == -1).all()
+        fold[sides["val"].samples] = number
+        assert np.array_equal(np.setdiff1d(np.arange(length), sides["val"].samples), sides["train"].samples)
+        assert sides.overlap == 0
+    assert (fold >= 0).all()
+    return fold
+
+
+def held(fold, k, classes):
+    """How many samples of each class each fold has."""
+    return np.array([np.bincount(classes[fold == number], minlength=classes.max() + 1) for number in range(k)])
+
+
+@given(st.integers(2, 7), st.integers(7, 90), st.integers(0, 2**63 - 1), st.randoms())
+def test_samples_alone_are_dealt_evenly_and_whatever_their_order(k, length, seed, random):
+    fold = folds_of(folds(numbered(length), k, seed=seed), length)
+    sizes = np.bincount(fold, minlength=k)
+    assert sizes.max() - sizes.min() <= 1
+    order = random.sample(range(length), length)
+    assert np.array_equal(folds_of(folds(SubsetSource(numbered(length), order), k, seed=seed), length), fold[order])
+
+
+def test_samples_that_are_added_move_few_of_the_others():
+    before, after = (
+        folds_of(folds(ArraySource({"y": np.arange(n)}, parts=parts), 5), n)
+        for n, parts in ((1000, {"a.h5": 1000}), (1100, {"a.h5": 1000, "b.h5": 100}))
+    )
+    assert (before == after[:1000]).mean() > 0.95
+    assert (before == folds_of(folds(numbered(1000), 5, seed=1), 1000)).mean() == pytest.approx(0.2, abs=0.05)
+
+
+@given(st.lists(st.integers(1, 30), min_size=7, max_size=40), st.integers(2, 7), st.integers(0, 2**63 - 1))
+def test_groups_stay_whole_in_folds_of_nearly_the_same_size(sizes, k, seed):
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    fold = folds_of(folds(numbered(len(groups)), k, groups=groups, seed=seed), len(groups))
+    assert all(len(set(fold[groups == group])) == 1 for group in range(len(sizes)))
+    counts = np.bincount(fold, minlength=k)
+    assert counts.max() - counts.min() <= max(sizes)
+    assert np.array_equal(
+        folds_of(folds(numbered(len(groups)), k, groups=groups[::-1], seed=seed), len(groups)), fold[::-1]
+    )
+
+
+@given(st.lists(st.integers(0, 4), min_size=10, max_size=90), st.integers(2, 7), st.integers(0, 2**63 - 1))
+def test_classes_are_dealt_evenly_and_samples_too(labels, k, seed):
+    labels = np.array(labels)
+    fold = folds_of(folds(numbered(len(labels)), k, balance=labels, seed=seed), len(labels))
+    for counts in (held(fold, k, labels), held(fold, k, np.zeros_like(labels))):
+        assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
+
+
+def test_a_split_has_its_share_of_each_class():
+    labels = np.random.default_rng(0).choice(20, 1000, p=[0.62] + [0.02] * 19)
+    sides = split(numbered(1000, label=labels), {"train": 0.7, "val": 0.2}, balance="label")
+    for side, share in zip(sides.values(), (0.7, 0.2)):
+        assert np.abs(np.bincount(labels[side.samples]) - share * np.bincount(labels)).max() < 2
+        assert abs(len(side) - share * 1000) < 2
+
+
+def test_groups_are_dealt_so_that_classes_are_balanced():
+    rng = np.random.default_rng(0)
+    patient = rng.integers(0, 60, 1500)
+    label = np.where(rng.random(1500) < 0.8, patient * 7 % 5, rng.integers(0, 5, 1500))
+    fold = folds_of(folds(numbered(1500, p=patient, label=label), 5, groups="p", balance="label"), 1500)
+    assert all(len(set(fold[patient == each])) == 1 for each in range(60))
+    counts = held(fold, 5, label)
+    assert (counts.max(axis=0) - counts.min(axis=0)).max() < 25  # 101 without balance
+    assert np.ptp(counts.sum(axis=1)) <= 25
+
+
+def test_several_labels_per_sample_are_balanced_and_none_is_a_class_too():
+    tags = np.random.default_rng(0).random((2000, 6)) < [0.005, 0.03, 0.1, 0.2, 0.3, 0.4]
+    fold = folds_of(folds(numbered(2000, tags=tags), 5, balance="tags"), 2000)
+    tags = np.column_stack([tags, ~tags.any(axis=1), np.ones(2000, bool)])
+    counts = np.array([tags[fold == number].sum(axis=0) for number in range(5)])
+    assert np.ptp(counts, axis=0).max() <= 3
+
+
+def test_a_class_that_some_fold_lacks_is_named(caplog):
+    labels = np.array(["cat"] * 50 + ["dog"] * 46 + ["eel"] * 4)
+    with caplog.at_level(logging.WARNING):
+        folds(numbered(100), 5, balance=labels)
+        folds(numbered(100), 4, balance=labels)
+    assert [record.getMessage() for record in caplog.records] == [
+        "ArraySource: not each of 5 folds has samples of the classes eel"
+    ]
+
+
+def test_a_sample_that_is_there_twice_is_in_one_fold():
+    fold = folds_of(folds(SubsetSource(numbered(50), np.repeat(np.arange(50), 2)), 3), 100)
+    assert np.array_equal(fold[::2], fold[1::2])
+
+
+def test_folds_by_time_are_stretches_with_gaps():
+    source = ArraySource({"y": np.arange(60)}, parts={"a.h5": 30, "b.h5": 30}, chunks=StorageLayout(overlap=2))
+    cut = folds(source, 3, groups="time")
+    assert [sides["val"].samples.tolist()[:8] for sides in cut] == [[*range(n, n + 8)] for n in (0, 11, 21)]
+    assert [len(sides["train"]) + len(sides["val"]) for sides in cut] == [52] * 3
+    assert [sides.overlap for sides in cut] == [0] * 3
+    with pytest.raises(ConfigError, match=r"^groups: each sample is a window .*groups='time'"):
+        folds(source, 3)
+
+
+# -- folds and sides that are stored ---------------------------------------------------------------------------------
+
+SIDE = np.array(["train", "val", "train", "test", "train", "val"])
+FOLD = np.array([10, 9, 1, 10, 1, 9])
+
+
+def test_a_column_of_text_names_the_sides_and_others_are_listed():
+    source = ArraySource({"y": np.arange(6)}, columns={"side": SIDE, "fold": FOLD})
+    by_name = split(source, by="side")
+    assert {name: side.samples.tolist() for name, side in by_name.items()} == {
+        "val": [1, 5],
+        "test": [3],
+        "train": [0, 2, 4],
+    }
+    assert by_name.described.startswith("split by side: val 0.33 (1 of 3 groups, 2 samples), test")
+    listed = split(source, {"train": [1, 9], "val": [10]}, by="fold", groups=[0, 1, 2, 0, 2, 1])
+    assert listed["train"].samples.tolist() == [1, 2, 4, 5]
+    assert listed["val"].group_codes.tolist() == [0, 0]
+    # Numbers in their order, not in that of their text.
+    assert folds_of(folds(source, by="fold"), 6).tolist() == [2, 1, 0, 2, 0, 1]
+
+
+def test_an_attribute_may_name_the_sides(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number, side in enumerate(SIDE.tolist()):
+            file[f"{number}/x"] = np.zeros(3)
+            file[str(number)].attrs["side"] = side
+    fields = {"x": "x", "side": Field(attr="side", classes=["train", "val", "test"])}
+    source = HDF5Source(tmp_path / "a.h5", fields, group="*", sample="group")
+    assert split(source, by="side")["train"].samples.tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: folds(s, 1), "^folds: 1 is not a whole number from 2 to 6"),
+        (lambda s: folds(s, 7), "^folds: 7 is not"),
+        (lambda s: folds(s, 4, groups="fold"), r"^split: 4 sides need .* number of groups \(fold\) is 3"),
+        (lambda s: folds(s, by="side", groups=[7, 7, 8, 9, 8, 7]), r"^groups: 7 .* is in train, val \(side\)"),
+        (lambda s: split(s, by="side", groups=[7, 7, 8, 9, 8, 7]), r"^groups: 7 .* is in train, val \(side\)"),
+        (lambda s: folds(s, by="side", balance="y"), "^balance: only where sides are drawn"),
+        (lambda s: folds(s, balance="z"), "no field 'z' with one value per sample"),
+        (lambda s: folds(s, balance=[1, 2]), "^balance: 2 labels for 6 samples"),
+        (lambda s: folds(s, balance="f"), "^balance: the labels are float64 numbers"),
+        (
+            lambda s: split(s, by="fold"),
+            r"^split: the values of by, 1, 9, 10, .*'train': \['9', '10'\], 'val': \['1'\]",
+        ),
+        (lambda s: split(s, {"train": 0.5}, by="fold"), "^split: by says the sides"),
+        (lambda s: split(s, {"train": [3]}, by="fold"), r"^split: train names 3, .* there are 1, 9, 10"),
+        (lambda s: split(s, by="flod"), "^by: 'flod' is neither"),
+        (lambda s: split(s, by="f"), "^by: f has type float64"),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(call, message):
+    columns = {"side": SIDE, "fold": FOLD}
+    with pytest.raises((ConfigError, MissingError), match=message):
+        call(ArraySource({"y": np.arange(6), "f": np.linspace(0, 1, 6)}, columns=columns))
