@@ -40,6 +40,7 @@ class FieldSpec:
             values for a device are copied in the narrow one and cast there.
         lead: Axes of the delivered sample before the channels: 1 for a window of images.
         ragged: Whether samples have fewer elements on axis 0, and are padded there.
+        texts: What the values 0, 1, 2, … stand for, if that is text but no class, such as the id of a patient.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -54,6 +55,7 @@ class FieldSpec:
     narrow: np.dtype[Any] | None = None
     lead: int = 0
     ragged: bool = False
+    texts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)

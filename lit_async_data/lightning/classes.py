@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_async_data.errors import ConfigError, ManifestError, ResumeError
-from lit_async_data.sources.contract import derived
+from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
 from lit_async_data.sources.contract.source import Source, read
 
 # Labels per read while `count_classes` looks for the largest one.
@@ -22,12 +21,12 @@ def class_names(source: Source) -> dict[str, tuple[str, ...]]:
 
 
 def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
-    """A copy of a source whose class numbers follow other names, if the source found its own classes in a table."""
+    """A copy of a source whose class numbers follow other names, if the source found its own classes in text."""
     own = class_names(source)
     changed = {
         key: names for key, names in classes.items() if key in source.spec.fields and own.get(key) != tuple(names)
     }
-    return derived.with_classes(source, changed) if changed else source
+    return source.with_classes(changed) if changed else source
 
 
 def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
@@ -47,7 +46,7 @@ def with_saved_classes(
     """The sources of each stage, with the class numbers of a checkpoint."""
     try:
         renumbered = {stage: [with_classes(source, saved) for source in sources] for stage, sources in stages.items()}
-    except ManifestError as error:
+    except (FormatError, ManifestError) as error:
         raise ResumeError(f"the classes are not those of the checkpoint: {error}", file=error.file) from error
     found = class_names(next(source for sources in renumbered.values() for source in sources))
     for key, names in saved.items():
@@ -62,8 +61,8 @@ def with_saved_classes(
 
 def _check_kinds(source: Source, first: Source, stage: Any) -> None:
     """Refuse a table whose column holds classes where the first table's holds numbers, or the reverse."""
-    if derived.with_classes(source, {}) is source:
-        return  # its class numbers are stored, not found in a table
+    if source.with_classes({}) is source:
+        return  # its class numbers are stored, not found in text
     own, others = class_names(source), class_names(first)
     for key in source.spec.fields.keys() & first.spec.fields.keys():
         if (key in own) != (key in others):
@@ -101,7 +100,7 @@ def count_classes(source: Source) -> dict[str, int]:
     """
     counts = {key: len(names) for key, names in class_names(source).items()}
     for key, field in source.spec.fields.items():
-        if key not in counts and field.dtype.kind in "iu" and math.prod(field.shape) == 1:
+        if key not in counts and field.dtype.kind in "iu" and not field.texts and math.prod(field.shape) == 1:
             least, largest = _value_range(source, key)
             if least >= 0:
                 counts[key] = largest + 1

@@ -197,7 +197,7 @@ class _Probe:
             shape, dtype = found[key]
             field = FieldSpec(shape, dtype.newbyteorder("="), ragged=key in follow)
             if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
-                field = dataclasses.replace(field, classes=known[key].classes)
+                field = dataclasses.replace(field, classes=known[key].classes, texts=known[key].texts)
             fields[key] = field
         return BatchSpec(fields, as_mapping=self._spec.as_mapping)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.composed.composed import ComposedSource, Positions
 from lit_async_data.sources.contract.checks import check_same, check_source
-from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of, with_classes
+from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
 from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout, slowest
@@ -28,11 +29,11 @@ class ConcatSource(ComposedSource):
     Sample numbers count through all sources, also in `locate`. Thread-safe if all sources are.
 
     Args:
-        sources: At least one; all with the same keys, shapes and dtypes, but samples of variable length may be longer
-            in one than in another. `close` closes them.
+        sources: At least one; all with the same keys, shapes, dtypes and classes, but samples of variable length may
+            be longer in one than in another, and text that is no class is numbered anew. `close` closes them.
 
     Attributes:
-        sources: The sources, as a tuple.
+        sources: The sources, or those with text numbered alike, as a tuple.
 
     Raises:
         ConfigError: ``sources`` is empty or holds something that is not a source.
@@ -51,6 +52,7 @@ class ConcatSource(ComposedSource):
             raise ConfigError("sources: empty; give at least one source")
         for source in self.sources:
             check_source("sources", source)
+        self.sources = self.inside = _numbered_alike(self.sources)
         for number in range(1, len(self.sources)):
             check_same(self.sources, number)
         self._spec = longest_of([source.spec for source in self.sources])
@@ -130,7 +132,7 @@ class ConcatSource(ComposedSource):
             raise
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        changed = [with_classes(source, classes) for source in self.sources]
+        changed = [source.with_classes(classes) for source in self.sources]
         same = all(new is old for new, old in zip(changed, self.sources, strict=True))
         return self if same else type(self)(changed)
 
@@ -181,6 +183,14 @@ class ConcatSource(ComposedSource):
             own = np.array([numbers.setdefault(name, len(numbers)) for name in grouped[1]], np.int64)
             codes.append(own[grouped[0]])
         return np.concatenate(codes), list(numbers)
+
+
+def _numbered_alike(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    """The sources, in which one number stands for one text; those of classes must be alike already."""
+    every = [source.spec.fields for source in sources]
+    lists = {key: {fields[key].texts for fields in every if key in fields} for key in every[0]}
+    common = {key: sorted({*itertools.chain(*texts)}) for key, texts in lists.items() if len(texts) > 1}
+    return tuple(source.with_classes(common) for source in sources) if common else sources
 
 
 def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:

@@ -15,7 +15,7 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import ComposedSource
 from lit_async_data.sources.contract.checks import check_source
-from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of, with_classes
+from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of
 from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
 from lit_async_data.sources.contract.source import Source, check_range
@@ -124,7 +124,7 @@ class SubsetSource(ComposedSource):
         return self.samples[samples]
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        changed = with_classes(self.source, classes)
+        changed = self.source.with_classes(classes)
         return self if changed is self.source else type(self)(changed, self.samples, group_codes=self.group_codes)
 
     # -- how samples belong together ---------------------------------------------------------------------------------

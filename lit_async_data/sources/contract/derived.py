@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from collections.abc import Callable
 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.places import Places
@@ -33,13 +32,6 @@ class DerivedSource(Source):
             ConfigError: Samples could have files of their own, but no field holds any.
         """
 
-    @abc.abstractmethod
-    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels encoded by other classes, such as those of the training set, by batch key.
-
-        Classes that the user gave do not change. A row of a class that is not among them is a `ManifestError`.
-        """
-
 
 def layout_of(source: Source) -> StorageLayout:
     """The chunks of a source, also those that take a look at every sample; for an order that goes by chunks."""
@@ -52,7 +44,3 @@ def places_of(source: Source) -> Places:
 
 def grouped_by_path(source: Source, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
     return source.grouped_by_path(naming) if isinstance(source, DerivedSource) else None
-
-
-def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
-    return source.with_classes(classes) if isinstance(source, DerivedSource) else source

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,7 @@ from lit_async_data.sources.hdf5.parts.selection import (
     chosen_files,
     chosen_layouts,
 )
+from lit_async_data.sources.hdf5.parts.texts import found_names, named_alike, renamed, with_texts
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
 from lit_async_data.sources.local_files.bad_lists import Exclude
@@ -153,12 +155,14 @@ class HDF5Source(Source):
         inspect = inspect_groups if sample == "group" else inspect_file
         inspected = [inspect(file, request, cache) for file in self.paths]
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
-        parts = with_longest(with_rows([part for _, of_file in inspected for part in of_file]))
+        parts = named_alike(with_rows([part for _, of_file in inspected for part in of_file]))
+        parts = with_longest(parts)
         for part in parts:
             check_compatible(part, parts[0])
         log_warnings(parts[0])
         self._left_out = rows_left_out(parts) if rows is None else ""
         self._stored = drop_empty(parts if request.rows or rows is None else select_rows(parts, rows))
+        self._stored = with_texts(self._stored)
         if exclude is not None:
             self._stored = without(self._stored, exclude, self.name)
         self._identities = {
@@ -243,6 +247,19 @@ class HDF5Source(Source):
         ]
         fingerprint = super().fingerprint() | {"files": len(sizes), "bytes": sum(sizes.values())}
         return fingerprint | {"names and rows of files": digest(parts)}
+
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        """The same samples, with text numbered by other names; see `Source.with_classes`."""
+        if not found_names(self._stored[0]):
+            return self
+        cure = "give all classes: classes=[…]; or kind='text', if it only says whose samples these are"
+        stored = [renamed(part, classes, cure) for part in self._stored]
+        specs = {key: field.spec for key, field in stored[0].fields.items()}
+        spec = BatchSpec(specs, as_mapping=self._spec.as_mapping)
+        changed = copy.copy(self)
+        vars(changed).update(_stored=stored, _spec=spec)
+        changed.__setstate__({})
+        return changed
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample: a field of single numbers, or a dataset of one axis in each part."""

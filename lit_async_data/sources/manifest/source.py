@@ -265,7 +265,7 @@ class ManifestSource(DerivedSource):
     # -- classes and columns -----------------------------------------------------------------------------------------
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels encoded by other classes; see `DerivedSource.with_classes`."""
+        """The same samples, with text labels encoded by other classes; see `Source.with_classes`."""
         changed, fields = copy.copy(self), self._fields.with_classes(classes)
         vars(changed).update(_fields=fields, _spec=BatchSpec(fields.specs, as_mapping=self._spec.as_mapping))
         return changed

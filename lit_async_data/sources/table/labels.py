@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, FieldSpec
-from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.errors import ConfigError, ManifestError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.table.arrow import (
@@ -32,7 +32,7 @@ Null = Literal["error", "ignore", "drop", "zero"]
 _NAMED = 5
 _NONE = np.empty(0, np.int64)
 # Makes the error for a row from a message.
-Fail = Callable[[int, str], ManifestError]
+Fail = Callable[[int, str], SourceError]
 
 
 class Labels(NamedTuple):
@@ -43,19 +43,21 @@ class Labels(NamedTuple):
             or float32 with ``null="ignore"``.
         classes: The names of the values 0, 1, 2, …; with several classes per row, of the columns; empty for numbers.
         dropped: Rows without a value that are to be dropped, ascending; int64. Their values are undefined.
+        texts: What the values 0, 1, 2, … stand for, if that is text but no class.
     """
 
     values: Array
     classes: tuple[str, ...] = ()
     dropped: Indices = _NONE
+    texts: tuple[str, ...] = ()
 
     @property
     def spec(self) -> FieldSpec:
-        return FieldSpec(self.values.shape[1:], self.values.dtype, classes=self.classes)
+        return FieldSpec(self.values.shape[1:], self.values.dtype, classes=self.classes, texts=self.texts)
 
     def of_classes(self, classes: Sequence[str], fail: Fail) -> Labels:
         """These labels as numbers of other classes; ``fail`` takes a row with another class, and that class."""
-        values, own, dropped = self
+        values, own, dropped, _ = self
         numbers = {name: number for number, name in enumerate(classes)}
         new = np.array([numbers.get(name, -1) for name in own], np.int64)
         for lost in np.flatnonzero(new < 0).tolist():
@@ -116,6 +118,16 @@ def labels_of(
         for name, column in parsed:
             _with_null_option(column, null, origin, name)
     return _with_null_option(_side_by_side(parsed, origin), null, origin, None)
+
+
+def texts_of(array: Any, name: str, origin: RowOrigin, null: Null) -> Labels:
+    """Text, or whole numbers as digits, as numbers of its distinct values in order."""
+    if null == "zero":
+        raise ConfigError("null: zero is for several classes per row; set ignore or drop", option="null")
+    text = array if is_text(array.type) or is_categorical(array.type) else array.cast(arrow().large_string())
+    column = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), most=len(array))
+    labels = _with_null_option(column, null, origin, name)
+    return labels._replace(classes=(), texts=labels.classes)
 
 
 def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None, null: Null) -> _Column:
@@ -211,21 +223,21 @@ def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
     return _Column(np.require(values, requirements=["C", "W"]), missing)
 
 
-def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail) -> _Column:
+def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, most: int = MOST_CLASSES) -> _Column:
     encoded = array if is_categorical(array.type) else array.dictionary_encode()
     missing = booleans_of(encoded.is_null())
     codes = values_of(encoded.indices).astype(np.int64)
-    if vocabulary is None and len(encoded.dictionary) > MOST_CLASSES:
+    if vocabulary is None and len(encoded.dictionary) > most:
         raise ConfigError(
-            f"classes: {len(encoded.dictionary)} distinct texts, which seem to be ids or paths; set kind: image, npy "
-            "or hdf5 for paths of files, or leave the column out",
+            f"classes: {len(encoded.dictionary)} distinct texts, which seem to be ids or paths; set kind: text, or "
+            "kind: image, npy or hdf5 for paths of files to read",
             option="classes",
         )
     entries = encoded.dictionary.to_pylist()
     used = np.zeros(len(entries), np.bool_)
     used[codes[~missing]] = True
     present = {entry for entry, each in zip(entries, used.tolist(), strict=True) if each}
-    own = tuple(dict.fromkeys(entries)) if is_ordered(encoded.type) else tuple(sorted(present, key=_key(present)))
+    own = tuple(dict.fromkeys(entries)) if is_ordered(encoded.type) else in_order(present)
     classes = own if vocabulary is None else vocabulary
     numbers = {entry: number for number, entry in enumerate(classes)}
     table = np.array([numbers.get(entry, -1) for entry in [*entries, ""]], np.int64)
@@ -238,10 +250,11 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail)
     return _Column(values, missing, classes)
 
 
-def _key(classes: set[str]) -> Callable[[str], Any]:
-    """Whole numbers are sorted as numbers: 2 before 10."""
-    whole = all(re.fullmatch(r"[+-]?[0-9]{1,18}", name) for name in classes)
-    return (lambda name: (int(name), name)) if whole else str
+def in_order(classes: Iterable[str]) -> tuple[str, ...]:
+    """Distinct names of classes, sorted; whole numbers as numbers: 2 before 10."""
+    names = set(classes)
+    whole = all(re.fullmatch(r"[+-]?[0-9]{1,18}", name) for name in names)
+    return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))
 
 
 def _lengths(array: Any) -> tuple[Indices, Indices, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from lit_async_data.sources.table.arrow import (
 )
 from lit_async_data.sources.table.delimited import DEFAULT_FORMAT, TextFormat
 from lit_async_data.sources.table.filters import filters_of
-from lit_async_data.sources.table.labels import Labels, Null, labels_of
+from lit_async_data.sources.table.labels import Labels, Null, labels_of, texts_of
 from lit_async_data.sources.table.reading import files_of, opening_errors, read_table
 from lit_async_data.sources.table.row_origin import RowOrigin, printable_path, quoted
 from lit_async_data.sources.table.text import check_notation, check_text, parsed_text
@@ -94,7 +94,7 @@ class Table:
         *,
         classes: Sequence[str] | None = None,
         null: Null = "error",
-        kind: Literal["class", "number"] | None = None,
+        kind: str | None = None,
         separator: str | None = None,
     ) -> Labels:
         """One value per row; the other arguments are those of `Column`.
@@ -102,8 +102,11 @@ class Table:
         Whole numbers become int64; floats and bools keep their type; text becomes the number of its class; lists of
         numbers become vectors, and all must have one length; lists of text become 1 for each class in the list, else 0.
         Several columns of numbers become the columns of one array. Kind ``"number"`` reads text as numbers: int64, or
-        float64 if some are fractions; ``"class"`` takes whole numbers in lists as classes, too.
+        float64 if some are fractions; ``"class"`` takes whole numbers in lists as classes, too; ``"text"`` numbers text
+        that is no class.
         """
+        if kind == "text" and isinstance(name, str):
+            return texts_of(self._text_column(name), name, self.origin, null)
         names = [name] if isinstance(name, str) else name
         columns = [(each, parsed_text(self.array(each), each, self.origin, separator, kind=kind)) for each in names]
         for each, array in columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,16 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import FormatError, MissingError
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, numbered_field
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.texts import numbered
 
 
 def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
-    """The value of an attribute of an object of libhdf5, as an array without axes: a number, or that of a class."""
+    """The value of an attribute of an object of libhdf5, as an array without axes: a number, or bytes of text."""
     import h5py
 
     where = f"{path}:/{name}: its attribute {field.attr!r}"
@@ -32,11 +34,7 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
     stored.read(values)
     value: Any = values.reshape(-1)[0] if values.size == 1 else None
     if isinstance(value, bytes | str):
-        text = value if isinstance(value, str) else value.decode(errors="surrogateescape")
-        if text not in (field.classes or ()):
-            listed = f"is not one of {', '.join(field.classes)}" if field.classes else "is text"
-            raise FormatError(f"{where}, {text!r}, {listed}; give the names of all classes: classes=[…]", **context)
-        return np.array((field.classes or ()).index(text))
+        return np.array(value if isinstance(value, bytes) else value.encode(errors="surrogateescape"))
     if value is None or (values.dtype.kind, values.dtype.itemsize) not in TENSOR_TYPES:
         raise FormatError(f"{where} holds {values.dtype} {values.shape}, not one number; leave it out", **context)
     return values.reshape(())
@@ -45,12 +43,14 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
 def kept_field(path: str, name: str, values: npt.NDArray[Any], field: Field, *, rows: int, where: str) -> StoredField:
     """A field of values that are kept in memory: one for each row, or one for all."""
     native = values.dtype.newbyteorder("=")
+    stored = StoredDataset(path, name, (rows,), native, 0, FieldSpec((), native), None, 1, filtered=False, kept=values)
+    if native.kind == "S" or field.kind:
+        codes, row = numbered(values, field, stored, where)
+        return numbered_field(dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes), field, where)
     spec = delivered_spec(field, FieldSpec((), native, classes=tuple(field.classes or ())), where)
     convert = Conversion(path, name, classes=len(field.classes) if field.classes else None)
     kept = convert(values.astype(native), np.arange(len(values)), spec.dtype).astype(spec.dtype)
-    return StoredField(
-        StoredDataset(path, name, (rows,), kept.dtype, 0, spec, None, 1, filtered=False, kept=kept), spec
-    )
+    return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
 
 
 def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> StoredField:

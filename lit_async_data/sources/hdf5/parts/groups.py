@@ -30,6 +30,7 @@ from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.texts import is_numbered
 from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
@@ -42,7 +43,7 @@ PROBES = 3
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
 # What a field of a group may have: it has no rows.
-OPTIONS = {"name", "attr", "dtype", "classes"}
+OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null"}
 
 _log = logging.getLogger(__name__)
 
@@ -56,13 +57,13 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
-        fields = [(key, each.name, each.attr, each.classes) for key, each in request.fields.items()]
+        fields = [(key, each.name, each.attr, each.kind) for key, each in request.fields.items()]
         state = identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns
         kept = IndexKey(path, f"{request.group} {fields}", *state, "", (), (), ())
         found = cache.load(kept)
         if found is None:
             found = _listed(group, request)
-            if len(found) == 1 + sum(1 if each.attr else 3 for each in request.fields.values()):
+            if len(found) == 1 + sum(1 if f"{key} values" in found else 3 for key in request.fields):
                 cache.store(kept, found)
         names = found.pop("names")
         stored = {key: _field(group, key, request, names, found) for key in request.fields}
@@ -91,7 +92,8 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
             raise
         for key, field in request.fields.items():
             if not names:
-                columns[key] = (_Values if field.attr else _Places)(group, field, name)
+                text = not field.attr and is_numbered(group.node(full_name(name, field.name)), field)
+                columns[key] = (_Values if field.attr or text else _Places)(group, field, name)
             columns[key].add(node, full_name(name, field.name))
         names.append(stored)
     if not names:
@@ -101,7 +103,7 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
 
 
 class _Values:
-    """The attributes of one name."""
+    """The attributes, or the single texts, of one name."""
 
     def __init__(self, group: OpenGroup, field: Field, _: str) -> None:
         self._group, self._path, self._field = group, group.path, field
@@ -111,13 +113,17 @@ class _Values:
         import h5py
 
         low: Any = h5py
-        of, values = low.h5o.open(node, self._field.name.encode() or b"."), self.found["values"]
-        if h5py.h5f.get_name(of) != os.fsencode(self._path):
-            refuse_external_link(self._group.file, full)
-        value = value_of(of, self._field, self._path, full)
+        values, attr = self.found["values"], self._field.attr
+        if attr:
+            of = low.h5o.open(node, self._field.name.encode() or b".")
+            if h5py.h5f.get_name(of) != os.fsencode(self._path):
+                refuse_external_link(self._group.file, full)
+            value = value_of(of, self._field, self._path, full)
+        else:
+            value = np.asarray(self._group.whole(f"/{full}", "")[()])
         values.append(value[()])
-        if value.dtype != values[0].dtype:
-            what = f"its attribute {self._field.attr!r} is {value.dtype}, but {values[0].dtype} in the first group"
+        if value.shape or (value.dtype != values[0].dtype and not value.dtype.kind == values[0].dtype.kind == "S"):
+            what = f"its {attr or 'value'!r} is {value.dtype} {value.shape}, but {values[0].dtype} in the first group"
             raise FormatError(f"{self._path}:/{full}: {what}; write it as one type", file=self._path, dataset=full)
 
 
@@ -181,8 +187,8 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
 
 def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found: dict[str, Array]) -> StoredField:
     where, path, field = f"fields.{key}", group.path, request.fields[key]
-    if field.attr:
-        label = full_name("*", field.name) + f"@{field.attr}"
+    if f"{key} values" in found:
+        label = full_name("*", field.name) + (f"@{field.attr}" if field.attr else "")
         try:
             return kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
         except FormatError as error:

@@ -25,6 +25,7 @@ from lit_async_data.sources.hdf5.schema.images import StoredImages, inspect_imag
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.sequences import StoredSequences, element_type, inspect_sequences
+from lit_async_data.sources.hdf5.schema.texts import inspect_texts, is_numbered
 from lit_async_data.sources.hdf5.schema.window_starts import Span
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
@@ -53,6 +54,7 @@ class StoredField:
         images: How its rows are decoded; None if they are values.
         sequences: What its rows refer to; None if they are values.
         fill: What samples of variable length are padded with.
+        text: What the user asked for, if its values are numbers of text; else None.
         packed: NetCDF attributes of packed values that are delivered as stored.
     """
 
@@ -69,6 +71,7 @@ class StoredField:
     images: StoredImages | None = None
     sequences: StoredSequences | None = None
     fill: float = 0
+    text: Field | None = None
 
     @property
     def plain(self) -> bool:
@@ -135,9 +138,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
 
     name, classes, where = group.name(field.name), field.classes, f"fields.{key}"
     if field.decode:
-        if layout is not None:
-            raise ConfigError(f"layout: {layout!r} for {key}: images have their channels first; leave it out")
-        return _inspect_images(group, key, field)
+        return _inspect_images(group, key, field, layout)
     node = group.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
     elements = element_type(node, field) if isinstance(node, h5py.Dataset) else None
@@ -146,6 +147,9 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         if layout is not None:
             raise ConfigError(f"layout: {layout!r} for {key}: {group.path}:/{name.strip('/')} holds {RANGES[kind]}")
         return _inspect_ranges(group, key, field, kind, elements)
+    if is_numbered(node, field):
+        texts = inspect_texts(group, name, field, layout, where)
+        return _with_window(key, field, numbered_field(texts, field, where))
     if kind == "categorical":
         categories = group.whole(f"/{name.strip('/')}/categories", "")
         name, names = f"{name.rstrip('/')}/codes", names_of(categories)
@@ -196,7 +200,16 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     return _with_window(key, field, of_key)
 
 
-def _inspect_images(group: OpenGroup, key: str, field: Field) -> dict[str, StoredField]:
+def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredField:
+    """A field of numbers of text."""
+    spec = delivered_spec(field, stored.spec, where)
+    cast = Conversion(stored.path, stored.name) if spec.dtype != stored.dtype else None
+    return StoredField(stored, spec, conversion=cast, text=field)
+
+
+def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
+    if layout is not None:
+        raise ConfigError(f"layout: {layout!r} for {key}: images have their channels first; leave it out")
     images = inspect_images(group, field, f"fields.{key}")
     spec = images.decoder.spec
     if field.rows is not None:
@@ -265,7 +278,7 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     # Only where no value can be lost, since a cast on the device is not checked.
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None
-    return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged)
+    return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged, texts=row.texts)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:

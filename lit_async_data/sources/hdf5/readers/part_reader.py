@@ -134,6 +134,8 @@ class PartReader:
 
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
         name = self._part.dataset_key(stored)
+        if stored.kept is not None:
+            return KeptReader(stored.kept)  # two fields may number one text in different ways
         if name not in self.datasets:
             self.datasets[name] = fastest_reader(stored, self._file, self._cache, name)
         return self.datasets[name]

@@ -32,14 +32,17 @@ class Field(ImageOptions):
         pad: What a window holds where it reaches beyond its part, at either end: ``"last"`` the nearest row of the
             part, ``"zero"`` zeros. Every row then has a window. Another field follows, ``KEY_mask``, bool of shape
             (window,), which is True where data is real. None: the windows of samples lie inside their part.
-        classes: Names of the values 0, 1, 2, …
+        classes: Names of the values 0, 1, 2, … None: of text, all that the files hold, sorted.
+        kind: ``"text"``: text, or whole numbers, that are no classes, such as ids: numbers whose text `Source.names`
+            gives. ``"class"`` and ``"number"``: what to take the text of a table's column for. None: text is classes.
+        null: What to do with empty text that is no class: ``"error"``, ``"ignore"`` (−100), or ``"drop"`` the sample.
         lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
             small table that is kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
             ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
         max_length: For samples of variable length, the rows that each is padded to, with ``fill``. None: the length of
             the longest sample, or of its bucket (``LoaderOptions.batch_by``).
-        attr: An attribute that holds one number, or text, which needs ``classes``: that of the dataset ``name`` or,
+        attr: An attribute that holds one number, or text: that of the dataset ``name`` or,
             without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
             group that is a sample has its own.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
@@ -77,6 +80,8 @@ class Field(ImageOptions):
     max_length: int | None = None
     pad: Literal["last", "zero"] | None = None
     attr: str | None = None
+    kind: Literal["class", "number", "text"] | None = None
+    null: Literal["error", "ignore", "drop"] = "error"
     decode: Literal["image"] | None = None
     channels: Literal["RGB", "BGR"] = "RGB"
     lengths: str | None = None
@@ -143,6 +148,8 @@ class Field(ImageOptions):
         if not isinstance(given, str | Mapping) or not given:
             raise ConfigError(f"{where.rstrip('.') or 'field'}: {given!r} is not a dataset name, a Field or a mapping")
         values: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
+        if None in values:  # YAML reads null as None
+            values["null"] = values.pop(None)  # type: ignore[call-overload]
         try:
             check_names(values, [field.name for field in dataclasses.fields(cls)])
             if "name" not in values and "attr" not in values:
@@ -172,11 +179,14 @@ class Field(ImageOptions):
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 # What only values have, not images.
-_VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "max_length")
+_VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "max_length", "kind", "null")
 _NO_NAME = ConfigError("name: missing; which dataset is it?")
 
 
 def _check_single(field: Field) -> None:
+    for name, values in {"kind": ("class", "number", "text", None), "null": ("error", "ignore", "drop")}.items():
+        if getattr(field, name) not in values:
+            raise ConfigError(f"{name}: {getattr(field, name)!r} is not one of {', '.join(filter(None, values))}")
     for option in (
         ("column", "window", "lookup", "mask_and_scale", "max_length", "fill", "decode") if field.attr else ()
     ):

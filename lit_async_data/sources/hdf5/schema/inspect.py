@@ -119,7 +119,7 @@ def inspect_dataset(
         _check_values(dataset, where, context)
     elif dataset.ndim != 1:
         raise FormatError(
-            f"{where}: holds values of variable length on {dataset.ndim} axes; store them on one", **context
+            f"{where}: holds text, or values of variable length, on {dataset.ndim} axes; store them on one", **context
         )
     as_bytes = images or in_heap
     shape = tuple(int(n) for n in dataset.shape)
@@ -303,8 +303,8 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
     refusals = {
         f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": dtype.kind in "OSV"
         and image_format(dataset) != "",
-        "text; store class numbers, and give their names as Field(classes=[…]), or take the bytes of text of any "
-        "length: Field(…, dtype='uint8')": bool(h5py.check_string_dtype(dtype)) or dtype.kind in "SU",
+        "text; one text per row can be a field, as the number of a class, or as the bytes of text of any length: "
+        "Field(…, dtype='uint8')": bool(h5py.check_string_dtype(dtype)) or dtype.kind in "SU",
         "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "
         "after the other, and offsets, where each begins and the last ends": h5py.check_vlen_dtype(dtype) is not None,
         "no values: it is a NetCDF dimension without a variable; give a variable": _is_bare_dimension(dataset),

@@ -57,7 +57,7 @@ def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
     except LIBRARY_ERRORS:  # a type that numpy lacks, which `inspect_dataset` names
         return None
     if dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None:
-        return TEXT if field.dtype == TEXT else None
+        return TEXT if field.dtype == TEXT and not (field.classes or field.kind) else None
     within = h5py.check_vlen_dtype(dtype)
     return within if within is not None and (within.kind, within.itemsize) in TENSOR_TYPES else None
 

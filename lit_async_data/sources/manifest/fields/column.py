@@ -19,7 +19,7 @@ from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.table.labels import Null
 from lit_async_data.sources.table.table import Table
 
-Kind = Literal["image", "npy", "hdf5", "class", "number"]
+Kind = Literal["image", "npy", "hdf5", "class", "number", "text"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FILES: tuple[Kind, ...] = ("image", "npy", "hdf5")
 
@@ -52,9 +52,9 @@ class Column:
     Attributes:
         name: The column; or several columns of numbers, which become one vector per sample.
         kind: Content of the column. ``"image"``, ``"npy"`` and ``"hdf5"``: paths of such files. ``"class"``: text, one
-            class per value. ``"number"``: numbers, also if the table has them as text. None: inferred from the first
-            value: a path if it ends in a known suffix or is the path of a file, else a number if it can be read as one,
-            else a class.
+            class per value. ``"text"``: text that is no class, such as ids, as numbers whose text `Source.names` gives.
+            ``"number"``: numbers, also if the table has them as text. None: inferred from the first value: a path if it
+            ends in a known suffix or is the path of a file, else a number if it can be read as one, else a class.
         dtype: Element type of labels and of rows of HDF5 files. None: as stored.
         classes: Names of the values 0, 1, 2, … of text. None: all categories of an ordered categorical column; for
             other text, the distinct values, sorted.
@@ -183,7 +183,7 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
 
 
 def _check_options(key: str, column: Column, kind: Kind | None) -> None:
-    own = {"image": _IMAGE, "npy": (), "hdf5": ("dtype", "row", "dataset", "layout")}
+    own = {"image": _IMAGE, "npy": (), "text": ("dtype",), "hdf5": ("dtype", "row", "dataset", "layout")}
     fitting = own.get(kind or "", ("dtype", "classes", "separator"))
     for name in column.given:
         if name not in ("name", "kind", "null", *fitting):

@@ -218,7 +218,10 @@ class Fields:
         def unknown(row: int, name: str) -> ManifestError:
             return table.origin.error(_unknown(column.names[0], name, classes), row=row, column=column.names[0])
 
-        if labels.classes:
+        if labels.texts:
+            labels = labels._replace(classes=labels.texts).of_classes(classes, unknown)
+            labels = labels._replace(classes=(), texts=labels.classes)
+        elif labels.classes:
             labels = labels.of_classes(classes, unknown)
         elif table.origin.untyped and table.is_text(column.names[0]):  # was read as numbers
             labels = _labels_of(dataclasses.replace(column, classes=tuple(classes)), table)
@@ -275,7 +278,7 @@ def _labels_of(column: Column, table: Table) -> Labels:
         list(column.names) if column.several else column.names[0],
         classes=column.classes,
         null=column.null,
-        kind="number" if kind == "number" else "class" if kind == "class" else None,
+        kind=kind,
         separator=column.separator,
     )
 
@@ -302,6 +305,5 @@ def _unknown(column: str, name: str, classes: Sequence[str]) -> str:
     return (
         f"{quoted(name)} is not one of the {len(classes)} classes ({listed(classes)}) of training. If this column is a "
         f'label, name all its classes: {{"name": {json.dumps(column)}, "classes": [...]}}. If it only says whose '
-        "samples these are, such as a patient, leave it out of fields: return_indices=true adds sample numbers "
-        f"to each batch, and source.column({column!r})[batch['index']] looks up its text"
+        "samples these are, such as a patient, set kind: text; source.names(KEY, batch[KEY]) gives the text"
     )

@@ -1,0 +1,88 @@
+"""Fields of text over all parts: one list of names for all, and samples without text."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lit_async_data.errors import FormatError, SourceError
+from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField
+from lit_async_data.sources.hdf5.schema.texts import named, unknown_text
+from lit_async_data.sources.table.labels import Labels, in_order
+
+# Rows that a message names.
+NAMED = 5
+# From this number of rows on, a class for each is suspicious.
+SUSPICIOUS_ROWS = 10
+EACH_DIFFERS = "%s: each of %d rows is a class of its own; for ids write kind='text', for the bytes dtype='uint8'"
+
+_log = logging.getLogger(__name__)
+
+
+def found_names(part: StoredPart) -> dict[str, tuple[str, ...]]:
+    """What the numbers of fields of text stand for, where the user did not say."""
+    fields = part.fields.items()
+    return {key: names_of(field) for key, field in fields if field.text and not field.text.classes}
+
+
+def names_of(field: StoredField) -> tuple[str, ...]:
+    return field.spec.texts or field.spec.classes
+
+
+def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts, in which a number stands for the same text."""
+    found = [found_names(part) for part in parts]
+    common = {key: in_order(name for each in found for name in each.get(key, ())) for key in found[0]}
+    rows = sum(part.rows for part in parts)
+    for key, names in common.items():
+        if rows >= SUSPICIOUS_ROWS and len(names) == rows and parts[0].fields[key].spec.classes:
+            _log.warning(EACH_DIFFERS, parts[0].fields[key].values, rows)
+    return [renamed(part, common) for part in parts]
+
+
+def renamed(part: StoredPart, names: Mapping[str, Sequence[str]], cure: str = "") -> StoredPart:
+    """A part with text numbered by other names. Those of the user stay."""
+    others = {key: tuple(names[key]) for key, own in found_names(part).items() if tuple(names.get(key, own)) != own}
+    fields = {key: _renamed(part, part.fields[key], wanted, cure) for key, wanted in others.items()}
+    return dataclasses.replace(part, fields={**part.fields, **fields})
+
+
+def _renamed(part: StoredPart, field: StoredField, names: tuple[str, ...], cure: str) -> StoredField:
+    def unknown(row: int, text: str) -> SourceError:
+        return of_group(unknown_text(field.values, row, text, names, cure), part.names)
+
+    kept = Labels(field.values.kept, names_of(field)).of_classes(names, unknown).values
+    stored = dataclasses.replace(field.values, kept=kept)
+    return dataclasses.replace(field, spec=named(field.spec, field.text, names), stored=stored)
+
+
+def with_texts(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts without the samples to drop for want of a text; an error where a text must not be empty."""
+    left = [part for part in map(_with_texts, parts) if part.anchors.count]
+    if not left:
+        raise FormatError(f"{parts[0]}: no sample has a text; give null='ignore' in place of null='drop'")
+    return left
+
+
+def _with_texts(part: StoredPart) -> StoredPart:
+    fields = [each for each in part.fields.values() if each.text and each.text.null != "ignore"]
+    for field in fields:
+        missing = field.values.kept == IGNORED
+        if not missing.any():
+            continue
+        rows = part.anchors.rows(np.arange(part.anchors.count))
+        own = field.window_rows(rows)
+        lacks = missing[own if len(missing) > 1 else np.zeros_like(own)]
+        if lacks.any() and field.text and field.text.null == "error":
+            every = np.unique(own[lacks]).tolist()
+            listed = ", ".join(map(str, every[:NAMED])) + (f", … ({len(every)} in all)" if len(every) > NAMED else "")
+            what = f"no text in rows {listed}; write it, or set null='ignore' (−100) or null='drop'"
+            where = {"file": part.path, "dataset": field.values.name, "row": every[0]}
+            raise of_group(FormatError(f"{field.stored}: {what}", **where), part.names)
+        part = part.at(rows[~lacks.any(axis=1)])
+    return part

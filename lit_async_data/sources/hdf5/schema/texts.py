@@ -1,0 +1,86 @@
+"""Text as numbers: of classes, or of texts that are none, such as ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.batch.spec import FieldSpec
+from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, image_format
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
+from lit_async_data.sources.table.labels import in_order
+from lit_async_data.sources.table.text import MOST_CLASSES
+
+CODES = np.dtype(np.int64)
+
+
+def is_numbered(node: Any, field: Field) -> bool:
+    """Whether a field is numbers of the text of a dataset; encoded images are none."""
+    import h5py
+
+    if field.lookup is not None or not isinstance(node, h5py.Dataset):
+        return False
+    try:
+        dtype = node.dtype
+    except LIBRARY_ERRORS:  # a type that numpy lacks, which `inspect_dataset` names
+        return False
+    if h5py.check_string_dtype(dtype) is None:
+        return field.kind in ("class", "text") and dtype.kind in "iufb"
+    return not image_format(node)
+
+
+def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
+    """A dataset of one text, or whole number, per row as numbers of text, which are kept in memory."""
+    if layout is not None or field.column is not None or field.mask_and_scale:
+        raise ConfigError(f"{where}: layout, column and mask_and_scale do not apply to text; leave them out")
+    stored = group.inspect_dataset(name, in_heap=True)
+    codes, row = numbered(group.whole(f"/{name.strip('/')}", "")[...], field, stored, where)
+    return StoredDataset(
+        group.path, name, codes.shape, CODES, 0, row, None, 1, filtered=False, external=stored.external, kept=codes
+    )
+
+
+def numbered(
+    values: npt.NDArray[Any], field: Field, stored: StoredDataset, where: str
+) -> tuple[npt.NDArray[np.int64], FieldSpec]:
+    """A number for each text, and the field with what they stand for: the user's classes, or all texts in order.
+
+    `IGNORED` stands for empty text, unless that is a class.
+    """
+    if values.dtype.kind not in ("SOiu" if field.kind == "text" else "SO") or field.kind == "number":
+        raise ConfigError(f"{where}.kind: {stored} holds {values.dtype}, which is not {field.kind}; leave kind out")
+    numbers: dict[Any, int] = {}
+    codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)
+    texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in numbers]
+    names = tuple(field.classes or in_order(text for text in texts if text))
+    if not field.classes and field.kind != "text" and len(names) > MOST_CLASSES:
+        raise ConfigError(
+            f"{where}.kind: {stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'"
+        )
+    places = {name: number for number, name in enumerate(names)}
+    found = np.array([places.get(text, -1 if text else IGNORED) for text in texts], np.int64)[codes]
+    unknown = np.flatnonzero(found == -1)
+    if unknown.size:
+        row = int(unknown[0])
+        raise unknown_text(stored, row, texts[codes[row]], names, f"{where}.classes names all of them")
+    return found, named(FieldSpec((), CODES), field, names)
+
+
+def named(spec: FieldSpec, field: Field | None, names: tuple[str, ...]) -> FieldSpec:
+    """A field whose numbers stand for these names."""
+    if field and field.kind == "text":
+        return dataclasses.replace(spec, texts=names)
+    return dataclasses.replace(spec, classes=names)
+
+
+def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, ...], cure: str) -> FormatError:
+    listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
+    what = f"{text!r} is not one of {listed}; {cure}"
+    return FormatError(f"{stored}, row {row}: {what}", file=stored.path, dataset=stored.name, row=row)

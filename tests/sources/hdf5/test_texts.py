@@ -1,0 +1,191 @@
+"""Text as numbers: classes, and ids whose text `names` gives back."""
+
+from __future__ import annotations
+
+import pickle
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lit_async_data import (
+    AsyncDataModule,
+    AsyncLoader,
+    ConcatSource,
+    ConfigError,
+    Field,
+    FormatError,
+    HDF5Source,
+    LoaderOptions,
+    ManifestSource,
+    MissingError,
+    SubsetSource,
+    split,
+)
+from lit_async_data.testing import check_contract
+
+TEXTS = [["owl", "jay", "owl", "emu"], ["jay", "auk"]]
+ALL = [text for texts in TEXTS for text in texts]
+
+
+def write(path, texts, dtype=None, **more):
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(len(texts))
+        file.create_dataset("y", data=texts, dtype=dtype or h5py.string_dtype())
+        for name, values in more.items():
+            file[name] = values
+
+
+def first_of(dm):
+    with dm.val_dataloader()[0] as loader:
+        return next(loader)
+
+
+@pytest.fixture
+def two(tmp_path):
+    for number, (texts, dtype) in enumerate(zip(TEXTS, ("S5", None), strict=True)):
+        write(tmp_path / f"{number}.h5", texts, dtype, patient=10 * number + np.arange(len(texts)))
+    return tmp_path / "*.h5"
+
+
+def test_text_is_classes_in_order_over_all_files(two):
+    fields = {
+        "x": "x",
+        "y": "y",
+        "given": Field("y", classes=["owl", "jay", "emu", "auk"], dtype="uint8"),
+        "id": Field("y", kind="text"),
+        "patient": Field("patient", kind="text"),
+    }
+    source = HDF5Source(two, fields)
+    check_contract(source)
+    spec = source.spec
+    assert spec["y"].classes == spec["id"].texts == ("auk", "emu", "jay", "owl")
+    assert (spec["id"].classes, spec["y"].texts, spec["patient"].texts[-1]) == ((), (), "11")
+    assert source.column("y").tolist() == [3, 2, 3, 1, 2, 0]
+    assert source.column("given").tolist() == [0, 1, 0, 2, 1, 3]
+    for each in (source, pickle.loads(pickle.dumps(source)), SubsetSource(source, np.arange(6))):
+        for key in ("y", "given", "id"):
+            assert each.names(key, each.column(key)).tolist() == ALL
+        assert each.names("patient", each.column("patient")).tolist() == ["0", "1", "2", "3", "10", "11"]
+    assert source.names("y", np.array([[-100, 1]])).tolist() == [["", "emu"]]
+    for key, codes, error in (("x", [0], MissingError), ("y", [4], IndexError), ("y", [0.0], IndexError)):
+        with pytest.raises(error):
+            source.names(key, codes)
+    for side in split(source, {"train": 0.5, "val": 0.5}, groups="y").values():
+        with AsyncLoader(side, LoaderOptions(batch_size=8, shuffle="none")) as loader:
+            batch = next(loader)
+        assert side.names("y", batch["y"]).tolist() == [ALL[sample] for sample in side.samples]
+
+
+def test_windows_of_text(two):
+    source = HDF5Source(two, {"y": Field("y", window=(0, 2)), "last": Field("y", window=(-1, 1), pad="last")})
+    check_contract(source)
+    assert source.names("y", [sample["y"] for sample in source.__getitems__([2, 3])]).tolist() == [
+        ["owl", "emu"],
+        ["jay", "auk"],
+    ]
+
+
+def test_a_class_of_validation_only(two):
+    first, second = (HDF5Source(two.parent / f"{number}.h5", {"x": "x", "y": "y"}) for number in (0, 1))
+    assert (first.spec["y"].classes, second.spec["y"].classes) == (("emu", "jay", "owl"), ("auk", "jay"))
+    loader = LoaderOptions(batch_size=4)
+    with pytest.raises(FormatError, match=r"1.h5:/y, row 1: 'auk' is not one of emu, jay, owl; give all classes: "):
+        AsyncDataModule(train=first, val=second, loader=loader)
+    known = SubsetSource(second, [0])  # has no auk, but its file does
+    with pytest.raises(FormatError, match="row 1: 'auk'"):
+        AsyncDataModule(train=first, val=known, loader=loader)
+    dm = AsyncDataModule(train=HDF5Source(two, {"x": "x", "y": "y"}), val=second, loader=loader)
+    batch = first_of(dm)
+    assert (batch["y"].tolist(), dm.num_classes["y"]) == ([2, 0], 4)
+    with pytest.raises(FormatError, match="classes"):
+        ConcatSource([first, second])
+
+
+def test_texts_of_several_sources_are_numbered_alike(two):
+    tables = [pa.table({"x": range(len(texts)), "y": texts}) for texts in TEXTS]
+    sources = [HDF5Source(two.parent / f"{number}.h5", {"x": "x", "y": Field("y", kind="text")}) for number in (0, 1)]
+    of_tables = [ManifestSource(table, {"x": "x", "y": {"name": "y", "kind": "text"}}) for table in tables]
+    for each in (sources, of_tables):
+        both = ConcatSource(each)
+        check_contract(both)
+        assert both.names("y", both.column("y")).tolist() == ALL
+        loader = LoaderOptions(batch_size=4)
+        dm = AsyncDataModule(train=each[0], val=each[1], loader=loader)
+        assert each[1].names("y", first_of(dm)["y"]).tolist() == TEXTS[1]
+        assert "y" not in dm.num_classes
+
+
+def test_empty_text(tmp_path):
+    texts = ["b", "", "a", "a", ""]
+    write(tmp_path / "x.h5", texts)
+
+    def source(**options):
+        return HDF5Source(tmp_path / "x.h5", {"x": "x", "y": Field("y", **options)})
+
+    with pytest.raises(FormatError, match=r"x.h5:/y: no text in rows 1, 4; write it, or set null='ignore'") as caught:
+        source()
+    assert caught.value.row == 1
+    assert HDF5Source(tmp_path / "x.h5", {"y": "y"}, rows=[0, 2, 3]).column("y").tolist() == [1, 0, 0]
+    ignored = source(null="ignore")
+    assert ignored.column("y").tolist() == [1, -100, 0, 0, -100]
+    assert ignored.names("y", ignored.column("y")).tolist() == texts
+    assert source(null="drop").column("x").tolist() == [0, 2, 3]
+    assert source(null="drop", window=(0, 2)).column("x").tolist() == [2]
+    assert source(classes=["", "a", "b"]).column("y").tolist() == [2, 0, 1, 1, 0]
+
+
+def test_attributes_and_groups_of_text(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number, text in enumerate(ALL):
+            group = file.create_group(f"p{number}")
+            group["x"], group["kind"], group["age"], group.attrs["bird"] = np.zeros(3), text, 20 + number, text
+    fields = {"x": "x", "y": Field(attr="bird"), "kind": "kind", "age": Field("age", kind="text")}
+    source = HDF5Source(tmp_path / "x.h5", fields, group="p*", sample="group", cache_dir=tmp_path)
+    check_contract(source)
+    for key, wanted in {"y": ALL, "kind": ALL, "age": [str(20 + number) for number in range(6)]}.items():
+        assert source.names(key, source.column(key)).tolist() == wanted
+    rows = HDF5Source(tmp_path / "x.h5", {"x": "x", "y": Field(attr="bird")}, group="p*")
+    check_contract(rows)
+    assert rows.names("y", rows.column("y")).tolist() == [text for text in ALL for _ in range(3)]
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        file["p4"].attrs["bird"] = ""
+    with pytest.raises(FormatError, match="no text in rows 4; ") as caught:
+        HDF5Source(tmp_path / "x.h5", {"y": Field(attr="bird")}, group="p*", sample="group")
+    assert caught.value.dataset == "p4@bird"
+
+
+@pytest.mark.parametrize(
+    ("field", "error", "message"),
+    [
+        (Field("y", classes=["owl"]), FormatError, r"0.h5:/y, row 1: 'jay' is not one of owl; fields.y.classes names"),
+        (Field("y", kind="number"), ConfigError, "fields.y.kind: .*0.h5:/y holds"),
+        (Field("x", kind="class"), ConfigError, "fields.y.kind: .*0.h5:/x holds int64, which is not class"),
+        (Field("y", column=0), ConfigError, "column and mask_and_scale do not apply to text"),
+        (Field("y", lookup="x"), FormatError, "holds text; "),
+        (Field("square"), FormatError, "holds text, or values of variable length, on 2 axes"),
+    ],
+)
+def test_what_is_no_field_of_text_is_named(field, error, message, two):
+    with h5py.File(two.parent / "0.h5", "r+") as file:
+        file["square"] = np.array([["a", "b"]] * 4, "S")
+    with pytest.raises(error, match=message):
+        HDF5Source(two, {"y": field})
+    for wrong in ({"kind": "id"}, {"null": "zero"}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: '"):
+            Field.of({"name": "y", **wrong})
+    assert Field.of({"name": "y", None: "drop"}).null == "drop"
+
+
+def test_many_texts_are_ids(tmp_path, caplog):
+    write(tmp_path / "few.h5", [f"p{number}" for number in range(10)])
+    HDF5Source(tmp_path / "few.h5", {"y": Field("y", kind="text")})
+    assert not caplog.messages
+    HDF5Source(tmp_path / "few.h5", {"y": "y"})
+    assert "few.h5:/y: each of 10 rows is a class of its own; for ids write kind='text'" in caplog.messages[0]
+    write(tmp_path / "x.h5", [f"p{number}" for number in range(2**16 + 1)], "S8")
+    with pytest.raises(ConfigError, match="65537 distinct texts, which seem to be ids; write kind='text'"):
+        HDF5Source(tmp_path / "x.h5", {"y": "y"})
+    source = HDF5Source(tmp_path / "x.h5", {"y": Field("y", kind="text")})
+    assert source.names("y", source[7]["y"]) == "p7"
