@@ -239,17 +239,26 @@ def test_every_file_that_documents_and_code_name_is_there():
     assert not {name: str(path) for name, path in named.items() if not (ROOT / name).exists()}
 
 
+# Functions whose texts others log as warnings.
+SAYING = {"slow", "amplified"}
+
+
 def texts_of_warnings():
     """The first five fixed words of each warning of the package. Some have too few: they only join two other texts."""
+    texts = []
     for path in (ROOT / "lit_async_data").rglob("*.py"):
-        for call in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]:
-            level = call.args and ast.unparse(call.args[0]) == "logging.WARNING"
-            if level or ast.unparse(call.func).endswith((".warning", "rank_zero_warn")):
-                text = call.args[bool(level)]
-                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-                fixed = "".join(str(part.value) if isinstance(part, ast.Constant) else "%s" for part in parts)
-                words = [piece.strip(" ;:,.").split() for piece in re.split(r"%[-.\d]*[a-z]", fixed)]
-                yield from [" ".join(each[:5]) for each in words if len(each) > 2][:1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name in SAYING:
+                texts += [each.value for each in ast.walk(node) if isinstance(each, ast.Yield | ast.Return)]
+            if isinstance(node, ast.Call):
+                level = bool(node.args) and ast.unparse(node.args[0]) == "logging.WARNING"
+                if level or ast.unparse(node.func).endswith((".warning", "rank_zero_warn")):
+                    texts.append(node.args[level])
+    for text in texts:
+        parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+        fixed = "".join(str(part.value) if isinstance(part, ast.Constant) else "%s" for part in parts)
+        words = [piece.strip(" ;:,.").split() for piece in re.split(r"%[-.\d]*[a-z]", fixed)]
+        yield from [" ".join(each[:5]) for each in words if len(each) > 2][:1]
 
 
 def test_every_error_warning_and_verdict_is_explained():
