@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lit_async_data.batch.spec import BatchSpec as BatchSpec
     from lit_async_data.batch.spec import FieldSpec as FieldSpec
+    from lit_async_data.batch.statistics import FieldStatistics as FieldStatistics
     from lit_async_data.batch.transforms import Normalize as Normalize
     from lit_async_data.batch.transforms import ToFloat as ToFloat
     from lit_async_data.engine.loader.async_loader import AsyncLoader as AsyncLoader
+    from lit_async_data.engine.loader.statistics import statistics as statistics
     from lit_async_data.engine.prefetch.loader import prefetched as prefetched
     from lit_async_data.errors import AsyncDataError as AsyncDataError
     from lit_async_data.errors import ChangedError as ChangedError
@@ -66,6 +68,7 @@ _HOMES = {
     "DevicePrefetcher": "lightning.prefetcher",
     "Field": "sources.hdf5.schema.field",
     "FieldSpec": "batch.spec",
+    "FieldStatistics": "batch.statistics",
     "FormatError": "errors",
     "HDF5Source": "sources.hdf5.source",
     "LoaderOptions": "options",
@@ -89,6 +92,7 @@ _HOMES = {
     "folds": "sources.composed.folds",
     "prefetched": "engine.prefetch.loader",
     "split": "sources.composed.split",
+    "statistics": "engine.loader.statistics",
 }
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # the names that are imported above for type checkers

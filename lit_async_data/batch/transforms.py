@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lit_async_data.batch.spec import Array
+from lit_async_data.batch.statistics import FieldStatistics
 from lit_async_data.errors import ConfigError
 
 Fields = str | int | Sequence[str | int]
@@ -56,24 +58,26 @@ class ToFloat:
         """
         return _with_replaced(batch, self.fields, self._convert)
 
-    def _convert(self, values: Tensor) -> Tensor:
+    def _convert(self, values: Tensor, _: Any) -> Tensor:
         return (values.to(_compute_dtype(self.dtype, values)) / largest(values)).to(self.dtype)
 
 
 class Normalize:
     """Converts fields to floats, subtracts a mean and divides by a standard deviation, per channel.
 
-    Use it as ``device_transform``. Safe to call from any thread.
+    Use it as ``device_transform``. Safe to call from any thread. `of` takes both from `statistics`.
 
     Args:
-        mean: One number, or one per channel.
-        std: One number, or one per channel; above 0.
+        mean: One number, or one per channel; or an array with the axes ``axis``.
+        std: Likewise; above 0.
         scale: What ``mean`` and ``std`` of integers refer to. ``"stored"``: to the stored values; nothing is divided
             first. ``"type"``: to values from 0 to 1; integers are first divided by the largest value of their type, so
             that ``mean=0.5, std=0.5`` maps bytes to the range from −1 to 1: 2 (x / 255 − 0.5). None: ``"stored"``, but
             an error if the field holds integers and every mean is from 0 to 1. Floats are never divided.
         fields: Keys of a dict batch, or indices into a tuple batch. None: its first field.
         dtype: As in `ToFloat`.
+        axis: The axes of a sample, without N, that ``mean`` and ``std`` go along: 0 for channels, −1 for the last axis,
+            ``(0, 1)`` for means of shape (T, C).
 
     Raises:
         ConfigError: An argument is wrong.
@@ -88,86 +92,165 @@ class Normalize:
 
     def __init__(
         self,
-        mean: float | Sequence[float] = 0.5,
-        std: float | Sequence[float] = 0.5,
+        mean: npt.ArrayLike = 0.5,
+        std: npt.ArrayLike = 0.5,
         *,
         scale: Literal["stored", "type"] | None = None,
         fields: Fields | None = None,
         dtype: str = "float32",
+        axis: int | Sequence[int] = 0,
     ) -> None:
-        self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
-        if len({len(self.mean), len(self.std)} - {1}) > 1:
-            raise ConfigError(
-                f"std: {len(self.std)} for {len(self.mean)} channels of mean; give one number, or one for each channel"
-            )
-        if min(self.std) <= 0:
-            raise ConfigError(f"std: {std!r} is not above 0")
         if scale not in ("stored", "type", None):
             raise ConfigError(f"scale: {scale!r} is not one of stored, type")
         self.scale = scale
         self._float = ToFloat(fields, dtype=dtype)
-        self._constants_by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._scalings = dict.fromkeys(self.fields or (None,), _Scaling(mean, std, axis))
+
+    @classmethod
+    def of(
+        cls, statistics: Mapping[Any, FieldStatistics], fields: Fields | None = None, *, dtype: str = "float32"
+    ) -> Self:
+        """Normalises each field by its own mean and standard deviation, along the axes that `statistics` kept.
+
+        Args:
+            statistics: What `statistics` returns.
+            fields: Some of its keys. None: the first.
+            dtype: As in `ToFloat`.
+
+        Raises:
+            ConfigError: A field has no statistics, no values, or a standard deviation of 0 somewhere.
+
+        Example:
+            >>> from lit_async_data import statistics
+            >>> from lit_async_data.testing import ArraySource
+            >>> normalize = Normalize.of(statistics(ArraySource({"x": np.array([1.0, 3.0])})))
+            >>> made = normalize({"x": torch.tensor([1.0, 2.0, 3.0])})["x"]
+            >>> made.tolist(), normalize.inverse(made).tolist()
+            ([-1.0, 0.0, 1.0], [1.0, 2.0, 3.0])
+        """
+        made = cls(scale="stored", fields=tuple(statistics)[:1] if fields is None else fields, dtype=dtype)
+        for key in made._scalings:
+            if key not in statistics:
+                raise ConfigError(f"fields: no statistics of {key!r}; choose from {', '.join(map(repr, statistics))}")
+            found = statistics[key]
+            _check_spread(key, found)
+            made._scalings[key] = _Scaling(found.mean, found.std, found.axis)
+        return made
 
     def __repr__(self) -> str:
-        mean, std = (each[0] if len(each) == 1 else each for each in (self.mean, self.std))
         fields, dtype = self.fields and list(self.fields), _name(self._float.dtype)
-        return f"Normalize(mean={mean}, std={std}, scale={self.scale!r}, fields={fields}, dtype={dtype!r})"
+        shown = ", ".join(dict.fromkeys(map(str, self._scalings.values())))
+        return f"Normalize({shown}, scale={self.scale!r}, fields={fields}, dtype={dtype!r})"
 
     @property
     def fields(self) -> tuple[str | int, ...] | None:
         """The fields to normalise; None for the first."""
         return self._float.fields
 
+    @property
+    def inverse(self) -> Normalize:
+        """The transform that undoes this one; it makes float32 or float64, from 0 to 1 after ``scale="type"``."""
+        dtype = "float64" if self._float.dtype == torch.float64 else "float32"
+        made = Normalize(scale="stored", fields=self.fields, dtype=dtype)
+        inverted = {
+            key: _Scaling(-each.mean / each.std, 1 / each.std, each.axis) for key, each in self._scalings.items()
+        }
+        made._scalings = inverted
+        return made
+
     def __call__(self, batch: Any) -> Any:
         """Returns a new dict or tuple with these fields normalised. Tensors keep their memory format.
 
         Args:
-            batch: A dict or a tuple; its fields of shape (N, C, …), or of any shape if mean and std are one number.
+            batch: A dict or a tuple; its fields of shape (N, C, …), or of any shape if mean and std are one number. Or
+                the values of the first field alone, such as predictions.
 
         Raises:
             ConfigError: The batch lacks a field, a field has another number of channels, or it holds integers and
                 ``scale`` must be given.
         """
+        if isinstance(batch, Tensor):
+            return self._normalize(batch, next(iter(self._scalings)))
         return _with_replaced(batch, self.fields, self._normalize)
 
-    def _normalize(self, values: Tensor) -> Tensor:
-        channels = max(len(self.mean), len(self.std))
-        if channels > 1 and (values.ndim < 2 or values.shape[1] != channels):
-            there = f"{values.shape[1]} on axis 1" if values.ndim > 1 else "no axis 1"
-            letters = {3: '"NWC", or "NC" for windows of rows', 4: '"NHWC"', 5: '"NDHWC"'}
-            layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters else "layout"
-            raise ConfigError(
-                f"mean, std: {channels} channels, but a batch of the field has {there}: its shape is "
-                f"{tuple(values.shape)}; give one number, or one for each channel. If another axis holds the "
-                f"channels, name the axes with the source's {layout}"
-            )
-        if self.scale is None and largest(values) > 1 and min(self.mean) >= 0 and max(self.mean) <= 1:
+    def _normalize(self, values: Tensor, field: Any) -> Tensor:
+        scaling = self._scalings[field if self.fields else None]
+        means = scaling.mean
+        if self.scale is None and largest(values) > 1 and means.min() >= 0 and means.max() <= 1:
             raise ConfigError(
                 f'scale: means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide '
                 f'them by {largest(values)} first, or scale="stored" if mean and std are those of the stored values'
             )
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels.
-        scale, shift = self._constants(values.device)
-        if channels > 1:
-            scale, shift = (each.reshape(-1, *[1] * (values.ndim - 2)) for each in (scale, shift))
+        scale, shift = scaling.constants(values, torch.promote_types(self._float.dtype, torch.float32))
         if self.scale == "type":
             scale = scale / largest(values)
         result: Tensor = values.to(_compute_dtype(self._float.dtype, values)) * scale - shift
         return result.to(self._float.dtype)
 
-    def _constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """1 / std and mean / std of each channel, on a device."""
-        if device not in self._constants_by_device:
-            mean, std = torch.broadcast_tensors(  # type: ignore[no-untyped-call]  # torch has no types for it
-                *(torch.tensor(each, dtype=torch.float64) for each in (self.mean, self.std))
+
+class _Scaling:
+    """Mean and standard deviation, and the axes of a sample that they go along: none if both are one number."""
+
+    def __init__(self, mean: Any, std: Any, axis: int | Sequence[int]) -> None:
+        self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
+        if len({self.mean.shape, self.std.shape} - {()}) > 1:
+            raise ConfigError(
+                f"std: {self.std.size} for {self.mean.size} channels of mean; give one number, or one for each channel"
             )
+        if self.std.min() <= 0:
+            raise ConfigError(f"std: {std!r} is not above 0")
+        arrays = np.broadcast_arrays(1 / self.std, self.mean / self.std)
+        self.axis = tuple(axis) if isinstance(axis, Sequence) else (axis,) * bool(arrays[0].ndim)
+        if len(self.axis) != arrays[0].ndim:
+            raise ConfigError(f"axis: {axis!r} is not one for each of the {arrays[0].ndim} axes of mean and std")
+        self._arrays, self._by_device = arrays, dict[torch.device, tuple[Tensor, Tensor]]()
+
+    def __str__(self) -> str:
+        mean, std = (tuple(each.tolist()) if each.ndim else each for each in (self.mean, self.std))
+        return f"mean={mean}, std={std}"
+
+    def constants(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """1 / std and mean / std on the device of a batch, with its axes."""
+        if values.device not in self._by_device:
             # The copies are complete when `to` returns, so other streams may use them too.
-            scale, shift = (
-                each.to(torch.float32 if self._float.dtype != torch.float64 else torch.float64).to(device)
-                for each in (1 / std, mean / std)
+            scale, shift = (torch.tensor(each).to(dtype).to(values.device) for each in self._arrays)
+            self._by_device[values.device] = scale, shift
+        scale, shift = self._by_device[values.device]
+        if scale.numel() == 1:
+            return scale.reshape(()), shift.reshape(())
+        axes = [axis + 1 if axis >= 0 else axis + values.ndim for axis in self.axis]
+        sizes = [values.shape[axis] if 0 < axis < values.ndim else None for axis in axes]
+        if sizes != list(scale.shape):
+            there = ", ".join(
+                f"{size or 'no'} {f'on axis {axis}' if size else f'axis {axis}'}"
+                for axis, size in zip(axes, sizes, strict=True)
             )
-            self._constants_by_device[device] = scale, shift
-        return self._constants_by_device[device]
+            letters = {3: '"NWC", or "NC" for windows of rows', 4: '"NHWC"', 5: '"NDHWC"'}
+            layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters else "layout"
+            raise ConfigError(
+                f"mean, std: {' × '.join(map(str, scale.shape))} channels, but a batch of the field has {there}: its "
+                f"shape is {tuple(values.shape)}; give one number, or one for each channel. If another axis holds the "
+                f"channels, name it with axis, or name the axes with the source's {layout}"
+            )
+        shape = [size if axis in axes else 1 for axis, size in enumerate(values.shape)]
+        return scale.reshape(shape), shift.reshape(shape)
+
+
+def _check_spread(key: Any, found: FieldStatistics) -> None:
+    """Refuse a standard deviation of nothing, one that is not finite, and one of 0."""
+    for wrong, what, advice in (
+        (found.count == 0, "no values but NaN", "leave the field out, or correct what is filled in"),
+        (~np.isfinite(found.std), "infinite values", "mask them where they are stored"),
+        (
+            found.std == 0,
+            "only one value",
+            "Normalize(mean, np.where(std > 0, std, 1), scale='stored', axis=…) leaves it 0",
+        ),
+    ):
+        if np.any(wrong):
+            where = f" at {tuple(np.argwhere(wrong)[0].tolist())} of axis {found.axis}" if found.axis else ""
+            raise ConfigError(f"statistics: {key!r} has {what}{where}, so it cannot be normalised; {advice}")
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -186,12 +269,12 @@ def largest(values: Tensor) -> int:
     return 1 if values.is_floating_point() or values.dtype == torch.bool else torch.iinfo(values.dtype).max
 
 
-def _with_replaced(batch: Any, fields: Sequence[str | int] | None, convert: Callable[[Tensor], Tensor]) -> Any:
+def _with_replaced(batch: Any, fields: Sequence[str | int] | None, convert: Callable[[Tensor, Any], Tensor]) -> Any:
     values: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
     for field in fields if fields is not None else list(values)[:1]:
         if field not in values:
             raise ConfigError(f"fields: {field!r} is not in the batch; choose from {', '.join(map(repr, values))}")
-        values[field] = convert(values[field])
+        values[field] = convert(values[field], field)
     return values if isinstance(batch, Mapping) else tuple(values.values())
 
 
@@ -204,11 +287,11 @@ def _checked_fields(fields: Any) -> tuple[str | int, ...] | None:
     return listed
 
 
-def _checked_numbers(name: str, values: Any) -> tuple[float, ...]:
-    listed: tuple[Any, ...] = (
-        tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
-    )
-    real = all(isinstance(each, numbers.Real) and not isinstance(each, bool) for each in listed)
-    if not listed or not real or not all(map(math.isfinite, listed)):
+def _checked_numbers(name: str, values: Any) -> Array:
+    try:
+        numbers = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        numbers = np.asarray(None)
+    if numbers.dtype.kind not in "iuf" or not numbers.size or not np.isfinite(numbers).all():
         raise ConfigError(f"{name}: {values!r} is neither a finite number nor a list of one for each channel")
-    return tuple(map(float, listed))
+    return numbers.astype(np.float64)

@@ -1,11 +1,13 @@
-"""`Normalize`: what mean and std of integers refer to."""
+"""`Normalize`: what mean and std of integers refer to, along which axes they go, and how it is undone."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from lit_async_data import ConfigError, Normalize
+from lit_async_data import ConfigError, Normalize, statistics
+from lit_async_data.testing import ArraySource
 
 SCANS = torch.tensor([[145, 300]], dtype=torch.int16)
 CHANNELS = torch.tensor([[[[0, 255]]] * 3], dtype=torch.uint8)  # an image of 1 × 2 pixels
@@ -37,3 +39,59 @@ def test_means_from_0_to_1_of_integers_are_an_error_that_names_both_spellings():
         Normalize([0.2, 1], 0.5)((SCANS,))
     with pytest.raises(ConfigError, match=r"^scale: 'byte' is not one of stored, type"):
         Normalize(scale="byte")
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(0, (3,)), (-1, (5,)), (2, (5,)), ((0, 1), (3, 4)), ((0, -1), (3, 5))])
+def test_means_go_along_the_axes_of_a_sample_that_are_named(axis, shape):
+    values, mean = torch.rand(2, 3, 4, 5), np.arange(1.0, np.prod(shape) + 1).reshape(shape)
+    at = [each % 3 for each in (axis if isinstance(axis, tuple) else (axis,))]
+    wide = torch.tensor(mean.reshape([values.shape[each + 1] if each in at else 1 for each in range(3)]))
+    normalize = Normalize(mean, 2 * mean, axis=axis)
+    assert torch.allclose(normalize((values,))[0], ((values - wide) / (2 * wide)).float())
+    assert torch.allclose(normalize.inverse(normalize(values)), values, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"channels, but a batch of the field has .* name it with axis"):
+        normalize((values[:, :2, :3, :4],))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "i8", "f2", "f4", "f8"])
+def test_statistics_make_a_mean_of_0_and_a_std_of_1_and_predictions_come_back(dtype):
+    x = (np.random.default_rng(0).random((50, 3, 4, 4)) * [[[[100]], [[20]], [[3]]]]).astype(dtype)
+    arrays = {"x": x, "y": 1000 + 30 * x[:, 0, 0, 0].astype("f4"), "id": np.arange(50)}
+    found = statistics(ArraySource(arrays))
+    normalize = Normalize.of(found, ["x", "y"])
+    made = normalize({key: torch.from_numpy(values) for key, values in arrays.items()})
+    assert made["id"].tolist() == [*range(50)]
+    for values in (*made["x"].transpose(0, 1), made["y"]):
+        assert (abs(values.mean()), values.std(correction=0)) == (
+            pytest.approx(0, abs=1e-4),
+            pytest.approx(1, rel=1e-4),
+        )
+    back = normalize.inverse(made)
+    assert torch.allclose(back["x"], torch.from_numpy(x).float(), atol=1e-3)
+    assert torch.allclose(Normalize.of(found, "y").inverse(made["y"]), back["y"])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.nan, r"^statistics: 'x' has no values but NaN at \(1,\) of axis \(0,\).*; leave the field out"),
+        (np.inf, r"^statistics: 'x' has infinite values at \(1,\)"),
+        (7, r"^statistics: 'x' has only one value at \(1,\).*np\.where\(std > 0, std, 1\)"),
+    ],
+)
+def test_a_channel_without_spread_is_named(value, said):
+    x = np.random.default_rng(0).random((5, 3, 4, 4)).astype("f4")
+    x[:, 1] = value
+    found = statistics(ArraySource({"x": x}))
+    with pytest.raises(ConfigError, match=said):
+        Normalize.of(found)
+    if value == 7:  # the advice
+        mean, std = found["x"].mean, found["x"].std
+        assert not Normalize(mean, np.where(std > 0, std, 1), scale="stored", axis=0)(torch.from_numpy(x))[:, 1].any()
+    with pytest.raises(ConfigError, match=r"^fields: no statistics of 'z'; choose from 'x'"):
+        Normalize.of(found, "z")
+
+
+def test_axes_that_do_not_fit_mean_and_std_are_refused():
+    with pytest.raises(ConfigError, match=r"^axis: \(0, 1\) is not one for each of the 1 axes"):
+        Normalize([1, 2], 1, axis=(0, 1))

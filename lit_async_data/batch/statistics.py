@@ -1,0 +1,130 @@
+"""`FieldStatistics`: what the values of a field are like; `Moments`: how they are counted, block by block.
+
+Each block is shifted by about its mean before it is squared, so that nothing cancels, and blocks are put together in
+float64: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The American Statistician 37 (1983).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from lit_async_data.batch.spec import Array
+
+# Values counted at a time: enough to make up for the calls, few enough for the cache that cores share.
+BLOCK = 2**19
+# Samples with fewer values for a place on the axes that are kept are counted together.
+FEW = 256
+# Squares of floats outside of this range, or their sums, may leave that of float32.
+LEAST, LARGEST = 2.0**-40, 2.0**40
+# What is computed of infinite values is NaN.
+_infinity = np.errstate(invalid="ignore", over="ignore")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FieldStatistics:
+    """What the values of a field are like; `statistics` finds it.
+
+    Attributes:
+        mean: float64; one number, or an array with the axes that were kept: shape (C,) per channel. NaN of no values.
+        std: Standard deviation: the root of the mean squared distance from the mean. As ``mean``, like those below.
+        count: Number of values that are not NaN; int64.
+        min: The least value, in the type of the field.
+        max: The largest value, likewise.
+        nans: Number of values that are NaN, such as those of ``mask_and_scale``; int64.
+        axis: The axes of a sample that were kept: ``(0,)`` per channel, ``()`` for one number.
+        class_counts: Samples of each class 0, 1, 2, …; int64, shape (classes,). None if the field has no names of
+            classes, and is not one whole number up to 65,535 per sample.
+
+    Example:
+        >>> from lit_async_data import statistics
+        >>> from lit_async_data.testing import ArraySource
+        >>> found = statistics(ArraySource({"y": np.array([0, 2, 2, 1])}))["y"]
+        >>> float(found.mean), int(found.max), found.class_counts.tolist()
+        (1.25, 2, [1, 1, 2])
+    """
+
+    mean: Array
+    std: Array
+    count: Array
+    min: Array
+    max: Array
+    nans: Array
+    axis: tuple[int, ...] = ()
+    class_counts: Array | None = None
+
+
+class Moments(NamedTuple):
+    """Counts and sums: a row for each block of values, a column for each place on the axes that are kept."""
+
+    number: Array  # of values that are not NaN
+    mean: Array
+    squares: Array  # of the distances from the mean, summed
+    least: Array
+    largest: Array
+    nans: Array
+
+    @classmethod
+    def of(cls, values: Array, kept: Sequence[int]) -> Self:
+        """The moments of an array of at least one value; ``kept`` are axes of the array, behind the first."""
+        columns = math.prod(values.shape[axis] for axis in kept)
+        each, found = values[0].size // columns, []
+        samples, width = max(BLOCK // values[0].size, 1), max(BLOCK // columns, 1)
+        for first in range(0, len(values), samples):
+            block = values[first : first + samples]
+            if each < FEW:
+                block = np.moveaxis(block, kept, range(len(kept))).reshape(columns, -1)
+            else:
+                block = np.moveaxis(block, kept, range(1, len(kept) + 1)).reshape(-1, each)
+            if block.strides[1] != block.itemsize:
+                block = np.ascontiguousarray(block)
+            pieces = (block[:, at : at + width] for at in range(0, block.shape[1], width))
+            found += [cls(*(row.reshape(-1, columns) for row in _moments(piece))) for piece in pieces]
+        return cls.together(found)
+
+    @classmethod
+    @_infinity
+    def together(cls, several: Sequence[Moments]) -> Self:
+        """The moments of all values of these, in one row."""
+        counts, means, squares, least, largest, nans = map(np.concatenate, zip(*several, strict=True))
+        count = counts.sum(0)
+        mean = (counts * means).sum(0) / np.maximum(count, 1)
+        squares = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
+        least, largest = np.fmin.reduce(least, 0), np.fmax.reduce(largest, 0)
+        return cls(*(each[None] for each in (count, mean, squares, least, largest, nans.sum(0))))
+
+    def statistics(self, shape: Sequence[int], axis: tuple[int, ...], class_counts: Array | None) -> FieldStatistics:
+        """The statistics of one row, in arrays of the shape of the axes that were kept."""
+        found = [self.mean, np.sqrt(self.squares / np.maximum(self.number, 1)), self.least, self.largest]
+        if not self.number.all():
+            found = [np.where(self.number, each, np.nan) for each in found]
+        mean, std, least, largest, count, nans = (each.reshape(shape)[()] for each in (*found, self.number, self.nans))
+        return FieldStatistics(mean, std, count, least, largest, nans, axis, class_counts)
+
+
+@_infinity
+def _moments(values: Array) -> tuple[Array, ...]:
+    """The attributes of `Moments` for each row of values."""
+    exact, itemsize = values.dtype.kind in "biu", values.dtype.itemsize
+    nans, least, largest = np.zeros(len(values), np.int64), values.min(1), values.max(1)
+    some = values[:, :: values.shape[1] // 1024 + 1]
+    if not exact and np.isnan(least).any():  # the first number of a row takes the place of its NaNs
+        missing = np.isnan(values)
+        some = values[np.arange(len(values)), missing.argmin(1), None]
+        nans, some = missing.sum(1), np.where(np.isnan(some), 0, some)
+        values = np.where(missing, some, values)
+        least, largest = (np.where(nans < values.shape[1], each, np.nan) for each in (values.min(1), values.max(1)))
+    reach = np.zeros(0) if exact else np.maximum(np.abs(least), np.abs(largest), dtype=np.float64)
+    small = itemsize <= (2 if exact else 4) and not ((reach < LEAST) & (reach > 0) | (reach > LARGEST)).any()
+    numbers, count = values.astype(np.float32 if small else np.float64, copy=False), values.shape[1] - nans
+    shift = some.mean(1, dtype=numbers.dtype)
+    if exact:
+        shift = np.rint(shift)  # distances are whole numbers, too
+    distances = numbers - shift[:, None]
+    off = distances.sum(1).astype(np.float64) / np.maximum(count, 1)
+    squares = np.square(distances, out=distances).sum(1).astype(np.float64) - count * off**2
+    return count, np.where(count, shift + off, 0), np.maximum(squares, 0), least, largest, nans

@@ -1,0 +1,271 @@
+"""`statistics`: mean, standard deviation and the like of the fields of a source, in one pass in storage order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import numpy as np
+from tqdm import tqdm
+
+from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key
+from lit_async_data.batch.statistics import FieldStatistics, Moments
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.errors import ConfigError, SourceError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.composed.subset import SubsetSource
+from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.derived import layout_of
+from lit_async_data.sources.contract.fingerprints import digest, probes
+from lit_async_data.sources.contract.source import Source, read
+from lit_async_data.sources.local_files.cache_folder import CacheFolder
+from lit_async_data.sources.local_files.file_times import changed_recently
+from lit_async_data.system import usable_cores
+
+# Bytes of a batch; values that a thread counts at a time; samples, and bytes, that stand for all of a kept result.
+BATCH_BYTES, TASK, PROBES, PROBE_BYTES = 8 * 2**20, 2**19, 32, 2**26
+# More reader threads than this, and more classes, are not worth it.
+MOST_THREADS, MOST_CLASSES = 8, 2**16
+# Raise this when the numbers, or their meaning, change.
+VERSION = 1
+
+Axis = Literal["channels"] | int | Sequence[int] | None
+Kept = Mapping[str, tuple[int, ...]]
+# What has been counted of each field: its `Moments`, and its classes, if it has any.
+Counted = dict[str, list[Array]]
+
+
+def statistics(
+    source: Source,
+    fields: str | int | Sequence[str | int] | None = None,
+    *,
+    axis: Axis = "channels",
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> dict[Any, FieldStatistics]:
+    """Mean, standard deviation, least and largest value, NaNs and classes of the fields of a source.
+
+    Reads every sample once, in storage order, as an `AsyncLoader` does, so each chunk is decoded once. Counts what the
+    source delivers, before any transform: values after ``mask_and_scale``, images after they are resized. NaN, which
+    ``mask_and_scale`` fills in, is counted apart; the padding of samples of variable length is left out. Rows that
+    several windows share count in each. Where a terminal is, a bar shows how far it is, after a second.
+
+    Args:
+        source: Any source; a side of a split, so that training's statistics know nothing of validation.
+        fields: Keys of a dict batch, or indices into a tuple batch. None: all but complex ones.
+        axis: Which axes of a sample, without N, to keep: ``0`` gives a number for each place on axis 0, ``(0, 1)`` for
+            each pair, None one for the whole field. ``"channels"``: axis 0, or the axis that ``layout`` calls C, of
+            samples with three axes or more or a C; None for others.
+        cache_dir: A folder of yours that keeps the result for this source, until its fingerprint, a time of its files,
+            or a value among some of its samples changes. Of a table, only the table's own files are looked at.
+        progress: Whether to show the bar.
+
+    Returns:
+        A `FieldStatistics` for each field, by its key or index in a batch.
+
+    Raises:
+        ConfigError: ``fields`` or ``axis`` does not fit the source, or ``cache_dir`` is not a folder of yours.
+        ReadError, SourceError: A sample cannot be read.
+
+    Example:
+        >>> from lit_async_data import split
+        >>> from lit_async_data.testing import ArraySource
+        >>> sides = split(ArraySource({"x": np.ones((10, 3, 8, 8)), "y": np.arange(10)}), {"train": 0.8, "val": 0.2})
+        >>> found = statistics(sides["train"])
+        >>> found["x"].mean.tolist(), int(found["x"].count[0]), int(found["y"].count)
+        ([1.0, 1.0, 1.0], 512, 8)
+    """
+    return found_together(source, fields, axis, cache_dir, progress=progress)
+
+
+def found_together(
+    source: Source,
+    fields: Any = None,
+    axis: Axis = "channels",
+    cache_dir: str | os.PathLike[str] | None = None,
+    *,
+    progress: bool = True,
+    rank: int = 0,
+    ranks: int = 1,
+    gather: Callable[[Any], list[Any]] = lambda mine: [mine],
+) -> dict[Any, FieldStatistics]:
+    """As `statistics`, the same on all ranks, of which each reads a part; ``gather`` lists what each of them has."""
+    check_source("source", source)
+    spec, keys = source.spec, _chosen(source.spec, fields)
+    kept = {name: _kept(name, spec[name], axis) for name in keys.values()}
+    folder = None if cache_dir is None else CacheFolder(cache_dir, "statistics")
+    head, settled, every = b"", False, list[Counted]()
+    if folder:
+        states = _on_every_rank(gather, lambda: _loaded(source, kept, folder))
+        head, settled, _ = states[rank]
+        every = [counted for *_, counted in states if counted][:1]
+    if not every:
+        shares = _on_every_rank(gather, lambda: _read(source, kept, rank, ranks, progress=progress and not rank))
+        every = [share for share in shares if share]
+    together = {name: _together([counted[name] for counted in every]) for name in kept}
+    if folder and settled:
+        named: Any = {f"{at}.{n}": each for at, arrays in enumerate(together.values()) for n, each in enumerate(arrays)}
+        np.savez(buffer := io.BytesIO(), **named)
+        folder.store(source.name, _file_name(head), head, buffer.getvalue())
+    return {key: _result(spec[name], kept[name], *together[name]) for key, name in keys.items()}
+
+
+def _on_every_rank(gather: Callable[[Any], list[Any]], make: Callable[[], Any]) -> list[Any]:
+    """What each rank makes. If one fails, all raise an error, and none waits for it."""
+    made, failed = None, None
+    try:
+        made = make()
+    except Exception as error:  # noqa: BLE001  # raised when the others know
+        failed = error
+    every = gather((made, failed and f"{type(failed).__name__}: {failed}"))
+    if failed is not None:
+        raise failed
+    for number, (_, text) in enumerate(every):
+        if text is not None:
+            raise SourceError(f"statistics: rank {number} cannot read its part: {text}")
+    return [each for each, _ in every]
+
+
+def _chosen(spec: BatchSpec, fields: Any) -> dict[Any, str]:
+    """The fields in the spec, by their keys or indices in a batch."""
+    keys = {key if spec.as_mapping else at: key for at, key in enumerate(spec) if spec[key].dtype.kind != "c"}
+    listed = fields if isinstance(fields, Sequence) and not isinstance(fields, str) else (fields,)
+    for key in () if fields is None else listed:
+        if key not in keys:
+            raise ConfigError(
+                f"fields: {key!r} is not one of {', '.join(map(repr, keys))}, the fields of real numbers; the texts of "
+                f"a column are counted by numpy.unique(source.column({key!r}), return_counts=True)",
+                option="fields",
+            )
+    return keys if fields is None else {key: keys[key] for key in listed}
+
+
+def _kept(key: str, field: FieldSpec, axis: Axis) -> tuple[int, ...]:
+    """The axes of a sample to keep, ascending."""
+    axes = len(field.shape)
+    if axis == "channels":
+        has_channels = field.channel is not None or axes - field.lead >= 3
+        return (field.lead,) if has_channels and not field.ragged else ()
+    given: list[Any] = [] if axis is None else list(axis) if isinstance(axis, Sequence) else [axis]
+    kept = {each % axes for each in given if isinstance(each, int) and -axes <= each < axes}
+    if len(kept) < len(given) or (field.ragged and 0 in kept):
+        why = "samples differ in length on axis 0" if field.ragged else f"samples have shape {field.shape}, without N"
+        raise ConfigError(f"axis: {axis!r} cannot be kept of {key}: {why}; keep another, or None", option="axis")
+    return tuple(sorted(kept))
+
+
+class _InStorageOrder(SubsetSource):
+    """Some fields of some samples, and the lengths of these."""
+
+    def __init__(self, source: Source, samples: Indices, keys: Sequence[str]) -> None:
+        super().__init__(source, samples)
+        lengths = [length_key(key) for key in keys if source.spec[key].ragged]
+        self._fields = BatchSpec({key: source.spec[key] for key in dict.fromkeys([*keys, *lengths])}, as_mapping=True)
+
+    @property
+    def spec(self) -> BatchSpec:
+        return self._fields
+
+
+def _read(source: Source, kept: Kept, rank: int, ranks: int, *, progress: bool) -> Counted:
+    """What is counted in the samples of a rank, which are consecutive in storage; nothing if it has none."""
+    first, end = (len(source) * each // ranks for each in (rank, rank + 1))
+    if first == end:
+        return {}
+    order, reading = layout_of(source).order, source.chunks.reading
+    if order is None:  # a subset may have any order
+        order = np.argsort(source.ids(np.arange(len(source))), kind="stable")
+    part = _InStorageOrder(source, order[first:end], list(kept))
+    options = {
+        "batch_size": max(BATCH_BYTES // max(part.spec.nbytes, 1), 1),
+        "shuffle": "none",
+        "augment": False,
+        "workers": min(usable_cores(), MOST_THREADS) if reading == "decoded" else "auto",
+        "worker_kind": "auto" if reading == "python" else "thread",
+    }
+    counted: Counted = {}
+    bar = tqdm(total=len(part), desc="statistics", unit=" samples", delay=1, disable=None if progress else True)
+    with (
+        bar,
+        AsyncLoader(part, options, world_size=1) as loader,
+        ThreadPoolExecutor(usable_cores(), "lit_async_data count") as pool,
+    ):
+        for batch in loader:
+            for name, axes in kept.items():
+                field, values = part.spec[name], batch[name].numpy()
+                lengths = batch[length_key(name)].numpy() if field.ragged else None
+                counted[name] = _together([counted.get(name, []), _counted(field, axes, values, lengths, pool)])
+            bar.update(len(values))
+    return counted
+
+
+def _counted(
+    field: FieldSpec, axes: Sequence[int], values: Array, lengths: Array | None, pool: ThreadPoolExecutor
+) -> list[Array]:
+    classes = []
+    if field.classes and field.shape:  # several classes per sample
+        classes = [(values > 0).sum(0)]
+    elif field.dtype.kind in "biu" and not field.shape:
+        # The last is what is no class: too large a number.
+        numbers = values.astype(np.float64).clip(-1, MOST_CLASSES).astype(np.int64)
+        classes = [np.bincount(numbers[numbers >= 0], minlength=MOST_CLASSES + 1)]
+    kept = [axis + 1 for axis in axes]
+    if lengths is not None:  # each element is a sample
+        values, kept = values[np.arange(values.shape[1]) < lengths.reshape(-1, 1)], list(axes)
+    if not values.size:
+        return []
+    step = max(TASK // values[0].size, 1)
+    parts = (values[first : first + step] for first in range(0, len(values), step))
+    return [*Moments.together([*pool.map(functools.partial(Moments.of, kept=kept), parts)]), *classes]
+
+
+def _together(several: Sequence[list[Array]]) -> list[Array]:
+    several = [each for each in several if each]
+    if len(several) < 2:
+        return several[0] if several else []
+    moments = Moments.together([Moments(*each[:6]) for each in several])
+    return [*moments, *(np.sum(classes, 0) for classes in zip(*(each[6:] for each in several), strict=True))]
+
+
+def _result(field: FieldSpec, axis: tuple[int, ...], *counted: Array) -> FieldStatistics:
+    shape, classes = [field.shape[each] for each in axis], counted[6] if len(counted) > 6 else None
+    if not counted:  # all samples are of length 0
+        nothing = np.zeros((1, math.prod(shape)), np.int64)
+        counted = nothing, nothing, nothing, nothing, nothing, nothing
+    if classes is not None and not field.shape:
+        classes = None if classes[-1] else classes[: max(len(field.classes), np.flatnonzero(classes)[-1:].sum() + 1)]
+    return Moments(*counted[:6]).statistics(shape, axis, classes)
+
+
+def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[bytes, bool, Counted]:
+    """What a kept result depends on; whether no file changed just now, and could do so again unnoticed; the result."""
+    files = []
+    for path in sorted({part.file for part in source.parts}):
+        with contextlib.suppress(OSError):  # the parts of some sources are no files
+            files.append(os.stat(path))
+    some = probes(len(source), min(max(PROBE_BYTES // max(source.spec.nbytes, 1), 2), PROBES))
+    state = {
+        "source": source.fingerprint(),
+        "files": [(each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in files],
+        "values": digest(*read(source, some, kept).values()),
+        "fields": list(kept.items()),
+    }
+    head = f"lit_async_data: statistics, version {VERSION}; may be deleted\n{json.dumps(state)}\n".encode()
+    settled = not any(changed_recently(each.st_mtime_ns, each.st_ctime_ns) for each in files)
+    body, counted = folder.load(source.name, _file_name(head), head), Counted()
+    if body is not None:
+        with np.load(io.BytesIO(body), allow_pickle=False) as stored:
+            for at, name in enumerate(kept):
+                counted[name] = [stored[each] for each in stored.files if each.startswith(f"{at}.")]
+    return head, settled, counted
+
+
+def _file_name(head: bytes) -> str:
+    return f"{digest(head.decode())}.statistics"

@@ -1,0 +1,274 @@
+"""`statistics` is what numpy finds in the whole of the arrays; each sample is read once, or taken from the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.threads.waits import LONG
+
+from lit_async_data import (
+    AsyncDataError,
+    ConfigError,
+    Field,
+    HDF5Source,
+    ReadError,
+    SourceError,
+    StorageLayout,
+    SubsetSource,
+    split,
+    statistics,
+)
+from lit_async_data.batch import statistics as module
+from lit_async_data.engine.loader import statistics as program
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.sources.local_files import file_times
+from lit_async_data.testing import ArraySource
+
+RNG = np.random.default_rng(0)
+IMAGES = (280 + 5 * RNG.standard_normal((40, 3, 20, 20))).astype("f4")
+GAPS = np.where(RNG.random(IMAGES.shape) < 0.2, np.nan, IMAGES)
+
+
+def check(found, values, kept, rtol=1e-6):
+    """All numbers, against those of numpy in float64; ``kept`` are axes of a sample."""
+    values = np.asarray(values)
+    over = tuple(axis for axis in range(values.ndim) if axis - 1 not in kept)
+    wide = values.astype("f8")
+    np.testing.assert_allclose(found.mean, np.nanmean(wide, over), rtol=rtol, atol=rtol * np.nanstd(wide))
+    np.testing.assert_allclose(found.std, np.nanstd(wide, over), rtol=rtol)
+    assert (found.min == np.nanmin(values, over)).all()
+    assert (found.max == np.nanmax(values, over)).all()
+    assert found.min.dtype == values.dtype
+    assert (found.nans == np.isnan(wide).sum(over)).all()
+    assert (found.count == (~np.isnan(wide)).sum(over)).all()
+    assert found.axis == kept
+
+
+class Counting(ArraySource):
+    """Notes which samples are read."""
+
+    def __init__(self, arrays, **options):
+        super().__init__(arrays, **options)
+        self.read = []
+
+    def read_into(self, samples, out):
+        self.read.append(samples.copy())
+        super().read_into(samples, out)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "axis", "kept"),
+    [
+        (IMAGES, "channels", (0,)),
+        (IMAGES, None, ()),
+        (IMAGES, -1, (2,)),
+        (IMAGES, (0, 2), (0, 2)),
+        (IMAGES, (0, 1, 2), (0, 1, 2)),
+        (GAPS.astype("f4"), "channels", (0,)),
+        (GAPS, "channels", (0,)),
+        (IMAGES[:, 0], "channels", ()),
+        (IMAGES * np.float32(1e-25), "channels", (0,)),  # squares leave the range of float32
+        (IMAGES * np.float32(1e25), "channels", (0,)),
+        (RNG.integers(0, 256, (40, 3, 20, 20), "u1"), "channels", (0,)),
+        (RNG.integers(-30000, 30000, (40, 3, 20, 20), "i2"), "channels", (0,)),
+        (RNG.integers(2**62, 2**63 - 1, 40), "channels", ()),
+        (RNG.random(40) < 0.3, "channels", ()),
+        (IMAGES.astype("f2"), "channels", (0,)),
+    ],
+)
+@pytest.mark.parametrize("block", [2**19, 100])
+def test_they_are_those_of_the_whole_array(values, axis, kept, block, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", block)
+    check(statistics(ArraySource({"x": values}), axis=axis)["x"], values, kept)
+
+
+@given(
+    st.lists(st.one_of(st.floats(-1e6, 1e6, width=32), st.just(float("nan"))), min_size=1, max_size=60),
+    st.integers(1, 9),
+)
+def test_blocks_are_put_together_as_if_they_were_one(values, cut):
+    column = np.array(values, "f8")[:, None]
+    whole = module.Moments.of(column, [1])
+    parts = [module.Moments.of(column[at : at + cut], [1]) for at in range(0, len(column), cut)]
+    for one, other in zip(whole, module.Moments.together(parts), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-6)
+
+
+def test_a_constant_far_from_zero_has_no_spread():
+    found = statistics(ArraySource({"x": np.full((50, 1000), 101325.7, "f4")}))["x"]
+    assert (found.std, found.mean) == (0, np.float32(101325.7))
+
+
+def test_classes_are_counted():
+    several = np.array([[1, 0, 1], [0, 0, 1]], "f4")
+    source = ArraySource({"y": np.array([3, 0]), "id": np.array([7, 2**40]), "z": np.array([-1, 1]), "w": several})
+    found = statistics(source)
+    assert [found[key].class_counts for key in ("id", "w")] == [None, None]
+    assert [found[key].class_counts.tolist() for key in ("y", "z")] == [[1, 0, 0, 1], [0, 1]]
+
+
+# -- what is counted ---------------------------------------------------------------------------------------------------
+
+
+def test_filled_values_and_padding_are_left_out_and_overlapping_windows_count_twice(tmp_path):
+    stored, path = np.arange(12, dtype="i2"), str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file["packed"] = stored.reshape(6, 2)
+        file["packed"].attrs.update(scale_factor=0.5, add_offset=1.0, _FillValue=np.int16(3))
+        file["tokens/values"], file["tokens/offsets"] = np.arange(1, 7), np.array([0, 1, 3, 6])
+    with contextlib.closing(HDF5Source(path, {"x": Field("packed", mask_and_scale=True)})) as source:
+        check(statistics(source)["x"], np.where(stored == 3, np.nan, stored * 0.5 + 1).astype("f4"), ())
+    with contextlib.closing(HDF5Source(path, {"x": "tokens"})) as source:
+        found = statistics(source)
+        check(found["x"], np.arange(1, 7), ())
+        assert found["x_length"].mean == 2
+        with pytest.raises(ConfigError, match=r"^axis: 0 cannot be kept of x: samples differ in length on axis 0"):
+            statistics(source, "x", axis=0)
+    with contextlib.closing(HDF5Source(path, {"x": Field("packed", window=(0, 2))})) as source:
+        found = statistics(source)["x"]
+        assert (found.count, found.mean) == (5 * 4, np.mean([stored.reshape(6, 2)[at : at + 2] for at in range(5)]))
+
+
+def test_channels_are_where_the_layout_says(tmp_path):
+    path, images = str(tmp_path / "x.h5"), np.moveaxis(IMAGES, 1, -1)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=images, chunks=(7, 20, 20, 3), compression="gzip")
+        file["rows"] = images.reshape(40, 400, 3)
+    with contextlib.closing(HDF5Source(path, ["x", "rows"], layout={"x": "NHWC", "rows": "NWC"})) as source:
+        found = statistics(source)
+        check(found[0], IMAGES, (0,))  # batches are tuples
+        check(found[1], IMAGES.reshape(40, 3, 400), (0,))
+        assert list(statistics(source, 1)) == [1]
+
+
+def test_a_side_of_a_split_knows_nothing_of_the_others_and_each_chunk_is_read_once_in_order():
+    values = np.arange(60.0)
+    layout = StorageLayout((ChunkRun(60, 6),), compressed=True, reading="decoded")
+    source = Counting({"x": values, "y": np.arange(60)}, chunks=layout)
+    sides = split(source, {"train": 0.5, "val": 0.5})
+    shuffled = SubsetSource(sides["train"], np.random.default_rng(0).permutation(len(sides["train"])))
+    source.read.clear()
+    check(statistics(shuffled, "x")["x"], values[sides["train"].samples], ())
+    assert source.read[0].tolist() == sorted(sides["train"].samples.tolist())
+
+
+# -- kept --------------------------------------------------------------------------------------------------------------
+
+
+def test_kept_results_are_those_of_the_source_as_it_is(tmp_path, monkeypatch):
+    path, kept = tmp_path / "x.h5", tmp_path / "kept"
+
+    def written(values):
+        with h5py.File(path, "w") as file:
+            file["x"], file["y"] = values, np.arange(40) % 3
+
+    def read(*fields, **options):
+        with contextlib.closing(HDF5Source(str(path), ["x", "y"])) as source:
+            monkeypatch.setattr(program, "_read", lambda *a, **k: reads.append(1) or read_all(*a, **k))
+            return statistics(source, *fields, cache_dir=kept, **options)
+
+    reads, read_all = [], program._read
+    monkeypatch.setattr(file_times, "RECENT_NS", 0)
+    written(IMAGES)
+    for _ in range(2):
+        found = read()
+        check(found[0], IMAGES, (0,))
+        assert found[1].class_counts.tolist() == [14, 13, 13]
+    assert (len(reads), kept.stat().st_mode & 0o777) == (1, 0o700)
+    read(1)
+    read(axis=None)
+    assert len(reads) == 3
+    written(IMAGES + 1)  # of the same size
+    check(read()[0], IMAGES + 1, (0,))
+    monkeypatch.setattr(file_times, "RECENT_NS", 10**12)  # a file that changed just now may change again
+    written(IMAGES + 2)
+    read()
+    before = len(reads)
+    read()
+    assert len(reads) == before + 1
+
+
+def test_sources_that_only_differ_in_values_are_told_apart(tmp_path):
+    for offset in (0, 1):
+        found = statistics(ArraySource({"x": np.arange(5.0) + offset}), cache_dir=tmp_path)
+        assert found["x"].mean == 2 + offset
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def together(sources, **options):
+    """What each of several ranks finds, or the error it raises."""
+    ranks, barrier = len(sources), threading.Barrier(len(sources), timeout=LONG)
+    given = [None] * ranks
+
+    def found(rank):
+        def gather(mine):
+            given[rank] = mine
+            barrier.wait()
+            every = list(given)
+            barrier.wait()
+            return every
+
+        try:
+            return program.found_together(sources[rank], rank=rank, ranks=ranks, gather=gather, **options)["x"]
+        except AsyncDataError as error:
+            return error
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(found, range(ranks)))
+
+
+def test_ranks_read_a_part_each_and_find_the_same():
+    sources = [Counting({"x": IMAGES}) for _ in range(3)]
+    found = together(sources)
+    for each in found:
+        check(each, IMAGES, (0,))
+        assert (each.mean == found[0].mean).all()
+    assert [source.read[0].tolist() for source in sources] == [
+        [*range(13)],
+        [*range(13, 26)],
+        [*range(26, 40)],
+    ]
+    few = together([ArraySource({"x": IMAGES[:2]}) for _ in range(3)])  # one rank has no samples
+    assert [each.count.tolist() for each in few] == [[800] * 3] * 3
+
+
+class Broken(ArraySource):
+    def read_into(self, samples, out):
+        raise ReadError("the disk is gone")
+
+
+def test_no_rank_waits_for_one_that_fails():
+    found = together([ArraySource({"x": IMAGES}), Broken({"x": IMAGES})])
+    assert (type(found[0]), type(found[1])) == (SourceError, ReadError)
+    assert "rank 1 cannot read its part: ReadError: " in str(found[0])
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"fields": "site"}, r"^fields: 'site' is not one of 'x', the fields of real numbers.*numpy\.unique"),
+        ({"fields": "waves"}, r"^fields: 'waves' is not one of 'x'"),
+        ({"axis": 3}, r"^axis: 3 cannot be kept of x: samples have shape \(3, 20, 20\), without N"),
+        ({"axis": (0, 0)}, r"^axis: \(0, 0\) cannot be kept"),
+        ({"axis": "rows"}, r"^axis: 'rows' cannot be kept"),
+    ],
+)
+def test_what_has_no_statistics_is_named(given, said):
+    with pytest.raises(ConfigError, match=said):
+        statistics(ArraySource({"x": IMAGES, "waves": np.zeros(40, "c8")}), **given)
