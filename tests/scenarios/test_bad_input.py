@@ -138,6 +138,28 @@ def test_a_group_is_called_a_group_with_what_it_holds(file, name):
     assert (error.file, error.dataset) == (file, name)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("table.labl", ["has no member 'labl'; its members are label, pos.x, note, notes"]),
+        ("table.pos", ["has no member 'pos'; its members are label, pos.x"]),
+        ("table.note", ["table.note: holds text"]),
+        ("table.notes", ["table.notes: holds values of variable length"]),
+        ("tabel.label", ["has no dataset 'tabel.label'", "table"]),
+        ({"name": "table.label", "mask_and_scale": True}, ["mask_and_scale does not apply"]),
+        ({"name": "table.label", "column": 0}, ["fields.x.column: 0, but", "table.label", "has no columns"]),
+    ],
+    ids=repr,
+)
+def test_members_that_are_none_are_named_with_those_that_are(tmp_path, name, said):
+    kind = [("label", "i4"), ("pos", [("x", "f4")]), ("note", h5py.string_dtype()), ("notes", h5py.vlen_dtype("i4"))]
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("table", (3,), kind)
+    with pytest.raises((ConfigError, FormatError, MissingError)) as caught:
+        HDF5Source(str(tmp_path / "x.h5"), {"x": name})
+    assert [text for text in said if text not in str(caught.value)] == []
+
+
 def virtual(file):
     layout = h5py.VirtualLayout((3,), "f4")
     layout[:] = h5py.VirtualSource("elsewhere.h5", "data", (3,))
@@ -148,7 +170,7 @@ def virtual(file):
 NO_FIELDS = {
     "text": (["cat", "dog", "cow"], ["text", "store class numbers", "Field(classes=["]),
     "fixed text": (np.array([b"cat", b"dog", b"cow"]), ["text", "store class numbers"]),
-    "compound": (np.zeros(3, [("x", "f4"), ("y", "f4")]), ["compound", "store each part as a dataset of its own"]),
+    "compound": (np.zeros(3, [("x", "f4"), ("y", "f4")]), ["compound", "name one of their members: bad.x, bad.y"]),
     "variable length": (h5py.vlen_dtype("i4"), ["variable length", "none was ever written", "values and offsets"]),
     "opaque": (np.array([np.void(b"ab")] * 3), ["|V2", "store it as another type"]),
     "encoded images": (

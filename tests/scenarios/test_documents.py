@@ -124,6 +124,8 @@ def patients(workplace):
         with h5py.File(f"scans/patient_{number:02}.h5", "w") as file:
             file["data"] = np.zeros((10, 8, 8, 3), np.uint8)
             file["labels"] = np.arange(20).reshape(10, 2) % 2
+    with h5py.File("hits.h5", "w") as file:
+        file["hits"] = np.zeros(20, [("momentum", "f4", (3,)), ("energy", "f4"), ("particle", "u1")])
     Path("scans/val.h5").unlink()
     Path("episodes").mkdir()
     for number in range(2):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.files.hdf5 import (
     DTYPES,
     EARLY,
+    ENUMS,
     FAST,
     INCREMENTAL,
     LATE,
@@ -73,6 +74,42 @@ def test_every_storage_of_every_type(path, number):
             create(file, name, dtype=dtype, **arguments)[...] = values_of(shape, dtype)
     for name, layout in layouts.items():
         check(path, {name: name}, layout=layout, reading=STORAGES[name.removesuffix(" alone")][1])
+
+
+PLAIN = [("onset", ">i8"), ("z", "c8"), ("count", ">u2", (3,)), ("cat", ENUMS[1]), ("ok", "?"), ("x.y", "f2")]
+TEXT = h5py.string_dtype()
+RECORDS = {
+    "plain": [*PLAIN, ("pos", [("x", ">f4"), ("y", "u8")])],
+    "padded": np.dtype([*PLAIN, ("pos", np.dtype([("x", ">f4"), ("y", "u8")], align=True))], align=True),
+    # In memory they take other bytes than in the file.
+    "text": [("note", TEXT), *PLAIN, ("notes", TEXT, (2,)), ("pos", [("x", ">f4"), ("note", TEXT), ("y", "u8")])],
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_members_of_every_storage(path, record):
+    dtype = np.dtype(RECORDS[record])
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["text.onset"] = np.arange(11)  # a dataset of this very name
+        for storage, (shape, key) in itertools.product(STORAGES, {(11,): "", (2, 11): " across"}.items()):
+            values = np.zeros(shape, dtype)
+            for number, name in enumerate(("onset", "z", "count", "ok", "x.y")):
+                values[name] = some(values[name].shape, values[name].dtype, number)
+            values["cat"] = np.arange(11) % 2
+            values["pos"]["x"], values["pos"]["y"] = some(shape, ">f4", 7), numbered(shape)
+            fill = None
+            if record == "text":
+                values["note"], values["notes"], values["pos"]["note"] = "a", ["bc", "d"], "efg"
+            else:
+                fill = values[(0,) * len(shape)]
+            dataset = create(file, storage + key, dtype=dtype, fill=fill, **stored_as(storage, shape)[0])
+            dataset[..., 4:] = values[..., 4:]
+    for storage, (_, reading) in STORAGES.items():
+        fields = {name: f"{storage}.{name}" for name in ("onset", "z", "count", "cat", "ok", "x.y", "pos.x", "pos.y")}
+        fields |= {"column": Field(f"{storage}.count", column=1), "window": Field(f"{storage}.count", window=(-1, 3))}
+        check(path, fields | {"dataset": "text.onset"}, reading=reading)
+        across = {"onset": f"{storage} across.onset", "count": Field(f"{storage} across.count", window=(0, 2))}
+        check(path, across, layout={"onset": "CN", "count": "TNC"}, reading=reading)
 
 
 @pytest.mark.parametrize("storage", ["contiguous", "gzip"])
@@ -246,6 +283,12 @@ def write_part(group, kind, first, rows):
     write(group, "stage", np.arange(rows, dtype="i2") % 5, kind)
     group["night"], group["age"] = (np.arange(rows) // 16).astype("u1"), np.array([30, 40, 50], "f4") + first
     group["train"], group["order"] = np.arange(rows) % 3 == 1, np.array([8, 3, 6])
+    group["people"] = np.array([(30, "a"), (40, "b"), (50, "c")], [("age", ">f4"), ("name", TEXT)])
+    group["picks"] = np.array([(8, "a"), (3, "b"), (6, "a")], [("row", "u2"), ("kind", TEXT)])
+    record = np.zeros(rows, [("night", "i1"), ("at", [("x", ">f4"), ("z", "i2", (3,))]), ("kind", ANIMALS)])
+    record["night"], record["kind"] = np.arange(rows) % 3, np.arange(rows) % 2
+    record["at"]["x"], record["at"]["z"] = np.arange(rows) + first, random.integers(-99, 99, (rows, 3))
+    write(group, "record", record, kind, dtype=record.dtype)
     matrix = random.integers(1, 100, (rows, 12)) * (random.random((rows, 12)) < 0.3)
     at, columns = np.nonzero(matrix)
     cells = group.create_group("cells")
@@ -292,6 +335,15 @@ USES = {
             "x": Field("table", lookup="night", column=3, dtype="int64"),
             "packed": Field("packed", lookup="night", column=1, mask_and_scale=True),
         }
+    },
+    "members": {"fields": {"z": "record.at.z", "kind": "record.kind", "age": Field("people.age", lookup="night")}},
+    "windows of members": {
+        "fields": {
+            "x": Field("record.at.x", window=(-3, 5), pad="zero"),
+            "z": Field("record.at.z", column=2, window=(-3, 1, 2), dtype="float32"),
+            "age": Field("people.age", lookup="record.night"),
+        },
+        "rows": "picks.row",
     },
     "sparse": {"fields": {"x": "cells", "y": Field("table", column=0)}},
     "sparse, cast": {"fields": {"x": Field("cells", dtype="float32")}},

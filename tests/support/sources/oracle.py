@@ -87,7 +87,7 @@ def parts_of(path, group):
 def part_tables(file, group, fields, layouts, rows):
     with h5py.File(file) as opened:
         tables = {key: table_of(opened, group, field, layouts.get(key)) for key, field in fields.items()}
-        row_dataset = opened[path_in(group, rows)][...] if isinstance(rows, str) else None
+        row_dataset = table_of(opened, group, Field(rows), None)[0] if isinstance(rows, str) else None
     return PartTables(file, group, tables, row_dataset)
 
 
@@ -97,10 +97,15 @@ def path_in(group, name):
 
 def table_of(file, group, field, layout):
     """One value per row: rows on axis 0, then channels. A second array holds the lengths of padded rows."""
-    stored = file[path_in(group, field.name)]
+    name = path_in(group, field.name)
+    name, _, member = (name, "", "") if name in file else name.partition(".")
+    stored = file[name]
     if isinstance(stored, h5py.Group):
         return {"csr_matrix": dense, "categorical": codes}.get(stored.attrs.get("encoding-type"), padded)(stored, field)
     values = stored[...]
+    while member:
+        own = next(name for name in values.dtype.names if f"{member}.".startswith(f"{name}."))
+        values, member = values[own], member[len(own) + 1 :]
     if layout:
         order = [letter for letter in "NC" if letter in layout]
         order += [letter for letter in layout if letter not in order]
@@ -110,7 +115,7 @@ def table_of(file, group, field, layout):
     if field.column is not None:
         values = values[:, field.column]
     if field.lookup is not None:
-        values = np.stack([values[number] for number in file[path_in(group, field.lookup)][...]])
+        values = np.stack([values[number] for number in table_of(file, group, Field(field.lookup), None)[0]])
     return (values,)
 
 

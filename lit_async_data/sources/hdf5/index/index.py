@@ -118,11 +118,16 @@ def has_numpy_layout(dataset: h5py.Dataset) -> bool:
     Enumerations are stored as their base integers; h5py stores bool as an enumeration. Images are bytes, and nothing
     else.
     """
-    import h5py
-
-    stored, dtype = dataset.id.get_type(), dataset.dtype
+    dtype = dataset.dtype
     if dtype.kind in "SVO":
         return True
+    return as_numpy(dataset.id.get_type(), dtype)
+
+
+def as_numpy(stored: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether values of a type of libhdf5 have the bytes of this type of numpy."""
+    import h5py
+
     if dtype.kind == "b" or h5py.check_enum_dtype(dtype):
         stored, dtype = stored.get_super(), np.dtype(np.int8) if dtype.kind == "b" else np.dtype(dtype.str)
     return dtype.kind in "iufc" and bool(stored.equal(h5py.h5t.py_create(dtype)))
@@ -154,7 +159,7 @@ def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
     import h5py
 
     fill, properties = None, dataset.id.get_create_plist()  # undefined, or never written: then every chunk must exist
-    if dataset.dtype.kind == "O":
+    if dataset.dtype.hasobject:
         fill = None if properties.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED else 0  # refers to nothing
     elif properties.get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
         with contextlib.suppress(*LIBRARY_ERRORS):
@@ -229,7 +234,7 @@ def _is_filtered(dataset: h5py.Dataset, index: ChunkIndex, corner: tuple[int, ..
     """
     if len(stored) != index.filters.nbytes:
         return True
-    if dataset.dtype.kind == "O":
+    if dataset.dtype.hasobject:
         return False  # h5py returns what the references lead to
     inside = tuple(slice(at, min(at + c, n)) for at, c, n in zip(corner, index.shape, dataset.shape, strict=True))
     try:

@@ -243,9 +243,36 @@ def corrupt_error(path: str, name: str, corner: Any, problem: str) -> CorruptErr
 
 def element_bytes(dataset: h5py.Dataset) -> int:
     """Bytes of an element in the file: of one of variable length, those of its reference into the global heap."""
-    if dataset.dtype.kind != "O":
-        return int(dataset.dtype.itemsize)
-    return 8 + int(dataset.file.id.get_create_plist().get_sizes()[0])  # length, address, number
+    return stored_type(dataset)[1] if dataset.dtype.hasobject else int(dataset.dtype.itemsize)
+
+
+def stored_type(dataset: h5py.Dataset) -> tuple[Any, int]:
+    """The type of values as they lie in the file, of compound ones without what lies in the global heap; its bytes."""
+    return _stored_type(dataset.id.get_type(), 8 + int(dataset.file.id.get_create_plist().get_sizes()[0]))
+
+
+def _stored_type(kind: Any, reference: int) -> tuple[Any, int]:
+    import h5py
+
+    size, dtype, heap = kind.get_size(), kind.dtype, h5py.h5t
+    if kind.get_class() == heap.VLEN or (kind.get_class() == heap.STRING and kind.is_variable_str()):
+        return None, reference  # length, address, number
+    if not dtype.names:
+        inner = kind.get_super() if dtype.hasobject and kind.get_class() == heap.ARRAY else kind
+        nbytes = size if inner is kind else size // inner.get_size() * _stored_type(inner, reference)[1]
+        return None if dtype.hasobject else dtype, nbytes
+    names, formats, offsets, grown = [], [], [], 0
+    # As if in memory: there, what refers to the heap may take fewer bytes, and what follows is moved.
+    for number in sorted(range(kind.get_nmembers()), key=kind.get_member_offset):
+        inner = kind.get_member_type(number)
+        member, nbytes = _stored_type(inner, reference)
+        if member is not None:
+            names.append(kind.get_member_name(number).decode(errors="surrogateescape"))
+            formats.append(member)
+            offsets.append(kind.get_member_offset(number) + grown)
+        grown += nbytes - inner.get_size()
+    stored = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size + grown}
+    return np.dtype(stored), size + grown  # type: ignore[call-overload]
 
 
 def superblock_bytes(file: h5py.File) -> int:

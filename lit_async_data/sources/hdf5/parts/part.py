@@ -18,6 +18,7 @@ from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
 from lit_async_data.sources.hdf5.parts.selection import chosen_groups
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, inspect_field
+from lit_async_data.sources.hdf5.schema.compound import member_of
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -129,7 +130,8 @@ class StoredPart:
 
         where = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
-            dataset = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external).whole(name, "")
+            group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
+            dataset, member = group.whole_member(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
                     f"{self.path}:{dataset.name}: has shape {dataset.shape}; it must have one value for each of the "
@@ -137,8 +139,9 @@ class StoredPart:
                     file=self.path,
                     dataset=name,
                 )
-            text = h5py.check_string_dtype(dataset.dtype) is not None
-            values = np.asarray(dataset.asstr()[...] if text else dataset[...])
+            values = member_of(dataset[...], member)
+        if h5py.check_string_dtype(values.dtype) is not None:
+            values = np.array([each.decode(errors="surrogateescape") for each in values.tolist()], object)
         return values[self.anchors.rows(np.arange(self.anchors.count))]
 
     def padded(self, widths: Mapping[str, int]) -> StoredPart:
@@ -236,8 +239,8 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         fields = {key: fields[key] for key in [*request.fields, *fields]}
     part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride))
     if request.rows is not None:
-        dataset = group.whole(request.rows, "rows: ")
-        return part.at(row_numbers(dataset[...], part.rows, f"{path}:{dataset.name}"))
+        dataset, member = group.whole_member(request.rows, "rows: ")
+        return part.at(row_numbers(member_of(dataset[...], member), part.rows, f"{path}:{dataset.name}"))
     return part
 
 

@@ -161,22 +161,23 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
             )
     file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
     if field.lookup is None:
-        table, stored = None, group.inspect_dataset(name, layout)
-        row = stored.spec
-        classes = classes or _enum_classes(file[name].dtype)
+        table, looked_up = None, group.inspect_dataset(*group.split(name), layout)
+        stored, row = looked_up, looked_up.row
+        classes = classes or _enum_classes(stored.values_dtype)
         if field.column is not None:
             _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
     else:
         looked_up, table = _lookup_table(group, name, field, layout, where)
-        stored = group.inspect_dataset(group.name(field.lookup))
+        stored = group.inspect_dataset(*group.split(group.name(field.lookup)))
         _check_row_numbers(stored, where)
-        row = looked_up.spec if field.column is None else FieldSpec((), table.dtype)
-    dataset = file[name]
+        row = looked_up.row if field.column is None else FieldSpec((), table.dtype)
+    dataset = file[looked_up.name]
     packing = _packing(dataset, field, where)
     conversion = Conversion(
         group.path,
         stored.name,
+        member=stored.member,
         column=field.column if table is None else None,
         table=table,
         packing=packing,
@@ -184,7 +185,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         last_row=None if field.rows is None else stored.rows - 1,
         step=field.steps.step,
     )
-    native = (stored if table is None else table).dtype.newbyteorder("=")
+    native = (stored.values_dtype if table is None else table.dtype).newbyteorder("=")
     if classes is not None and (packing or native.kind not in "iub"):
         raise ConfigError(
             f"{where}.classes: {stored} holds {native}{' values, packed' if packing else ''}, not classes; leave it out"
@@ -195,7 +196,8 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     # Windows are read as stored, rows of one integer as int64.
     read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
     converted = table is not None or field.column is not None or packing or classes or spec.dtype != read
-    packed = () if packing else tuple(name for name in PACKING if name in dataset.attrs)
+    converted = converted or stored.member is not None
+    packed = () if packing or looked_up.member else tuple(name for name in PACKING if name in dataset.attrs)
     of_key = StoredField(stored, spec, conversion=conversion if converted else None, packed=packed)
     return _with_window(key, field, of_key)
 
@@ -290,7 +292,7 @@ def _lookup_table(
 ) -> tuple[StoredDataset, npt.NDArray[Any]]:
     """A lookup table in memory, one row per number. All groups of a file share it."""
     try:
-        stored = group.inspect_dataset(name, layout)
+        stored = group.inspect_dataset(*group.split(name), layout)
     except NoSamplesError as error:
         raise FormatError(f"{where}.lookup: {error}", file=error.file, dataset=error.dataset) from error
     key = name, field.column, stored.axis
@@ -300,10 +302,10 @@ def _lookup_table(
                 f"{where}.lookup: {stored} takes {stored.nbytes:,} bytes, but a lookup table is kept in memory and may "
                 f"take {TABLE_BYTES:,} at most; store the values of each row as a dataset"
             )
-        table: Any = group.file[name]
+        table: Any = group.file[stored.name]
         check_filters(table, group.path, name)
         check_unindexed(table)
-        values = np.moveaxis(table[...], stored.axis, 0)
+        values = np.moveaxis(stored.member.of(table[...]) if stored.member else table[...], stored.axis, 0)
         if field.column is not None:
             _check_column(field.column, stored, where)
             values = values[:, field.column]
@@ -312,17 +314,17 @@ def _lookup_table(
 
 
 def _check_row_numbers(stored: StoredDataset, where: str) -> None:
-    if len(stored.shape) != 1 or stored.dtype.kind not in "iu":
+    if stored.row.shape or stored.values_dtype.kind not in "iu":
         raise FormatError(
-            f"{where}.lookup: {stored} has dtype {stored.dtype} and shape {stored.shape}; it must have one integer "
-            "per row",
+            f"{where}.lookup: {stored} has dtype {stored.values_dtype} and shape {stored.shape}; it must "
+            "have one integer per row",
             file=stored.path,
             dataset=stored.name,
         )
 
 
 def _check_column(column: int, stored: StoredDataset, where: str) -> None:
-    row = stored.spec.stored_shape
+    row = stored.row.stored_shape
     if len(row) != 1 or column >= row[0]:
         has = f"has {row[0]} columns" if len(row) == 1 else "has no columns"
         raise ConfigError(f"{where}.column: {column}, but {stored}, of shape {stored.shape}, {has}")

@@ -115,7 +115,8 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
         dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
         if not cached:
             check_chunk_lengths(dataset, stored.axis, first, end)
-        block = retry_once(lambda: dataset[(*(slice(None),) * stored.axis, slice(first, end))])
+        values: Any = dataset.astype(stored.member.record) if stored.member else dataset
+        block = retry_once(lambda: values[(*(slice(None),) * stored.axis, slice(first, end))])
     except AsyncDataError:
         raise
     except LIBRARY_ERRORS as error:
@@ -123,8 +124,8 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
         raise source_error(
             error, f"{stored}, {rows}", "cannot be read", file=stored.path, dataset=stored.name, row=first
         ) from error
-    if block.dtype.kind in "SV" and stored.dtype == np.uint8:  # encoded images
-        block = block.view(np.uint8).reshape(end - first, -1)
+    if block.dtype.kind in "SV" and stored.dtype == np.uint8:  # encoded images, or compound values
+        block = block.view(np.uint8).reshape(*block.shape, -1)
     return np.moveaxis(block, stored.axis, 0)
 
 

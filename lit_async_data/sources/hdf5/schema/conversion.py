@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import FormatError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.schema.compound import Member
 
 if TYPE_CHECKING:
     import h5py
@@ -95,6 +96,7 @@ class Conversion:
     """Turns stored values into delivered ones. Immutable; thread-safe.
 
     Attributes:
+        member: The member of compound values; None if they are no bytes of such.
         column: The column of each row; None for all.
         table: Table to look values up in; None if the values themselves are delivered.
         packing: How values are packed; None if they are not unpacked.
@@ -105,6 +107,7 @@ class Conversion:
 
     file: str
     dataset: str
+    member: Member | None = None
     column: int | None = None
     table: Array | None = None
     packing: Packing | None = None
@@ -118,6 +121,8 @@ class Conversion:
         ``rows`` has the first row of each sample, for `FormatError` to name the one whose value is outside the table or
         the classes, or would be changed by the cast.
         """
+        if self.member is not None:
+            values = self.member.of(values)
         if self.column is not None:
             values = values[..., self.column]
         if self.table is not None:
@@ -161,9 +166,9 @@ class Conversion:
         row = int(rows[place[0]])
         if self.last_row is not None:  # windows may be padded
             row = min(max(row + int(place[1]) * self.step, 0), self.last_row)
+        where = f"{self.file}:/{self.dataset.strip('/')}{self.member or ''}, row {row}"
         raise FormatError(
-            f"{self.file}:/{self.dataset.strip('/')}, row {row}: {values[place]} {problem}; {cure}correct the file, "
-            "or leave such rows out with rows=",
+            f"{where}: {values[place]} {problem}; {cure}correct the file, or leave such rows out with rows=",
             file=self.file,
             dataset=self.dataset,
             row=row,

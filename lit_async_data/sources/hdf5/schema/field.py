@@ -22,7 +22,8 @@ class Field(ImageOptions):
     """What a batch takes from a dataset. In YAML, a mapping with the same names.
 
     Attributes:
-        name: The dataset, relative to the source's ``group`` unless the name begins with ``/``.
+        name: The dataset, relative to the source's ``group`` unless the name begins with ``/``. Of compound values,
+            a member: ``"events.label"``.
         column: A column of a dataset of two axes, counted from 0; the axis is dropped.
         dtype: Element type to deliver, such as ``"float32"``. The device casts if that moves fewer bytes to it,
             otherwise the workers do. None: as stored.

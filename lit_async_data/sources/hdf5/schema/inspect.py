@@ -19,13 +19,15 @@ from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.index import (
     NOT_INSTALLED,
     ChunkIndex,
+    as_numpy,
     check_unindexed,
     has_numpy_layout,
     in_one_file,
     index_of,
     unsupported_reason,
 )
-from lit_async_data.sources.hdf5.index.records import element_bytes, superblock_bytes
+from lit_async_data.sources.hdf5.index.records import element_bytes, stored_type, superblock_bytes
+from lit_async_data.sources.hdf5.schema.compound import Member, find_member, member_names, member_of, member_paths
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError
@@ -63,6 +65,7 @@ class StoredDataset:
         kept: Its values, one for each row or one for all, if they are in no dataset but in memory; else None.
         names: If each row is a dataset of its own, in a group of its own: these groups, as bytes. ``name`` then has a
             ``*`` for them.
+        member: If its rows are the bytes of compound values, the member that a field takes from them; else None.
     """
 
     path: str
@@ -79,6 +82,7 @@ class StoredDataset:
     slow: str | None = None
     kept: Any = dataclasses.field(default=None, compare=False)
     names: Any = dataclasses.field(default=None, compare=False)
+    member: Member | None = None
 
     @property
     def rows(self) -> int:
@@ -88,8 +92,17 @@ class StoredDataset:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def row(self) -> FieldSpec:
+        """The values of a row: those of a member, not the bytes."""
+        return self.member.spec if self.member else self.spec
+
+    @property
+    def values_dtype(self) -> np.dtype[Any]:
+        return self.member.dtype if self.member else self.dtype
+
     def __str__(self) -> str:
-        return f"{self.path}:/{self.name.strip('/')}"
+        return f"{self.path}:/{self.name.strip('/')}{self.member or ''}"
 
 
 def inspect_dataset(
@@ -102,63 +115,75 @@ def inspect_dataset(
     allow_external: bool,
     images: bool = False,
     in_heap: bool = False,
+    member: str = "",
 ) -> StoredDataset:
-    """Inspect one dataset of an open file, and check that it can be a field.
+    """Inspect one dataset of an open file, and check that it, or a ``member`` of its values, can be a field.
 
     With ``images``, its rows hold bytes; they, or references to them in the global heap, become uint8 on an axis. With
-    ``in_heap``, its values have variable lengths, and the references to them become that.
+    ``in_heap``, its values have variable lengths, and the references to them become that; and so do compound values.
     """
     advice = "; choose datasets by fields={…}, as python -m lit_async_data inspect suggests"
     dataset = open_dataset(file, path, name, advice)
     context: dict[str, Any] = {"file": path, "dataset": name}
     where = f"{path}:/{name.strip('/')}"
     external = external_files(dataset, file, name, allowed=allow_external)
+    path_to, kind = find_member(dataset, member, context)
     if images:
         _check_images(dataset, where, context)
     elif not in_heap:
-        _check_values(dataset, where, context)
+        _check_values(dataset, kind, where + f".{member}" * bool(member), context)
     elif dataset.ndim != 1:
         raise FormatError(
             f"{where}: holds text, or values of variable length, on {dataset.ndim} axes; store them on one", **context
         )
     as_bytes = images or in_heap
     shape = tuple(int(n) for n in dataset.shape)
+    elements, inner = kind.dtype.subdtype or (kind.dtype, ())
     # Some programs write all that is empty with shape (0,).
-    axis, channel = (0, None) if shape == (0,) else axes(layout, shape, where)
+    axis, channel = (0, None) if shape == (0,) else axes(layout, (*shape, *inner), where)
+    if axis >= len(shape):
+        raise ConfigError(f"layout: {layout!r} for {where}.{member}: N is one of the first {len(shape)} axes")
     if math.prod(shape) == 0:
         kind = FormatError if shape[axis] else NoSamplesError
         raise kind(f"{where}: has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
-    stored = [n for position, n in enumerate(shape) if position != axis]
+    stored = [n for position, n in enumerate((*shape, *inner)) if position != axis]
     if channel is not None:
         stored.insert(0, stored.pop(channel))
-    elements = dataset.dtype
     if as_bytes:
         elements, stored = np.dtype(np.uint8), stored or [element_bytes(dataset)]
     dtype = elements.newbyteorder("=")
     if not stored and dtype.kind in "iu":
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
+    spec, taken = FieldSpec(tuple(stored), dtype, channel), None
+    if member:
+        record, size = stored_type(dataset)
+        taken = Member(member, path_to, record, elements, spec)
+        across = (n for position, n in enumerate(shape) if position != axis)
+        elements, spec = np.dtype(np.uint8), FieldSpec((*across, size), np.dtype(np.uint8))
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
     if not external:
         _check_offset(dataset, where, context)
     offset = None if external else _raw_offset(dataset)
     index, slow = (None, "other files hold its values") if external else _index(dataset, cache, where, context)
-    if as_bytes and len(shape) == 1:
-        shape = (*shape, *stored)
+    if member or (as_bytes and len(shape) == 1):
+        shape = (*shape, spec.shape[-1])
         if index is not None:
-            index = dataclasses.replace(index, shape=(*index.shape, *stored), grid=(*index.grid, 1), fill=0)
+            fill = np.frombuffer(index.fill.tobytes(), np.uint8) if isinstance(index.fill, np.void) else 0
+            index = dataclasses.replace(index, shape=(*index.shape, shape[-1]), grid=(*index.grid, 1), fill=fill)
     return StoredDataset(
         path=path,
         name=name,
         shape=shape,
         dtype=elements,
         axis=axis,
-        spec=FieldSpec(tuple(stored), dtype, channel),
+        spec=spec,
         offset=offset,
         chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
         filtered=filtered,
         index=index,
         external=external,
         slow=slow if offset is None and index is None else None,
+        member=taken,
     )
 
 
@@ -288,20 +313,23 @@ def _names_of(group: h5py.Group) -> list[str]:
     return [each if each.isprintable() else ascii(each)[1:-1] for each in texts]
 
 
-def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
+def _check_values(dataset: h5py.Dataset, kind: Any, where: str, context: dict[str, Any]) -> None:
+    """Check that tensors can hold the values of a dataset, which are, or whose member is, of a type of libhdf5."""
     import h5py
 
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
         raise FormatError(f"{where}: holds {what}; give a dataset with one value per sample", **context)
+    member = kind != dataset.id.get_type()
     try:
-        dtype = dataset.dtype
+        dtype = kind.dtype
     except LIBRARY_ERRORS as error:
         raise FormatError(
             f"{where}: holds values of a type that numpy lacks: {error}; store it as another type", **context
         ) from error
     refusals = {
         f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": dtype.kind in "OSV"
+        and not member
         and image_format(dataset) != "",
         "text; one text per row can be a field, as the number of a class, or as the bytes of text of any length: "
         "Field(…, dtype='uint8')": bool(h5py.check_string_dtype(dtype)) or dtype.kind in "SU",
@@ -309,14 +337,17 @@ def _check_values(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
         "after the other, and offsets, where each begins and the last ends": h5py.check_vlen_dtype(dtype) is not None,
         "no values: it is a NetCDF dimension without a variable; give a variable": _is_bare_dimension(dataset),
         "references; store what they refer to": h5py.check_ref_dtype(dtype) is not None,
-        "compound values; store each part as a dataset of its own": dtype.names is not None,
+        "compound values; name one of their members: "
+        + ", ".join(f"{context['dataset']}.{each}" for each in member_names(dtype)): dtype.names is not None,
     }
     for reason, applies in refusals.items():
         if applies:
             raise FormatError(f"{where}: holds {reason}", **context)
+    if member and dtype.subdtype:
+        kind, dtype = kind.get_super(), dtype.base
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES or dtype.subdtype:
         raise FormatError(f"{where}: holds {dtype}, which no tensor can hold; store it as another type", **context)
-    if h5py.h5t.find(dataset.id.get_type(), h5py.h5t.py_create(dtype)) is None:
+    if h5py.h5t.find(kind, h5py.h5t.py_create(dtype)) is None or (member and not as_numpy(kind, dtype)):
         raise FormatError(
             f"{where}: holds values that libhdf5 cannot convert to {dtype}; store it as another type", **context
         )
@@ -378,19 +409,23 @@ def _raw_offset(dataset: h5py.Dataset) -> int | None:
     offset = _offset(dataset)
     if offset is None or dataset.chunks is not None or not in_one_file(dataset) or not has_numpy_layout(dataset):
         return None
-    if dataset.dtype.kind in "SVO":  # encoded images: h5py may end them at a zero
+    if dataset.dtype.kind in "SVO" and dataset.dtype.names is None:  # encoded images: h5py may end them at a zero
         return int(offset)
     # Verify the offset: read the first and the last values both ways.
+    record, size = stored_type(dataset)
     values = min(dataset.shape[-1], PROBED_VALUES)
-    length = values * dataset.dtype.itemsize
-    last = offset + math.prod(dataset.shape) * dataset.dtype.itemsize - length
+    length = values * size
+    last = offset + math.prod(dataset.shape) * size - length
     ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), last))
     handle = dataset.file.id.get_vfd_handle()
     for corner, span, at in ends:
         line = retry_once(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), span)))
         stored = retry_once(functools.partial(system.pread, handle, length, at))
-        if stored != line.astype(dataset.dtype, copy=False).tobytes():
-            return None
+        both = np.frombuffer(stored, record), line.astype(dataset.dtype, copy=False)
+        for path in member_paths(record):
+            one, other = (member_of(values, path).tobytes() for values in both)
+            if one != other:
+                return None
     return int(offset)
 
 

@@ -12,6 +12,7 @@ from lit_async_data.errors import CorruptError, FormatError, SourceError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.index import check_unindexed
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
+from lit_async_data.sources.hdf5.schema.compound import find_member
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, inspect_dataset, open_dataset
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
@@ -75,12 +76,29 @@ class OpenGroup:
                 raise CorruptError(f"{what}{error}", file=self.path, dataset=name) from error
         return dataset
 
+    def whole_member(self, name: str, what: str) -> tuple[h5py.Dataset, tuple[str, ...]]:
+        """A dataset as of `whole`, and the names on the way to a member of its values, if the name says one."""
+        of, member = self.split(self.name(name))
+        dataset = self.whole(f"/{of.strip('/')}" if member else name, what)
+        return dataset, find_member(dataset, member, {"file": self.path, "dataset": of})[0] if member else ()
+
     def inspect_dataset(
-        self, name: str, layout: str | None = None, *, images: bool = False, in_heap: bool = False
+        self, name: str, member: str = "", layout: str | None = None, *, images: bool = False, in_heap: bool = False
     ) -> StoredDataset:
         self._check_links(name)
-        options: dict[str, Any] = {"cache": self.cache, "allow_external": self.allow_external}
+        options: dict[str, Any] = {"cache": self.cache, "allow_external": self.allow_external, "member": member}
         return inspect_dataset(self.file, self.path, name, layout, **options, images=images, in_heap=in_heap)
+
+    def split(self, name: str) -> tuple[str, str]:
+        """The dataset that a name begins with, and a member of its values; none if a dataset has the whole name."""
+        import h5py
+
+        end = len(name)
+        while self.node(name) is None and (end := name.rfind(".", 0, end)) > 0:
+            node = self.node(name[:end])
+            if isinstance(node, h5py.Dataset) and node.dtype.names:
+                return name[:end], name[end + 1 :]
+        return name, ""
 
     def inspect_any(self, name: str) -> StoredDataset:
         """As `inspect_dataset`; also a dataset that can be no field, such as text or no value at all, for h5py."""
