@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import dataclasses
 import inspect
 import re
 import subprocess
@@ -143,7 +144,8 @@ def test_every_public_name_can_be_imported_and_has_an_example():
 def test_every_public_name_documents_its_arguments():
     for name in lit_async_data.__all__:
         public = getattr(lit_async_data, name)
-        documented = set(re.findall(r"^ *\**(\w+): ", inspect.getdoc(public), re.MULTILINE))
+        bases = public.__mro__[:-1] if dataclasses.is_dataclass(public) else [public]
+        documented = set(re.findall(r"^ *\**(\w+): ", "\n".join(map(inspect.getdoc, bases)), re.MULTILINE))
         if not (isinstance(public, type) and issubclass(public, Exception)):
             assert set(inspect.signature(public).parameters) <= documented, name
 

@@ -54,7 +54,7 @@ class Field(ImageOptions):
         lengths: A dataset with the number of bytes of each image. None: an image ends before the zeros behind it.
         fill: Value of padding, also of samples of variable length, such as −100 for labels that a loss leaves out.
 
-    The other options are those of images, `ImageOptions`.
+    The other options are those of images, also in tables: `ImageOptions`, a base class.
 
     Raises:
         ConfigError: A name is unknown or a value is wrong; the message begins with the name.
