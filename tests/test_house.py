@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import graphlib
 import dataclasses
+import graphlib
 import inspect
 import re
 import subprocess
