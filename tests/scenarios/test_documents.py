@@ -226,6 +226,16 @@ def test_every_link_of_a_document_leads_to_a_file_and_a_heading():
     assert not broken
 
 
+def test_every_page_is_in_an_index():
+    indexes = [page for page in PAGES if page.name == "README.md"]
+    listed = {
+        (index.parent / link.partition("#")[0]).resolve()
+        for index in indexes
+        for link in LINK.findall(index.read_text())
+    }
+    assert not {page.resolve() for page in PAGES} - listed - {indexes[0].resolve()}
+
+
 def test_every_test_that_a_page_names_is_in_the_file_that_it_leads_to():
     named = [(name, page.parent / path) for page in PAGES for name, path in TEST.findall(page.read_text())]
     assert len(named) > 50
