@@ -216,10 +216,7 @@ def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
         values = np.array(values_of(array))
         values[missing] = np.nan
     else:
-        hint = ", or cast it to float64 or int64" if types.is_decimal(kind) else ""
-        raise origin.error(
-            f"holds {kind}, which cannot be a label; give numbers, text or lists of them{hint}", column=name
-        )
+        raise origin.error(f"holds {kind}, which cannot be a label; give numbers, text or lists of them", column=name)
     return _Column(np.require(values, requirements=["C", "W"]), missing)
 
 
