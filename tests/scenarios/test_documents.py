@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import functools
 import re
 import sys
 import types
@@ -251,6 +252,13 @@ def test_every_file_that_documents_and_code_name_is_there():
     assert not {name: str(path) for name, path in named.items() if not (ROOT / name).exists()}
 
 
+@functools.cache
+def code():
+    """Every node of the package's code."""
+    files = (ROOT / "lit_async_data").rglob("*.py")
+    return [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+
+
 # Functions whose texts others log as warnings.
 SAYING = {"slow", "amplified"}
 
@@ -258,14 +266,13 @@ SAYING = {"slow", "amplified"}
 def texts_of_warnings():
     """The first five fixed words of each warning of the package. Some have too few: they only join two other texts."""
     texts = []
-    for path in (ROOT / "lit_async_data").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name in SAYING:
-                texts += [each.value for each in ast.walk(node) if isinstance(each, ast.Yield | ast.Return)]
-            if isinstance(node, ast.Call):
-                level = bool(node.args) and ast.unparse(node.args[0]) == "logging.WARNING"
-                if level or ast.unparse(node.func).endswith((".warning", "rank_zero_warn")):
-                    texts.append(node.args[level])
+    for node in code():
+        if isinstance(node, ast.FunctionDef) and node.name in SAYING:
+            texts += [each.value for each in ast.walk(node) if isinstance(each, ast.Yield | ast.Return)]
+        if isinstance(node, ast.Call):
+            level = bool(node.args) and ast.unparse(node.args[0]) == "logging.WARNING"
+            if level or ast.unparse(node.func).endswith((".warning", "rank_zero_warn")):
+                texts.append(node.args[level])
     for text in texts:
         parts = text.values if isinstance(text, ast.JoinedStr) else [text]
         fixed = "".join(str(part.value) if isinstance(part, ast.Constant) else "%s" for part in parts)
@@ -283,3 +290,13 @@ def test_every_error_warning_and_verdict_is_explained():
     assert not [each for each in Cure if each.value[2:].format(prefix="loader.", value="…") not in page]
     metrics = (ROOT / "docs/training/metrics.md").read_text().replace("`", "")
     assert not [each for each in Bound if each.value.strip(":, ") not in metrics]
+
+
+def test_the_messages_that_are_explained_are_said():
+    said = "\n".join(node.value for node in code() if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    messages = re.findall(
+        r"^\| `(.+?)` \|", page[page.index("### Usual messages") : page.index("## Warnings of")], re.MULTILINE
+    )
+    assert len(messages) > 10
+    assert not [piece for text in messages for piece in text.split("…") if piece.strip(" :;") not in said]
