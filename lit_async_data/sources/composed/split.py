@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 # A sum of fractions that is this close to 1 counts as 1.
 ROUNDING = 1e-9
 BY_TIME = "by time"
-# The fractional parts of its multiples fill [0, 1) evenly, wherever one begins to count.
-GOLDEN = (5**0.5 - 1) / 2
+# Half the golden ratio of 2^64: its odd multiples fill [0, 2^64) evenly, wherever one begins to count.
+GOLDEN = 0x4F1BBCDCBFA53E0B
 
 
 class Split(dict[str, SubsetSource]):
@@ -146,8 +146,8 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
         return Drawn(names, sides, f"by {kept.what}, seed {seed}", places, kept, labels)
     keys = _sample_keys(source, places, key)
     if k or labels is not None:
-        turns = (np.arange(len(keys)) + 0.5) * (1 / k if k else GOLDEN) % 1
-        sides = dealt(keys, _sides_at(edges, turns), shares, labels)
+        turns = np.arange(1, 2 * len(keys), 2).astype(np.uint64) * np.uint64(2**63 // k if k else GOLDEN)
+        sides = dealt(keys, sides_of_keys(edges, turns), shares, labels)
     else:
         sides = sides_of_keys(edges, keys)
     return Drawn(names, sides, f"by sample, seed {seed}", places, None, labels)
@@ -176,7 +176,7 @@ def _kept_whole(groups: Groups, values: Groups, sides: Indices) -> Groups:
     pairs = np.unique(np.stack([groups.codes, sides])[:, sides != UNUSED], axis=1)
     torn = pairs[0, :-1][np.diff(pairs[0]) == 0]
     if torn.size:
-        own = [values.names[code] for code in np.unique(values.codes[groups.codes == torn[0]]).tolist()]
+        own = [values.names[int(code)] for code in np.unique(values.codes[groups.codes == torn[0]])]
         raise ConfigError(
             f"groups: {groups.names[torn[0]]} ({groups.what}) is in {few(own)} ({values.what}), so on two sides; give "
             "all its samples one, or leave groups out"
@@ -255,11 +255,7 @@ def _checked_seed(seed: Any) -> int:
 def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
     """The side that each key falls on, or `UNUSED`."""
     # A float holds 53 bits. One more bit could round to 1, which is on no side.
-    return _sides_at(edges, (keys >> np.uint64(11)) * 2.0**-53)
-
-
-def _sides_at(edges: npt.NDArray[np.float64], numbers: npt.NDArray[Any]) -> Indices:
-    side = np.searchsorted(edges, numbers, side="right")
+    side = np.searchsorted(edges, (keys >> np.uint64(11)) * 2.0**-53, side="right")
     return np.where(side < len(edges), side, UNUSED)
 
 
