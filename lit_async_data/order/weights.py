@@ -67,9 +67,8 @@ class Labels(NamedTuple):
 def class_weights(labels: npt.ArrayLike) -> Floats:
     """A weight for each sample, so that each class is drawn equally often.
 
-    Each draw is one of a class, all equally likely, and then of one of its samples. So samples with several labels
-    weigh the sum of what each label gives (class-aware sampling, for several labels in Wu et al. 2020, arXiv
-    2007.09654), and classes that come along with others are drawn still more often.
+    Each draw is one of a class, all equally likely, and then of one of its samples. So a sample weighs the sum of what
+    each of its labels gives (class-aware sampling; for several labels in Wu et al. 2020, arXiv 2007.09654).
 
     Args:
         labels: Whole numbers, booleans or text, shape (n,). Or, for several labels per sample, 1 for each label that a

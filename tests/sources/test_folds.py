@@ -150,10 +150,11 @@ def test_an_attribute_may_name_the_sides(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for number, side in enumerate(SIDE.tolist()):
             file[f"{number}/x"] = np.zeros(3)
-            file[str(number)].attrs["side"] = side
-    fields = {"x": "x", "side": Field(attr="side", classes=["train", "val", "test"])}
+            file[str(number)].attrs["side"] = "" if number == 4 else side
+    fields = {"x": "x", "side": Field(attr="side", classes=["train", "val", "test"], null="ignore")}
     source = HDF5Source(tmp_path / "a.h5", fields, group="*", sample="group")
-    assert split(source, by="side")["train"].samples.tolist() == [0, 2, 4]
+    sides = split(source, by="side")
+    assert (list(sides), sides["train"].samples.tolist()) == (["val", "test", "train"], [0, 2])
 
 
 @pytest.mark.parametrize(

@@ -462,7 +462,7 @@ def test_parts_that_are_too_short_are_named():
     parts = {"a.h5": 50, "b.h5": 6, "c.h5": 50, "d.h5": 1, "e.h5": 1, "f.h5": 1}
     with pytest.raises(ConfigError, match=r"^split: .* train, val with gaps of 5 samples: b\.h5 \(6 samples\), d\.h5"):
         split(parted(parts, overlap=5), HALVES, groups="time")
-    with pytest.raises(ConfigError, match=r"e\.h5 \(1 sample\) and 1 more; leave these parts out"):
+    with pytest.raises(ConfigError, match=r"e\.h5 \(1 sample\), … \(4 in all\); leave these parts out"):
         split(parted(parts, overlap=5), HALVES, groups="time")
     with pytest.raises(ConfigError, match=r"the source \(2 samples\)"):
         split(numbered(2), THREE, groups="time")

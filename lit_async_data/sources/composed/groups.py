@@ -48,12 +48,11 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
 
 
 def stored_values(source: Source, by: Any, places: Places) -> Groups:
-    """The samples grouped by a stored fold or side; classes have their names, not their numbers."""
+    """The samples grouped by a stored fold or side; numbers of names have these names, and −100 an empty one."""
     found = groups_of(source, by, places, "by")
     field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
-    return (
-        found._replace(names=[field.classes[int(code)] for code in found.names]) if field and field.classes else found
-    )
+    texts = field and (field.classes or field.texts)
+    return found._replace(names=[texts[int(n)] if int(n) >= 0 else "" for n in found.names]) if texts else found
 
 
 def check_unambiguous(source: Source, given: str, found: Groups | None = None) -> None:

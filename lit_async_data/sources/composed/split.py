@@ -74,11 +74,9 @@ def split(
             * Any other text: samples with the same value in the dataset, column or batch key of that name. If one is
               named as a rule is, ``"column:file"`` is the column and ``"rule:file"`` the rule.
             * An array of whole numbers or text, shape (len(source),): samples with the same value.
-
-            With ``by``, only checks that no group is on two sides.
-        by: The column, dataset or batch key that says the side of each sample, or anything that ``groups`` takes but
-            ``"time"``: text such as train and val names the sides themselves; of other values, such as the numbers of
-            folds, ``fractions`` lists those of each side: ``{"train": [0, 1, 2], "val": [3]}``.
+        by: The column, dataset, batch key or array that says the side of each sample. Text such as train and val names
+            sides; of other values, such as the numbers of folds, ``fractions`` lists those of each side:
+            ``{"train": [0, 1, 2], "val": [3]}``. ``groups`` then only checks that no group is on two sides.
         balance: The classes of which each side gets its share, too: a field, also of several labels per sample, a
             column, or an array of classes, shape (n,), or of 1 for each label, shape (n, classes). Groups, and samples
             of several labels, go to the side that lacks their classes most, those of rare classes first.
@@ -130,7 +128,9 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
         raise ConfigError("balance: only where sides are drawn, not where they are stored, listed or cut by time")
     if by is not None or given is not None:
         values = groups_of(source, groups, places) if by is None else stored_values(source, by, places)
-        given = given or {name: [name] for name in sorted(values.names, key=lambda name: (len(name), name))}
+        given = given or {
+            name: [name] for name in sorted(filter(None, values.names), key=lambda name: (len(name), name))
+        }
         sides, how = named_sides(values, given)[values.codes], f"by {values.what}"
         kept = values if by is None or groups is None else _kept_whole(groups_of(source, groups, places), values, sides)
         return Drawn(list(given), sides, how if by is not None else f"{how}, groups by name", places, kept)
@@ -295,17 +295,14 @@ def _by_time(places: Places, edges: npt.NDArray[np.float64], names: list[str], o
 def _check_long_enough(
     places: Places, counts: Indices, short: npt.NDArray[np.bool_], names: list[str], overlap: int
 ) -> None:
-    short_parts = np.flatnonzero(short).tolist()
-    if short_parts:
-        named = [
-            (places.parts[part].name or "the source", _counted(int(counts[part]), "sample")) for part in short_parts[:3]
-        ]
-        listed = ", ".join(f"{name} ({size})" for name, size in named)
-        more = f" and {len(short_parts) - 3} more" if len(short_parts) > 3 else ""
+    named = [
+        f"{places.parts[part].name or 'the source'} ({_counted(int(counts[part]), 'sample')})"
+        for part in np.flatnonzero(short).tolist()
+    ]
+    if named:
         raise ConfigError(
-            f"split: too short to cut into {', '.join(names)} with gaps of {_counted(overlap, 'sample')}: "
-            f"{listed}{more}; leave "
-            "these parts out, choose other fractions, or keep parts whole with groups='file'"
+            f"split: too short to cut into {', '.join(names)} with gaps of {_counted(overlap, 'sample')}: {few(named)}"
+            "; leave these parts out, choose other fractions, or keep parts whole with groups='file'"
         )
 
 
