@@ -143,7 +143,7 @@ def test_a_group_is_called_a_group_with_what_it_holds(file, name):
     [
         ("table.labl", ["has no member 'labl'; its members are label, pos.x, note, notes"]),
         ("table.pos", ["has no member 'pos'; its members are label, pos.x"]),
-        ("table.note", ["table.note: holds text"]),
+        ("table.note", ["table.note: no text in rows 0, 1, 2; write it"]),
         ("table.notes", ["table.notes: holds values of variable length"]),
         ("tabel.label", ["has no dataset 'tabel.label'", "table"]),
         ({"name": "table.label", "mask_and_scale": True}, ["mask_and_scale does not apply"]),
@@ -168,8 +168,7 @@ def virtual(file):
 
 # Values, a type that has none in this file, or a function that writes them.
 NO_FIELDS = {
-    "text": (["cat", "dog", "cow"], ["text", "store class numbers", "Field(classes=["]),
-    "fixed text": (np.array([b"cat", b"dog", b"cow"]), ["text", "store class numbers"]),
+    "text on two axes": (np.array([[b"cat", b"dog"]] * 3), ["holds text", "on 2 axes; store them on one"]),
     "compound": (np.zeros(3, [("x", "f4"), ("y", "f4")]), ["compound", "name one of their members: bad.x, bad.y"]),
     "variable length": (h5py.vlen_dtype("i4"), ["variable length", "none was ever written", "values and offsets"]),
     "opaque": (np.array([np.void(b"ab")] * 3), ["|V2", "store it as another type"]),

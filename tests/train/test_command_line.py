@@ -19,7 +19,7 @@ WRONG = {
     "data=hdf5 data.train.pth=x.h5": "did you mean data.train.path?",
     "data=hdf5 data.path=x.h5": "data.path: no such key; did you mean data.train.path?",
     "data.train.path=x.h5": "data.train.path: no such key; it belongs to data=hdf5",
-    "data.source.table=x.csv": "data.source.table: no such key; it belongs to data=manifest",
+    "data.source.table=x.csv": "it belongs to data=hdf5_split or data=manifest",
     "data.source.root=animals": "data.source.root: no such key; it belongs to data=folder or data=manifest",
     "data.split.train=0.8": "it belongs to data=folder or data=hdf5_split or data=manifest",
     "callbacks.model_checkpoint.every_n_train_steps=5": "did you mean callbacks.step_checkpoint.every_n_train_steps?",

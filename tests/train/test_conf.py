@@ -71,6 +71,16 @@ def foreign(tmp_path):
     GlobalHydra.instance().clear()
 
 
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(("choice", "at"), [("hdf5", "train"), ("hdf5_split", "source")])
+def test_labels_come_from_a_table(foreign, choice, at):
+    for key, on in {"who": "{who: file}", "file": "file"}.items():
+        Path("t.csv").write_text(f"{key},kind\nx,auk\n")
+        given = [f"data.{at}.{each}" for each in ("table=t.csv", f"on={on}", "fields={x: data, y: kind}")]
+        dm = hydra.utils.instantiate(foreign(f"data={choice}", *GIVEN[choice], *given).data)
+        assert dm.classes == {"y": ("auk",)}
+
+
 @pytest.mark.parametrize("choice", [path.stem for path in sorted((PACKAGE / "data").glob("*.yaml"))])
 def test_a_choice_of_data_works_in_a_foreign_project(foreign, choice, request):
     request.getfixturevalue("files" if choice.startswith("hdf5") else "table")

@@ -23,6 +23,7 @@ from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.chunk_grouping import group_samples, grouping_key
 from lit_async_data.sources.hdf5.parts.groups import inspect_groups
+from lit_async_data.sources.hdf5.parts.joined import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.parts.part import (
     PartRequest,
     StoredPart,
@@ -47,7 +48,7 @@ from lit_async_data.sources.hdf5.parts.selection import (
     chosen_files,
     chosen_layouts,
 )
-from lit_async_data.sources.hdf5.parts.texts import found_names, named_alike, renamed, with_texts
+from lit_async_data.sources.hdf5.parts.texts import found_names, named_alike, renamed, with_values
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
 from lit_async_data.sources.local_files.bad_lists import Exclude
@@ -78,6 +79,13 @@ class HDF5Source(Source):
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
             long as all of its windows without ``pad`` lie inside the part; ``first`` is the first row where they do.
             Windows never cross parts.
+        table: A table with one row for each file, group or subject, of any kind that `ManifestSource` takes. Fields
+            with the name of a column take its values: numbers as they are, text as classes (`Field`).
+        on: Whose rows the table has: ``"file"`` (a path, or its last part, with the ending or without), ``"group"``, or
+            the name of a dataset, or a `Field` of an attribute, that holds ids of subjects. The column of the table has
+            the same name, or is named by ``{"column": "file"}``. Ids are compared as text.
+        unmatched: What to do where the table has no row: ``"error"``, or ``"skip"`` the samples. A row without samples
+            is logged.
         exclude: Samples to leave out: a list of bad ones, as ``inspect --check-all`` and ``on_error`` write it, or a
             pattern of several; or sample numbers, as they are without ``exclude``. A listed file is the one at that
             path or, if nothing lies there any more, the one of that name, below folders that are most alike. A list may
@@ -97,6 +105,7 @@ class HDF5Source(Source):
     Raises:
         MissingError: A file or dataset does not exist.
         FormatError: A file is not HDF5, or a dataset cannot be a field.
+        ManifestError: The table lacks a row, or has two for one file, group or subject.
         ConfigError: ``fields``, ``layout``, ``group``, ``rows``, ``stride`` or ``exclude`` do not fit the files, or
             ``cache_dir`` is not a folder of yours.
 
@@ -128,6 +137,9 @@ class HDF5Source(Source):
         sample: Literal["row", "group"] = "row",
         rows: str | npt.ArrayLike | None = None,
         stride: int | None = None,
+        table: Any = None,
+        on: On | None = None,
+        unmatched: Unmatched = "error",
         exclude: Exclude | None = None,
         cache_dir: PathLike | None = None,
         memory_map: bool = True,
@@ -141,8 +153,12 @@ class HDF5Source(Source):
         if sample == "group" and (allow_external or isinstance(rows, str)):
             raise ConfigError("sample: 'group' goes neither with allow_external nor with the name of a dataset as rows")
         chosen, as_mapping = chosen_fields(fields)
+        if (table is None) != (on is None):
+            raise ConfigError("table: goes with on, which says whose rows they are: 'file', 'group', …; give both")
+        self._joined = None if table is None else JoinedTable(table, on, unmatched, chosen)
+        stored = {key: field for key, field in chosen.items() if not self._joined or key not in self._joined.fields}
         request = PartRequest(
-            fields=chosen,
+            fields=stored | (self._joined.keys if self._joined else {}),
             layouts=chosen_layouts(layout, list(chosen)),
             group=group,
             rows=rows if isinstance(rows, str) else None,
@@ -156,13 +172,13 @@ class HDF5Source(Source):
         inspected = [inspect(file, request, cache) for file in self.paths]
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
         parts = named_alike(with_rows([part for _, of_file in inspected for part in of_file]))
-        parts = with_longest(parts)
+        parts = with_longest(parts if self._joined is None else self._joined.join(parts, self._names, list(chosen)))
         for part in parts:
             check_compatible(part, parts[0])
         log_warnings(parts[0])
         self._left_out = rows_left_out(parts) if rows is None else ""
         self._stored = drop_empty(parts if request.rows or rows is None else select_rows(parts, rows))
-        self._stored = with_texts(self._stored)
+        self._stored = with_values(self._stored)
         if exclude is not None:
             self._stored = without(self._stored, exclude, self.name)
         self._identities = {
@@ -245,7 +261,9 @@ class HDF5Source(Source):
             f"{os.path.basename(part.file)} {part.group} {part.samples} {part.rows} {sizes[part.file]}"
             for part in self.parts
         ]
-        fingerprint = super().fingerprint() | {"files": len(sizes), "bytes": sum(sizes.values())}
+        labels = {} if self._joined is None else self._joined.labels
+        fingerprint = super().fingerprint() | {f"values of {key}": digest(each.values) for key, each in labels.items()}
+        fingerprint |= {"files": len(sizes), "bytes": sum(sizes.values())}
         return fingerprint | {"names and rows of files": digest(parts)}
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
@@ -262,9 +280,12 @@ class HDF5Source(Source):
         return changed
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample: a field of single numbers, or a dataset of one axis in each part."""
+        """One value for each sample: a field of single numbers, a column of the table, or a dataset in each part."""
         if name in self._spec.fields and not self._spec[name].shape:
             return super().column(name)
+        found = None if self._joined is None else self._joined.column(name, self._stored)
+        if found is not None:
+            return found
         return np.concatenate([part.column(name, allow_external=self._allow_external) for part in self._stored])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -148,7 +148,9 @@ def _contiguous(source: Source) -> list[PackedField]:
     """The fields of a source, contiguous, with the element types of the input."""
     packed = _packed(source) if isinstance(source, HDF5Source) else set()
     return [
-        PackedField(key, each.stored_shape, _element_type(source, key), each.channel, each.classes, key in packed)
+        PackedField(
+            key, each.stored_shape, _element_type(source, key), each.channel, each.classes or each.texts, key in packed
+        )
         for key, each in source.spec.fields.items()
     ]
 

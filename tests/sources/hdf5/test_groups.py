@@ -213,7 +213,7 @@ def test_an_attribute_is_the_value_of_all_rows_of_its_part(tmp_path):
     source = HDF5Source(tmp_path / "x.h5", fields, group="p*", stride=10)
     assert source.column("age").tolist() == [40.5, 41.5, 41.5, 42.5, 42.5, 42.5]
     assert (source.column("site") == 5).all()
-    with pytest.raises(ConfigError, match="all are attributes"):
+    with pytest.raises(ConfigError, match="none is a dataset"):
         HDF5Source(tmp_path / "x.h5", [Field(attr="age")], group="p*")
     with pytest.raises(ConfigError, match="window: does not apply to an attribute"):
         Field(attr="age", window=2)

@@ -45,7 +45,8 @@ def first_of(dm):
 @pytest.fixture
 def two(tmp_path):
     for number, (texts, dtype) in enumerate(zip(TEXTS, ("S5", None), strict=True)):
-        write(tmp_path / f"{number}.h5", texts, dtype, patient=10 * number + np.arange(len(texts)))
+        events = np.array([(0, text) for text in texts], [("onset", "i8"), ("bird", dtype or h5py.string_dtype())])
+        write(tmp_path / f"{number}.h5", texts, dtype, patient=10 * number + np.arange(len(texts)), events=events)
     return tmp_path / "*.h5"
 
 
@@ -56,6 +57,7 @@ def test_text_is_classes_in_order_over_all_files(two):
         "given": Field("y", classes=["owl", "jay", "emu", "auk"], dtype="uint8"),
         "id": Field("y", kind="text"),
         "patient": Field("patient", kind="text"),
+        "member": "events.bird",
     }
     source = HDF5Source(two, fields)
     check_contract(source)
@@ -65,7 +67,7 @@ def test_text_is_classes_in_order_over_all_files(two):
     assert source.column("y").tolist() == [3, 2, 3, 1, 2, 0]
     assert source.column("given").tolist() == [0, 1, 0, 2, 1, 3]
     for each in (source, pickle.loads(pickle.dumps(source)), SubsetSource(source, np.arange(6))):
-        for key in ("y", "given", "id"):
+        for key in ("y", "given", "id", "member"):
             assert each.names(key, each.column(key)).tolist() == ALL
         assert each.names("patient", each.column("patient")).tolist() == ["0", "1", "2", "3", "10", "11"]
     assert source.names("y", np.array([[-100, 1]])).tolist() == [["", "emu"]]
@@ -178,12 +180,7 @@ def test_what_is_no_field_of_text_is_named(field, error, message, two):
     assert Field.of({"name": "y", None: "drop"}).null == "drop"
 
 
-def test_many_texts_are_ids(tmp_path, caplog):
-    write(tmp_path / "few.h5", [f"p{number}" for number in range(10)])
-    HDF5Source(tmp_path / "few.h5", {"y": Field("y", kind="text")})
-    assert not caplog.messages
-    HDF5Source(tmp_path / "few.h5", {"y": "y"})
-    assert "few.h5:/y: each of 10 rows is a class of its own; for ids write kind='text'" in caplog.messages[0]
+def test_many_texts_are_ids(tmp_path):
     write(tmp_path / "x.h5", [f"p{number}" for number in range(2**16 + 1)], "S8")
     with pytest.raises(ConfigError, match="65537 distinct texts, which seem to be ids; write kind='text'"):
         HDF5Source(tmp_path / "x.h5", {"y": "y"})

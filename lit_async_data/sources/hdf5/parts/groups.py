@@ -24,7 +24,7 @@ from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout
 from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
 from lit_async_data.sources.hdf5.parts.attributes import kept_field, value_of
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, in_group, of_group
-from lit_async_data.sources.hdf5.parts.selection import chosen_groups
+from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.field import Field
@@ -50,10 +50,7 @@ _log = logging.getLogger(__name__)
 
 def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
     """The groups of a file as one part, with a row for each; otherwise as `inspect_file`."""
-    for key, field in request.fields.items():
-        for option in dataclasses.fields(field):
-            if option.name not in OPTIONS and getattr(field, option.name) != option.default:
-                raise ConfigError(f"fields.{key}.{option.name}: does not apply where a group is a sample; leave it out")
+    check_options(request.fields, OPTIONS, "where a group is a sample")
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
@@ -92,7 +89,7 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
             raise
         for key, field in request.fields.items():
             if not names:
-                text = not field.attr and is_numbered(group.node(full_name(name, field.name)), field)
+                text = not field.attr and is_numbered(group, full_name(name, field.name), field)
                 columns[key] = (_Values if field.attr or text else _Places)(group, field, name)
             columns[key].add(node, full_name(name, field.name))
         names.append(stored)

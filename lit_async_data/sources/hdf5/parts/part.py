@@ -59,6 +59,7 @@ class StoredPart:
         anchors: The row of each sample.
         empty: Why there are no fields; None if there are.
         names: The group of each row, as bytes, if a group is a sample; else None.
+        table_rows: The row of the table of each row, or one for all; −1 for none. None without a table.
     """
 
     path: str
@@ -67,6 +68,7 @@ class StoredPart:
     anchors: WindowStarts
     empty: FormatError | None = None
     names: npt.NDArray[np.bytes_] | None = None
+    table_rows: Indices | None = None
 
     @property
     def rows(self) -> int:
@@ -123,6 +125,12 @@ class StoredPart:
 
     def group_of(self, row: int) -> str:
         return self.group if self.names is None else in_group("*", self.names, row)
+
+    def rows_of_table(self) -> Indices:
+        """The row of the table of each sample."""
+        assert self.table_rows is not None
+        rows = self.anchors.rows(np.arange(self.anchors.count))
+        return self.table_rows[rows if len(self.table_rows) > 1 else np.zeros_like(rows)]
 
     def column(self, name: str, *, allow_external: bool) -> npt.NDArray[Any]:
         """The value of a dataset with one axis at the row of every sample. Text stays text."""
@@ -232,7 +240,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         raise FormatError(f"{path}: the fields have different lengths: {listed}; {advice}", file=path)
     spans = [field.inside for field in fields.values()]
     if not lengths:
-        raise ConfigError("fields: all are attributes, so there are no rows; give a dataset too, or sample='group'")
+        raise ConfigError("fields: none is a dataset, so there are no rows; give a dataset too, or sample='group'")
     rows = next(iter(lengths.values()))
     if kept:
         fields |= {key: inspect_attribute(group, key, field, rows) for key, field in kept.items()}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import fnmatch
 import os
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import ConfigError, MissingError
@@ -60,6 +62,14 @@ def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tupl
         names = [key for key, _ in pairs]
         raise ConfigError(f"fields: {names} names a dataset twice; give a mapping with a key for each")
     return chosen, isinstance(fields, Mapping)
+
+
+def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where: str) -> None:
+    """Refuse other options of fields than these."""
+    for key, field in fields.items():
+        for option in dataclasses.fields(field):
+            if option.name not in options and getattr(field, option.name) != option.default:
+                raise ConfigError(f"fields.{key}.{option.name}: does not apply {where}; leave it out")
 
 
 def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None) -> list[str]:

@@ -147,7 +147,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         if layout is not None:
             raise ConfigError(f"layout: {layout!r} for {key}: {group.path}:/{name.strip('/')} holds {RANGES[kind]}")
         return _inspect_ranges(group, key, field, kind, elements)
-    if is_numbered(node, field):
+    if is_numbered(group, name, field):
         texts = inspect_texts(group, name, field, layout, where)
         return _with_window(key, field, numbered_field(texts, field, where))
     if kind == "categorical":

@@ -1,9 +1,8 @@
-"""Fields of text over all parts: one list of names for all, and samples without text."""
+"""Fields of text over all parts: one list of names for all, and the samples that have texts."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,11 +16,6 @@ from lit_async_data.sources.table.labels import Labels, in_order
 
 # Rows that a message names.
 NAMED = 5
-# From this number of rows on, a class for each is suspicious.
-SUSPICIOUS_ROWS = 10
-EACH_DIFFERS = "%s: each of %d rows is a class of its own; for ids write kind='text', for the bytes dtype='uint8'"
-
-_log = logging.getLogger(__name__)
 
 
 def found_names(part: StoredPart) -> dict[str, tuple[str, ...]]:
@@ -38,10 +32,6 @@ def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts, in which a number stands for the same text."""
     found = [found_names(part) for part in parts]
     common = {key: in_order(name for each in found for name in each.get(key, ())) for key in found[0]}
-    rows = sum(part.rows for part in parts)
-    for key, names in common.items():
-        if rows >= SUSPICIOUS_ROWS and len(names) == rows and parts[0].fields[key].spec.classes:
-            _log.warning(EACH_DIFFERS, parts[0].fields[key].values, rows)
     return [renamed(part, common) for part in parts]
 
 
@@ -61,15 +51,17 @@ def _renamed(part: StoredPart, field: StoredField, names: tuple[str, ...], cure:
     return dataclasses.replace(field, spec=named(field.spec, field.text, names), stored=stored)
 
 
-def with_texts(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts without the samples to drop for want of a text; an error where a text must not be empty."""
-    left = [part for part in map(_with_texts, parts) if part.anchors.count]
+def with_values(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts without the samples that lack a text or a row of the table; an error where text must not be empty."""
+    left = [part for part in map(_with_values, parts) if part.anchors.count]
     if not left:
-        raise FormatError(f"{parts[0]}: no sample has a text; give null='ignore' in place of null='drop'")
+        raise FormatError(f"{parts[0]}: no sample is left that has a text, or a row of the table with all values")
     return left
 
 
-def _with_texts(part: StoredPart) -> StoredPart:
+def _with_values(part: StoredPart) -> StoredPart:
+    if part.table_rows is not None and (part.table_rows < 0).any():
+        part = part.at(part.anchors.rows(np.flatnonzero(part.rows_of_table() >= 0)))
     fields = [each for each in part.fields.values() if each.text and each.text.null != "ignore"]
     for field in fields:
         missing = field.values.kept == IGNORED

@@ -11,37 +11,37 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.hdf5.schema.compound import find_member, member_of
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.table.labels import in_order
 from lit_async_data.sources.table.text import MOST_CLASSES
 
 CODES = np.dtype(np.int64)
 
 
-def is_numbered(node: Any, field: Field) -> bool:
-    """Whether a field is numbers of the text of a dataset; encoded images are none."""
+def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
+    """Whether a field is numbers of the text of a dataset, or of a member of it; encoded images are none."""
     import h5py
 
+    of, member = group.split(name)
+    node = group.node(of)
     if field.lookup is not None or not isinstance(node, h5py.Dataset):
         return False
-    try:
-        dtype = node.dtype
-    except LIBRARY_ERRORS:  # a type that numpy lacks, which `inspect_dataset` names
-        return False
-    if h5py.check_string_dtype(dtype) is None:
-        return field.kind in ("class", "text") and dtype.kind in "iufb"
-    return not image_format(node)
+    kind: Any = find_member(node, member, {"file": group.path, "dataset": of})[1]
+    if not isinstance(kind, h5py.h5t.TypeStringID):
+        return field.kind in ("class", "text") and isinstance(kind, h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID)
+    return bool(member) or not image_format(node)
 
 
 def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
     """A dataset of one text, or whole number, per row as numbers of text, which are kept in memory."""
     if layout is not None or field.column is not None or field.mask_and_scale:
         raise ConfigError(f"{where}: layout, column and mask_and_scale do not apply to text; leave them out")
-    stored = group.inspect_dataset(name, in_heap=True)
-    codes, row = numbered(group.whole(f"/{name.strip('/')}", "")[...], field, stored, where)
+    stored = group.inspect_dataset(group.split(name)[0], in_heap=True)
+    dataset, path = group.whole_member(f"/{name.strip('/')}", "")
+    codes, row = numbered(member_of(dataset[...], path), field, stored, where)
     return StoredDataset(
         group.path, name, codes.shape, CODES, 0, row, None, 1, filtered=False, external=stored.external, kept=codes
     )

@@ -1,0 +1,171 @@
+"""`JoinedTable`: columns of a table as fields, by one row for each file, group or subject; kept in memory."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.parts.part import StoredPart
+from lit_async_data.sources.hdf5.parts.selection import FieldLike, check_options
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField
+from lit_async_data.sources.hdf5.parts.texts import names_of
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
+from lit_async_data.sources.table.arrow import is_number, numpy_values
+from lit_async_data.sources.table.labels import Labels
+from lit_async_data.sources.table.row_origin import NoColumnError, quoted
+from lit_async_data.sources.table.table import Table, TableReader
+
+#: What rows of the table belong to: ``"file"``, ``"group"``, or values; by the column that names it, if it differs.
+On = str | Field | Mapping[str, FieldLike]
+Unmatched = Literal["error", "skip"]
+# The key of the field that rows of the table are found by, while parts are inspected.
+KEY = "(on)"
+# Texts that a message shows.
+SHOWN = 5
+OPTIONS = {"name", "dtype", "classes", "kind", "null"}
+
+_log = logging.getLogger(__name__)
+
+
+class JoinedTable:
+    """A table with a row for each file, group or subject.
+
+    Attributes:
+        fields: The fields that are columns of the table.
+        labels: Their values, one for each row of the table.
+        keys: The field that says whose each sample is, by `KEY`; empty if its file or group does.
+    """
+
+    def __init__(self, table: Any, on: On | None, unmatched: Unmatched, fields: Mapping[str, Field]) -> None:
+        if unmatched not in ("error", "skip"):
+            raise ConfigError(f"unmatched: {unmatched!r} is not one of error, skip")
+        self._column, self._what = _column_and_what(on)
+        self._skip, self._reader = unmatched == "skip", TableReader(table, None)
+        self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.name)}
+        check_options(self.fields, OPTIONS, "to a column of the table")
+        self._table = self._reader.columns([self._column, *(field.name for field in self.fields.values())])
+        self.labels = {key: _labels_of(field, self._table) for key, field in self.fields.items()}
+        of = self._what
+        self.keys = {KEY: dataclasses.replace(of, kind="text", null="ignore")} if isinstance(of, Field) else {}
+
+    def _find(self, name: str) -> Table | None:
+        """A column of the table; None if it has no such column, or the files have the same ids."""
+        with contextlib.suppress(NoColumnError):
+            return None if isinstance(self._what, Field) and name == self._what.name else self._reader.columns([name])
+        return None
+
+    def join(self, parts: Sequence[StoredPart], files: Mapping[str, str], order: Sequence[str]) -> list[StoredPart]:
+        """The parts, with the fields of the table. ``files`` are the names of files, ``order`` the keys of fields."""
+        for field in self.fields.values():
+            self._refuse_both(field.name, parts[0])
+        if isinstance(self._what, Field):
+            units = {text: [text] for text in names_of(parts[0].fields[KEY])}
+            own = [part.fields[KEY].values.kept for part in parts]
+        else:
+            found = [_groups(part) if self._what == "group" else [part.path] for part in parts]
+            numbers = {name: number for number, name in enumerate(dict.fromkeys(itertools.chain(*found)))}
+            units = {name: _names(name, files.get(name, name)) for name in numbers}
+            own = [np.array([numbers[name] for name in each]) for each in found]
+        rows = np.append(self._rows_of(units), -1)  # the last is that of samples without an id
+        return [self._joined(part, rows[np.maximum(each, -1)], order) for part, each in zip(parts, own, strict=True)]
+
+    def _rows_of(self, units: Mapping[str, Sequence[str]]) -> Indices:
+        """The row of each unit, which has several names; −1 without one."""
+        codes, texts = self._table.encoded(self._column)
+        counts = collections.Counter(itertools.chain(*units.values()))
+        unit_of = {name: unit for unit, names in units.items() for name in names if counts[name] == 1}
+        rows, origin = dict[str, int](), self._table.origin
+        for row, code in enumerate(codes.tolist()):
+            unit = unit_of.get(texts[code], texts[code])
+            if rows.setdefault(unit, row) != row:
+                what = f"{quoted(texts[code])} is in {origin.where(rows[unit])} too; keep one of them"
+                raise origin.error(what, row=row, column=self._column)
+        lost, unused = [unit for unit in units if unit not in rows], [each for each in rows if each not in units]
+        if lost:
+            what = f"{len(lost)} of {len(units)} {self._what if isinstance(self._what, str) else 'id'}s have no row: "
+            what += _few([units[unit][-1] for unit in lost])
+            near = {name.lstrip("0") for unit in lost for name in units[unit]} & {text.lstrip("0") for text in texts}
+            zeros = " (ids are compared as text: 0012 is not 12)" if near else ""
+            cure = f"; it has {_few(texts)}{zeros}; add rows, or set unmatched='skip' to leave their samples out"
+            if not self._skip or len(lost) == len(units):
+                raise origin.error(what + cure, column=self._column)
+            _log.warning("%s: %s; their samples are left out", origin.name, what)
+        if unused:
+            _log.info("%s: %d of its rows have no samples: %s", origin.name, len(unused), _few(unused))
+        dropped = {row for labels in self.labels.values() for row in labels.dropped.tolist()}
+        found = (rows.get(unit, -1) for unit in units)
+        return np.array([-1 if row in dropped else row for row in found], np.int64)
+
+    def _joined(self, part: StoredPart, rows: Indices, order: Sequence[str]) -> StoredPart:
+        fields = {key: field for key, field in part.fields.items() if key != KEY}
+        for key, labels in self.labels.items():
+            field, spec, kept = self.fields[key], labels.spec, labels.values[rows]
+            name, shape = f"{field.name} of {self._table.origin.name}", (part.rows, *spec.shape)
+            stored = StoredDataset(part.path, name, shape, kept.dtype, 0, spec, None, 1, filtered=False, kept=kept)
+            text = kept.ndim == 1 and (labels.classes or labels.texts)
+            fields[key] = StoredField(stored, spec, text=dataclasses.replace(field, null="ignore") if text else None)
+        return dataclasses.replace(part, fields={key: fields[key] for key in [*order, *fields]}, table_rows=rows)
+
+    def column(self, name: str, parts: Sequence[StoredPart]) -> npt.NDArray[Any] | None:
+        """The values of a column of the table, one for each sample; None if there is no such column."""
+        table = self._find(name)
+        if table is None:
+            return None
+        self._refuse_both(name, parts[0])
+        return np.asarray(numpy_values(table.array(name))[np.concatenate([part.rows_of_table() for part in parts])])
+
+    def _refuse_both(self, name: str, part: StoredPart) -> None:
+        with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path) as file:
+            group = OpenGroup(file, part.path, part.group_of(0), IndexCache(None), allow_external=True)
+            if group.node(group.name(name)) is not None:
+                what = f"{part}: {name!r} is a dataset, and a column of {self._table.origin.name}; rename the column"
+                raise ConfigError(what, file=part.path, dataset=name)
+
+
+def _few(texts: Sequence[str]) -> str:
+    return ", ".join(map(quoted, texts[:SHOWN])) + ", …" * (len(texts) > SHOWN)
+
+
+def _column_and_what(on: Any) -> tuple[str, str | Field]:
+    """The column of the table that names files, groups or subjects, and what names them in the files."""
+    name = on.attr or os.path.basename(on.name) if isinstance(on, Field) else on
+    column, what = next(iter(on.items())) if isinstance(on, Mapping) and len(on) == 1 else (name, on)
+    if not isinstance(column, str):
+        raise ConfigError(
+            f"on: {on!r} does not say whose rows the table has: 'file', 'group', the name of a dataset, or "
+            "Field(attr=…); if the column of the table has another name, {COLUMN: one of these}"
+        )
+    return column, what if what in ("file", "group") else Field.of(what, "on.")
+
+
+def _names(unit: str, name: str) -> list[str]:
+    """The names that a table may give a file or group: its path, or its end, with the ending of a file or without."""
+    names = dict.fromkeys([unit, f"/{unit}", name, os.path.basename(name)])
+    return [*(os.path.splitext(each)[0] for each in names if os.path.isabs(unit)), *names]
+
+
+def _groups(part: StoredPart) -> list[str]:
+    return [part.group_of(row).strip("/") for row in range(1 if part.names is None else part.rows)]
+
+
+def _labels_of(field: Field, table: Table) -> Labels:
+    untyped = table.origin.untyped and field.classes is None
+    kind = field.kind or ("number" if untyped and is_number(table.first(field.name)) else None)
+    labels = table.labels(field.name, classes=field.classes, null=field.null, kind=kind)
+    dtype = None if field.dtype is None else np.dtype(field.dtype)
+    return labels.cast(dtype, lambda row, what: table.origin.error(what, row=row, column=field.name))

@@ -1,0 +1,163 @@
+"""Fields, folds and groups from a table with a row for each file, group or subject."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from lit_async_data import (
+    AsyncLoader,
+    Balanced,
+    ConfigError,
+    Field,
+    HDF5Source,
+    LoaderOptions,
+    ManifestError,
+    SubsetSource,
+    split,
+)
+from lit_async_data.testing import check_contract
+
+ROWS = {"p1": ("b", 61, 0), "p2": ("a", 47, 1), "p3": ("b", 55, 1), "p4": ("c", 30, 0)}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three files of patients, with 5 rows in each of the groups of two patients."""
+    for number, name in enumerate(["p1", "p2", "p3"]):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["x"], file["patient"] = np.arange(5) + 5 * number, [f"p{1 + (number + row) % 3}" for row in range(5)]
+            file["number"], file.attrs["id"] = (number + np.arange(5)) % 3 + 1, name
+            for group in ("p1", "p3"):
+                file[f"g/{group}/x"] = np.arange(2) + 10 * number
+    return tmp_path
+
+
+def table_of(files, key="patient", names="{}", **more):
+    """A CSV; ``names`` makes the names in it."""
+    lines = [f"{names.format(name)},{y},{age},{fold}" for name, (y, age, fold) in ROWS.items()]
+    (files / "t.csv").write_text("\n".join([f"{key},diagnosis,age,fold", *lines]))
+    return files / "t.csv"
+
+
+FIELDS = {"x": "x", "y": "diagnosis", "age": Field("age", dtype="float32")}
+
+
+def opened(files, table, on, fields=FIELDS, **options):
+    return HDF5Source(files / "*.h5", fields, table=table, on=on, **options)
+
+
+def check(source, patients):
+    """Each sample has the values of its patient, whichever way it is read."""
+    check_contract(source)
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        assert source.spec["y"].classes == ("a", "b", "c")
+        assert each.names("y", each.column("y")).tolist() == [ROWS[patient][0] for patient in patients]
+        assert each.column("age").tolist() == [ROWS[patient][1] for patient in patients]
+        assert each.column("fold").tolist() == [str(ROWS[patient][2]) for patient in patients]  # CSV has no types
+
+
+@pytest.mark.parametrize("names", ["{}", "{}.h5", "{root}/{}.h5"])
+def test_a_row_for_each_file(names, files):
+    table = table_of(files, "file", names.replace("{root}", str(files)))
+    patients = np.repeat(["p1", "p2", "p3"], 5)
+    source = opened(files, table, "file")
+    check(source, patients)
+    some = opened(files, pd.read_csv(table), "file", rows=np.arange(3, 12))
+    assert (some.column("age").tolist(), some.column("fold").tolist()) == (
+        [ROWS[patient][1] for patient in patients[3:12]],
+        [ROWS[patient][2] for patient in patients[3:12]],
+    )
+    sides = split(source, {"train": [1], "val": [0]}, groups="fold")
+    assert [np.unique(side.column("x") // 5).tolist() for side in sides.values()] == [[1, 2], [0]]
+    options = LoaderOptions(batch_size=64, weights=Balanced("y"), drop_last=False)
+    with AsyncLoader(SubsetSource(source, np.arange(10)), options) as loader:
+        batch = next(loader)
+    assert source.names("y", batch["y"]).tolist() == [ROWS[f"p{1 + x // 5}"][0] for x in batch["x"].tolist()]
+
+
+def test_a_row_for_each_group_or_subject(files):
+    by_name = [f"p{1 + (number + row) % 3}" for number in range(3) for row in range(5)]
+    check(opened(files, table_of(files), "patient"), by_name)
+    check(opened(files, table_of(files, "who"), {"who": Field("patient")}), by_name)
+    check(opened(files, table_of(files, "id"), Field(attr="id")), np.repeat(["p1", "p2", "p3"], 5))
+    check(opened(files, table_of(files), {"patient": {"attr": "id"}}), np.repeat(["p1", "p2", "p3"], 5))
+    groups = ["p1", "p1", "p3", "p3"] * 3
+    check(opened(files, table_of(files), {"patient": "group"}, group="g/*"), groups)
+    check(opened(files, table_of(files, "group", "g/{}"), "group", group="g/*", sample="group"), groups[::2])
+    numbers = pa.table({"number": [1, 2, 3], "y": ["b", "a", "c"]})
+    source = opened(files, numbers, "number", {"x": Field("x", window=(0, 2)), "y": "y", "n": "number"})
+    assert source.names("y", source.column("y")).tolist() == ["bac"[number - 1] for number in source.column("n")]
+
+
+def test_samples_without_a_row_and_rows_without_samples(files, caplog):
+    caplog.set_level(logging.INFO)
+    table = pd.DataFrame({"file": ["p1", "p4", "p3"], "y": ["b", "c", None]})
+    with pytest.raises(ManifestError, match=r"file': 1 of 3 files have no row: 'p2.h5'; it has 'p1', 'p4', .*'skip'"):
+        opened(files, table, "file", {"x": "x", "y": Field("y", null="ignore")})
+    source = opened(files, table, "file", {"x": "x", "y": Field("y", null="ignore")}, unmatched="skip")
+    assert source.column("x").tolist() == [*range(5), *range(10, 15)]
+    assert source.column("y").tolist() == [0] * 5 + [-100] * 5
+    assert caplog.messages[-2].endswith("1 of 3 files have no row: 'p2.h5'; their samples are left out")
+    assert caplog.messages[-1].endswith("1 of its rows have no samples: 'p4'")
+    dropped = opened(files, table, "file", {"x": "x", "y": Field("y", null="drop")}, unmatched="skip", exclude=[1])
+    assert dropped.column("x").tolist() == [0, 2, 3, 4]
+    with pytest.raises(ManifestError, match="no value in row 2; give one"):
+        opened(files, table, "file", {"x": "x", "y": "y"})
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "error", "message"),
+    [
+        ({"file": ["p1", "p2", "p3", "p1"]}, {}, ManifestError, "row 3, column 'file': 'p1' is in row 0 too; keep one"),
+        ({"file": ["p1", "p2", "p3", "p1.h5"]}, {}, ManifestError, "'p1.h5' is in row 0 too"),
+        ({"file": ["p1", None, "p3"]}, {}, ManifestError, "row 1, column 'file': no value"),
+        (
+            {"number": ["01", "02"]},
+            {"on": "number"},
+            ManifestError,
+            "3 of 3 ids have no row: '1', '2', '3'; it",
+        ),
+        ({"number": ["01", "2"]}, {"on": "number"}, ManifestError, "compared as text: 0012 is not 12"),
+        ({"number": [1.0, 2.0]}, {"on": "number"}, ManifestError, "holds double; give text or whole numbers"),
+        ({"who": ["a"]}, {"unmatched": "skip"}, ManifestError, "has no column 'file'"),
+        ({"file": ["a"]}, {"unmatched": "skip"}, ManifestError, "3 of 3 files have no row"),
+        (
+            {"file": ["p1", "p2", "p3"], "number": 1},
+            {"fields": {"x": "x", "n": "number"}},
+            ConfigError,
+            "'number' is a dataset, and a column of the table given; rename",
+        ),
+        (
+            {"file": ["p1"], "y": "a"},
+            {"fields": {"x": "x", "y": Field("y", window=2)}},
+            ConfigError,
+            "y.window: does not",
+        ),
+        ({"file": ["p1"]}, {"on": None}, ConfigError, "table: goes with on"),
+        ({"file": ["p1"]}, {"on": 3}, ConfigError, "on: 3 does not say whose rows"),
+        ({"file": ["p1"]}, {"unmatched": "drop"}, ConfigError, "unmatched: 'drop' is not one of error, skip"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_named(table, options, error, message, files):
+    with pytest.raises(error, match=message):
+        opened(files, pd.DataFrame(table), **{"on": "file", "fields": {"x": "x"}, **options})
+
+
+def test_files_of_one_name_need_their_folders(files):
+    for folder in ("a", "b"):
+        (files / folder).mkdir()
+        (files / "p1.h5").rename(files / folder / "s.h5") if folder == "a" else (files / "p2.h5").rename(
+            files / "b/s.h5"
+        )
+    options = {"fields": {"x": "x", "y": "y"}, "on": "file"}
+    source = HDF5Source(files / "*/s.h5", table=pa.table({"file": ["b/s", "a/s"], "y": [2, 1]}), **options)
+    assert source.column("y").tolist() == [1] * 5 + [2] * 5
+    with pytest.raises(ManifestError, match=r"2 of 2 files have no row: 's\.h5', 's\.h5'; it has 's'"):
+        HDF5Source(files / "*/s.h5", table=pa.table({"file": ["s"], "y": [1]}), **options)
