@@ -102,7 +102,7 @@ class Normalize:
     ) -> None:
         if scale not in ("stored", "type", None):
             raise ConfigError(f"scale: {scale!r} is not one of stored, type")
-        self.scale = scale
+        self.scale, self.dtype = scale, dtype
         self._float = ToFloat(fields, dtype=dtype)
         self._scalings = dict.fromkeys(self.fields or (None,), _Scaling(mean, std, axis))
 
@@ -138,9 +138,9 @@ class Normalize:
         return made
 
     def __repr__(self) -> str:
-        fields, dtype = self.fields and list(self.fields), _name(self._float.dtype)
+        fields = self.fields and list(self.fields)
         shown = ", ".join(dict.fromkeys(map(str, self._scalings.values())))
-        return f"Normalize({shown}, scale={self.scale!r}, fields={fields}, dtype={dtype!r})"
+        return f"Normalize({shown}, scale={self.scale!r}, fields={fields}, dtype={self.dtype!r})"
 
     @property
     def fields(self) -> tuple[str | int, ...] | None:
@@ -150,12 +150,10 @@ class Normalize:
     @property
     def inverse(self) -> Normalize:
         """The transform that undoes this one; it makes float32 or float64, from 0 to 1 after ``scale="type"``."""
-        dtype = "float64" if self._float.dtype == torch.float64 else "float32"
+        dtype = self.dtype if self.dtype == "float64" else "float32"
         made = Normalize(scale="stored", fields=self.fields, dtype=dtype)
-        inverted = {
-            key: _Scaling(-each.mean / each.std, 1 / each.std, each.axis) for key, each in self._scalings.items()
-        }
-        made._scalings = inverted
+        for key, each in self._scalings.items():
+            made._scalings[key] = _Scaling(-each.mean / each.std, 1 / each.std, each.axis)
         return made
 
     def __call__(self, batch: Any) -> Any:
@@ -222,10 +220,7 @@ class _Scaling:
         axes = [axis + 1 if axis >= 0 else axis + values.ndim for axis in self.axis]
         sizes = [values.shape[axis] if 0 < axis < values.ndim else None for axis in axes]
         if sizes != list(scale.shape):
-            there = ", ".join(
-                f"{size or 'no'} {f'on axis {axis}' if size else f'axis {axis}'}"
-                for axis, size in zip(axes, sizes, strict=True)
-            )
+            there = f"{' × '.join(str(size or 'none') for size in sizes)} on axis {', '.join(map(str, axes))}"
             letters = {3: '"NWC", or "NC" for windows of rows', 4: '"NHWC"', 5: '"NDHWC"'}
             layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters else "layout"
             raise ConfigError(
@@ -242,11 +237,7 @@ def _check_spread(key: Any, found: FieldStatistics) -> None:
     for wrong, what, advice in (
         (found.count == 0, "no values but NaN", "leave the field out, or correct what is filled in"),
         (~np.isfinite(found.std), "infinite values", "mask them where they are stored"),
-        (
-            found.std == 0,
-            "only one value",
-            "Normalize(mean, np.where(std > 0, std, 1), scale='stored', axis=…) leaves it 0",
-        ),
+        (found.std == 0, "only one value", "Normalize(mean, np.where(std > 0, std, 1), scale='stored') makes it 0"),
     ):
         if np.any(wrong):
             where = f" at {tuple(np.argwhere(wrong)[0].tolist())} of axis {found.axis}" if found.axis else ""
@@ -290,7 +281,7 @@ def _checked_fields(fields: Any) -> tuple[str | int, ...] | None:
 def _checked_numbers(name: str, values: Any) -> Array:
     try:
         numbers = np.asarray(values)
-    except ValueError:  # lists of several lengths
+    except (ValueError, TypeError):  # lists of several lengths; a tensor on another device
         numbers = np.asarray(None)
     if numbers.dtype.kind not in "iuf" or not numbers.size or not np.isfinite(numbers).all():
         raise ConfigError(f"{name}: {values!r} is neither a finite number nor a list of one for each channel")

@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.batch.transforms import Normalize
 from lit_async_data.engine.hooks.host_hooks import HostHooks
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
@@ -30,6 +32,7 @@ from lit_async_data.lightning.classes import (
 )
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
+from lit_async_data.lightning.normalizing import check_statistics, normalizing
 from lit_async_data.lightning.stages import (
     STAGES,
     ByStage,
@@ -97,11 +100,16 @@ class AsyncDataModule(pl.LightningDataModule):
             ``val``, ``test``, ``predict`` and ``eval`` (the last three).
         batch_transform: Called with each batch on the host, after ``sample_transform``; likewise for each stage.
         device_transform: Called with each batch on its device, on the stream that copies; likewise for each stage.
+        statistics: ``"train"`` normalises a field by its mean and std in training, in all stages: the fields of a
+            `Normalize` as ``device_transform``, whose numbers do not matter then, or the first. They are found when the
+            first loader is built; ranks share the work.
+        cache_dir: Keeps them, as in `statistics`.
         force_resume: Whether to resume in the middle of an epoch at the same position though its order is another one
             now: other data, seed, shuffle or weights.
 
     Attributes:
         sources: The sources of each stage, by the stage's name: ``dm.sources["val"][0].locate(ids)``.
+        normalize: The `Normalize` of ``statistics``, once it is found: ``dm.normalize.inverse(predictions)``.
 
     Raises:
         ConfigError: An option is wrong; the message names it, with its argument. Or the classes of a field differ
@@ -137,6 +145,8 @@ class AsyncDataModule(pl.LightningDataModule):
         sample_transform: ByStage = None,
         batch_transform: ByStage = None,
         device_transform: ByStage = None,
+        statistics: Literal["train"] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         force_resume: bool = False,
     ) -> None:
         super().__init__()
@@ -159,6 +169,9 @@ class AsyncDataModule(pl.LightningDataModule):
             "batch_transform": stage_transforms("batch_transform", batch_transform),
             "device_transform": stage_transforms("device_transform", device_transform),
         }
+        check_statistics(statistics, self.sources["train"], device_transform)
+        self.normalize: Normalize | None = None
+        self._statistics = statistics and (device_transform, cache_dir)
         # The fields that come out of host hooks, and the source that they were found with.
         self._found: tuple[Source, BatchSpec] | None = None
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
@@ -439,6 +452,10 @@ class AsyncDataModule(pl.LightningDataModule):
         return [(arguments, self._build_loader(stage, arguments, number)) for number, arguments in enumerate(wanted)]
 
     def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
+        if self._statistics and self.normalize is None:
+            source, trained = self.sources["train"][0], self.trainer is not None
+            self.normalize = normalizing(source, self.spec, *self._statistics, trained=trained)
+            self._transforms["device_transform"] = stage_transforms("device_transform", self.normalize)
         loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
         wiring = loader.machinery.wiring
         wiring.resuming.print_line, wiring.logged = print_line, self._logged

@@ -10,8 +10,9 @@ import types
 import h5py
 import numpy as np
 import pytest
+import torch
 
-from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, HDF5Source, LoaderOptions
+from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, HDF5Source, LoaderOptions, Normalize
 from lit_async_data.engine.resources.plan import ResourcePlan
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning.stages import LoaderArguments
@@ -250,3 +251,43 @@ def test_the_loaders_of_a_datamodule_know_their_stage_and_share_what_was_said():
     train, (first, second) = dm.train_dataloader(), dm.val_dataloader()
     assert [each.machinery.wiring.label for each in (train, first, second)] == ["train", "val", "val[1]"]
     assert train.machinery.wiring.logged is first.machinery.wiring.logged is second.machinery.wiring.logged
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def recorded(length=20, tuples=False):
+    x = (np.random.default_rng(0).random((length, 3, 4, 4)) * 200).astype("u1")
+    return ArraySource({"x": x, "y": np.arange(length) % 3})
+
+
+@pytest.mark.parametrize("given", [None, Normalize(0.5, 0.5, scale="type", fields=["x", "y"], dtype="float64")])
+def test_every_stage_is_normalised_by_the_statistics_of_training(given, tmp_path):
+    options = {"loader": {"batch_size": 20}, "device_transform": given, "statistics": "train", "cache_dir": tmp_path}
+    for _ in range(2):
+        dm = AsyncDataModule(source=recorded(), split={"train": 0.5, "val": 0.5}, **options)
+        assert dm.normalize is None
+        with contextlib.closing(dm):
+            val, train = dm.val_dataloader()[0].next(), dm.train_dataloader().next()
+        for values in train["x"].transpose(0, 1):
+            assert (abs(values.mean()), values.std(correction=0)) == (pytest.approx(0, abs=1e-5), pytest.approx(1))
+        assert abs(val["x"].mean()) > 1e-4
+        assert torch.is_floating_point(train["y"]) == (given is not None)
+        assert dm.normalize.dtype == ("float64" if given else "float32")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_statistics_that_cannot_be_used_are_refused():
+    train = {"train": recorded(), "loader": {"batch_size": 4}}
+    for options, said in [
+        ({"statistics": "val"} | train, r"^statistics: 'val' is not train"),
+        ({"statistics": "train", "val": recorded(), "loader": {"batch_size": 4}}, "no source for training"),
+        ({"statistics": "train", "device_transform": abs} | train, "device_transform is another transform"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            AsyncDataModule(**options)
+    dm = AsyncDataModule(
+        **train, statistics="train", sample_transform=lambda sample: {"x": sample["x"] / np.float32(255)}
+    )
+    with pytest.raises(ConfigError, match=r"'x' is stored as uint8, but a host transform makes float32"):
+        dm.train_dataloader()

@@ -154,5 +154,7 @@ def check_said(outputs):
 def check_drop_last(facts):
     for epoch in range(EPOCHS):
         check_epoch([fact["train"][epoch] for fact in facts], LENGTHS[0], epoch, drop_last=True)
+    (same,) = {fact["normalize"] for fact in facts}  # each rank has read a part
+    assert same.startswith(f"Normalize(mean={np.mean(range(LENGTHS[0]))}, std={np.std(range(LENGTHS[0]))}")
     for batches in list(zip(*(fact["val"] for fact in facts)))[1:]:  # evaluation drops nothing
         check_epoch(batches, VAL, 0, shuffle="none")

@@ -84,7 +84,7 @@ class Boxes(Dataset):
 def images(path, samples=40, channels_last=True):
     shape = (samples, 8, 8, 3) if channels_last else (samples, 3, 8, 8)
     with h5py.File(path, "w") as file:
-        file["data"] = np.zeros(shape, np.uint8)
+        file["data"] = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
         file["labels"] = np.arange(samples) % 2
 
 

@@ -17,6 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 
 import lit_async_data.conf
+from lit_async_data import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(*lit_async_data.conf.__path__)
@@ -90,6 +91,13 @@ def test_a_choice_of_data_works_in_a_foreign_project(foreign, choice, request):
     assert len(loader.next()["y"]) == 5
     assert bool(dm.sources["val"]) == ("split" in choice or choice in ("folder", "manifest"))
     dm.close()
+
+
+@pytest.mark.parametrize("choice", ["hdf5", "manifest"])
+def test_one_setting_normalises_by_the_statistics_of_training(foreign, table, choice):
+    dm = hydra.utils.instantiate(foreign(f"data={choice}", *GIVEN[choice], "data.statistics=train").data)
+    with pytest.raises(ConfigError, match="'x' has only one value"):  # these images are black
+        dm.train_dataloader()
 
 
 def test_a_stage_takes_the_settings_of_training(foreign, files):

@@ -26,7 +26,6 @@ from lit_async_data.sources.contract.derived import layout_of
 from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.local_files.cache_folder import CacheFolder
-from lit_async_data.sources.local_files.file_times import changed_recently
 from lit_async_data.system import usable_cores
 
 # Bytes of a batch; values that a thread counts at a time; samples, and bytes, that stand for all of a kept result.
@@ -48,24 +47,22 @@ def statistics(
     *,
     axis: Axis = "channels",
     cache_dir: str | os.PathLike[str] | None = None,
-    progress: bool = True,
 ) -> dict[Any, FieldStatistics]:
     """Mean, standard deviation, least and largest value, NaNs and classes of the fields of a source.
 
     Reads every sample once, in storage order, as an `AsyncLoader` does, so each chunk is decoded once. Counts what the
     source delivers, before any transform: values after ``mask_and_scale``, images after they are resized. NaN, which
     ``mask_and_scale`` fills in, is counted apart; the padding of samples of variable length is left out. Rows that
-    several windows share count in each. Where a terminal is, a bar shows how far it is, after a second.
+    several windows share count in each. On a terminal, a bar shows how far it is.
 
     Args:
         source: Any source; a side of a split, so that training's statistics know nothing of validation.
-        fields: Keys of a dict batch, or indices into a tuple batch. None: all but complex ones.
+        fields: Keys of a dict batch, or indices into a tuple batch. None: all of real numbers.
         axis: Which axes of a sample, without N, to keep: ``0`` gives a number for each place on axis 0, ``(0, 1)`` for
             each pair, None one for the whole field. ``"channels"``: axis 0, or the axis that ``layout`` calls C, of
             samples with three axes or more or a C; None for others.
         cache_dir: A folder of yours that keeps the result for this source, until its fingerprint, a time of its files,
             or a value among some of its samples changes. Of a table, only the table's own files are looked at.
-        progress: Whether to show the bar.
 
     Returns:
         A `FieldStatistics` for each field, by its key or index in a batch.
@@ -82,7 +79,7 @@ def statistics(
         >>> found["x"].mean.tolist(), int(found["x"].count[0]), int(found["y"].count)
         ([1.0, 1.0, 1.0], 512, 8)
     """
-    return found_together(source, fields, axis, cache_dir, progress=progress)
+    return found_together(source, fields, axis, cache_dir)
 
 
 def found_together(
@@ -91,29 +88,25 @@ def found_together(
     axis: Axis = "channels",
     cache_dir: str | os.PathLike[str] | None = None,
     *,
-    progress: bool = True,
     rank: int = 0,
     ranks: int = 1,
     gather: Callable[[Any], list[Any]] = lambda mine: [mine],
 ) -> dict[Any, FieldStatistics]:
     """As `statistics`, the same on all ranks, of which each reads a part; ``gather`` lists what each of them has."""
     check_source("source", source)
-    spec, keys = source.spec, _chosen(source.spec, fields)
+    spec, keys = source.spec, chosen_fields(source.spec, fields)
     kept = {name: _kept(name, spec[name], axis) for name in keys.values()}
     folder = None if cache_dir is None else CacheFolder(cache_dir, "statistics")
-    head, settled, every = b"", False, list[Counted]()
-    if folder:
-        states = _on_every_rank(gather, lambda: _loaded(source, kept, folder))
-        head, settled, _ = states[rank]
-        every = [counted for *_, counted in states if counted][:1]
+    known = _on_every_rank(gather, lambda: _loaded(source, kept, folder)) if folder else []
+    every = [counted for _, counted in known if counted][:1]
     if not every:
-        shares = _on_every_rank(gather, lambda: _read(source, kept, rank, ranks, progress=progress and not rank))
-        every = [share for share in shares if share]
+        every = [part for part in _on_every_rank(gather, lambda: _read(source, kept, rank, ranks)) if part]
     together = {name: _together([counted[name] for counted in every]) for name in kept}
-    if folder and settled:
+    if folder:
         named: Any = {f"{at}.{n}": each for at, arrays in enumerate(together.values()) for n, each in enumerate(arrays)}
         np.savez(buffer := io.BytesIO(), **named)
-        folder.store(source.name, _file_name(head), head, buffer.getvalue())
+        (name, head), _ = known[rank]
+        folder.store(source.name, name, head, buffer.getvalue())
     return {key: _result(spec[name], kept[name], *together[name]) for key, name in keys.items()}
 
 
@@ -133,9 +126,10 @@ def _on_every_rank(gather: Callable[[Any], list[Any]], make: Callable[[], Any]) 
     return [each for each, _ in every]
 
 
-def _chosen(spec: BatchSpec, fields: Any) -> dict[Any, str]:
+def chosen_fields(spec: BatchSpec, fields: Any) -> dict[Any, str]:
     """The fields in the spec, by their keys or indices in a batch."""
-    keys = {key if spec.as_mapping else at: key for at, key in enumerate(spec) if spec[key].dtype.kind != "c"}
+    keys = {key if spec.as_mapping else at: key for at, key in enumerate(spec)}
+    keys = {at: key for at, key in keys.items() if spec[key].dtype.kind != "c" and not spec[key].texts}
     listed = fields if isinstance(fields, Sequence) and not isinstance(fields, str) else (fields,)
     for key in () if fields is None else listed:
         if key not in keys:
@@ -174,7 +168,7 @@ class _InStorageOrder(SubsetSource):
         return self._fields
 
 
-def _read(source: Source, kept: Kept, rank: int, ranks: int, *, progress: bool) -> Counted:
+def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
     """What is counted in the samples of a rank, which are consecutive in storage; nothing if it has none."""
     first, end = (len(source) * each // ranks for each in (rank, rank + 1))
     if first == end:
@@ -191,7 +185,7 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int, *, progress: bool) 
         "worker_kind": "auto" if reading == "python" else "thread",
     }
     counted: Counted = {}
-    bar = tqdm(total=len(part), desc="statistics", unit=" samples", delay=1, disable=None if progress else True)
+    bar = tqdm(total=len(part), desc="statistics", unit=" samples", delay=1, disable=None if not rank else True)
     with (
         bar,
         AsyncLoader(part, options, world_size=1) as loader,
@@ -202,7 +196,7 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int, *, progress: bool) 
                 field, values = part.spec[name], batch[name].numpy()
                 lengths = batch[length_key(name)].numpy() if field.ragged else None
                 counted[name] = _together([counted.get(name, []), _counted(field, axes, values, lengths, pool)])
-            bar.update(len(values))
+            bar.update(len(next(iter(batch.values()))))
     return counted
 
 
@@ -244,8 +238,8 @@ def _result(field: FieldSpec, axis: tuple[int, ...], *counted: Array) -> FieldSt
     return Moments(*counted[:6]).statistics(shape, axis, classes)
 
 
-def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[bytes, bool, Counted]:
-    """What a kept result depends on; whether no file changed just now, and could do so again unnoticed; the result."""
+def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[tuple[str, bytes], Counted]:
+    """The name and the head of the file of a kept result, which say what it depends on; and the result."""
     files = []
     for path in sorted({part.file for part in source.parts}):
         with contextlib.suppress(OSError):  # the parts of some sources are no files
@@ -258,14 +252,10 @@ def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[bytes, boo
         "fields": list(kept.items()),
     }
     head = f"lit_async_data: statistics, version {VERSION}; may be deleted\n{json.dumps(state)}\n".encode()
-    settled = not any(changed_recently(each.st_mtime_ns, each.st_ctime_ns) for each in files)
-    body, counted = folder.load(source.name, _file_name(head), head), Counted()
+    name, counted = f"{digest(json.dumps(state))}.statistics", Counted()
+    body = folder.load(source.name, name, head)
     if body is not None:
         with np.load(io.BytesIO(body), allow_pickle=False) as stored:
-            for at, name in enumerate(kept):
-                counted[name] = [stored[each] for each in stored.files if each.startswith(f"{at}.")]
-    return head, settled, counted
-
-
-def _file_name(head: bytes) -> str:
-    return f"{digest(head.decode())}.statistics"
+            for at, key in enumerate(kept):
+                counted[key] = [stored[each] for each in stored.files if each.startswith(f"{at}.")]
+    return (name, head), counted

@@ -36,10 +36,15 @@ def source(samples):
     return ArraySource({"x": np.repeat(np.arange(samples, dtype=np.float32)[:, None], 3, axis=1)})
 
 
-def datamodule(samples, **options):
+def datamodule(samples, statistics=None, **options):
     basic = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "timeout_s": 60, "worker_kind": "thread"}
     return AsyncDataModule(
-        train=source(samples), val=source(VAL), test=source(VAL), predict=source(VAL), loader=basic | options
+        train=source(samples),
+        val=source(VAL),
+        test=source(VAL),
+        predict=source(VAL),
+        loader=basic | options,
+        statistics=statistics,
     )
 
 
@@ -61,7 +66,9 @@ class Noting(pl.LightningModule):
         if number == 0 or not self.seen[stage]:  # a resumed epoch begins with another number
             self.seen[stage].append([])
         self.seen[stage][-1].append(batch["index"].tolist())
-        assert torch.equal(batch["x"], batch["index"][:, None].float().expand_as(batch["x"]))
+        normalize = self.trainer.datamodule.normalize
+        x = batch["x"] if normalize is None else normalize.inverse(batch["x"]).round()
+        assert torch.equal(x, batch["index"][:, None].float().expand_as(x))
         if logged:
             ids = batch["index"].double()
             self.log(stage, ids.mean(), sync_dist=True, batch_size=len(ids), **logged)
@@ -128,7 +135,9 @@ def lightning(folder, **devices):
         if samples == LENGTHS[0]:
             run.test(model, datamodule=dm, verbose=False)
             run.predict(model, datamodule=dm)
-    trainer(**devices).fit(Noting(folder, "drop_last"), datamodule=datamodule(LENGTHS[0], drop_last=True))
+    run, dm = trainer(**devices), datamodule(LENGTHS[0], drop_last=True, statistics="train")
+    run.fit(Noting(folder, "drop_last"), datamodule=dm)
+    write(folder, "drop_last", run.global_rank, {"normalize": repr(dm.normalize)})
     trainer(**devices).fit(Saving(folder, "saved"), datamodule=datamodule(LONG))
     resuming, dm = trainer(**devices, accumulate_grad_batches=2), datamodule(LONG, batch_size=OTHER_BATCH)
     resuming.fit(Noting(folder, "resumed"), datamodule=dm, ckpt_path=f"{folder}/saved.ckpt")
