@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-ragged bench-reading bench-groups bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-statistics bench-ragged bench-reading bench-groups bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -88,6 +88,10 @@ bench-resume: $(VENV)/installed
 # Samples of variable length, batched by length: 2 minutes and 250 MB.
 bench-ragged: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/ragged.py $(ARGS)
+
+# Mean and standard deviation, against a loop that only counts samples: about 2 minutes and 1.5 GB.
+bench-statistics: $(VENV)/installed
+	$(BIN)/python benchmarks/loading/mean_std.py $(ARGS)
 
 # Loading before and after packing: about 3 minutes and 3 GB.
 bench-pack: $(VENV)/installed
