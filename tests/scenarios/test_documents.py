@@ -64,7 +64,7 @@ class Linear(pl.LightningModule):
     def training_step(self, batch, number):
         x, *_, y = batch.values() if isinstance(batch, dict) else batch
         logits = self.layer(x.float().reshape(len(y), -1).mean(1, keepdim=True))
-        return torch.nn.functional.cross_entropy(logits, y.long().reshape(len(y)) % 2)
+        return torch.nn.functional.cross_entropy(logits, y.reshape(len(y), -1)[:, 0].long() % 2)
 
     def validation_step(self, batch, number):
         self.training_step(batch, number)
