@@ -51,7 +51,7 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
     """The samples grouped by a stored fold or side; numbers of names have these names, and −100 an empty one."""
     found = groups_of(source, by, places, "by")
     field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
-    texts = field and (field.classes or field.texts)
+    texts = field and field.classes
     return found._replace(names=[texts[int(n)] if int(n) >= 0 else "" for n in found.names]) if texts else found
 
 
@@ -97,6 +97,8 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
             f"{option}: {given!r} is neither file, file:REGEX, group, time, nor a dataset or column with one value per "
             f"sample ({error}); give one of these, or an array of {len(source)} values"
         ) from error
+    if given in source.spec and source.spec[given].texts:
+        values = source.names(given, values)  # their numbers change when files are added
     return _of_values(source, values, given, option)
 
 

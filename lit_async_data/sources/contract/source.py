@@ -253,7 +253,7 @@ class Source(abc.ABC):
             )
         return read_all(self, name)
 
-    def names(self, key: str, codes: npt.ArrayLike) -> npt.NDArray[np.str_]:
+    def names(self, key: str, codes: Any) -> npt.NDArray[np.str_]:
         """What numbers of a field stand for: the names of classes, or text that travels as numbers (``kind="text"``).
 
         Args:

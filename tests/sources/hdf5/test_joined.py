@@ -126,7 +126,12 @@ def test_samples_without_a_row_and_rows_without_samples(files, caplog):
         ),
         ({"number": ["01", "2"]}, {"on": "number"}, ManifestError, "compared as text: 0012 is not 12"),
         ({"number": [1.0, 2.0]}, {"on": "number"}, ManifestError, "holds double; give text or whole numbers"),
-        ({"who": ["a"]}, {"unmatched": "skip"}, ManifestError, "has no column 'file'"),
+        (
+            {"who": ["a"]},
+            {"unmatched": "skip"},
+            ConfigError,
+            "has no column 'file'; it has 'who'; .* on={COLUMN: 'file'}",
+        ),
         ({"file": ["a"]}, {"unmatched": "skip"}, ManifestError, "3 of 3 files have no row"),
         (
             {"file": ["p1", "p2", "p3"], "number": 1},

@@ -74,6 +74,8 @@ def test_text_is_classes_in_order_over_all_files(two):
     for key, codes, error in (("x", [0], MissingError), ("y", [4], IndexError), ("y", [0.0], IndexError)):
         with pytest.raises(error):
             source.names(key, codes)
+    sides = split(source, {"train": ["3", "11"], "val": ["0"]}, groups="patient")  # by what the numbers stand for
+    assert [side.samples.tolist() for side in sides.values()] == [[3, 5], [0]]
     for side in split(source, {"train": 0.5, "val": 0.5}, groups="y").values():
         with AsyncLoader(side, LoaderOptions(batch_size=8, shuffle="none")) as loader:
             batch = next(loader)

@@ -58,7 +58,10 @@ class JoinedTable:
         self._skip, self._reader = unmatched == "skip", TableReader(table, None)
         self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.name)}
         check_options(self.fields, OPTIONS, "to a column of the table")
-        self._table = self._reader.columns([self._column, *(field.name for field in self.fields.values())])
+        try:
+            self._table = self._reader.columns([self._column, *(field.name for field in self.fields.values())])
+        except NoColumnError as error:
+            raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {on!r}}}") from None
         self.labels = {key: _labels_of(field, self._table) for key, field in self.fields.items()}
         of = self._what
         self.keys = {KEY: dataclasses.replace(of, kind="text", null="ignore")} if isinstance(of, Field) else {}
@@ -90,10 +93,10 @@ class JoinedTable:
         counts = collections.Counter(itertools.chain(*units.values()))
         unit_of = {name: unit for unit, names in units.items() for name in names if counts[name] == 1}
         rows, origin = dict[str, int](), self._table.origin
-        for row, code in enumerate(codes.tolist()):
-            unit = unit_of.get(texts[code], texts[code])
+        for row, text in enumerate(map(texts.__getitem__, codes.tolist())):
+            unit = unit_of.get(text, text)
             if rows.setdefault(unit, row) != row:
-                what = f"{quoted(texts[code])} is in {origin.where(rows[unit])} too; keep one of them"
+                what = f"{quoted(text)} is in {origin.where(rows[unit])} too; keep one of them"
                 raise origin.error(what, row=row, column=self._column)
         lost, unused = [unit for unit in units if unit not in rows], [each for each in rows if each not in units]
         if lost:

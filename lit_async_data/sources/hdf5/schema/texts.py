@@ -15,7 +15,6 @@ from lit_async_data.sources.hdf5.schema.compound import find_member, member_of
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.table.labels import in_order
 from lit_async_data.sources.table.text import MOST_CLASSES
 
 CODES = np.dtype(np.int64)
@@ -50,7 +49,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
 def numbered(
     values: npt.NDArray[Any], field: Field, stored: StoredDataset, where: str
 ) -> tuple[npt.NDArray[np.int64], FieldSpec]:
-    """A number for each text, and the field with what they stand for: the user's classes, or all texts in order.
+    """A number for each text, and the field with what they stand for: the user's classes, or all texts.
 
     `IGNORED` stands for empty text, unless that is a class.
     """
@@ -59,7 +58,7 @@ def numbered(
     numbers: dict[Any, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)
     texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in numbers]
-    names = tuple(field.classes or in_order(text for text in texts if text))
+    names = tuple(field.classes or filter(None, texts))
     if not field.classes and field.kind != "text" and len(names) > MOST_CLASSES:
         raise ConfigError(
             f"{where}.kind: {stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'"
