@@ -272,9 +272,7 @@ class Source(abc.ABC):
         texts = named.get(key, ())
         if not texts or (fields[key].shape == (len(texts),) and fields[key].dtype == np.uint8):
             listed = ", ".join(each for each in named if named[each]) or "none"
-            raise MissingError(
-                f"{self.name}: the values of {key!r} are no numbers of names; fields with names: {listed}", dataset=key
-            )
+            raise MissingError(f"{self.name}: {key!r} holds no numbers of names; fields with names: {listed}")
         numbers = np.asarray(codes.cpu() if hasattr(codes, "cpu") else codes)
         outside = (numbers != IGNORED) & ((numbers < 0) | (numbers >= len(texts)))
         if outside.any() or numbers.dtype.kind not in "iu":

@@ -56,8 +56,8 @@ class Labels(NamedTuple):
         return FieldSpec(self.values.shape[1:], self.values.dtype, classes=self.classes, texts=self.texts)
 
     def of_classes(self, classes: Sequence[str], fail: Fail) -> Labels:
-        """These labels as numbers of other classes; ``fail`` takes a row with another class, and that class."""
-        values, own, dropped, _ = self
+        """These labels as numbers of other names; ``fail`` takes a row with another name, and that name."""
+        values, own = self.values, self.classes or self.texts
         numbers = {name: number for number, name in enumerate(classes)}
         new = np.array([numbers.get(name, -1) for name in own], np.int64)
         for lost in np.flatnonzero(new < 0).tolist():
@@ -72,7 +72,8 @@ class Labels(NamedTuple):
             renumbered = np.zeros((len(values), len(classes)), values.dtype)
             renumbered[:, new[new >= 0]] = values[:, new >= 0]
             renumbered[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
-        return Labels(renumbered, tuple(classes), dropped)
+        named = Labels(renumbered, tuple(classes), self.dropped)
+        return named._replace(classes=(), texts=named.classes) if self.texts else named
 
     def cast(self, dtype: np.dtype[Any] | None, fail: Fail) -> Labels:
         """These labels as another dtype, which may round fractions; ``fail`` takes a row that does not fit."""

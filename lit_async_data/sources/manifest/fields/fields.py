@@ -218,10 +218,7 @@ class Fields:
         def unknown(row: int, name: str) -> ManifestError:
             return table.origin.error(_unknown(column.names[0], name, classes), row=row, column=column.names[0])
 
-        if labels.texts:
-            labels = labels._replace(classes=labels.texts).of_classes(classes, unknown)
-            labels = labels._replace(classes=(), texts=labels.classes)
-        elif labels.classes:
+        if labels.classes or labels.texts:
             labels = labels.of_classes(classes, unknown)
         elif table.origin.untyped and table.is_text(column.names[0]):  # was read as numbers
             labels = _labels_of(dataclasses.replace(column, classes=tuple(classes)), table)
