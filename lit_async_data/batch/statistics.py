@@ -19,6 +19,8 @@ from lit_async_data.batch.spec import Array
 BLOCK = 2**19
 # Samples with fewer values for a place on the axes that are kept are counted together.
 FEW = 256
+# Values that are summed in float32.
+RUN = 1024
 # Squares of floats outside of this range, or their sums, may leave that of float32.
 LEAST, LARGEST = 2.0**-40, 2.0**40
 # What is computed of infinite values is NaN.
@@ -125,6 +127,14 @@ def _moments(values: Array) -> tuple[Array, ...]:
     if exact:
         shift = np.rint(shift)  # distances are whole numbers, too
     distances = numbers - shift[:, None]
-    off = distances.sum(1).astype(np.float64) / np.maximum(count, 1)
-    squares = np.square(distances, out=distances).sum(1).astype(np.float64) - count * off**2
+    off = _dot(distances, np.ones_like(distances[:1])) / np.maximum(count, 1)
+    squares = _dot(distances, distances) - count * off**2
     return count, np.where(count, shift + off, 0), np.maximum(squares, 0), least, largest, nans
+
+
+def _dot(one: Array, other: Array) -> Array:
+    """The sums of the products of rows; in float64, of runs so short that they lose nothing in float32."""
+    at = one.shape[1] // RUN * RUN
+    runs = [each[:, :at].reshape(len(each), -1, RUN) for each in (one, other)]
+    sums: Array = np.vecdot(*runs).sum(1, dtype=np.float64) + np.vecdot(one[:, at:], other[:, at:])
+    return sums
