@@ -160,6 +160,30 @@ def test_members_that_are_none_are_named_with_those_that_are(tmp_path, name, sai
     assert [text for text in said if text not in str(caught.value)] == []
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["x", "wide"], ["/wide has 5 rows of float32 (4,), but ", "/x has 5 rows of float32 (3,)"]),
+        (["x", "double"], ["/double has 5 rows of float64 (3,), but ", "/x has 5 rows of float32 (3,)", "dtype="]),
+        (["x", "long"], ["/long has 6 rows", "/x has 5 rows"]),
+        (["x", "text"], ["/text does not hold numbers"]),
+        (["x", "missing"], ["has no dataset 'missing'"]),
+    ],
+    ids=repr,
+)
+def test_channels_that_differ_are_named(tmp_path, names, said):
+    shapes = {"x": ((5, 3), "f4"), "wide": ((5, 4), "f4"), "double": ((5, 3), "f8"), "long": ((6, 3), "f4")}
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name, (shape, dtype) in shapes.items():
+            file.create_dataset(name, shape, dtype)
+        file["text"] = ["a"] * 5
+    with pytest.raises((ConfigError, FormatError, MissingError)) as caught:
+        HDF5Source(str(tmp_path / "x.h5"), {"x": names})
+    assert [text for text in said if text not in str(caught.value)] == []
+    with pytest.raises(ConfigError, match="give C another letter"):
+        HDF5Source(str(tmp_path / "x.h5"), {"x": ["x", "x"]}, layout="NC")
+
+
 def virtual(file):
     layout = h5py.VirtualLayout((3,), "f4")
     layout[:] = h5py.VirtualSource("elsewhere.h5", "data", (3,))
@@ -360,10 +384,9 @@ LETTERS = "different capital letters, one per axis, with N for the samples"
         ([""], ["fields.0: ", "''", NO_FIELD]),
         (["data", 3], ["fields.1: ", "3", NO_FIELD]),
         ({"x": None}, ["fields.x: ", "None", NO_FIELD]),
-        (
-            {"x": ["data", "others"]},
-            ["fields.x: ['data', 'others'] are several datasets", "torch.stack([batch['data'],"],
-        ),
+        ({"x": ["data", None]}, ["fields.x.", "None", NO_FIELD]),
+        ({"x": ["data", {"attr": "age"}]}, ["fields.x.name", "is no dataset of numbers"]),
+        ({"x": [Field("data", window=(0, 2)), "labels"]}, ["fields.x.window", "labels and data have different ones"]),
         (["data", "data"], ["fields: ", "'data', 'data'", "names a dataset twice", "mapping"]),
     ],
     ids=repr,

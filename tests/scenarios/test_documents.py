@@ -125,6 +125,10 @@ def patients(workplace):
         with h5py.File(f"scans/patient_{number:02}.h5", "w") as file:
             file["data"] = np.zeros((10, 8, 8, 3), np.uint8)
             file["labels"] = np.arange(20).reshape(10, 2) % 2
+    with h5py.File("era5_2020.nc", "w") as file:
+        for name in ("t2m", "tp"):
+            file[name] = np.zeros((20, 4, 4), "i2")
+            file[name].attrs.update(scale_factor=0.5, add_offset=270.0)
     with h5py.File("hits.h5", "w") as file:
         file["hits"] = np.zeros(20, [("momentum", "f4", (3,)), ("energy", "f4"), ("particle", "u1")])
     Path("scans/val.h5").unlink()

@@ -121,6 +121,8 @@ def test_the_data_may_have_another_name_than_ours(foreign, files):
     ("group", "settings"),
     [
         ("hdf5", "{train: {path: x.h5, fields: {image: data}}, loader: {batch_size: 4}}"),
+        ("hdf5", "{train: {path: x.h5, fields: {image: [data, {name: data}]}}, loader: {batch_size: 4}}"),
+        ("hdf5", "{train: {path: x.h5, fields: {image: {name: [data, data]}}}, loader: {batch_size: 4}}"),
         ("manifest", """{source: {table: x.csv, fields: '${oc.decode:"{image: path}"}'}, loader: {batch_size: 4}}"""),
     ],
 )

@@ -119,6 +119,7 @@ def _attributes(source: Source) -> dict[str, dict[str, Any]]:
     with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path) as file:
         for key, field in part.fields.items():
             own = isinstance(field.stored, StoredDataset) and field.mask_of is None and field.stored.name in file
+            own = own and not field.channels
             given: Any = file[field.stored.name].attrs if own else {}
             unpacked = field.conversion is not None and field.conversion.packing is not None
             found[key] = {}

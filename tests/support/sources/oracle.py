@@ -39,18 +39,24 @@ class Model:
     """
 
     def __init__(self, path, fields, *, layout=None, group=None, rows=None, stride=None, **_):
-        fields = {key: Field.of(field) for key, field in fields.items()}
-        layouts = {next(iter(fields)): layout} if isinstance(layout, str) else dict(layout or {})
+        given = {key: Field.of(field) for key, field in fields.items()}
+        layouts = {next(iter(given)): layout} if isinstance(layout, str) else dict(layout or {})
+        keys = {key: [(key, n) for n, _ in enumerate(field.stacked)] or [key] for key, field in given.items()}
+        fields = {each: one for key, f in given.items() for each, one in zip(keys[key], f.stacked or [f])}
+        layouts |= {each: layouts[key] for key in [*layouts] for each in keys[key]}
         parts = [part_tables(file, name, fields, layouts, rows) for file, name in parts_of(path, group)]
         anchors = selected_anchors(parts, rows) if rows is not None else all_anchors(parts, fields, stride or 1)
         self.places = [(parts[part].file, parts[part].group, row) for part, row in anchors]
         self.values = {}
-        for key, field in fields.items():
-            channel = "C" in layouts.get(key, "")
-            tables = [part.tables[key] for part in parts]
-            samples = [sample_at(tables[part][0], field, row, channel=channel) for part, row in anchors]
-            if samples:
-                self.values[key] = delivered(np.stack(samples), field)
+        for key, field in given.items():
+            tables, channels = [part.tables[keys[key][0]] for part in parts], []
+            for each in keys[key]:
+                of, channel = fields[each], "C" in layouts.get(key, "")
+                found = [sample_at(parts[n].tables[each][0], of, row, channel=channel) for n, row in anchors]
+                channels += [delivered(np.stack(found), of)] if found else []
+            if channels:
+                axis = 2 if isinstance(field.window, tuple) else 1
+                self.values[key] = np.stack(channels, axis) if field.stacked else channels[0]
                 if field.pad:
                     self.values[key + "_mask"] = np.stack([real(tables[part][0], field, row) for part, row in anchors])
                 if len(tables[0]) > 1:
@@ -109,7 +115,7 @@ def table_of(file, group, field, layout):
     if layout:
         order = [letter for letter in "NC" if letter in layout]
         order += [letter for letter in layout if letter not in order]
-        values = values.transpose([layout.index(letter) for letter in order])
+        values = values.transpose([*map(layout.index, order), *range(len(layout), values.ndim)])
     if field.mask_and_scale:
         values = unpacked(values, stored.attrs)
     if field.column is not None:

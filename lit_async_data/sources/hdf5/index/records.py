@@ -254,25 +254,23 @@ def stored_type(dataset: h5py.Dataset) -> tuple[Any, int]:
 def _stored_type(kind: Any, reference: int) -> tuple[Any, int]:
     import h5py
 
-    size, dtype, heap = kind.get_size(), kind.dtype, h5py.h5t
-    if kind.get_class() == heap.VLEN or (kind.get_class() == heap.STRING and kind.is_variable_str()):
-        return None, reference  # length, address, number
-    if not dtype.names:
-        inner = kind.get_super() if dtype.hasobject and kind.get_class() == heap.ARRAY else kind
-        nbytes = size if inner is kind else size // inner.get_size() * _stored_type(inner, reference)[1]
-        return None if dtype.hasobject else dtype, nbytes
-    names, formats, offsets, grown = [], [], [], 0
+    size, dtype, what = kind.get_size(), kind.dtype, kind.get_class()
+    if not dtype.hasobject:
+        return dtype, size
+    if what == h5py.h5t.ARRAY:
+        return None, size // kind.get_super().get_size() * _stored_type(kind.get_super(), reference)[1]
+    if what != h5py.h5t.COMPOUND:
+        return None, size if what == h5py.h5t.REFERENCE else reference  # length, address, number
+    members, grown = dict[str, tuple[Any, int]](), 0
     # As if in memory: there, what refers to the heap may take fewer bytes, and what follows is moved.
     for number in sorted(range(kind.get_nmembers()), key=kind.get_member_offset):
-        inner = kind.get_member_type(number)
+        inner, name = kind.get_member_type(number), kind.get_member_name(number).decode(errors="surrogateescape")
         member, nbytes = _stored_type(inner, reference)
-        if member is not None:
-            names.append(kind.get_member_name(number).decode(errors="surrogateescape"))
-            formats.append(member)
-            offsets.append(kind.get_member_offset(number) + grown)
+        members |= {} if member is None else {name: (member, kind.get_member_offset(number) + grown)}
         grown += nbytes - inner.get_size()
-    stored = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size + grown}
-    return np.dtype(stored), size + grown  # type: ignore[call-overload]
+    formats, offsets = zip(*members.values(), strict=True) if members else ((), ())
+    record: dict[str, Any] = {"names": [*members], "formats": formats, "offsets": offsets, "itemsize": size + grown}
+    return np.dtype(record), size + grown  # type: ignore[call-overload]
 
 
 def superblock_bytes(file: h5py.File) -> int:

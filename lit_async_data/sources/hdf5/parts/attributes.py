@@ -55,7 +55,7 @@ def kept_field(path: str, name: str, values: npt.NDArray[Any], field: Field, *, 
 
 def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> StoredField:
     """The attribute of the group of a part, or of a dataset in it, as a field of all rows."""
-    name = group.name(field.name) if field.name else group.group
+    name = group.name(field.dataset) if field.dataset else group.group
     node = group.node(name)
     if node is None:
         raise MissingError(f"{group.path}: has no {name!r}; check the name", file=group.path, dataset=name)

@@ -54,7 +54,7 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
-        fields = [(key, each.name, each.attr, each.kind) for key, each in request.fields.items()]
+        fields = [(key, each.dataset, each.attr, each.kind) for key, each in request.fields.items()]
         state = identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns
         kept = IndexKey(path, f"{request.group} {fields}", *state, "", (), (), ())
         found = cache.load(kept)
@@ -89,9 +89,9 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
             raise
         for key, field in request.fields.items():
             if not names:
-                text = not field.attr and is_numbered(group, full_name(name, field.name), field)
+                text = not field.attr and is_numbered(group, full_name(name, field.dataset), field)
                 columns[key] = (_Values if field.attr or text else _Places)(group, field, name)
-            columns[key].add(node, full_name(name, field.name))
+            columns[key].add(node, full_name(name, field.dataset))
         names.append(stored)
     if not names:
         raise FormatError(f"{group.path}: {request.group!r} matches no group; check group=", file=group.path)
@@ -112,7 +112,7 @@ class _Values:
         low: Any = h5py
         values, attr = self.found["values"], self._field.attr
         if attr:
-            of = low.h5o.open(node, self._field.name.encode() or b".")
+            of = low.h5o.open(node, self._field.dataset.encode() or b".")
             if h5py.h5f.get_name(of) != os.fsencode(self._path):
                 refuse_external_link(self._group.file, full)
             value = value_of(of, self._field, self._path, full)
@@ -128,8 +128,8 @@ class _Places:
     """Where the datasets of one name are in the file; nothing is found if libhdf5 must find them."""
 
     def __init__(self, group: OpenGroup, field: Field, first: str) -> None:
-        self._group, self._name = group, field.name.encode()
-        self._first = _inspect_sample(group, full_name(first, field.name))
+        self._group, self._name = group, field.dataset.encode()
+        self._first = _inspect_sample(group, full_name(first, field.dataset))
         dataset: Any = group.file[self._first.name]
         self._type, self._properties = dataset.id.get_type(), dataset.id.get_create_plist()
         self._unwritten = dataset.file.userblock_size - 1
@@ -185,7 +185,7 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
 def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found: dict[str, Array]) -> StoredField:
     where, path, field = f"fields.{key}", group.path, request.fields[key]
     if f"{key} values" in found:
-        label = full_name("*", field.name) + (f"@{field.attr}" if field.attr else "")
+        label = full_name("*", field.dataset) + (f"@{field.attr}" if field.attr else "")
         try:
             return kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
         except FormatError as error:
@@ -204,7 +204,7 @@ def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found
 
 def _stacked(group: OpenGroup, field: Field, layout: str | None, names: Array, places: Columns | None) -> StoredDataset:
     """The datasets of all groups as one."""
-    count, path, name = len(names), group.path, full_name("*", field.name)
+    count, path, name = len(names), group.path, full_name("*", field.dataset)
     first = _inspect_sample(group, in_group(name, names, 0))
     shape = (count, *first.shape)
     _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
@@ -233,7 +233,7 @@ def _verified(group: OpenGroup, field: Field, names: Array, index: ChunkIndex) -
     outside = (index.offsets >= 0) & ((index.offsets < head) | (index.offsets + index.sizes > end))
     probed = {0, len(names) - 1, *(secrets.randbelow(len(names)) for _ in range(PROBES))}
     for number in [int(outside.argmax()) // each] if outside.any() else probed:
-        full = in_group(full_name("*", field.name), names, number)
+        full = in_group(full_name("*", field.dataset), names, number)
         found = _inspect_sample(group, full)
         if found.offset is None and found.index is None:
             return False

@@ -56,10 +56,10 @@ class JoinedTable:
             raise ConfigError(f"unmatched: {unmatched!r} is not one of error, skip")
         self._column, self._what = _column_and_what(on)
         self._skip, self._reader = unmatched == "skip", TableReader(table, None)
-        self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.name)}
+        self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.dataset)}
         check_options(self.fields, OPTIONS, "to a column of the table")
         try:
-            self._table = self._reader.columns([self._column, *(field.name for field in self.fields.values())])
+            self._table = self._reader.columns([self._column, *(field.dataset for field in self.fields.values())])
         except NoColumnError as error:
             raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {on!r}}}") from None
         self.labels = {key: _labels_of(field, self._table) for key, field in self.fields.items()}
@@ -69,13 +69,15 @@ class JoinedTable:
     def _find(self, name: str) -> Table | None:
         """A column of the table; None if it has no such column, or the files have the same ids."""
         with contextlib.suppress(NoColumnError):
-            return None if isinstance(self._what, Field) and name == self._what.name else self._reader.columns([name])
+            return (
+                None if isinstance(self._what, Field) and name == self._what.dataset else self._reader.columns([name])
+            )
         return None
 
     def join(self, parts: Sequence[StoredPart], files: Mapping[str, str], order: Sequence[str]) -> list[StoredPart]:
         """The parts, with the fields of the table. ``files`` are the names of files, ``order`` the keys of fields."""
         for field in self.fields.values():
-            self._refuse_both(field.name, parts[0])
+            self._refuse_both(field.dataset, parts[0])
         if isinstance(self._what, Field):
             units = {text: [text] for text in names_of(parts[0].fields[KEY])}
             own = [part.fields[KEY].values.kept for part in parts]
@@ -118,7 +120,7 @@ class JoinedTable:
         fields = {key: field for key, field in part.fields.items() if key != KEY}
         for key, labels in self.labels.items():
             field, spec, kept = self.fields[key], labels.spec, labels.values[rows]
-            name, shape = f"{field.name} of {self._table.origin.name}", (part.rows, *spec.shape)
+            name, shape = f"{field.dataset} of {self._table.origin.name}", (part.rows, *spec.shape)
             stored = StoredDataset(part.path, name, shape, kept.dtype, 0, spec, None, 1, filtered=False, kept=kept)
             text = kept.ndim == 1 and (labels.classes or labels.texts)
             fields[key] = StoredField(stored, spec, text=dataclasses.replace(field, null="ignore") if text else None)
@@ -146,7 +148,7 @@ def _few(texts: Sequence[str]) -> str:
 
 def _column_and_what(on: Any) -> tuple[str, str | Field]:
     """The column of the table that names files, groups or subjects, and what names them in the files."""
-    name = on.attr or os.path.basename(on.name) if isinstance(on, Field) else on
+    name = on.attr or os.path.basename(on.dataset) if isinstance(on, Field) else on
     column, what = next(iter(on.items())) if isinstance(on, Mapping) and len(on) == 1 else (name, on)
     if not isinstance(column, str):
         raise ConfigError(
@@ -168,7 +170,7 @@ def _groups(part: StoredPart) -> list[str]:
 
 def _labels_of(field: Field, table: Table) -> Labels:
     untyped = table.origin.untyped and field.classes is None
-    kind = field.kind or ("number" if untyped and is_number(table.first(field.name)) else None)
-    labels = table.labels(field.name, classes=field.classes, null=field.null, kind=kind)
+    kind = field.kind or ("number" if untyped and is_number(table.first(field.dataset)) else None)
+    labels = table.labels(field.dataset, classes=field.classes, null=field.null, kind=kind)
     dtype = None if field.dtype is None else np.dtype(field.dtype)
-    return labels.cast(dtype, lambda row, what: table.origin.error(what, row=row, column=field.name))
+    return labels.cast(dtype, lambda row, what: table.origin.error(what, row=row, column=field.dataset))

@@ -81,7 +81,7 @@ class StoredPart:
 
     @property
     def external(self) -> ExternalFiles:
-        return tuple(file for field in self.fields.values() for file in field.stored.external)
+        return tuple(file for field in self.fields.values() for each in field.datasets for file in each.external)
 
     @property
     def overlap(self) -> int:
@@ -102,9 +102,9 @@ class StoredPart:
             if isinstance(field.stored, StoredRanges):
                 spans |= dict.fromkeys(map(self.dataset_key, field.datasets), None)
                 continue
-            key = self.dataset_key(field.stored)
-            begin, end = spans.get(key) or field.reach
-            spans[key] = min(begin, field.reach[0]), max(end, field.reach[1])
+            for key in map(self.dataset_key, field.datasets):
+                begin, end = spans.get(key) or field.reach
+                spans[key] = min(begin, field.reach[0]), max(end, field.reach[1])
         return spans
 
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
@@ -215,7 +215,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     for key, field in request.fields.items():
         if key in kept:
             continue
-        name = group.name(field.name)
+        name = group.name(field.dataset)
         where = f"{path}:/{name.strip('/')}"
         try:
             with as_source_errors(where, "cannot be read", file=path, dataset=name):
@@ -315,10 +315,11 @@ def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
 
 def log_warnings(part: StoredPart) -> None:
     """Warn of datasets that are slow to read, and of packed values that are delivered as stored."""
-    slow = {str(field.values): field.values.slow for field in part.fields.values() if field.values.slow}
+    fields = [each for field in part.fields.values() for each in field.channels or (field,)]
+    slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
     for name, reason in slow.items():
         log.warning(READ_BY_H5PY, name, reason)
-    packed = {str(field.stored): field.packed for field in part.fields.values() if field.packed}
+    packed = {str(field.stored): field.packed for field in fields if field.packed}
     for name, attributes in packed.items():
         listed = ", ".join(attributes)
         log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)

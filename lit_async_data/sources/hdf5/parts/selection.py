@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 #: A field as the user may give it.
-FieldLike = str | Field | Mapping[str, Any]
+FieldLike = str | Field | Mapping[str, Any] | Sequence[str | Field | Mapping[str, Any]]
 
 
 def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
@@ -49,7 +49,7 @@ def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tupl
         pairs = list(fields.items())
     elif isinstance(fields, Sequence) and not isinstance(fields, str):
         listed = [Field.of(each, f"fields.{number}.") for number, each in enumerate(fields)]
-        pairs = [(each.attr or each.name, each) for each in listed]
+        pairs = [(each.attr or each.dataset, each) for each in listed]
     else:
         pairs = []
     if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
@@ -67,6 +67,8 @@ def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tupl
 def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where: str) -> None:
     """Refuse other options of fields than these."""
     for key, field in fields.items():
+        if field.stacked:
+            raise ConfigError(f"fields.{key}: several datasets are no field {where}; give each a key")
         for option in dataclasses.fields(field):
             if option.name not in options and getattr(field, option.name) != option.default:
                 raise ConfigError(f"fields.{key}.{option.name}: does not apply {where}; leave it out")

@@ -54,6 +54,7 @@ class StoredField:
         images: How its rows are decoded; None if they are values.
         sequences: What its rows refer to; None if they are values.
         fill: What samples of variable length are padded with.
+        channels: The fields that are its channels; empty if it is of one dataset.
         text: What the user asked for, if its values are numbers of text; else None.
         packed: NetCDF attributes of packed values that are delivered as stored.
     """
@@ -72,6 +73,7 @@ class StoredField:
     sequences: StoredSequences | None = None
     fill: float = 0
     text: Field | None = None
+    channels: tuple[StoredField, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -92,6 +94,8 @@ class StoredField:
 
     @property
     def datasets(self) -> list[StoredDataset]:
+        if self.channels:
+            return [dataset for each in self.channels for dataset in each.datasets]
         columns = self.stored.columns if isinstance(self.stored, StoredRanges) else None
         return [self.values] if columns is None else [self.values, columns]
 
@@ -136,7 +140,9 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     """Inspect a field of one part. Padded samples bring a field of their lengths, padded windows one of their mask."""
     import h5py
 
-    name, classes, where = group.name(field.name), field.classes, f"fields.{key}"
+    name, classes, where = group.name(field.dataset), field.classes, f"fields.{key}"
+    if field.stacked:
+        return _stacked(key, layout, [inspect_field(group, key, each, layout) for each in field.stacked])
     if field.decode:
         return _inspect_images(group, key, field, layout)
     node = group.node(name)
@@ -202,6 +208,28 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     return _with_window(key, field, of_key)
 
 
+def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) -> dict[str, StoredField]:
+    """A field whose channels are fields."""
+    fields = [each[key] for each in found]
+    first, axis = fields[0], int(fields[0].windowed)
+    for each in fields:
+        if isinstance(each.stored, StoredRanges) or each.sequences or each.text:
+            raise ConfigError(f"fields.{key}: {each.stored} does not hold numbers, as channels do; leave it out")
+        if each.spec.channel is not None:
+            raise ConfigError(f"layout: {layout!r} for {key}: the datasets are its channels; give C another letter")
+        mine, other = (f"{one.stored.rows} rows of {one.spec}" for one in (each, first))
+        if mine != other:
+            has = f"{each.stored} has {mine}, but {first.stored} has {other}"
+            raise FormatError(f"fields.{key}: {has}; channels must be alike, in type too, which dtype= chooses")
+    shape = first.spec.shape
+    narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
+    spec = FieldSpec((*shape[:axis], len(fields), *shape[axis:]), first.spec.dtype, narrow=narrow)
+    # That of the most chunks is shuffled by them.
+    most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))
+    stacked = dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))
+    return {**found[0], key: stacked}
+
+
 def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredField:
     """A field of numbers of text."""
     spec = delivered_spec(field, stored.spec, where)
@@ -233,7 +261,7 @@ def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, Store
 def _inspect_ranges(
     group: OpenGroup, key: str, field: Field, kind: str, elements: np.dtype[Any] | None
 ) -> dict[str, StoredField]:
-    name, where = group.name(field.name), f"fields.{key}"
+    name, where = group.name(field.dataset), f"fields.{key}"
     full = f"{group.path}:/{name.strip('/')}"
     padding = ("max_length", "fill") if kind != "variable" else ()
     for option in ("column", "window", "lookup", "mask_and_scale", "classes", *padding):

@@ -93,23 +93,29 @@ class PartReader:
     def __init__(self, part: StoredPart, file: OpenFile, cache: ChunkCache) -> None:
         self._part, self._file, self._cache = part, file, cache
         self.datasets: dict[str, Reader] = {}
-        self.fields = {key: self._field_reader(field) for key, field in part.fields.items()}
+        # Of each field, its readers, and the channels that they fill, if there are several.
+        self.fields: dict[str, list[tuple[Any, Reader]]] = {}
+        for key, field in part.fields.items():
+            before = (slice(None),) * (1 + field.windowed)
+            channels = [((*before, number), self._field_reader(each)) for number, each in enumerate(field.channels)]
+            self.fields[key] = channels or [((), self._field_reader(field))]
 
     def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> None:
         """Fill arrays with samples, counted from the start of the part; the keys select random crops."""
         rows = self._part.anchors.rows(samples)
         for key, array in out.items():
-            self.fields[key].read_random(rows, array, keys)
+            for channel, reader in self.fields[key]:
+                reader.read_random(rows, array[channel], keys)
 
     def fetch(self, samples: Indices) -> bool:
         """Have the kernel read samples from the disk; returns whether some of them were not in memory."""
         rows = self._part.anchors.rows(samples)
-        cold = [reader.fetch(rows) for reader in self.fields.values()]
+        cold = [reader.fetch(rows) for _, reader in itertools.chain(*self.fields.values())]
         return any(cold)
 
     def decode(self, samples: Indices, turn: Turn | None) -> None:
         rows = self._part.anchors.rows(samples)
-        for reader in self.fields.values():
+        for _, reader in itertools.chain(*self.fields.values()):
             reader.decode(rows, turn)
 
     def _field_reader(self, field: StoredField) -> Reader:
@@ -248,7 +254,8 @@ class PartReaders:
     @property
     def reading(self) -> Reading:
         """How the slowest field is read; as in `StorageLayout`."""
-        return slowest(reader.reading for part in self.parts for reader in part.fields.values())
+        readers = (each for part in self.parts for each in itertools.chain(*part.fields.values()))
+        return slowest(reader.reading for _, reader in readers)
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None = None) -> None:
         if len(self._stored) == 1:

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.sources.hdf5.readers.base import Pieces, Reader, checked_labels, pieces
+from lit_async_data.sources.hdf5.readers.base import Pieces, Reader, as_rows, checked_labels, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
@@ -58,7 +58,7 @@ class RawReader(Reader):
         if self._ahead.cold:
             self.fetch(rows)
         stored = self._stored
-        as_stored = out.dtype == self._native
+        as_stored = out.dtype == self._native and as_rows(out)
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
@@ -67,15 +67,21 @@ class RawReader(Reader):
             out.byteswap(inplace=True)
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
+        if not as_rows(out):
+            values = np.empty(out.shape, out.dtype)
+            self.read_ranges(firsts, counts, values)
+            out[...] = values
+            return
         if self._ahead.cold:
             self.fetch_ranges(firsts, counts)
         target = out.view(np.uint8).reshape(len(out), self._row_bytes)
+        apart = not out.flags.c_contiguous
         cut = self._pieces(firsts, counts)
         begins = self._offsets(cut.chunk * self._chunk_rows + cut.inside)
         uniform = len(begins) > 0 and bool((cut.rows == cut.rows[0]).all()) and bool((begins >= 0).all())
-        if uniform and self._mapped:
+        if uniform and self._mapped and not apart:
             gather_windows(self._file.map(), begins, target.reshape(len(begins), -1))
-        elif self._mapped and target.size < _ROW_BY_ROW * len(begins):
+        elif apart or (self._mapped and target.size < _ROW_BY_ROW * len(begins)):
             rows = np.repeat(cut.chunk * self._chunk_rows + cut.inside - cut.where, cut.rows) + np.arange(len(out))
             self._gather(rows, target)
         else:
@@ -123,7 +129,7 @@ class RawReader(Reader):
 
     def _gather(self, rows: Indices, out: Bytes) -> None:
         stored = self._stored
-        if stored.offset is not None and self._mapped:
+        if stored.offset is not None and self._mapped and out.flags.c_contiguous:
             # As bytes, since numpy copies an unaligned table as a whole before it takes rows; and with mode="clip",
             # since "raise" gathers into a buffer first. The caller has checked the rows.
             table = self._file.map()[stored.offset : stored.offset + self._nbytes]

@@ -161,8 +161,9 @@ class IndexedSlabDecoder:
 
     def _copy(self, chosen: Indices, decode: Callable[[Bytes], Bytes], places: Sequence[int], target: Bytes) -> None:
         """Decode chunks into rows of an array of bytes."""
-        index, nbytes, view = self._index, target.shape[1], target.data.cast("B")
-        small = nbytes < COPY_BYTES
+        index, nbytes = self._index, target.shape[1]
+        small = nbytes < COPY_BYTES and target.flags.c_contiguous
+        view = target.data.cast("B") if small else target.data
         stored = self._file.pieces(index.offsets[chosen].tolist(), index.sizes[chosen].tolist())
         for at, (place, data) in enumerate(zip(places, stored, strict=True)):
             try:

@@ -19,24 +19,15 @@ Array = npt.NDArray[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """Where a member lies in a record.
+    """A member: the names on the way to it, its type and that of the record as stored, and the values of a row."""
 
-    Attributes:
-        name: With dots before the names of members of members.
-        path: These names.
-        record: The members of the record that numpy can hold, where they are stored.
-        dtype: As stored, with byte order.
-        spec: The values of a row.
-    """
-
-    name: str
     path: tuple[str, ...]
-    record: np.dtype[Any]
     dtype: np.dtype[Any]
+    record: np.dtype[Any]
     spec: FieldSpec
 
     def __str__(self) -> str:
-        return f".{self.name}"
+        return f".{'.'.join(self.path)}"
 
     def of(self, records: Array) -> Array:
         """The member of records, or of their bytes on the last axis; in native byte order."""
@@ -46,16 +37,14 @@ class Member:
 
 def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
     """The names on the way to a member, and its type, as libhdf5 has it; without a name, those of all values."""
-    paths: dict[str, tuple[str, ...]] = {"": ()}
-    if name:
-        paths = {".".join(path): path for path in member_paths(dataset.dtype)}
-    if name not in paths:
-        where, listed = f"{context['file']}:/{context['dataset'].strip('/')}", ", ".join(paths)
+    path = next((path for path in member_paths(dataset.dtype) if ".".join(path) == name), ())
+    if name and not path:
+        where, listed = f"{context['file']}:/{context['dataset'].strip('/')}", ", ".join(member_names(dataset.dtype))
         raise MissingError(f"{where}: has no member {name!r}; its members are {listed}", **context)
     kind = dataset.id.get_type()
-    for each in paths[name]:
+    for each in path:
         kind = kind.get_member_type(kind.get_member_index(each.encode(errors="surrogateescape")))
-    return paths[name], kind
+    return path, kind
 
 
 def member_paths(dtype: np.dtype[Any]) -> list[tuple[str, ...]]:

@@ -23,7 +23,9 @@ class Field(ImageOptions):
 
     Attributes:
         name: The dataset, relative to the source's ``group`` unless the name begins with ``/``. Of compound values,
-            a member: ``"events.label"``.
+            a member: ``"events.label"``. Several names or fields: these datasets, of equal shape, type and window,
+            are the channels, on axis 0 of a sample, or on axis 1 behind the rows of a window. The options are then
+            those of the names; a field keeps its own.
         column: A column of a dataset of two axes, counted from 0; the axis is dropped.
         dtype: Element type to deliver, such as ``"float32"``. The device casts if that moves fewer bytes to it,
             otherwise the workers do. None: as stored.
@@ -66,12 +68,14 @@ class Field(ImageOptions):
         512
         >>> Field("camera", decode="image", image_size=224, window=(-15, 1, 5)).rows
         4
+        >>> Field(["t2m", "tp"], window=(0, 6), mask_and_scale=True).stacked[1].window
+        (0, 6)
         >>> Field("data", window=(3, 3))
         Traceback (most recent call last):
         lit_async_data.errors.ConfigError: window: (3, 3) is not (start, stop) or (start, stop, step), start below stop
     """
 
-    name: str = ""
+    name: str | Sequence[str | Field | Mapping[str, Any]] = ""
     column: int | None = None
     dtype: npt.DTypeLike | None = None
     window: int | tuple[int, int] | tuple[int, int, int] | None = None
@@ -88,7 +92,8 @@ class Field(ImageOptions):
     lengths: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("name", "lookup", "lengths", "attr"):
+        self._stack(self.name)
+        for name in ("name", "lookup", "lengths", "attr")[bool(self.stacked) :]:
             value = getattr(self, name)
             left_out = self.attr and value in ("", "/") if name == "name" else value is None
             if not (isinstance(value, str) and value.strip("/")) and not left_out:
@@ -119,6 +124,28 @@ class Field(ImageOptions):
         for name in _IMAGE if self.decode else ():
             self._set(name, getattr(self.image, name))
 
+    def _stack(self, given: Any) -> None:
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            return
+        fields = [dataclasses.replace(self, name=each) if isinstance(each, str) else Field.of(each) for each in given]
+        for each in fields:
+            if each.stacked or each.attr or each.decode:
+                raise ConfigError(f"name: {each.dataset!r} is no dataset of numbers, as channels are; leave it out")
+            if (each.window, each.pad) != (fields[0].window, fields[0].pad):
+                raise ConfigError(f"window: {each.dataset} and {fields[0].dataset} have different ones; give them one")
+        for name, value in {"name": tuple(fields), "window": fields[0].window, "pad": fields[0].pad}.items():
+            self._set(name, value)
+
+    @property
+    def stacked(self) -> tuple[Field, ...]:
+        """The fields that are its channels; empty if it is of one dataset."""
+        return self.name if isinstance(self.name, tuple) else ()
+
+    @property
+    def dataset(self) -> str:
+        """The name of its dataset; of several, their names."""
+        return ", ".join(each.dataset for each in self.stacked) or str(self.name)
+
     @functools.cached_property
     def image(self) -> ImageShape:
         """How images become arrays of one shape."""
@@ -128,8 +155,8 @@ class Field(ImageOptions):
         object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, given: str | Field | Mapping[str, Any], where: str = "") -> Field:
-        """A field from a dataset name, a mapping of attributes, or a field.
+    def of(cls, given: str | Field | Mapping[str, Any] | Sequence[Any], where: str = "") -> Field:
+        """A field from the name of a dataset, a mapping of attributes, a field, or a list of these.
 
         Args:
             given: Any of these.
@@ -140,15 +167,9 @@ class Field(ImageOptions):
         """
         if isinstance(given, Field):
             return given
-        listed: Any = given
-        if isinstance(listed, list | tuple) and listed and all(isinstance(name, str) for name in listed):
-            raise ConfigError(
-                f"{where.rstrip('.') or 'field'}: {listed!r} are several datasets, and a field is one; give each a "
-                f"key of its own, and stack them in a transform: torch.stack([batch[{listed[0]!r}], …], 1)"
-            )
-        if not isinstance(given, str | Mapping) or not given:
+        if not isinstance(given, str | Mapping | Sequence) or not given:
             raise ConfigError(f"{where.rstrip('.') or 'field'}: {given!r} is not a dataset name, a Field or a mapping")
-        values: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
+        values: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"name": given}
         if None in values:  # YAML reads null as None
             values["null"] = values.pop(None)  # type: ignore[call-overload]
         try:

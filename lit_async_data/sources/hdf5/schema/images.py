@@ -50,7 +50,7 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
     """Inspect the rows of a field, and the first image if it gives the size of all."""
     import h5py
 
-    name, names, heap = group.name(field.name), tuple[str, ...](), None
+    name, names, heap = group.name(field.dataset), tuple[str, ...](), None
     node: Any = group.node(name)
     if isinstance(node, h5py.Group):
         names = tuple(sorted(node, key=natural))

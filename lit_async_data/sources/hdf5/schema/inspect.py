@@ -140,9 +140,7 @@ def inspect_dataset(
     shape = tuple(int(n) for n in dataset.shape)
     elements, inner = kind.dtype.subdtype or (kind.dtype, ())
     # Some programs write all that is empty with shape (0,).
-    axis, channel = (0, None) if shape == (0,) else axes(layout, (*shape, *inner), where)
-    if axis >= len(shape):
-        raise ConfigError(f"layout: {layout!r} for {where}.{member}: N is one of the first {len(shape)} axes")
+    axis, channel = (0, None) if shape == (0,) else axes(layout, shape, where)
     if math.prod(shape) == 0:
         kind = FormatError if shape[axis] else NoSamplesError
         raise kind(f"{where}: has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
@@ -157,9 +155,8 @@ def inspect_dataset(
     spec, taken = FieldSpec(tuple(stored), dtype, channel), None
     if member:
         record, size = stored_type(dataset)
-        taken = Member(member, path_to, record, elements, spec)
-        across = (n for position, n in enumerate(shape) if position != axis)
-        elements, spec = np.dtype(np.uint8), FieldSpec((*across, size), np.dtype(np.uint8))
+        taken, elements = Member(path_to, elements, record, spec), np.dtype(np.uint8)
+        spec = FieldSpec((*shape[:axis], *shape[axis + 1 :], size), elements)
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
     if not external:
         _check_offset(dataset, where, context)
@@ -329,7 +326,6 @@ def _check_values(dataset: h5py.Dataset, kind: Any, where: str, context: dict[st
         ) from error
     refusals = {
         f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": dtype.kind in "OSV"
-        and not member
         and image_format(dataset) != "",
         "text; one text per row can be a field, as the number of a class, or as the bytes of text of any length: "
         "Field(…, dtype='uint8')": bool(h5py.check_string_dtype(dtype)) or dtype.kind in "SU",
