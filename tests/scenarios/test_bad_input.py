@@ -161,6 +161,28 @@ def test_members_that_are_none_are_named_with_those_that_are(tmp_path, name, sai
 
 
 @pytest.mark.parametrize(
+    ("field", "rows", "said"),
+    [
+        ("events.label", "events.onset", ["write fields={'y': Field('events.label', per='anchor')}"]),
+        (Field("events.label", per="anchor"), None, ["fields.y.per: 'anchor' needs rows=NAME"]),
+        (Field("events.label", per="anchor"), [1, 2, 3], ["fields.y.per: 'anchor' needs rows=NAME"]),
+        (Field("events.label", per="anchor"), "two", ["events.label: has 3 values for 2 anchors"]),
+        (Field("events.label", per="anchor"), "twice", ["for 3 anchors, at 2 different rows"]),
+        ({"name": "events.label", "per": "anchor", "window": [0, 2]}, "two", ["fields.y.window: does not apply"]),
+        ({"name": "events.label", "per": "anchors"}, "two", ["fields.y.per: 'anchors' is not one of anchor"]),
+    ],
+    ids=repr,
+)
+def test_values_of_anchors_need_a_row_of_their_own_each(tmp_path, field, rows, said):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["two"], file["twice"] = np.zeros((9, 4)), [1, 2], [1, 5, 1]
+        file["events"] = np.array([(1, 0), (4, 1), (6, 0)], [("onset", "i8"), ("label", "u1")])
+    with pytest.raises((ConfigError, FormatError)) as caught:
+        HDF5Source(str(tmp_path / "x.h5"), {"x": "x", "y": field}, rows=rows)
+    assert [text for text in said if text not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
     ("names", "said"),
     [
         (["x", "wide"], ["/wide has 5 rows of float32 (4,), but ", "/x has 5 rows of float32 (3,)"]),
@@ -267,7 +289,7 @@ def test_what_is_said_of_lengths_that_differ_helps(h5):
     source = HDF5Source(path, {"x": "signal", "y": Field("images", lookup="frame")})
     assert source.column("y").tolist() == [0.0] * 4 + [10.0] * 4 + [20.0] * 4
     source.close()
-    said = ["images has 3", "leave 'y' out", "sample['y'] = values[sample['index']]", "return_indices=True"]
+    said = ["images has 3", "write fields={'y': Field('images', per='anchor')}"]
     refused(FormatError, said, lambda: HDF5Source(path, {"x": "signal", "y": "images"}, rows="frame"))
 
 

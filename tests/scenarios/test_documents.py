@@ -129,6 +129,9 @@ def patients(workplace):
         for name in ("t2m", "tp"):
             file[name] = np.zeros((20, 4, 4), "i2")
             file[name].attrs.update(scale_factor=0.5, add_offset=270.0)
+    with h5py.File("eeg.h5", "w") as file:
+        file["eeg"] = np.zeros((4, 1000), "f4")
+        file["events"] = np.array([(100, 1), (400, 0), (650, 1)], [("onset", "i8"), ("label", "u1")])
     with h5py.File("hits.h5", "w") as file:
         file["hits"] = np.zeros(20, [("momentum", "f4", (3,)), ("energy", "f4"), ("particle", "u1")])
     Path("scans/val.h5").unlink()

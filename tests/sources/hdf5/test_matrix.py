@@ -298,7 +298,9 @@ def write_part(group, kind, first, rows):
     group["night"], group["age"] = (np.arange(rows) // 16).astype("u1"), np.array([30, 40, 50], "f4") + first
     group["train"], group["order"] = np.arange(rows) % 3 == 1, np.array([8, 3, 6])
     group["people"] = np.array([(30, "a"), (40, "b"), (50, "c")], [("age", ">f4"), ("name", TEXT)])
-    group["picks"] = np.array([(8, "a"), (3, "b"), (6, "a")], [("row", "u2"), ("kind", TEXT)])
+    picks = [(8, 5 + first, "a"), (3, 7 - first, "b"), (6, first, "a")]
+    group["picks"] = np.array(picks, [("row", "u2"), ("label", ">i2"), ("kind", TEXT)])
+    write(group, "marks", np.arange(6).reshape(3, 2).astype("i2") - first, kind)
     record = np.zeros(rows, [("night", "i1"), ("at", [("x", ">f4"), ("z", "i2", (3,))]), ("kind", ANIMALS)])
     record["night"], record["kind"] = np.arange(rows) % 3, np.arange(rows) % 2
     record["at"]["x"], record["at"]["z"] = np.arange(rows) + first, random.integers(-99, 99, (rows, 3))
@@ -373,6 +375,16 @@ USES = {
             "z": Field("record.at.z", column=2, window=(-3, 1, 2), dtype="float32"),
             "age": Field("people.age", lookup="record.night"),
         },
+        "rows": "picks.row",
+    },
+    "values of anchors": {
+        "fields": {
+            "y": Field("picks.label", per="anchor"),
+            "x": Field("eeg", window=(-3, 1)),
+            "marks": Field("marks", per="anchor", dtype="float32"),
+            "both": Field(["picks.label", "picks.row"], per="anchor", dtype="int64"),
+        },
+        "layout": {"x": "CN"},
         "rows": "picks.row",
     },
     "sparse": {"fields": {"x": "cells", "y": Field("table", column=0)}},

@@ -49,10 +49,12 @@ class Model:
         self.places = [(parts[part].file, parts[part].group, row) for part, row in anchors]
         self.values = {}
         for key, field in given.items():
-            tables, channels = [part.tables[keys[key][0]] for part in parts], []
+            channels = []
             for each in keys[key]:
+                tables = [part.tables[each] for part in parts]
                 of, channel = fields[each], "C" in layouts.get(key, "")
-                found = [sample_at(parts[n].tables[each][0], of, row, channel=channel) for n, row in anchors]
+                rows = [list(indices_of(parts[n].rows)).index(row) if of.per else row for n, row in anchors]
+                found = [sample_at(tables[n][0], of, row, channel=channel) for (n, _), row in zip(anchors, rows)]
                 channels += [delivered(np.stack(found), of)] if found else []
             if channels:
                 axis = 2 if isinstance(field.window, tuple) else 1

@@ -72,7 +72,7 @@ class StoredPart:
 
     @property
     def rows(self) -> int:
-        return 0 if self.empty else next(iter(self.fields.values())).stored.rows
+        return 0 if self.empty else next(each.stored.rows for each in self.fields.values() if each.at is None)
 
     @property
     def anchor_range(self) -> Span:
@@ -99,7 +99,7 @@ class StoredPart:
         """The rows read around an anchor, by `dataset_key`; None for datasets of elements rather than rows."""
         spans: dict[str, Span | None] = {}
         for field in self.fields.values():
-            if isinstance(field.stored, StoredRanges):
+            if isinstance(field.stored, StoredRanges) or field.at:
                 spans |= dict.fromkeys(map(self.dataset_key, field.datasets), None)
                 continue
             for key in map(self.dataset_key, field.datasets):
@@ -113,7 +113,7 @@ class StoredPart:
         for field in self.fields.values():
             first, last = field.extent(anchors)
             if isinstance(field.stored, StoredRanges) and dataset == field.stored.name:
-                first = last = anchors  # rows of the sparse matrix itself
+                first = last = field.own(anchors)  # rows of the sparse matrix itself
             elif dataset not in [each.name for each in field.datasets]:
                 continue
             reads = (first <= row) & (row <= last)
@@ -210,6 +210,7 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
 def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     path = group.path
     fields: dict[str, StoredField] = {}
+    of_anchors: dict[str, StoredField] = {}
     empty: list[FormatError] = []
     kept = {key: field for key, field in request.fields.items() if field.attr}
     for key, field in request.fields.items():
@@ -223,12 +224,12 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         except NoSamplesError as error:
             empty.append(FormatError(str(error), file=error.file, dataset=error.dataset))
             continue
-        twice = set(inspected) & (set(fields) | set(request.fields) - {key})
+        twice = set(inspected) & (set(fields) | set(of_anchors) | set(request.fields) - {key})
         if twice:
             raise ConfigError(
                 f"fields: {twice.pop()} is the key of the lengths or the mask of {key}; give that field another key"
             )
-        fields |= inspected
+        (of_anchors if field.per else fields).update(inspected)
     if empty and not fields:
         return StoredPart(path, group.group, {}, WindowStarts(0, 1, 0), empty[0])
     if empty:
@@ -244,12 +245,25 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     rows = next(iter(lengths.values()))
     if kept:
         fields |= {key: inspect_attribute(group, key, field, rows) for key, field in kept.items()}
-        fields = {key: fields[key] for key in [*request.fields, *fields]}
+        fields = {key: fields[key] for key in [*request.fields, *fields] if key in fields}
     part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride))
+    if request.rows is None and of_anchors:
+        raise ConfigError(f"fields.{next(iter(of_anchors))}.per: 'anchor' needs rows=NAME, the row of each anchor")
     if request.rows is not None:
         dataset, member = group.whole_member(request.rows, "rows: ")
-        return part.at(row_numbers(member_of(dataset[...], member), part.rows, f"{path}:{dataset.name}"))
+        part = part.at(row_numbers(member_of(dataset[...], member), part.rows, f"{path}:{dataset.name}"))
+        fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
+        return dataclasses.replace(part, fields={key: fields[key] for key in [*request.fields, *fields]})
     return part
+
+
+def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
+    """A field that has a value for each anchor."""
+    rows, numbers = np.unique(part.anchors.rows(np.arange(part.anchors.count)), return_index=True)
+    if field.stored.rows != part.anchors.count or len(rows) < part.anchors.count:
+        what = f"has {field.stored.rows} values for {part.anchors.count} anchors, at {len(rows)} different rows"
+        raise FormatError(f"{field.stored}: {what}; per='anchor' needs a value and a row of its own for each")
+    return dataclasses.replace(field, at=(rows, numbers))
 
 
 def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
@@ -263,12 +277,11 @@ def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
                 )
     longest = max(field.stored.rows for field in fields.values())
     key = min(fields, key=lambda key: fields[key].stored.rows)
-    name = fields[key].stored.name
-    if chosen and len(fields[key].values.shape) == 1:
+    name = str(fields[key].stored).removeprefix(f"{fields[key].stored.path}:/")
+    if chosen and not fields[key].spec.shape:
         return (
-            f"rows= chooses rows that all fields have. If {name} has one value for each chosen row, leave {key!r} out "
-            f"of fields, and add it in sample_transform: sample[{key!r}] = values[sample['index']], with "
-            "return_indices=True"
+            f"rows= chooses rows that all fields have; if {name} has one value for each chosen row, write "
+            f"fields={{{key!r}: Field({name!r}, per='anchor')}}"
         )
     questions = [_other_axis(key, field, fields) for key, field in fields.items()]
     return (

@@ -55,6 +55,7 @@ class StoredField:
         sequences: What its rows refer to; None if they are values.
         fill: What samples of variable length are padded with.
         channels: The fields that are its channels; empty if it is of one dataset.
+        at: If it has a value for each anchor: their rows, ascending, and the number of each; else None.
         text: What the user asked for, if its values are numbers of text; else None.
         packed: NetCDF attributes of packed values that are delivered as stored.
     """
@@ -74,6 +75,7 @@ class StoredField:
     fill: float = 0
     text: Field | None = None
     channels: tuple[StoredField, ...] = ()
+    at: tuple[Indices, Indices] | None = None
 
     @property
     def plain(self) -> bool:
@@ -116,6 +118,10 @@ class StoredField:
         length = self.span[1] - self.span[0]
         return min(length, self.stored.rows) if self.pad else length
 
+    def own(self, anchors: Indices) -> Indices:
+        """The rows of its dataset that belong to anchors."""
+        return anchors if self.at is None else self.at[1][np.searchsorted(self.at[0], anchors)]
+
     def begins(self, anchors: Indices) -> Indices:
         """The first row that is read for samples: windows that reach beyond the part are moved into it."""
         begins = anchors + self.span[0]
@@ -128,7 +134,7 @@ class StoredField:
 
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
         """The first and the last row, or element, that samples read."""
-        first = self.begins(anchors)
+        first = self.begins(self.own(anchors))
         last = first + self.length - 1
         if isinstance(self.stored, StoredRanges):
             first, ends = self.stored.offsets[first], self.stored.offsets[last + 1]

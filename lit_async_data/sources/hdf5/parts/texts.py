@@ -68,7 +68,7 @@ def _with_values(part: StoredPart) -> StoredPart:
         if not missing.any():
             continue
         rows = part.anchors.rows(np.arange(part.anchors.count))
-        own = field.window_rows(rows)
+        own = field.window_rows(field.own(rows))
         lacks = missing[own if len(missing) > 1 else np.zeros_like(own)]
         if lacks.any() and field.text and field.text.null == "error":
             every = np.unique(own[lacks]).tolist()

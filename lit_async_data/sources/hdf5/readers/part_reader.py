@@ -105,18 +105,23 @@ class PartReader:
         rows = self._part.anchors.rows(samples)
         for key, array in out.items():
             for channel, reader in self.fields[key]:
-                reader.read_random(rows, array[channel], keys)
+                own = self._part.fields[key].own(rows)
+                reader.read_random(own, array[channel] if channel else array, keys)
 
     def fetch(self, samples: Indices) -> bool:
         """Have the kernel read samples from the disk; returns whether some of them were not in memory."""
         rows = self._part.anchors.rows(samples)
-        cold = [reader.fetch(rows) for _, reader in itertools.chain(*self.fields.values())]
+        cold = [reader.fetch(own) for reader, own in self._with_rows(rows)]
         return any(cold)
 
     def decode(self, samples: Indices, turn: Turn | None) -> None:
         rows = self._part.anchors.rows(samples)
-        for _, reader in itertools.chain(*self.fields.values()):
-            reader.decode(rows, turn)
+        for reader, own in self._with_rows(rows):
+            reader.decode(own, turn)
+
+    def _with_rows(self, rows: Indices) -> Iterator[tuple[Reader, Indices]]:
+        for key, field in self._part.fields.items():
+            yield from ((reader, field.own(rows)) for _, reader in self.fields[key])
 
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored

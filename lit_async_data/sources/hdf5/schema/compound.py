@@ -37,7 +37,8 @@ class Member:
 
 def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
     """The names on the way to a member, and its type, as libhdf5 has it; without a name, those of all values."""
-    path = next((path for path in member_paths(dataset.dtype) if ".".join(path) == name), ())
+    paths = member_paths(dataset.dtype) if name else []
+    path = next((path for path in paths if ".".join(path) == name), ())
     if name and not path:
         where, listed = f"{context['file']}:/{context['dataset'].strip('/')}", ", ".join(member_names(dataset.dtype))
         raise MissingError(f"{where}: has no member {name!r}; its members are {listed}", **context)

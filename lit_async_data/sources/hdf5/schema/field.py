@@ -48,6 +48,8 @@ class Field(ImageOptions):
         attr: An attribute that holds one number, or text: that of the dataset ``name`` or,
             without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
             group that is a sample has its own.
+        per: ``"anchor"``: the dataset has a value for each row number in the dataset that ``rows`` names, such as the
+            label of each event. None: for each row of the part.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
             as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, bytes of one length
             with zeros at the end, or, if ``name`` is a group, a dataset in it; those come in natural order.
@@ -85,6 +87,7 @@ class Field(ImageOptions):
     max_length: int | None = None
     pad: Literal["last", "zero"] | None = None
     attr: str | None = None
+    per: Literal["anchor"] | None = None
     kind: Literal["class", "number", "text"] | None = None
     null: Literal["error", "ignore", "drop"] = "error"
     decode: Literal["image"] | None = None
@@ -206,14 +209,18 @@ _NO_NAME = ConfigError("name: missing; which dataset is it?")
 
 
 def _check_single(field: Field) -> None:
-    for name, values in {"kind": ("class", "number", "text", None), "null": ("error", "ignore", "drop")}.items():
+    for name, values in {
+        "kind": ("class", "number", "text", None),
+        "null": ("error", "ignore", "drop"),
+        "per": ("anchor", None),
+    }.items():
         if getattr(field, name) not in values:
             raise ConfigError(f"{name}: {getattr(field, name)!r} is not one of {', '.join(filter(None, values))}")
-    for option in (
-        ("column", "window", "lookup", "mask_and_scale", "max_length", "fill", "decode") if field.attr else ()
-    ):
+    refused = ("column", "window", "lookup", "mask_and_scale", "max_length", "fill", "decode", "per")
+    for option in refused if field.attr else ("window",) if field.per else ():
         if getattr(field, option):
-            raise ConfigError(f"{option}: does not apply to an attribute, which is one value; leave it out")
+            what = "an attribute, which is one value" if field.attr else "values of anchors"
+            raise ConfigError(f"{option}: does not apply to {what}; leave it out")
 
 
 def _is_integer(value: object) -> bool:
