@@ -252,8 +252,9 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     if request.rows is not None:
         dataset, member = group.whole_member(request.rows, "rows: ")
         part = part.at(row_numbers(member_of(dataset[...], member), part.rows, f"{path}:{dataset.name}"))
+    if of_anchors:
         fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
-        return dataclasses.replace(part, fields={key: fields[key] for key in [*request.fields, *fields]})
+        part = dataclasses.replace(part, fields={key: fields[key] for key in [*request.fields, *fields]})
     return part
 
 
