@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from lit_async_data.batch.spec import Array
+from lit_async_data.batch.spec import Array, FieldSpec
 
 # Values counted at a time: enough to make up for the calls, few enough for the cache that cores share.
 BLOCK = 2**19
@@ -69,6 +69,7 @@ class Moments(NamedTuple):
     least: Array
     largest: Array
     nans: Array
+    classes: Array = np.zeros((1, 0), np.int64)  # samples of each
 
     @classmethod
     def of(cls, values: Array, kept: Sequence[int]) -> Self:
@@ -92,25 +93,29 @@ class Moments(NamedTuple):
     @_infinity
     def together(cls, several: Sequence[Moments]) -> Self:
         """The moments of all values of these, in one row."""
-        counts, means, squares, least, largest, nans = map(np.concatenate, zip(*several, strict=True))
-        count = counts.sum(0)
-        mean = (counts * means).sum(0) / np.maximum(count, 1)
-        squares = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
+        numbers, means, squares, least, largest, nans, classes = map(np.concatenate, zip(*several, strict=True))
+        number = numbers.sum(0)
+        mean = (numbers * means).sum(0) / np.maximum(number, 1)
+        squares = squares.sum(0) + (numbers * (means - mean) ** 2).sum(0)
         least, largest = np.fmin.reduce(least, 0), np.fmax.reduce(largest, 0)
-        return cls(*(each[None] for each in (count, mean, squares, least, largest, nans.sum(0))))
+        return cls(*(each[None] for each in (number, mean, squares, least, largest, nans.sum(0), classes.sum(0))))
 
-    def statistics(self, shape: Sequence[int], axis: tuple[int, ...], class_counts: Array | None) -> FieldStatistics:
+    def statistics(self, field: FieldSpec, axis: tuple[int, ...]) -> FieldStatistics:
         """The statistics of one row, in arrays of the shape of the axes that were kept."""
+        shape, classes = [field.shape[each] for each in axis], self.classes[0]
         found = [self.mean, np.sqrt(self.squares / np.maximum(self.number, 1)), self.least, self.largest]
         if not self.number.all():
             found = [np.where(self.number, each, np.nan) for each in found]
-        mean, std, least, largest, count, nans = (each.reshape(shape)[()] for each in (*found, self.number, self.nans))
-        return FieldStatistics(mean, std, count, least, largest, nans, axis, class_counts)
+        mean, std, least, largest, number, nans = (each.reshape(shape)[()] for each in (*found, self.number, self.nans))
+        if not field.shape:  # the last are numbers too large for a class
+            used = max(len(field.classes), len(np.trim_zeros(classes, "b")))
+            classes = classes[: 0 if classes[-1:].any() else used]
+        return FieldStatistics(mean, std, number, least, largest, nans, axis, classes if classes.size else None)
 
 
 @_infinity
 def _moments(values: Array) -> tuple[Array, ...]:
-    """The attributes of `Moments` for each row of values."""
+    """The attributes of `Moments` for each row of values, but for classes."""
     exact, itemsize = values.dtype.kind in "biu", values.dtype.itemsize
     nans, least, largest = np.zeros(len(values), np.int64), values.min(1), values.max(1)
     some = values[:, :: values.shape[1] // 1024 + 1]

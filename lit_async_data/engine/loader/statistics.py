@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +37,7 @@ VERSION = 1
 
 Axis = Literal["channels"] | int | Sequence[int] | None
 Kept = Mapping[str, tuple[int, ...]]
-# What has been counted of each field: its `Moments`, and its classes, if it has any.
-Counted = dict[str, list[Array]]
+Counted = dict[str, Moments]
 
 
 def statistics(
@@ -101,13 +100,12 @@ def found_together(
     every = [counted for _, counted in known if counted][:1]
     if not every:
         every = [part for part in _on_every_rank(gather, lambda: _read(source, kept, rank, ranks)) if part]
-    together = {name: _together([counted[name] for counted in every]) for name in kept}
+    together = {name: Moments.together([each[name] for each in every if name in each]) for name in kept}
     if folder:
-        named: Any = {f"{at}.{n}": each for at, arrays in enumerate(together.values()) for n, each in enumerate(arrays)}
-        np.savez(buffer := io.BytesIO(), **named)
+        np.savez(buffer := io.BytesIO(), *(array for moments in together.values() for array in moments))
         (name, head), _ = known[rank]
         folder.store(source.name, name, head, buffer.getvalue())
-    return {key: _result(spec[name], kept[name], *together[name]) for key, name in keys.items()}
+    return {key: together[name].statistics(spec[name], kept[name]) for key, name in keys.items()}
 
 
 def _on_every_rank(gather: Callable[[Any], list[Any]], make: Callable[[], Any]) -> list[Any]:
@@ -195,47 +193,31 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
             for name, axes in kept.items():
                 field, values = part.spec[name], batch[name].numpy()
                 lengths = batch[length_key(name)].numpy() if field.ragged else None
-                counted[name] = _together([counted.get(name, []), _counted(field, axes, values, lengths, pool)])
+                if (found := _counted(field, axes, values, lengths, pool)) is not None:
+                    counted[name] = Moments.together([counted[name], found] if name in counted else [found])
             bar.update(len(next(iter(batch.values()))))
     return counted
 
 
 def _counted(
     field: FieldSpec, axes: Sequence[int], values: Array, lengths: Array | None, pool: ThreadPoolExecutor
-) -> list[Array]:
-    classes = []
+) -> Moments | None:
+    """The moments of a batch; None if all its samples are of length 0."""
+    classes = np.zeros(0, np.int64)
     if field.classes and field.shape:  # several classes per sample
-        classes = [(values > 0).sum(0)]
+        classes = (values > 0).sum(0)
     elif field.dtype.kind in "biu" and not field.shape:
-        # The last is what is no class: too large a number.
         numbers = values.astype(np.float64).clip(-1, MOST_CLASSES).astype(np.int64)
-        classes = [np.bincount(numbers[numbers >= 0], minlength=MOST_CLASSES + 1)]
+        classes = np.bincount(numbers[numbers >= 0], minlength=MOST_CLASSES + 1)
     kept = [axis + 1 for axis in axes]
     if lengths is not None:  # each element is a sample
         values, kept = values[np.arange(values.shape[1]) < lengths.reshape(-1, 1)], list(axes)
     if not values.size:
-        return []
+        return None
     step = max(TASK // values[0].size, 1)
     parts = (values[first : first + step] for first in range(0, len(values), step))
-    return [*Moments.together([*pool.map(functools.partial(Moments.of, kept=kept), parts)]), *classes]
-
-
-def _together(several: Sequence[list[Array]]) -> list[Array]:
-    several = [each for each in several if each]
-    if len(several) < 2:
-        return several[0] if several else []
-    moments = Moments.together([Moments(*each[:6]) for each in several])
-    return [*moments, *(np.sum(classes, 0) for classes in zip(*(each[6:] for each in several), strict=True))]
-
-
-def _result(field: FieldSpec, axis: tuple[int, ...], *counted: Array) -> FieldStatistics:
-    shape, classes = [field.shape[each] for each in axis], counted[6] if len(counted) > 6 else None
-    if not counted:  # all samples are of length 0
-        nothing = np.zeros((1, math.prod(shape)), np.int64)
-        counted = nothing, nothing, nothing, nothing, nothing, nothing
-    if classes is not None and not field.shape:
-        classes = None if classes[-1] else classes[: max(len(field.classes), np.flatnonzero(classes)[-1:].sum() + 1)]
-    return Moments(*counted[:6]).statistics(shape, axis, classes)
+    found = Moments.together([*pool.map(functools.partial(Moments.of, kept=kept), parts)])
+    return found._replace(classes=classes[None])
 
 
 def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[tuple[str, bytes], Counted]:
@@ -256,6 +238,6 @@ def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[tuple[str,
     body = folder.load(source.name, name, head)
     if body is not None:
         with np.load(io.BytesIO(body), allow_pickle=False) as stored:
-            for at, key in enumerate(kept):
-                counted[key] = [stored[each] for each in stored.files if each.startswith(f"{at}.")]
+            arrays = (stored[each] for each in stored.files)
+            counted = {key: Moments(*itertools.islice(arrays, len(Moments._fields))) for key in kept}
     return (name, head), counted
