@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ SMALL_BYTES = 64 * 1024
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
+NOTHING: Mapping[str, Indices] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class FieldSpec:
         lead: Axes of the delivered sample before the channels: 1 for a window of images.
         ragged: Whether samples have fewer elements on axis 0, and are padded there.
         texts: What the values 0, 1, 2, … stand for, if that is text but no class, such as the id of a patient.
+        joined: Whether a batch has the elements of its samples one after the other, without padding.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -56,6 +58,7 @@ class FieldSpec:
     lead: int = 0
     ragged: bool = False
     texts: tuple[str, ...] = ()
+    joined: bool = False
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
@@ -95,6 +98,11 @@ class FieldSpec:
 def length_key(key: str) -> str:
     """The key of the field with the lengths of the samples of a field."""
     return f"{key}_length"
+
+
+def offsets_key(key: str) -> str:
+    """The key of the field that says where samples begin that come one after the other, and where the last ends."""
+    return f"{key}_offsets"
 
 
 class BatchSpec(Mapping[str, FieldSpec]):
@@ -178,6 +186,20 @@ def longest_of(specs: Sequence[BatchSpec]) -> BatchSpec:
     return BatchSpec(fields, as_mapping=specs[0].as_mapping)
 
 
+class Extent(NamedTuple):
+    """The size of a batch.
+
+    Attributes:
+        rows: Its samples.
+        width: Elements of samples of variable length, where they are batched by length.
+        totals: Elements of all samples together, of each field in which they come one after the other.
+    """
+
+    rows: int
+    width: int | None = None
+    totals: tuple[int, ...] = ()
+
+
 class BatchLayout:
     """Where each field is in a slot's bytes. Immutable.
 
@@ -190,8 +212,14 @@ class BatchLayout:
         batches: Most batches of one slot. A field's values are contiguous over all of them.
         buckets: How samples of variable length are batched by length; None if all are padded to the longest. With
             them, a slot holds one batch and has room for its elements.
+        joined: The lengths of the samples of each field in which they come one after the other. Its slots hold one
+            batch, too.
+        repeats: Whether a batch may have a sample twice.
 
     Attributes:
+        alone: Whether a slot holds one batch, since batches differ in size.
+        edges: Keys of the fields of offsets, which have one row more than there are samples.
+        padded_bytes: Bytes of samples that come one after the other, before they do.
         small: Keys of the fields of at most `SMALL_BYTES` per batch.
         large: Keys of the other fields.
         offsets: First byte of each field, by key.
@@ -200,25 +228,41 @@ class BatchLayout:
         nbytes: Bytes of one slot.
     """
 
-    def __init__(self, spec: BatchSpec, capacity: int, batches: int = 1, buckets: Buckets | None = None) -> None:
-        self.spec = spec
-        self.batches = batches
-        self.buckets = buckets
-        self._ragged = {key for key, field in spec.fields.items() if field.ragged and buckets is not None}
-        fixed = {key: field.nbytes * capacity for key, field in spec.fields.items() if key not in self._ragged}
+    def __init__(
+        self,
+        spec: BatchSpec,
+        capacity: int,
+        batches: int = 1,
+        buckets: Buckets | None = None,
+        joined: Mapping[str, Indices] = NOTHING,
+        *,
+        repeats: bool = False,
+    ) -> None:
+        self.spec, self.batches, self.buckets, self.joined = spec, batches, buckets, joined
+        self.alone = buckets is not None or bool(joined)
+        # Elements of samples of variable length: the most of a batch, and those of a sample on average.
+        elements = {key: _most_elements(of, capacity, repeats=repeats) for key, of in joined.items()}
+        if buckets is not None:
+            ragged = [key for key, field in spec.fields.items() if field.ragged]
+            elements |= dict.fromkeys(ragged, (buckets.elements, buckets.mean_width))
+        rows = dict.fromkeys(spec, capacity) | {offsets_key(key): capacity + 1 for key in joined}
+        fixed = {key: field.nbytes * rows[key] for key, field in spec.fields.items() if key not in elements}
         self.small = tuple(key for key, nbytes in fixed.items() if nbytes <= SMALL_BYTES)
         self.large = tuple(key for key in spec.fields if key not in self.small)
         sizes = {key: nbytes * batches for key, nbytes in fixed.items()}
         self.sample_bytes = sum(spec[key].nbytes for key in fixed)
-        for key in self._ragged:
-            assert buckets is not None
+        for key, (most, mean) in elements.items():
             element = spec[key].nbytes // spec[key].shape[0]
-            sizes[key] = element * buckets.elements
-            self.sample_bytes += int(element * buckets.mean_width)
+            sizes[key] = element * most
+            self.sample_bytes += int(element * mean)
+        most = capacity if buckets is None else 0
+        self.padded_bytes = sum(max(spec[key].nbytes * most, sizes[key]) for key in joined)
         self.offsets: dict[str, int] = {}
         end = self._place(self.large, sizes, 0)
         self.small_start = end
         self.nbytes = max(self._place(self.small, sizes, end), ALIGNMENT)
+        self.edges = frozenset(map(offsets_key, joined))
+        self._varies = self.edges.union(elements)
         # Every batch needs these; they are computed once.
         self._fields = [
             (key, self.offsets[key], field.nbytes, field.dtype, field.stored_shape)
@@ -231,33 +275,46 @@ class BatchLayout:
             end += -(-sizes[key] // ALIGNMENT) * ALIGNMENT
         return end
 
-    def shapes(self, count: int, width: int | None = None) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the fields of ``count`` samples, in the order of the spec.
+    def extent(self, samples: Indices) -> Extent:
+        """Returns the size of a batch of these samples."""
+        width = None if self.buckets is None else self.buckets.width(samples)
+        return Extent(len(samples), width, tuple(int(of[samples].sum()) for of in self.joined.values()))
 
-        Samples of variable length have ``width`` elements, where they are batched by length.
-        """
-        shapes = {key: (count, *shape) for key, _, _, _, shape in self._fields}
-        for key in self._ragged:
-            assert width is not None
-            shapes[key] = (count, width, *shapes[key][2:])
+    def shapes(self, extent: Extent) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the fields of a batch, in the order of the spec."""
+        shapes = {key: (extent.rows, *shape) for key, _, _, _, shape in self._fields}
+        totals = dict(zip(self.joined, extent.totals, strict=True))
+        for key in self._varies:
+            if key in totals:
+                shapes[key] = (totals[key], *shapes[key][2:])
+            elif key in self.edges:
+                shapes[key] = (extent.rows + 1,)
+            else:
+                assert extent.width is not None
+                shapes[key] = (extent.rows, extent.width, *shapes[key][2:])
         return shapes
 
-    def views(self, memory: Bytes, count: int, first: int = 0, width: int | None = None) -> dict[str, Array]:
-        """Returns views of the fields of ``count`` samples in a slot; see `shapes`."""
-        views = {
-            key: np.ndarray((count, *shape), dtype, memory, offset + first * nbytes)
+    def views(self, memory: Bytes, extent: Extent, first: int = 0) -> dict[str, Array]:
+        """Returns views of the fields of a batch in a slot, whose samples begin at a row; see `shapes`."""
+        count, varies = extent.rows, self._varies
+        shapes = self.shapes(extent) if varies else {}
+        return {
+            key: np.ndarray(shapes[key], dtype, memory, offset)
+            if key in varies
+            else np.ndarray((count, *shape), dtype, memory, offset + first * nbytes)
             for key, offset, nbytes, dtype, shape in self._fields
-            if key not in self._ragged
         }
-        if self._ragged:
-            shapes = self.shapes(count, width)
-            views = {
-                key: views[key] if key in views else np.ndarray(shapes[key], dtype, memory, offset)
-                for key, offset, _, dtype, _ in self._fields
-            }
-        return views
 
     def views_of(self, memory: Bytes, samples: Indices, first: int = 0) -> dict[str, Array]:
-        """Returns views for these samples of one batch."""
-        width = None if self.buckets is None else self.buckets.width(samples)
-        return self.views(memory, len(samples), first, width)
+        """Returns views for these samples of one batch; where they come one after the other, the offsets are filled."""
+        views = self.views(memory, self.extent(samples), first)
+        for key, of in self.joined.items():
+            views[offsets_key(key)][0] = 0
+            np.cumsum(of[samples], out=views[offsets_key(key)][1:])
+        return views
+
+
+def _most_elements(lengths: Indices, capacity: int, *, repeats: bool) -> tuple[int, float]:
+    """The most elements that a batch of some samples may have, and those of a sample on average."""
+    longest = np.sort(lengths)[-capacity:]
+    return max(int(longest[-1]) * capacity if repeats else int(longest.sum()), 1), float(lengths.mean())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Array, BatchLayout, Bytes
+from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Array, BatchLayout, Bytes, Extent
 from lit_async_data.engine.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
 from lit_async_data.engine.device.streams import no_inference
 from lit_async_data.engine.pipeline.pipeline import Pipeline
@@ -42,7 +42,6 @@ class SlotFeed:
         self.copied = 0
         self._give_back = give_back
         self._layout = pipeline.layout
-        self._by_length = pipeline.layout.buckets is not None
         fields = self._layout.spec.fields.items()
         self._copies = SmallCopies()
         # How each field is delivered whose axes move.
@@ -51,7 +50,7 @@ class SlotFeed:
         # to a device, its parts, and what is called when one of them has been copied. A feed has only one of the two.
         self._lent: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
         self._to_copy: collections.deque[BatchResult] = collections.deque()
-        self._parts = _Parts({}, None)
+        self._parts = _Parts({}, None, Extent(0))
         self._release: Callable[[], None] = _nothing
         self._travel = _Travel(pipeline.layout)
 
@@ -96,7 +95,7 @@ class SlotFeed:
     def close(self, *, wait: bool = False) -> None:  # noqa: ARG002
         self._lent.clear()
         self._to_copy.clear()  # nobody will fill their slot again
-        self._parts, self._release = _Parts({}, None), _nothing
+        self._parts, self._release = _Parts({}, None, Extent(0)), _nothing
         try:
             self.pipeline.close()
         finally:
@@ -125,9 +124,7 @@ class SlotFeed:
         self._coalesced = len(filled.batches)
         lent = bool(layout.large) and not self.pipeline.must_copy()
         memory = pool.lend(filled.slot) if lent else pool.memory(filled.slot)
-        views = layout.views(
-            memory, last.first + last.rows, width=self._of_bucket(last.key) if self._by_length else None
-        )
+        views = layout.views(memory, self._extent(last))
         copied = layout.small if lent else tuple(views)
         batches: list[tuple[BatchIndex, Batch | Exception]] = []
         with no_inference():
@@ -137,7 +134,7 @@ class SlotFeed:
                     continue
                 tensors = {}
                 for name, view in views.items():
-                    array = view[first : first + rows]
+                    array = view if layout.alone else view[first : first + rows]
                     if name in copied:
                         array = self._copies.of(array)
                     delivered = self._delivered[name]
@@ -162,14 +159,16 @@ class SlotFeed:
     # -- to a device -----------------------------------------------------------------------------------------------
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
-        return self._travel.buffers(
-            self.pipeline.schedule.plan(key.epoch).count(key.step), self._of_bucket(key) if self._by_length else None
-        )
+        count = self.pipeline.schedule.plan(key.epoch).count(key.step)
+        return self._travel.buffers(self._extent(BatchResult(key, 0, count)))
 
-    def _of_bucket(self, key: BatchIndex) -> int:
-        """The elements of samples of variable length, in batches by length."""
-        assert self._layout.buckets is not None
-        return self._layout.buckets.width(self.pipeline.schedule.plan(key.epoch).batch(key.step).samples)
+    def _extent(self, last: BatchResult) -> Extent:
+        """The size of all batches of a slot, of which this is the last."""
+        if not self._layout.alone:
+            return Extent(last.first + last.rows)
+        if last.around is not None:
+            return self._layout.extent(np.array(last.around.samples))
+        return self._layout.extent(self.pipeline.schedule.plan(last.key.epoch).batch(last.key.step).samples)
 
     @property
     def has_room(self) -> bool:
@@ -199,8 +198,7 @@ class SlotFeed:
             pool.move(filled.slot, "copy")
         self._coalesced = len(filled.batches)
         self._release = _Release(filled.good, functools.partial(pool.copied, filled.slot), memory)
-        width = self._of_bucket(last.key) if self._by_length else None
-        self._parts = self._travel.parts(memory, last.first + last.rows, width)
+        self._parts = self._travel.parts(memory, self._extent(last))
         self._to_copy.extend(filled.batches)
 
     def _next(self) -> HostBatch:
@@ -239,12 +237,12 @@ class _Parts(NamedTuple):
     Attributes:
         views: The fields that travel by themselves, over all batches.
         block: The bytes of the other fields; None if there are none.
-        width: Elements of samples of variable length, where they are batched by length.
+        extent: The size of all batches.
     """
 
     views: Mapping[str, Array]
     block: Bytes | None
-    width: int | None = None
+    extent: Extent
 
 
 class _Travel:
@@ -262,41 +260,42 @@ class _Travel:
             name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
         }
         # Batches have one size, and the last of an epoch another; by length, one of each bucket.
-        self._known: dict[tuple[int, int | None], DeviceBuffers] = {}
+        self._known: dict[Extent, DeviceBuffers] = {}
         # How each field is delivered whose axes move.
         fields = layout.spec.fields.items()
         self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
 
-    def buffers(self, count: int, width: int | None) -> DeviceBuffers:
-        """The device memory that a batch of ``count`` samples takes."""
-        if (count, width) not in self._known:
-            layout = self._layout
-            shapes = layout.shapes(count, width)
+    def buffers(self, extent: Extent) -> DeviceBuffers:
+        """The device memory that a batch takes."""
+        known, layout = self._known.get(extent), self._layout
+        if known is None:
+            shapes = layout.shapes(extent)
             large = {name: (shapes[name], self._dtypes[name]) for name in self._alone}
-            block = layout.nbytes - layout.small_start if self._in_block else None
-            self._known[count, width] = DeviceBuffers(large, block)
-        return self._known[count, width]
+            known = DeviceBuffers(large, layout.nbytes - layout.small_start if self._in_block else None)
+            if not layout.joined:
+                self._known[extent] = known
+        return known
 
-    def parts(self, memory: Bytes, count: int, width: int | None) -> _Parts:
-        """The parts of a slot with ``count`` samples."""
+    def parts(self, memory: Bytes, extent: Extent) -> _Parts:
+        """The parts of a slot with batches of this size together."""
         layout = self._layout
-        views = layout.views(memory, count, width=width)
+        views = layout.views(memory, extent)
         for name in self._in_block:
             del views[name]
-        return _Parts(views, memory[layout.small_start : layout.nbytes] if self._in_block else None, width)
+        return _Parts(views, memory[layout.small_start : layout.nbytes] if self._in_block else None, extent)
 
     def host_batch(self, parts: _Parts, first: int, count: int, release: Callable[[], None]) -> HostBatch:
         """The batch whose samples begin at row ``first`` of a slot."""
         large = {}
         for name, view in parts.views.items():
-            large[name] = torch.from_numpy(view[first : first + count])
+            large[name] = torch.from_numpy(view if self._layout.alone else view[first : first + count])
         return HostBatch(
             large,
             None if parts.block is None else torch.from_numpy(parts.block),
             unpack=functools.partial(self._unpacked, count),
             release=release,
             nbytes=count * self._nbytes,
-            known=self._known.get((count, parts.width)),
+            known=self._known.get(parts.extent if self._layout.alone else Extent(count)),
         )
 
     def _unpacked(self, count: int, arrived: Arrived, clone: Clone) -> Batch:
@@ -306,8 +305,9 @@ class _Travel:
             if name in self._in_block:
                 assert arrived.block is not None
                 offset = layout.offsets[name] - layout.small_start
-                raw = arrived.block[offset : offset + count * field.nbytes]
-                stored = clone(raw.view(self._dtypes[name]).reshape((count, *field.stored_shape)))
+                rows = count + (name in layout.edges)
+                raw = arrived.block[offset : offset + rows * field.nbytes]
+                stored = clone(raw.view(self._dtypes[name]).reshape((rows, *field.stored_shape)))
             else:
                 stored = arrived.large[name]
             delivered = self._delivered[name]

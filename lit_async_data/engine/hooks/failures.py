@@ -16,6 +16,9 @@ from lit_async_data.errors import TransformError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 
+# What is said where a host hook changes the length of samples that come one after the other in a batch.
+FIXED = "with ragged='concat' only device_transform may change a length"
+
 
 class UnfitError(Exception):
     """A value cannot become part of a batch. The message says why, with a ``{}`` for the words for the samples."""

@@ -14,7 +14,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key
 from lit_async_data.engine.hooks.callables import Function, Hook, check_callable
 from lit_async_data.engine.hooks.calls import HookCalls, Made
-from lit_async_data.engine.hooks.failures import UnfitError, failure, named_array, with_rows
+from lit_async_data.engine.hooks.failures import FIXED, UnfitError, failure, named_array, with_rows
 from lit_async_data.engine.hooks.randomness import put_back
 from lit_async_data.engine.hooks.transformation import Outcome, Transformation, delivered, put_samples
 from lit_async_data.errors import TransformError
@@ -195,7 +195,11 @@ class _Probe:
         fields = {}
         for key in [*(key for key in known if key in found), *(key for key in found if key not in known)]:
             shape, dtype = found[key]
-            field = FieldSpec(shape, dtype.newbyteorder("="), ragged=key in follow)
+            joined = key in known and known[key].joined
+            if joined and (key not in follow or shape[0] != known[key].shape[0]):
+                what = f"changed the length of {key} of {{}}; {FIXED}"
+                raise failure(where, self._calls.source, samples, what)
+            field = FieldSpec(shape, dtype.newbyteorder("="), ragged=key in follow, joined=joined)
             if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
                 field = dataclasses.replace(field, classes=known[key].classes, texts=known[key].texts)
             fields[key] = field

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.batch.spec import BatchSpec, length_key
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.clock import NEXT, profiled, ranged
 from lit_async_data.engine.device.feed import Batch, moved
@@ -31,7 +31,7 @@ from lit_async_data.engine.loader.resuming import AsyncWiring, ResumableLoader, 
 from lit_async_data.engine.pipeline.ahead import Ahead
 from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples, ReadAround
 from lit_async_data.engine.pipeline.pipeline import Pipeline
-from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, indexed_spec
+from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, indexed_spec, joined_spec
 from lit_async_data.engine.pipeline.schedule import schedule_of
 from lit_async_data.engine.processes.pipelines import pipeline_of
 from lit_async_data.engine.processes.setup import ReaderSetup
@@ -40,9 +40,9 @@ from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, Sou
 from lit_async_data.options import MAX_SEED, LoaderOptions
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor
 from lit_async_data.order.order_state import Place
-from lit_async_data.order.permutation import derived_key
+from lit_async_data.order.permutation import Indices, derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
-from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.checks import check_source, values_of
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.system import leave_at_exit
 
@@ -60,6 +60,7 @@ GIVEN = (
     "_evaluation",
     "spec",
     "_outcome",
+    "_joined",
 )
 SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and engine/hooks/calls.py
 
@@ -189,7 +190,7 @@ class AsyncLoader(ResumableLoader):
             return
         self._stop()
         self._release()
-        for found in ("spec", "_outcome"):
+        for found in ("spec", "_outcome", "_joined"):
             vars(self).pop(found, None)
         self._plans.clear()
         self._cursor.restart()
@@ -331,13 +332,20 @@ class AsyncLoader(ResumableLoader):
         """
         if self.options.return_indices:
             indexed_spec(self.source.spec)  # before host hooks get the numbers under this key
-        spec = self._outcome.spec if self._hooks else self.source.spec
+        spec = joined_spec(self._outcome.spec if self._hooks else self.source.spec)
         return indexed_spec(spec) if self.options.return_indices else spec
 
     @functools.cached_property
     def _outcome(self) -> Outcome:
-        indexed, by_length = self.options.return_indices, self._wiring.schedule.buckets is not None
+        indexed, fields = self.options.return_indices, self.source.spec.fields.values()
+        by_length = self._wiring.schedule.buckets is not None or any(field.joined for field in fields)
         return self._hooks.outcome(self.source, self._hook_seed, indexed=indexed, by_length=by_length)
+
+    @functools.cached_property
+    def _joined(self) -> dict[str, Indices]:
+        """The lengths of the samples of each field in which they come one after the other."""
+        keys = [key for key, field in self.spec.fields.items() if field.joined]
+        return {key: values_of(self.source, length_key(key), "ragged") for key in keys}
 
     @property
     def _hook_seed(self) -> int | None:
@@ -380,6 +388,7 @@ class AsyncLoader(ResumableLoader):
                 hooks=self._transformation(),
                 refusal=self._refusal,
                 ranks=self.local_world_size,
+                joined=self._joined,
             )
         return self._plans[known]
 
@@ -448,7 +457,8 @@ class AsyncLoader(ResumableLoader):
         """What reads the batches, here or in a reader process."""
         source, options = self.source, self.options
         seed = options.seed if options.augment and source.chunks.random else None
-        read = SampleReader(source, options.return_indices, seed, self._transformation(plan.layout.batches))
+        hooks, joined = self._transformation(plan.layout.batches), list(self._joined)
+        read = SampleReader(source, options.return_indices, seed, hooks, joined, plan.layout.buckets)
         around = None
         if options.on_error != "raise":
             around = AroundBadSamples(read, options.on_error, self._wiring.quarantine.known)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import BatchSpec, Bytes, FieldSpec
+from lit_async_data.batch.spec import Array, BatchSpec, Bytes, FieldSpec, length_key, offsets_key
 from lit_async_data.engine.hooks.calls import INDEX
+from lit_async_data.engine.hooks.failures import FIXED, failure
 from lit_async_data.engine.hooks.transformation import Transformation
 from lit_async_data.errors import ConfigError
+from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import BatchIndex
@@ -32,6 +34,8 @@ class SampleReader:
     return_indices: bool  # whether to add the samples' indices as field ``index``
     seed: int | None  # seed of random numbers for samples; None if the source draws none
     transformation: Transformation | None = None  # the host hooks; None without any
+    joined: Sequence[str] = ()  # the fields whose samples come one after the other in a batch
+    buckets: Buckets | None = None  # to which these are padded before that
 
     def __call__(
         self,
@@ -47,6 +51,9 @@ class SampleReader:
         if self.return_indices:
             out[INDEX][... if rows is None else rows] = ids
             out = {key: array for key, array in out.items() if key != INDEX}
+        whole = out
+        if self.joined:
+            out = self._padded(samples, out)
         if raw is not None:
             assert self.transformation is not None
             self.transformation.apply(epoch, samples, raw, out)
@@ -62,6 +69,31 @@ class SampleReader:
             self.source.read_into(samples, out)  # most loaders: a call less for each batch
         else:
             self._read(epoch, samples, ids, out)
+        if self.joined:
+            self._join(samples, out, whole, range(len(samples)) if rows is None else rows.tolist())
+
+    def _padded(self, samples: Indices, out: Mapping[str, Array]) -> dict[str, Array]:
+        """Arrays with others in place of those in which samples come one after the other: there they are padded."""
+        made = {key: array for key, array in out.items() if key not in map(offsets_key, self.joined)}
+        for key in self.joined:
+            lengths = np.diff(out[offsets_key(key)])
+            width = self.source.spec[key].shape[0] if self.transformation is not None else max(int(lengths.max()), 1)
+            width = width if self.buckets is None else self.buckets.width(samples)
+            made[key] = np.empty((len(lengths), width, *out[key].shape[1:]), out[key].dtype)
+        return made
+
+    def _join(
+        self, samples: Indices, padded: Mapping[str, Array], out: Mapping[str, Array], rows: Iterable[int]
+    ) -> None:
+        for key in self.joined:
+            edges, values, into = out[offsets_key(key)].tolist(), padded[key], out[key]
+            lengths = padded.get(length_key(key))
+            for place, row in enumerate(rows):
+                first, end = edges[row : row + 2]
+                if lengths is not None and lengths[row] != end - first:
+                    what = f"changed {length_key(key)} of {{}} from {end - first} to {lengths[row]}; {FIXED}"
+                    raise failure("transform", self.source, samples[place : place + 1], what)
+                into[first:end] = values[row, : end - first]
 
     def check(self, epoch: int, sample: Indices) -> None:
         """Read one sample, and call ``sample_transform`` with it."""
@@ -80,6 +112,15 @@ class SampleReader:
             self.source.read_into(samples, out)
         else:
             self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), ids))
+
+
+def joined_spec(spec: BatchSpec) -> BatchSpec:
+    """The fields of batches with the offsets of samples that come one after the other."""
+    for key in [key for key, field in spec.fields.items() if field.joined]:
+        if offsets_key(key) in spec.fields:
+            raise ConfigError(f"fields: {offsets_key(key)} is the key of the offsets of {key}; give that field another")
+        spec = spec.with_field(offsets_key(key), FieldSpec((), np.dtype(np.int64)))
+    return spec
 
 
 def indexed_spec(spec: BatchSpec) -> BatchSpec:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from lit_async_data.batch.spec import BatchLayout, BatchSpec
+from lit_async_data.batch.spec import NOTHING, BatchLayout, BatchSpec
 from lit_async_data.engine.hooks.transformation import Transformation
 from lit_async_data.engine.resources.memory import Budget, default_budget, pinned_bytes
 from lit_async_data.engine.resources.workers import Workers
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.chunk_order import ChunkExtents
+from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.shares import Shares
 from lit_async_data.order.weighted import WeightedChunkOrder
@@ -59,28 +60,32 @@ class ResourcePlan:
         hooks: Transformation | None = None,
         refusal: str = "",
         ranks: int | None = None,
+        joined: Mapping[str, Indices] = NOTHING,
     ) -> ResourcePlan:
         scratch = 0 if hooks is None else hooks.scratch_bytes
         workers = Workers.of(source, options, ahead=ahead, hooks=hooks is not None, refusal=refusal, ranks=ranks)
         limit = options.memory_budget or default_budget(ranks)
-        alone = BatchLayout(spec, schedule.capacity, buckets=schedule.buckets).nbytes
         workers = _within(workers, limit, scratch)
+        repeats = options.drawn or options.on_error == "substitute"
+        layout = functools.partial(
+            BatchLayout, spec, schedule.capacity, buckets=schedule.buckets, joined=joined, repeats=repeats
+        )
         planned = functools.partial(
-            cls._with, source, spec, options=options, schedule=schedule, limit=limit, hooks=hooks, pinned=pinned
+            cls._with, source, layout, options=options, schedule=schedule, limit=limit, hooks=hooks, pinned=pinned
         )
         plan = planned(workers, 1)
         while plan.budget.total > limit and workers.most > max(workers.threads, 1):
             workers = workers._replace(most=workers.most - 1)
             plan = planned(workers, 1)
         whole = hooks is not None and hooks.takes_batches
-        if ahead and not whole and schedule.buckets is None and _coalesces(source, workers, hooks=hooks is not None):
+        if ahead and not whole and not plan.layout.alone and _coalesces(source, workers, hooks=hooks is not None):
             budget = plan.budget
             # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
             room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total
             room -= budget.slots * budget.slot_bytes
             room = min(room, limit)
             # Samples may be large before a transform, and small after it.
-            batches = coalesced_batches(max(alone, scratch), schedule.steps)
+            batches = coalesced_batches(max(plan.layout.nbytes, scratch), schedule.steps)
             plan = planned(workers, batches)
             while batches > 1 and plan.budget.total > room:
                 batches -= 1
@@ -101,7 +106,7 @@ class ResourcePlan:
     def _with(
         cls,
         source: Source,
-        spec: BatchSpec,
+        layout_of: Callable[..., BatchLayout],
         workers: Workers,
         batches: int,
         *,
@@ -113,7 +118,7 @@ class ResourcePlan:
     ) -> ResourcePlan:
         """The footprint if these workers read ``batches`` batches together. Files read ahead are not counted."""
         plan, most = schedule.plan(0), max(workers.most, 1)
-        layout = BatchLayout(spec, schedule.capacity, batches, schedule.buckets)
+        layout = layout_of(batches=batches)
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
         chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
         needs = source.memory(chunks)
@@ -126,6 +131,7 @@ class ResourcePlan:
         scratch = 0 if hooks is None else most * batches * hooks.scratch_bytes
         if workers.shared and hooks is None:  # a process puts its share together before it goes to the slot
             scratch += most * layout.nbytes
+        scratch += most * layout.padded_bytes
         # The slots of a reader process are pinned as they are.
         slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes
         if workers.shared and hooks is not None and hooks.takes_batches:  # see `ReaderSetup.raw_bytes`

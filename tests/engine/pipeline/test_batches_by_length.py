@@ -125,6 +125,72 @@ def test_ranks_have_equally_many_batches_and_share_the_samples(source):
     check_equal(found, stored(source))
 
 
+BY = [pytest.param({}, id="by length"), pytest.param({"batch_by": None, "batch_elements": None}, id="any")]
+
+
+def joined(source, **options):
+    """The same samples, one after the other."""
+    return HDF5Source(source.paths, {"x": Field("x", ragged="concat", **options), "y": "y"})
+
+
+def joined_samples_of(batch):
+    x, edges = batch["x"].cpu(), batch["x_offsets"].tolist()
+    assert (edges[0], edges[-1], len(edges)) == (0, len(x), len(batch["index"]) + 1)
+    assert np.diff(edges).tolist() == batch["x_length"].tolist()
+    return {n: x[a:b] for n, (a, b) in zip(batch["index"].tolist(), itertools.pairwise(edges), strict=True)}
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(("options", "hooks"), READERS)
+def test_all_readers_give_samples_one_after_the_other(source, options, hooks, by):
+    with loader_of(joined(source), hooks=hooks, **options, **by) as loader:
+        found = {n: x for batch in loader for n, x in joined_samples_of(batch).items()}
+    check_equal(found, stored(source))
+
+
+@pytest.mark.parametrize("by", BY)
+def test_a_device_gets_samples_one_after_the_other(source, monkeypatch, by):
+    streams, found = FakeStreams("side"), {}
+    pretend(monkeypatch, lambda device: streams)
+    with loader_of(joined(source), workers=1, **by) as loader:
+        for batch in loader:
+            streams.synchronize()
+            found |= joined_samples_of(batch)
+    check_equal(found, stored(source))
+
+
+def test_slots_have_room_for_the_longest_samples_of_a_batch(source):
+    lengths, element = sorted((len(x) for x in stored(source).values()), reverse=True), 4
+    for options, most in [({}, sum(lengths[:16])), ({"weights": "y"}, 16 * lengths[0])]:
+        with loader_of(joined(source), workers=0, batch_by=None, batch_elements=None, **options) as loader:
+            layout = loader.footprint.layout
+            assert layout.small_start == -(-most * element // 512) * 512
+            assert all(joined_samples_of(batch) for batch in loader)
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(("function", "text"), [(acts.longer, "'?x'?"), (acts.relabelled, "changed x_length of sample")])
+def test_no_length_of_joined_samples_changes_on_the_host(source, function, text, by):
+    loader = loader_of(joined(source), workers=0, shuffle=False, hooks={"sample_transform": function}, **by)
+    with loader, pytest.raises(TransformError, match=text):
+        list(loader)
+
+
+def test_joined_samples_are_read_and_put_together_padded(source):
+    assert np.array_equal(joined(source)[0]["x"], source[0]["x"])
+    with pytest.raises(FormatError, match="'x' has joined False in"):
+        ConcatSource([joined(source), source])
+    clash = HDF5Source(source.paths, {"x": Field("x", ragged="concat"), "x_offsets": "y"})
+    with pytest.raises(ConfigError, match="x_offsets is the key of the offsets of x"):
+        loader_of(clash)
+
+
+@pytest.mark.parametrize("option", [{"ragged": "no"}, {"max_length": 180}, {"attr": "a"}, {"decode": "image"}])
+def test_options_that_do_not_fit_joined_samples_are_named(option):
+    with pytest.raises(ConfigError, match="max_length" if "max_length" in option else "ragged"):
+        Field("x", **{"ragged": "concat"} | option)
+
+
 @pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.processes)])
 def test_a_device_gets_the_same_batches(source, monkeypatch, kind):
     wanted, streams, found = stored(source), FakeStreams("side"), {}
@@ -203,8 +269,9 @@ def test_a_trainer_resumes_in_the_middle_of_a_later_epoch(source, tmp_path, call
     assert fitted(path=tmp_path / "at.ckpt") == {1: whole[1][5:], 2: whole[2]}
 
 
+@pytest.mark.parametrize("ragged", ["pad", "concat"])
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
-def test_bad_samples_are_read_around_within_their_bucket(folder, tmp_path, on_error):
+def test_bad_samples_are_read_around_within_their_bucket(folder, tmp_path, on_error, ragged):
     damaged = tmp_path / "a.h5"
     damaged.write_bytes((folder / "a.h5").read_bytes())
     with h5py.File(damaged) as file:
@@ -215,8 +282,9 @@ def test_bad_samples_are_read_around_within_their_bucket(folder, tmp_path, on_er
         file.write(bytes(20))
     first, end = 20 * 64, 21 * 64
     bad = set(np.flatnonzero((edges[:-1] < end) & (edges[1:] > first) & (np.diff(edges) > 0)).tolist())
-    with loader_of(HDF5Source(damaged, {"x": "x"}), on_error=on_error, max_bad=1.0, workers=2) as loader:
-        found = [batch["index"].tolist() for batch in loader]
+    damaged_source = HDF5Source(damaged, {"x": Field("x", ragged=ragged)})
+    with loader_of(damaged_source, on_error=on_error, max_bad=1.0, workers=2) as loader:
+        found = [batch["index"].tolist() for batch in loader if ragged == "pad" or joined_samples_of(batch)]
         plan = loader.order
     assert isinstance(plan, LengthPlan)
     for step, batch in enumerate(found):

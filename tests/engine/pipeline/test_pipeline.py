@@ -17,7 +17,7 @@ import pytest
 from support.threads.waits import until
 
 from lit_async_data.batch import spec as spec_module
-from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.batch.spec import BatchLayout, BatchSpec, Extent, FieldSpec
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.device.inline_queue import InlineQueue
 from lit_async_data.engine.device.slot_feed import SlotFeed
@@ -104,7 +104,7 @@ def taken(pipeline, key):
     if batch.error is not None:
         raise batch.error
     memory = pipeline.pool.memory(filled.slot)
-    values = pipeline.layout.views(memory, batch.rows, batch.first)["x"].tolist()
+    values = pipeline.layout.views(memory, Extent(batch.rows), batch.first)["x"].tolist()
     pipeline.pool.drop(filled.slot)
     return values
 
@@ -418,7 +418,7 @@ def kept(pipeline, key):
     filled = pipeline.get(key)
     (batch,) = filled.batches
     memory = pipeline.pool.lend(filled.slot)
-    return pipeline.layout.views(memory, batch.rows, batch.first)["x"]
+    return pipeline.layout.views(memory, Extent(batch.rows), batch.first)["x"]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -222,6 +222,10 @@ def longer(sample):
     return {**sample, "x": np.pad(sample["x"], ((0, 1), (0, 0)))}
 
 
+def relabelled(sample):
+    return {**sample, "x_length": sample["x_length"] + 1}
+
+
 def counted(batch):
     """A transform of batches that needs all samples."""
     return {**batch, "count": np.full(len(batch["y"]), len(batch["y"]))}

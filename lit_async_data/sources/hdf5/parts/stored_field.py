@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # Lookup tables are kept in memory, one per file. This is their largest size.
 TABLE_BYTES = 256 * 2**20
 LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
+# Options of samples of variable length.
+VARIABLE = ("max_length", "fill", "ragged")
 # Kinds of groups, for messages.
 RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
 
@@ -166,8 +168,8 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         categories = group.whole(f"/{name.strip('/')}/categories", "")
         name, names = f"{name.rstrip('/')}/codes", names_of(categories)
         classes = classes or names
-    for option in ("max_length", "fill"):
-        if getattr(field, option):
+    for option in VARIABLE:
+        if getattr(field, option) != getattr(Field, option):
             raise ConfigError(
                 f"{where}.{option}: {group.path}:/{name.strip('/')} holds no samples of variable length; leave it out"
             )
@@ -269,9 +271,9 @@ def _inspect_ranges(
 ) -> dict[str, StoredField]:
     name, where = group.name(field.dataset), f"fields.{key}"
     full = f"{group.path}:/{name.strip('/')}"
-    padding = ("max_length", "fill") if kind != "variable" else ()
+    padding = VARIABLE if kind != "variable" else ()
     for option in ("column", "window", "lookup", "mask_and_scale", "classes", *padding):
-        if getattr(field, option):
+        if getattr(field, option) != getattr(Field, option):
             raise ConfigError(f"{where}.{option}: does not apply to {full}, which holds {RANGES[kind]}; leave it out")
     if kind == "csc":
         raise FormatError(
@@ -314,7 +316,8 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     # Only where no value can be lost, since a cast on the device is not checked.
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None
-    return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged, texts=row.texts)
+    joined = row.ragged and field.ragged == "concat"
+    return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged, texts=row.texts, joined=joined)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:

@@ -45,6 +45,9 @@ class Field(ImageOptions):
             ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
         max_length: For samples of variable length, the rows that each is padded to, with ``fill``. None: the length of
             the longest sample, or of its bucket (``LoaderOptions.batch_by``).
+        ragged: How a batch has samples of variable length. ``"pad"``: each padded. ``"concat"``: one after the other,
+            of shape (total, *rest), and behind them ``KEY_offsets``, int64 of shape (B + 1,): where each begins, and
+            the last ends. Host transforms get them padded, and may change no length.
         attr: An attribute that holds one number, or text: that of the dataset ``name`` or,
             without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
             group that is a sample has its own.
@@ -86,6 +89,7 @@ class Field(ImageOptions):
     mask_and_scale: bool = False
     max_length: int | None = None
     pad: Literal["last", "zero"] | None = None
+    ragged: Literal["pad", "concat"] = "pad"
     attr: str | None = None
     per: Literal["anchor"] | None = None
     kind: Literal["class", "number", "text"] | None = None
@@ -112,7 +116,7 @@ class Field(ImageOptions):
             raise ConfigError(f"pad: {self.pad!r} is not one of last, zero")
         if self.pad and self.rows is None:
             raise ConfigError(f"pad: {self.pad!r} needs a window of rows to pad, such as window=(0, 8)")
-        _check_single(self)
+        _check_combination(self)
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
             raise ConfigError(f"mask_and_scale: {self.mask_and_scale!r} is not true or false")
@@ -204,21 +208,25 @@ class Field(ImageOptions):
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 # What only values have, not images.
-_VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "max_length", "kind", "null")
+_VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "max_length", "ragged", "kind", "null")
 _NO_NAME = ConfigError("name: missing; which dataset is it?")
+_CHOICES = {
+    "ragged": ("pad", "concat"),
+    "kind": ("class", "number", "text", None),
+    "null": ("error", "ignore", "drop"),
+    "per": ("anchor", None),
+}
 
 
-def _check_single(field: Field) -> None:
-    for name, values in {
-        "kind": ("class", "number", "text", None),
-        "null": ("error", "ignore", "drop"),
-        "per": ("anchor", None),
-    }.items():
+def _check_combination(field: Field) -> None:
+    for name, values in _CHOICES.items():
         if getattr(field, name) not in values:
             raise ConfigError(f"{name}: {getattr(field, name)!r} is not one of {', '.join(filter(None, values))}")
-    refused = ("column", "window", "lookup", "mask_and_scale", "max_length", "fill", "decode", "per")
+    if field.ragged == "concat" and field.max_length is not None:
+        raise ConfigError("max_length: nothing is padded with ragged: concat; leave it out")
+    refused = ("column", "window", "lookup", "mask_and_scale", "max_length", "fill", "ragged", "decode", "per")
     for option in refused if field.attr else ("window",) if field.per else ():
-        if getattr(field, option):
+        if getattr(field, option) != _DEFAULTS[option]:
             what = "an attribute, which is one value" if field.attr else "values of anchors"
             raise ConfigError(f"{option}: does not apply to {what}; leave it out")
 
