@@ -89,6 +89,10 @@ class LoaderOptions:
             as many decoded chunks. Changes the order.
         seed: Key of every permutation, 0 to 2**63 − 1. Workers and queue depth never change the order of a seed.
         drop_last: Drop the samples that do not fill a step of all ranks.
+        pad_last: Fill batches that are short up to ``batch_size``, or with ``batch_by`` to the size of their bucket, by
+            repeating their last sample, so that all shapes are known to ``torch.compile`` and CUDA graphs. Each batch
+            then has a field ``mask``, bool of shape (B,), which is False for what was filled in. ``batch_transform``
+            gets batches without it. Evaluation fills nothing, unless ``val_loader`` or another says so.
         workers: Reader threads, or reader processes if Python code reads or transforms samples in them. 0 reads in the
             caller's thread, so that a debugger stops there. ``"auto"``: 1; and another, while the loop waits for
             batches and the last one helped, if samples are decoded (at most 4 threads) or the workers are processes.
@@ -157,6 +161,7 @@ class LoaderOptions:
     shuffle_chunks: int = 64
     seed: int = 0
     drop_last: bool = False
+    pad_last: bool = False
     workers: int | Literal["auto"] = "auto"
     worker_kind: WorkerKind = "auto"
     queue_depth: int = 4
@@ -211,7 +216,7 @@ class LoaderOptions:
         self._check_drawing()
         self._check_lengths()
         self._check_bad_samples()
-        for name in ("drop_last", "augment", "return_indices"):
+        for name in ("drop_last", "pad_last", "augment", "return_indices"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
         self._check_int("restarts", 0)
@@ -344,8 +349,8 @@ class LoaderOptions:
         return "skip" if self.on_error == "substitute" else self.on_error
 
     def for_evaluation(self) -> LoaderOptions:
-        """Returns these options for validation, test and prediction: in storage order, nothing dropped or random."""
-        return dataclasses.replace(self.as_stored(), drop_last=False)
+        """Returns these options for evaluation: in storage order, nothing dropped, filled or random."""
+        return dataclasses.replace(self.as_stored(), drop_last=False, pad_last=False)
 
     def evaluated(self) -> LoaderOptions:
         """Returns these options for a loader that is used in evaluation: no shuffle unless asked for by name."""

@@ -26,6 +26,7 @@ SMALL_BYTES = 64 * 1024
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 NOTHING: Mapping[str, Indices] = MappingProxyType({})
+MASK = "mask"  # the field that says which samples of a batch are real, where short ones are filled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +216,7 @@ class BatchLayout:
         joined: The lengths of the samples of each field in which they come one after the other. Its slots hold one
             batch, too.
         repeats: Whether a batch may have a sample twice.
+        least: Samples up to which a batch is filled: as many as here, or as a batch of its bucket has; 0 for none.
 
     Attributes:
         alone: Whether a slot holds one batch, since batches differ in size.
@@ -237,9 +239,10 @@ class BatchLayout:
         joined: Mapping[str, Indices] = NOTHING,
         *,
         repeats: bool = False,
+        least: int = 0,
     ) -> None:
         self.spec, self.batches, self.buckets, self.joined = spec, batches, buckets, joined
-        self.alone = buckets is not None or bool(joined)
+        self.alone, self.least = buckets is not None or bool(joined), least
         # Elements of samples of variable length: the most of a batch, and those of a sample on average.
         elements = {key: _most_elements(of, capacity, repeats=repeats) for key, of in joined.items()}
         if buckets is not None:
@@ -279,6 +282,14 @@ class BatchLayout:
         """Returns the size of a batch of these samples."""
         width = None if self.buckets is None else self.buckets.width(samples)
         return Extent(len(samples), width, tuple(int(of[samples].sum()) for of in self.joined.values()))
+
+    def missing(self, rows: int, extent: Extent) -> int:
+        """Returns how many samples a batch lacks that is filled."""
+        least = self.least
+        if self.buckets is not None:
+            assert extent.width is not None
+            least = int(self.buckets.sizes[np.searchsorted(self.buckets.bounds, extent.width)])
+        return max(least - rows, 0)
 
     def shapes(self, extent: Extent) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the fields of a batch, in the order of the spec."""

@@ -170,8 +170,10 @@ class LoaderPredictions:
         if step != self._done:
             raise ConfigError(f"{where}: batch {self._done} comes next; predict each batch once, in order")
         samples, read = self._plan.batch(step).samples, self._loader.machinery.wiring.quarantine.samples(step)
-        values, columns = predicted(outputs, len(samples if read is None else read), where), self._locations.of(samples)
-        if self._loader.options.on_error != "raise":
+        options, count = self._loader.options, len(samples if read is None else read)
+        values = predicted(outputs, max(count, options.batch_size) if options.pad_last else count, where)
+        values, columns = {name: of[:count] for name, of in values.items()}, self._locations.of(samples)
+        if options.on_error != "raise":
             values, missing = placed(values, samples, samples if read is None else np.array(read))
             columns[MISSING] = missing
         if not self._parts:

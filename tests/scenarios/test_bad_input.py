@@ -445,6 +445,7 @@ BAD = {
     "shuffle": [None, 1, "Global", ["global"]],
     "seed": [*NO_NUMBER, -1, 2**63],
     "drop_last": NO_BOOL,
+    "pad_last": NO_BOOL,
     "workers": [*NO_NUMBER, -1, 10**6, "Auto"],
     "worker_kind": ["processes", 1, ["thread"]],
     "shuffle_chunks": [*NO_NUMBER, 0, -1],

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Array, BatchLayout, Bytes, Extent
+from lit_async_data.batch.spec import ALIGNMENT, MASK, SMALL_BYTES, Array, BatchLayout, Bytes, Extent
 from lit_async_data.engine.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
 from lit_async_data.engine.device.streams import no_inference
 from lit_async_data.engine.pipeline.pipeline import Pipeline
@@ -124,7 +124,8 @@ class SlotFeed:
         self._coalesced = len(filled.batches)
         lent = bool(layout.large) and not self.pipeline.must_copy()
         memory = pool.lend(filled.slot) if lent else pool.memory(filled.slot)
-        views = layout.views(memory, self._extent(last))
+        extent = self._extent(last) if layout.alone else Extent(last.first + last.rows)
+        views = layout.views(memory, extent)
         copied = layout.small if lent else tuple(views)
         batches: list[tuple[BatchIndex, Batch | Exception]] = []
         with no_inference():
@@ -132,13 +133,15 @@ class SlotFeed:
                 if error is not None:
                     batches.append((key, error))
                     continue
-                tensors = {}
+                tensors, missing = {}, layout.missing(rows, extent) if layout.least else 0
                 for name, view in views.items():
                     array = view if layout.alone else view[first : first + rows]
                     if name in copied:
                         array = self._copies.of(array)
-                    delivered = self._delivered[name]
-                    tensors[name] = torch.from_numpy(array if delivered is None else delivered(array))
+                    tensor, delivered = torch.from_numpy(array), self._delivered[name]
+                    if missing:
+                        tensor = filled_up(name, tensor, missing)
+                    tensors[name] = tensor if delivered is None else delivered(tensor)
                 batches.append((key, layout.spec.packed(tensors)))
         if not lent:
             pool.drop(filled.slot)
@@ -160,15 +163,12 @@ class SlotFeed:
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
         count = self.pipeline.schedule.plan(key.epoch).count(key.step)
-        return self._travel.buffers(self._extent(BatchResult(key, 0, count)))
+        return self._travel.buffers(self._extent(BatchResult(key, 0, count)) if self._layout.alone else Extent(count))
 
-    def _extent(self, last: BatchResult) -> Extent:
-        """The size of all batches of a slot, of which this is the last."""
-        if not self._layout.alone:
-            return Extent(last.first + last.rows)
-        if last.around is not None:
-            return self._layout.extent(np.array(last.around.samples))
-        return self._layout.extent(self.pipeline.schedule.plan(last.key.epoch).batch(last.key.step).samples)
+    def _extent(self, batch: BatchResult) -> Extent:
+        """The size of a batch that is alone in its slot."""
+        plan, around = self.pipeline.schedule.plan(batch.key.epoch), batch.around
+        return self._layout.extent(plan.batch(batch.key.step).samples if around is None else np.array(around.samples))
 
     @property
     def has_room(self) -> bool:
@@ -198,7 +198,8 @@ class SlotFeed:
             pool.move(filled.slot, "copy")
         self._coalesced = len(filled.batches)
         self._release = _Release(filled.good, functools.partial(pool.copied, filled.slot), memory)
-        self._parts = self._travel.parts(memory, self._extent(last))
+        extent = self._extent(last) if self._layout.alone else Extent(last.first + last.rows)
+        self._parts = self._travel.parts(memory, extent)
         self._to_copy.extend(filled.batches)
 
     def _next(self) -> HostBatch:
@@ -286,19 +287,20 @@ class _Travel:
 
     def host_batch(self, parts: _Parts, first: int, count: int, release: Callable[[], None]) -> HostBatch:
         """The batch whose samples begin at row ``first`` of a slot."""
-        large = {}
+        large, layout = {}, self._layout
+        missing = layout.missing(count, parts.extent) if layout.least else 0
         for name, view in parts.views.items():
-            large[name] = torch.from_numpy(view if self._layout.alone else view[first : first + count])
+            large[name] = torch.from_numpy(view if layout.alone else view[first : first + count])
         return HostBatch(
             large,
             None if parts.block is None else torch.from_numpy(parts.block),
-            unpack=functools.partial(self._unpacked, count),
+            unpack=functools.partial(self._unpacked, count, missing),
             release=release,
             nbytes=count * self._nbytes,
-            known=self._known.get(parts.extent if self._layout.alone else Extent(count)),
+            known=self._known.get(parts.extent if layout.alone else Extent(count)),
         )
 
-    def _unpacked(self, count: int, arrived: Arrived, clone: Clone) -> Batch:
+    def _unpacked(self, count: int, missing: int, arrived: Arrived, clone: Clone) -> Batch:
         """The fields as the user gets them; those of the block are cloned out of it."""
         layout, tensors = self._layout, {}
         for name, field in layout.spec.fields.items():
@@ -310,9 +312,17 @@ class _Travel:
                 stored = clone(raw.view(self._dtypes[name]).reshape((rows, *field.stored_shape)))
             else:
                 stored = arrived.large[name]
+            if missing:
+                stored = filled_up(name, stored, missing)
             delivered = self._delivered[name]
             tensors[name] = stored if delivered is None else delivered(stored)
         return layout.spec.packed(tensors)
+
+
+def filled_up(name: str, values: torch.Tensor, missing: int) -> torch.Tensor:
+    """A field with its last sample repeated; that of real samples with False."""
+    more = values[-1:].expand(missing, *values.shape[1:])
+    return torch.cat([values, torch.zeros_like(more) if name == MASK else more])
 
 
 class SmallCopies:

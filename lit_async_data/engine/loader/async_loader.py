@@ -31,7 +31,7 @@ from lit_async_data.engine.loader.resuming import AsyncWiring, ResumableLoader, 
 from lit_async_data.engine.pipeline.ahead import Ahead
 from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples, ReadAround
 from lit_async_data.engine.pipeline.pipeline import Pipeline
-from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, indexed_spec, joined_spec
+from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, with_own_fields
 from lit_async_data.engine.pipeline.schedule import schedule_of
 from lit_async_data.engine.processes.pipelines import pipeline_of
 from lit_async_data.engine.processes.setup import ReaderSetup
@@ -328,12 +328,10 @@ class AsyncLoader(ResumableLoader):
         Raises:
             TransformError: A host hook failed on the first samples.
             SourceError: They cannot be read.
-            ConfigError: ``return_indices`` needs a key that a field has.
+            ConfigError: ``return_indices`` or ``pad_last`` needs a key that a field has.
         """
-        if self.options.return_indices:
-            indexed_spec(self.source.spec)  # before host hooks get the numbers under this key
-        spec = joined_spec(self._outcome.spec if self._hooks else self.source.spec)
-        return indexed_spec(spec) if self.options.return_indices else spec
+        spec = with_own_fields(self.source.spec, self.options)  # before host hooks get the numbers under this key
+        return with_own_fields(self._outcome.spec, self.options) if self._hooks else spec
 
     @functools.cached_property
     def _outcome(self) -> Outcome:
@@ -458,7 +456,7 @@ class AsyncLoader(ResumableLoader):
         source, options = self.source, self.options
         seed = options.seed if options.augment and source.chunks.random else None
         hooks, joined = self._transformation(plan.layout.batches), list(self._joined)
-        read = SampleReader(source, options.return_indices, seed, hooks, joined, plan.layout.buckets)
+        read = SampleReader(source, options.return_indices, seed, hooks, joined, plan.layout.buckets, options.pad_last)
         around = None
         if options.on_error != "raise":
             around = AroundBadSamples(read, options.on_error, self._wiring.quarantine.known)

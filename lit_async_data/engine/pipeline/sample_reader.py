@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import Array, BatchSpec, Bytes, FieldSpec, length_key, offsets_key
+from lit_async_data.batch.spec import MASK, Array, BatchSpec, Bytes, FieldSpec, length_key, offsets_key
 from lit_async_data.engine.hooks.calls import INDEX
 from lit_async_data.engine.hooks.failures import FIXED, failure
 from lit_async_data.engine.hooks.transformation import Transformation
 from lit_async_data.errors import ConfigError
+from lit_async_data.options import LoaderOptions
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
@@ -36,6 +37,7 @@ class SampleReader:
     transformation: Transformation | None = None  # the host hooks; None without any
     joined: Sequence[str] = ()  # the fields whose samples come one after the other in a batch
     buckets: Buckets | None = None  # to which these are padded before that
+    masks: bool = False  # whether to mark samples as real, in field ``mask``
 
     def __call__(
         self,
@@ -48,9 +50,11 @@ class SampleReader:
     ) -> None:
         """Read samples, or take them from memory as they were before the host hooks; into rows, or the first ones."""
         ids = self.source.ids(samples) if self.return_indices or self.seed is not None else samples
-        if self.return_indices:
-            out[INDEX][... if rows is None else rows] = ids
-            out = {key: array for key, array in out.items() if key != INDEX}
+        own: dict[str, Any] = ({INDEX: ids} if self.return_indices else {}) | ({MASK: True} if self.masks else {})
+        if own:
+            for key, values in own.items():
+                out[key][... if rows is None else rows] = values
+            out = {key: array for key, array in out.items() if key not in own}
         whole = out
         if self.joined:
             out = self._padded(samples, out)
@@ -114,20 +118,19 @@ class SampleReader:
             self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), ids))
 
 
-def joined_spec(spec: BatchSpec) -> BatchSpec:
-    """The fields of batches with the offsets of samples that come one after the other."""
-    for key in [key for key, field in spec.fields.items() if field.joined]:
-        if offsets_key(key) in spec.fields:
-            raise ConfigError(f"fields: {offsets_key(key)} is the key of the offsets of {key}; give that field another")
-        spec = spec.with_field(offsets_key(key), FieldSpec((), np.dtype(np.int64)))
+def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
+    """The fields of batches with those that the loader adds; a `ConfigError` if there is a field of that name."""
+    joined = [key for key, field in spec.fields.items() if field.joined]
+    if joined and options.pad_last:
+        raise ConfigError(f"pad_last: with ragged='concat', batches of {joined[0]} differ in shape; leave it out")
+    added: dict[str, tuple[str, type]] = {offsets_key(key): ("ragged", np.int64) for key in joined}
+    added |= {MASK: ("pad_last", np.bool_)} if options.pad_last else {}
+    added |= {INDEX: ("return_indices", np.int64)} if options.return_indices else {}
+    for key, (option, dtype) in added.items():
+        if key in spec.fields:
+            raise ConfigError(f"{option}: the source has a field {key!r} of its own; give that field another key")
+        spec = spec.with_field(key, FieldSpec((), np.dtype(dtype)))
     return spec
-
-
-def indexed_spec(spec: BatchSpec) -> BatchSpec:
-    """The fields of batches with the indices of their samples; a `ConfigError` if there is a field of that name."""
-    if INDEX in spec.fields:
-        raise ConfigError(f"return_indices: the source has a field {INDEX!r} of its own; give that field another key")
-    return spec.with_field(INDEX, FieldSpec((), np.dtype(np.int64)))
 
 
 def batch_seed(source: Source, cursor: EpochCursor, seed: int, key: BatchIndex) -> int:

@@ -67,8 +67,9 @@ class ResourcePlan:
         limit = options.memory_budget or default_budget(ranks)
         workers = _within(workers, limit, scratch)
         repeats = options.drawn or options.on_error == "substitute"
+        least = options.batch_size if options.pad_last else 0
         layout = functools.partial(
-            BatchLayout, spec, schedule.capacity, buckets=schedule.buckets, joined=joined, repeats=repeats
+            BatchLayout, spec, schedule.capacity, buckets=schedule.buckets, joined=joined, repeats=repeats, least=least
         )
         planned = functools.partial(
             cls._with, source, layout, options=options, schedule=schedule, limit=limit, hooks=hooks, pinned=pinned

@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from support.device.training_loop import pretend
 from support.threads.waits import until
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
@@ -23,7 +24,7 @@ from lit_async_data.engine.pipeline.slots import READY
 from lit_async_data.errors import ClosedError, ConfigError, ReadError, TransformError
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.storage_layout import StorageLayout
-from lit_async_data.testing import ArraySource
+from lit_async_data.testing import ArraySource, FakeStreams
 
 # Over 64 KiB per batch of 4, so that x is handed out as the slot itself.
 WIDE = 20_000
@@ -68,6 +69,34 @@ def test_the_length_is_the_number_of_batches():
     with loader_of() as loader, loader_of(drop_last=True) as dropping:
         assert len(loader) == len(list(loader)) == 5
         assert len(dropping) == len(list(dropping)) == 4
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("width", [WIDE, 3], ids=["lent", "several batches to a slot"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_short_batches_are_filled_with_their_last_sample(monkeypatch, ranks, width, on_device):
+    streams, found, options = FakeStreams("compute"), [], {"pad_last": True, "return_indices": True}
+    if on_device:  # with a transform, without which fields would leave their block on the slow stream
+        pretend(monkeypatch, lambda device: streams)
+        options["device_transform"] = lambda batch: batch
+    for rank in range(ranks):
+        with loader_of(numbers(17, width), rank=rank, world_size=ranks, **options) as loader:
+            batches = list(loader)
+            assert list(loader.spec) == list(batches[0]) == ["x", "y", "mask", "index"]
+        for batch in batches:
+            real = int(batch["mask"].sum())
+            assert batch["x"].shape == (4, width)
+            assert batch["mask"].tolist() == [True] * real + [False] * (4 - real)
+            assert batch["y"][real:].eq(batch["y"][real - 1]).all()
+            assert torch.equal(batch["x"][:, 1], batch["y"].float())
+            assert torch.equal(batch["index"], batch["y"])
+            found += batch["y"][:real].tolist()
+    assert sorted(found) == list(range(17))
+
+
+def test_masks_need_a_key_of_their_own():
+    with pytest.raises(ConfigError, match="pad_last: the source has a field 'mask' of its own"):
+        loader_of(ArraySource({"mask": np.arange(4)}), pad_last=True)
 
 
 def test_ids_come_with_the_batch(images):

@@ -125,6 +125,23 @@ def test_ranks_have_equally_many_batches_and_share_the_samples(source):
     check_equal(found, stored(source))
 
 
+def test_short_batches_are_filled_up_to_the_size_of_their_bucket(source):
+    wanted, found, shapes = stored(source), {}, {}
+    with loader_of(source, pad_last=True, workers=2) as loader:
+        for batch in loader:
+            real = int(batch["mask"].sum())
+            found |= samples_of({key: values[:real] for key, values in batch.items()})
+            assert batch["x_length"][real:].eq(batch["x_length"][real - 1]).all()
+            shapes.setdefault(batch["x"].shape[1], set()).add(len(batch["x"]))
+        buckets = loader.order.buckets
+    check_equal(found, wanted)
+    assert shapes == {
+        bound: {size} for bound, size in zip(buckets.bounds.tolist(), buckets.sizes.tolist(), strict=True)
+    }
+    with pytest.raises(ConfigError, match="pad_last: with ragged='concat', batches of x differ"):
+        loader_of(joined(source), pad_last=True)
+
+
 BY = [pytest.param({}, id="by length"), pytest.param({"batch_by": None, "batch_elements": None}, id="any")]
 
 
@@ -169,7 +186,9 @@ def test_slots_have_room_for_the_longest_samples_of_a_batch(source):
 
 
 @pytest.mark.parametrize("by", BY)
-@pytest.mark.parametrize(("function", "text"), [(acts.longer, "'?x'?"), (acts.relabelled, "changed x_length of sample")])
+@pytest.mark.parametrize(
+    ("function", "text"), [(acts.longer, "'?x'?"), (acts.relabelled, "changed x_length of sample")]
+)
 def test_no_length_of_joined_samples_changes_on_the_host(source, function, text, by):
     loader = loader_of(joined(source), workers=0, shuffle=False, hooks={"sample_transform": function}, **by)
     with loader, pytest.raises(TransformError, match=text):
@@ -181,7 +200,7 @@ def test_joined_samples_are_read_and_put_together_padded(source):
     with pytest.raises(FormatError, match="'x' has joined False in"):
         ConcatSource([joined(source), source])
     clash = HDF5Source(source.paths, {"x": Field("x", ragged="concat"), "x_offsets": "y"})
-    with pytest.raises(ConfigError, match="x_offsets is the key of the offsets of x"):
+    with pytest.raises(ConfigError, match="ragged: the source has a field 'x_offsets' of its own"):
         loader_of(clash)
 
 
