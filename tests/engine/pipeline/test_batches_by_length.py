@@ -204,9 +204,19 @@ def test_joined_samples_are_read_and_put_together_padded(source):
         loader_of(clash)
 
 
-@pytest.mark.parametrize("option", [{"ragged": "no"}, {"max_length": 180}, {"attr": "a"}, {"decode": "image"}])
-def test_options_that_do_not_fit_joined_samples_are_named(option):
-    with pytest.raises(ConfigError, match="max_length" if "max_length" in option else "ragged"):
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ({"ragged": "no"}, "ragged"),
+        ({"attr": "a"}, "ragged"),
+        ({"decode": "image"}, "ragged"),
+        ({"max_length": 180}, "max_length"),
+        ({"pad_side": "left"}, "pad_side"),
+        ({"pad_side": "top"}, "pad_side"),
+    ],
+)
+def test_options_that_do_not_fit_joined_samples_are_named(option, name):
+    with pytest.raises(ConfigError, match=f"^{name}: "):
         Field("x", **{"ragged": "concat"} | option)
 
 

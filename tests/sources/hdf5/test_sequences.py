@@ -98,20 +98,23 @@ def test_a_packed_file_holds_them_padded_with_their_lengths(path, where):
     check(HDF5Source(path.with_name("packed.h5"), {"x": "x", "x_length": "x_length"}), values)
 
 
-@pytest.mark.parametrize("dtype", [None, "int64", "float32"])
+@pytest.mark.parametrize(("dtype", "fill"), [(None, -100), (None, 0), ("int64", -100), ("float32", -100)])
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("where", ["heap", "offsets"])
-def test_padding_has_the_value_that_is_asked_for(path, where, dtype):
+def test_padding_has_the_value_and_the_side_that_are_asked_for(path, where, dtype, fill, side):
     values = sequences(np.int16)
     written(path, values, np.int16)
     with h5py.File(path, "a") as file:
         file["z/values"], file["z/offsets"] = np.concatenate(values), np.cumsum([0, *map(len, values)])
-    field = Field({"heap": "x", "offsets": "z"}[where], dtype=dtype, fill=-100)
+    field = Field({"heap": "x", "offsets": "z"}[where], dtype=dtype, fill=fill, pad_side=side)
     source = HDF5Source(path, {"x": field, "y": "y"})
     with AsyncLoader(source, {"batch_size": 8, "batch_by": "x", "workers": 0}) as loader:
         for batch in loader:
             for row, x, length in zip(batch["y"].tolist(), batch["x"], batch["x_length"].tolist(), strict=True):
-                assert np.array_equal(x[:length].numpy(), values[row])
-                assert (x[length:] == -100).all()
+                rest = len(x) - length
+                padding, found = (x[:rest], x[rest:]) if side == "left" else (x[length:], x[:length])
+                assert np.array_equal(found.numpy(), values[row])
+                assert (padding == fill).all()
     source.close()
 
 

@@ -20,7 +20,7 @@ from lit_async_data.sources.hdf5.schema.encoded import (
     inspect_variable,
     names_of,
 )
-from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field
 from lit_async_data.sources.hdf5.schema.images import StoredImages, inspect_images
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 # Lookup tables are kept in memory, one per file. This is their largest size.
 TABLE_BYTES = 256 * 2**20
 LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
-# Options of samples of variable length.
-VARIABLE = ("max_length", "fill", "ragged")
 # Kinds of groups, for messages.
 RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
 
@@ -56,6 +54,7 @@ class StoredField:
         images: How its rows are decoded; None if they are values.
         sequences: What its rows refer to; None if they are values.
         fill: What samples of variable length are padded with.
+        left: Whether these are padded on the left.
         channels: The fields that are its channels; empty if it is of one dataset.
         at: If it has a value for each anchor: their rows, ascending, and the number of each; else None.
         text: What the user asked for, if its values are numbers of text; else None.
@@ -78,11 +77,12 @@ class StoredField:
     text: Field | None = None
     channels: tuple[StoredField, ...] = ()
     at: tuple[Indices, Indices] | None = None
+    left: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether a sample is a stored row, without conversion."""
-        return self.span == (0, 1) and self.conversion is None and not self.windowed and not self.fill
+        return self.span == (0, 1) and self.conversion is None and not (self.windowed or self.fill or self.left)
 
     def lengths_of(self, rows: Indices) -> Indices:
         """The lengths of samples of variable length."""
@@ -295,7 +295,8 @@ def _inspect_ranges(
         row, lengths = stored.spec, np.diff(stored.offsets)
     spec = delivered_spec(field, row, where)
     conversion = Conversion(group.path, name) if spec.dtype != row.dtype else None
-    of_key = StoredField(stored, spec, conversion=conversion, sequences=sequences, fill=field.fill)
+    left = field.pad_side == "left"
+    of_key = StoredField(stored, spec, conversion=conversion, sequences=sequences, fill=field.fill, left=left)
     return {key: of_key} | ({} if lengths is None else {length_key(key): StoredField(stored, LENGTH, lengths=lengths)})
 
 

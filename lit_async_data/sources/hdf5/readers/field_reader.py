@@ -37,8 +37,17 @@ class FieldReader(Reader):
             self._read(rows, out, keys)
         if self._field.pad == "zero":
             out[~real_rows(rows, self._field)] = 0
-        if self._field.fill:
-            out[np.arange(out.shape[1]) >= self._field.lengths_of(rows)[:, None]] = self._field.fill
+        if self._field.fill or self._field.left:
+            self._pad(self._field.lengths_of(rows), out)
+
+    def _pad(self, lengths: Indices, out: Array) -> None:
+        places = np.arange(out.shape[1])
+        if not self._field.left:
+            out[places >= lengths[:, None]] = self._field.fill
+            return
+        for row, length in zip(out, lengths.tolist(), strict=True):
+            row[len(row) - length :] = row[:length]
+        out[places < out.shape[1] - lengths[:, None]] = self._field.fill
 
     def _read_converted(self, rows: Indices, out: Array) -> None:
         field = self._field

@@ -48,6 +48,7 @@ class Field(ImageOptions):
         ragged: How a batch has samples of variable length. ``"pad"``: each padded. ``"concat"``: one after the other,
             of shape (total, *rest), and behind them ``KEY_offsets``, int64 of shape (B + 1,): where each begins, and
             the last ends. Host transforms get them padded, and may change no length.
+        pad_side: Where samples of variable length are padded: ``"right"``, behind their values, or ``"left"``.
         attr: An attribute that holds one number, or text: that of the dataset ``name`` or,
             without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
             group that is a sample has its own.
@@ -90,6 +91,7 @@ class Field(ImageOptions):
     max_length: int | None = None
     pad: Literal["last", "zero"] | None = None
     ragged: Literal["pad", "concat"] = "pad"
+    pad_side: Literal["left", "right"] = "right"
     attr: str | None = None
     per: Literal["anchor"] | None = None
     kind: Literal["class", "number", "text"] | None = None
@@ -207,11 +209,14 @@ class Field(ImageOptions):
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
+# What only samples of variable length have; images have a fill, too.
+VARIABLE = ("max_length", "fill", "ragged", "pad_side")
 # What only values have, not images.
-_VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "max_length", "ragged", "kind", "null")
+_VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
 _NO_NAME = ConfigError("name: missing; which dataset is it?")
 _CHOICES = {
     "ragged": ("pad", "concat"),
+    "pad_side": ("left", "right"),
     "kind": ("class", "number", "text", None),
     "null": ("error", "ignore", "drop"),
     "per": ("anchor", None),
@@ -222,9 +227,10 @@ def _check_combination(field: Field) -> None:
     for name, values in _CHOICES.items():
         if getattr(field, name) not in values:
             raise ConfigError(f"{name}: {getattr(field, name)!r} is not one of {', '.join(filter(None, values))}")
-    if field.ragged == "concat" and field.max_length is not None:
-        raise ConfigError("max_length: nothing is padded with ragged: concat; leave it out")
-    refused = ("column", "window", "lookup", "mask_and_scale", "max_length", "fill", "ragged", "decode", "per")
+    for name in ("max_length", "pad_side") if field.ragged == "concat" else ():
+        if getattr(field, name) != _DEFAULTS[name]:
+            raise ConfigError(f"{name}: nothing is padded with ragged: concat; leave it out")
+    refused = ("column", "window", "lookup", "mask_and_scale", "decode", "per", *VARIABLE)
     for option in refused if field.attr else ("window",) if field.per else ():
         if getattr(field, option) != _DEFAULTS[option]:
             what = "an attribute, which is one value" if field.attr else "values of anchors"
