@@ -51,7 +51,8 @@ class LengthPlan(EpochPlan):
     def _edges(self) -> Indices:
         """Where the batches of all ranks begin in the order, from ``start`` on, and where the last one ends."""
         edges = self._dealt[1]
-        return _shared(np.append(self.start, edges[edges > self.start]), self.world_size, drop_last=self.drop_last)
+        edges = np.append(self.start, edges[edges > self.start])
+        return _shared(edges, self.world_size, drop_last=self.drop_last, longest=int(self.buckets.bounds[-1]))
 
     @property
     def capacity(self) -> int:
@@ -105,7 +106,7 @@ class LengthPlan(EpochPlan):
         return int(self._edges[number]), int(self._edges[number + 1])
 
 
-def _shared(edges: Indices, ranks: int, *, drop_last: bool) -> Indices:
+def _shared(edges: Indices, ranks: int, *, drop_last: bool, longest: int = 0) -> Indices:
     """Splits the last batches until each step has one for every rank; takes and returns the edges of batches.
 
     Example:
@@ -122,8 +123,9 @@ def _shared(edges: Indices, ranks: int, *, drop_last: bool) -> Indices:
         if last[-1] - last[0] >= count:
             return np.concatenate([edges[: kept * ranks], _halved(last, count)])
     raise ConfigError(
-        f"batch_by: the last of {len(edges) - 1} batches cannot be shared by {ranks} ranks, since each has too few "
-        "samples; set drop_last=true, or larger batches"
+        f"batch_by: {edges[-1] - edges[0]} samples in {len(edges) - 1} batches cannot be shared by {ranks} ranks, all "
+        f"with as many batches: let two share one, by batch_elements={2 * longest} and a batch_size above 1, or drop "
+        "what does not fill a step, by drop_last=True (in evaluation val_loader={'drop_last': True})"
     )
 
 

@@ -16,7 +16,7 @@ LENGTHS = st.lists(st.integers(0, 40), min_size=12, max_size=120).map(np.array)
 
 def plan_of(lengths, rank=0, ranks=1, start=0, epoch=0, **options):
     options = {"shuffle": "global", "seed": 3, "batch_size": 5, **options}
-    buckets = Buckets.of(lengths, options["batch_size"], 80, 4)
+    buckets = Buckets.of(lengths, options["batch_size"], options.pop("elements", 80), 4)
     return LengthPlan(
         length=len(lengths), buckets=buckets, rank=rank, world_size=ranks, start=start, epoch=epoch, **options
     )
@@ -102,5 +102,6 @@ def test_substitutes_are_of_the_same_bucket_on_all_ranks():
 
 
 def test_batches_that_cannot_be_shared_are_an_error():
-    with pytest.raises(ConfigError, match="the last of 4 batches cannot be shared by 3 ranks"):
+    with pytest.raises(ConfigError, match="4 samples in 4 batches cannot be shared by 3 ranks, "):
         plan_of(np.full(4, 70), 0, 3)
+    assert len(plan_of(np.full(4, 70), 0, 3, elements=140)) == 1
