@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.derived import grouped_by_path
-from lit_async_data.sources.contract.places import Part, Places
+from lit_async_data.sources.contract.places import EACH, Part, Places
 from lit_async_data.sources.contract.source import Source
 
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
@@ -85,6 +85,8 @@ def _of_rule(source: Source, given: str, places: Places) -> Groups | None:
                 f"groups: {given!r} needs a source that knows its files, and {source.name} does not; group by a "
                 "column, as with groups='column:NAME'"
             )
+        if given == "group" and places.parts[0].group == EACH:  # each sample is one
+            return Groups(np.arange(len(source)), source.column(given).tolist(), given)
         return _of_parts(places, given)
     return None
 

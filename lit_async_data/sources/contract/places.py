@@ -12,6 +12,9 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 
+# The group of a part in which each sample is a group; their names are its column ``group``.
+EACH = "*"
+
 
 class Location(NamedTuple):
     """Where a sample is stored.

@@ -280,7 +280,13 @@ class HDF5Source(Source):
         return changed
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample: a field of single numbers, a column of the table, or a dataset in each part."""
+        """One value for each sample: a field of single numbers, a column of the table, or a dataset in each part.
+
+        Where each group is a sample, ``"group"`` is its file and name.
+        """
+        if name == "group" and self._stored[0].names is not None:
+            places = self.locate(range(len(self)))
+            return np.array([f"{self._names[place.file]}:{place.group}" for place in places], object)
         if name in self._spec.fields and not self._spec[name].shape:
             return super().column(name)
         found = None if self._joined is None else self._joined.column(name, self._stored)

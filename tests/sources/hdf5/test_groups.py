@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, MissingError
+from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, MissingError, split
 from lit_async_data.sources.hdf5.index import cache as index_cache
 from lit_async_data.sources.hdf5.parts import groups
 from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
@@ -224,5 +224,19 @@ def test_an_attribute_of_another_file_is_refused(tmp_path):
         write(tmp_path / name)
     with h5py.File(tmp_path / "x.h5", "a") as file:
         file["s12"] = h5py.ExternalLink("other.h5", "/s3")
-    with pytest.raises(FormatError, match="s12: is a link into another file"):
-        opened(tmp_path / "x.h5", {"y": Field(attr="label")})
+        file["far"] = h5py.ExternalLink("other.h5", "/")
+    for group, name in [("*", "far"), ("s*", "s12"), ("far/*", r"far/\*")]:
+        with pytest.raises(FormatError, match=f"{name}: is a link into another file"):
+            opened(tmp_path / "x.h5", {"y": Field(attr="label")}, group=group)
+
+
+def test_each_group_is_one_of_a_split_and_keeps_its_name_when_packed(tmp_path):
+    for name in ("x.h5", "y.h5"):
+        write(tmp_path / name)
+    source = opened(tmp_path / "*.h5")
+    sides = split(source, {"a": 0.5, "b": 0.5}, groups="group")
+    assert sorted(np.concatenate([side.samples for side in sides.values()]).tolist()) == list(range(2 * COUNT))
+    assert {len(side) for side in sides.values()} == {COUNT}
+    names = [f"{file}:/s{number}" for file in ("x.h5", "y.h5") for number in range(COUNT)]
+    packed = packed_source(str(tmp_path / "z"), pack(source, str(tmp_path / "z"), columns=["group"]).plan)
+    assert source.column("group").tolist() == packed.column("group").tolist() == names

@@ -72,7 +72,8 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
     """The groups that match and, for each field, where its datasets are, or the values of its attributes."""
     import h5py
 
-    listed, names, shown = chosen_groups(group.file, group.path, request.group), list[bytes](), time.monotonic()
+    listed = chosen_groups(group.file, group.path, request.group, allow_external=False)
+    names, shown = list[bytes](), time.monotonic()
     columns: dict[str, _Values | _Places] = {}
     for number, name in enumerate(each.strip("/") for each in listed):
         if time.monotonic() > shown + PROGRESS_S:
@@ -81,6 +82,7 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
             _log.warning("%s: %d of %d groups are listed; %s", group.path, number, len(listed), advice)
         stored = name.encode(errors="surrogateescape")
         try:
+            _refuse_link(group, group.file.id, stored, name, checked=True)
             node = h5py.h5g.open(group.file.id, b"/" + stored)
         except LIBRARY_ERRORS:
             if isinstance(group.node(name), h5py.Dataset):
@@ -112,9 +114,8 @@ class _Values:
         low: Any = h5py
         values, attr = self.found["values"], self._field.attr
         if attr:
+            _refuse_link(self._group, node, self._field.dataset.encode(), full)
             of = low.h5o.open(node, self._field.dataset.encode() or b".")
-            if h5py.h5f.get_name(of) != os.fsencode(self._path):
-                refuse_external_link(self._group.file, full)
             value = value_of(of, self._field, self._path, full)
         else:
             value = np.asarray(self._group.whole(f"/{full}", "")[()])
@@ -141,12 +142,11 @@ class _Places:
 
         group, first = self._group, self._first
         try:
+            _refuse_link(group, node, self._name, full)
             found = h5py.h5d.open(node, self._name)
         except LIBRARY_ERRORS:
             open_dataset(group.file, group.path, full)  # says what is wrong
             raise
-        if h5py.h5f.get_name(found) != os.fsencode(group.path):
-            refuse_external_link(group.file, full)
         if found.shape != first.shape or not found.get_type().equal(self._type):
             what = f"holds {found.dtype} {found.shape}, but {first.name} holds {first.dtype} {first.shape}"
             advice = "samples must agree: write them so, or choose groups that do by group="
@@ -163,6 +163,18 @@ class _Places:
             self.found.clear()
         for listed, each in zip(self.found.values(), columns or (), strict=False):
             listed.extend(each)
+
+
+def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, checked: bool = False) -> None:
+    """Refuse a name that leads into another file, before it is opened; by handles, since there may be very many.
+
+    What is above its last component is looked at, unless that was ``checked``.
+    """
+    import h5py
+
+    low: Any = h5py
+    if (b"/" in name and not checked) or (name and within.links.get_info(name).type != low.h5l.TYPE_HARD):
+        refuse_external_link(group.file, full)
 
 
 def full_name(group: str, name: str) -> str:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.places import EACH
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
 from lit_async_data.sources.hdf5.parts.selection import chosen_groups
@@ -24,7 +25,7 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
 from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, anchor_range
-from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, refuse_external_link
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
@@ -124,7 +125,7 @@ class StoredPart:
         return None
 
     def group_of(self, row: int) -> str:
-        return self.group if self.names is None else in_group("*", self.names, row)
+        return self.group if self.names is None else in_group(EACH, self.names, row)
 
     def rows_of_table(self) -> Indices:
         """The row of the table of each sample."""
@@ -197,10 +198,7 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.stat(path))
         tables: Tables = {}
-        given = [request.group] if isinstance(request.group, str) else request.group or ()
-        for name in given if not request.allow_external else ():
-            refuse_external_link(file, str(name))
-        groups = chosen_groups(file, path, request.group)
+        groups = chosen_groups(file, path, request.group, allow_external=request.allow_external)
         return identity, [
             _inspect_part(OpenGroup(file, path, group, cache, request.allow_external, tables), request)
             for group in groups

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.local_files.patterns import files_matching, folder_of, is_pattern, natural
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where:
                 raise ConfigError(f"fields.{key}.{option.name}: does not apply {where}; leave it out")
 
 
-def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None) -> list[str]:
+def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None, *, allow_external: bool) -> list[str]:
     """The groups of a file that match, those of a pattern in natural order. Opens none of them."""
+    for name in ([group] if isinstance(group, str) else group or ()) if not allow_external else ():
+        refuse_external_link(file, str(name))
     if isinstance(group, str) or not isinstance(group, Sequence) or not group:
         return _matching_groups(file, path, group)
     chosen = [name for each in group for name in _matching_groups(file, path, each)]
