@@ -72,8 +72,8 @@ class HDF5Source(Source):
         group: The group of the datasets, or a pattern of groups of one level (``"patient_*"``), or a list of these.
             Each group is a part; those of a pattern come in natural order. Parts without rows are left out.
         sample: What a sample is: ``"row"`` of datasets, or ``"group"``: each group that ``group`` matches, or each file
-            without ``group``. A field is then a whole dataset, of one shape and type in all groups, or an attribute
-            (`Field`); ``layout`` has no ``N``.
+            without ``group``. A field is then a whole dataset, an encoded image or of one shape and type in all groups;
+            or an attribute (`Field`); ``layout`` has no ``N``.
         rows: The rows to take as samples, or as anchors of windows: row numbers or a mask over the rows of all parts,
             or the name of a dataset in each part that holds either.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as

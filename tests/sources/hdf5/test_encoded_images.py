@@ -400,3 +400,54 @@ def test_files_whose_images_differ_in_size_are_told_how_to_agree(tmp_path):
     paths = [written(tmp_path / f"{side}.h5", images=[picture(0, sides=(side, 8))]) for side in (8, 9)]
     error = refused(SourceError, ["(3, 9, 8)", "(3, 8, 8)", "image_size"], paths, field())
     assert error.file == paths[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        (lambda data: np.frombuffer(data, "u1"), {}),
+        (lambda data: np.frombuffer(data, "u1"), {"compression": "gzip"}),
+        (np.void, {}),
+    ],
+    ids=["bytes", "compressed", "opaque"],
+)
+def test_a_group_per_sample_holds_an_image_and_its_label(tmp_path, value, options):
+    def written(path, images):
+        with h5py.File(path, "w") as file:
+            for number, data in enumerate(images):
+                file.create_dataset(f"birds/b{number}/photo", data=value(data), **options)
+                file[f"birds/b{number}"].attrs["label"] = number
+        return path
+
+    def opened(path):
+        fields = {"x": Field("photo", decode="image", channels="BGR"), "y": Field(attr="label")}
+        return HDF5Source(path, fields, group="birds/*", sample="group", cache_dir=tmp_path / "kept")
+
+    path, rows = written(tmp_path / "x.h5", IMAGES), np.random.default_rng(0).permutation(ROWS)
+    for source in (opened(path), opened(path)):
+        found = read(source, rows)
+        assert np.array_equal(found["x"], PIXELS[rows][:, ::-1])
+        assert found["y"].tolist() == rows.tolist()
+    cut = opened(written(tmp_path / "cut.h5", [*IMAGES[:5], IMAGES[5][:9], *IMAGES[6:]]))
+    with pytest.raises(SourceError, match="birds/b5/photo") as raised:
+        read(cut, np.arange(ROWS))
+    assert (raised.value.dataset, raised.value.row) == ("birds/b5/photo", 5)
+    cut.close()
+
+
+def test_options_of_images_in_groups(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number in range(3):
+            file[f"b{number}/photo"] = np.frombuffer(IMAGES[number], "u1")
+    options = {"group": "b*", "sample": "group"}
+    with pytest.raises(MissingError, match="has no dataset 'b0/foto'"):
+        HDF5Source(tmp_path / "x.h5", {"x": Field("foto", decode="image")}, **options)
+    source = HDF5Source(tmp_path / "x.h5", {"x": Field("photo", decode="image", image_size=8)}, **options)
+    assert read(source, np.arange(3))["x"].shape == (3, 3, 8, 8)
+    for field, more, message in [
+        (Field("photo", decode="image"), {"layout": "HWC"}, "images have their channels first"),
+        (Field("photo", decode="image", window=(0, 2)), {}, "window: does not apply where a group is a sample"),
+        (Field("photo", decode="image", lengths="n"), {}, "lengths: does not apply where a group is a sample"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            HDF5Source(tmp_path / "x.h5", {"x": field}, **options, **more)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
-from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file
@@ -27,7 +27,8 @@ from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, in_g
 from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
-from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.field import IMAGE, Field
+from lit_async_data.sources.hdf5.schema.images import datasets_as_rows, images_in_groups, place_of_image
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.texts import is_numbered
@@ -44,23 +45,28 @@ PROBES = 3
 PROGRESS_S = 10.0
 # What a field of a group may have: it has no rows.
 OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null"}
+ENCODED = {"name", "decode", "channels", *IMAGE}
 
 _log = logging.getLogger(__name__)
 
 
 def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
     """The groups of a file as one part, with a row for each; otherwise as `inspect_file`."""
-    check_options(request.fields, OPTIONS, "where a group is a sample")
+    for key, field in request.fields.items():
+        check_options({key: field}, ENCODED if field.decode else OPTIONS, "where a group is a sample")
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
-        fields = [(key, each.dataset, each.attr, each.kind) for key, each in request.fields.items()]
+        fields = [(key, each.dataset, each.attr, each.kind, each.decode) for key, each in request.fields.items()]
         state = identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns
         kept = IndexKey(path, f"{request.group} {fields}", *state, "", (), (), ())
         found = cache.load(kept)
         if found is None:
             found = _listed(group, request)
-            if len(found) == 1 + sum(1 if f"{key} values" in found else 3 for key in request.fields):
+            columns = [
+                1 if f"{key} values" in found else 2 if field.decode else 3 for key, field in request.fields.items()
+            ]
+            if len(found) == 1 + sum(columns):
                 cache.store(kept, found)
         names = found.pop("names")
         stored = {key: _field(group, key, request, names, found) for key in request.fields}
@@ -74,7 +80,7 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
 
     listed = chosen_groups(group.file, group.path, request.group, allow_external=False)
     names, shown = list[bytes](), time.monotonic()
-    columns: dict[str, _Values | _Places] = {}
+    columns: dict[str, _Values | _Images | _Places] = {}
     for number, name in enumerate(each.strip("/") for each in listed):
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
@@ -91,9 +97,16 @@ def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
             raise
         for key, field in request.fields.items():
             if not names:
-                text = not field.attr and is_numbered(group, full_name(name, field.dataset), field)
-                columns[key] = (_Values if field.attr or text else _Places)(group, field, name)
-            columns[key].add(node, full_name(name, field.dataset))
+                text = not (field.attr or field.decode) and is_numbered(group, full_name(name, field.dataset), field)
+                kind = _Values if field.attr or text else _Images if field.decode else _Places
+                columns[key] = kind(group, field, name)
+            full = full_name(name, field.dataset)
+            try:
+                columns[key].add(node, full)
+            except LIBRARY_ERRORS:
+                if not field.attr:
+                    open_dataset(group.file, group.path, full)  # says what is wrong
+                raise
         names.append(stored)
     if not names:
         raise FormatError(f"{group.path}: {request.group!r} matches no group; check group=", file=group.path)
@@ -125,6 +138,20 @@ class _Values:
             raise FormatError(f"{self._path}:/{full}: {what}; write it as one type", file=self._path, dataset=full)
 
 
+class _Images:
+    """Where the encoded images of one name are in the file."""
+
+    def __init__(self, group: OpenGroup, field: Field, _: str) -> None:
+        self._group, self._name = group, field.dataset
+        self.found: dict[str, Any] = {"offsets": array.array("q"), "sizes": array.array("I")}
+
+    def add(self, node: Any, full: str) -> None:
+        _refuse_link(self._group, node, self._name.encode(), full)
+        place = place_of_image(self._group, node, full.removesuffix(self._name).strip("/"), self._name)
+        for listed, each in zip(self.found.values(), place, strict=True):
+            listed.append(each)
+
+
 class _Places:
     """Where the datasets of one name are in the file; nothing is found if libhdf5 must find them."""
 
@@ -141,12 +168,8 @@ class _Places:
         import h5py
 
         group, first = self._group, self._first
-        try:
-            _refuse_link(group, node, self._name, full)
-            found = h5py.h5d.open(node, self._name)
-        except LIBRARY_ERRORS:
-            open_dataset(group.file, group.path, full)  # says what is wrong
-            raise
+        _refuse_link(group, node, self._name, full)
+        found = h5py.h5d.open(node, self._name)
         if found.shape != first.shape or not found.get_type().equal(self._type):
             what = f"holds {found.dtype} {found.shape}, but {first.name} holds {first.dtype} {first.shape}"
             advice = "samples must agree: write them so, or choose groups that do by group="
@@ -202,6 +225,16 @@ def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found
             return kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
         except FormatError as error:
             raise of_group(error, names) from error
+    if field.decode:
+        if key in request.layouts:
+            raise ConfigError(f"layout: {request.layouts[key]!r} for {key}: images have their channels first")
+        rows = datasets_as_rows(path, full_name("*", field.dataset), found[f"{key} offsets"], found[f"{key} sizes"])
+        rows = dataclasses.replace(rows, names=names)
+        try:
+            images = images_in_groups(group, field, rows, in_group(rows.name, names, 0))
+        except SourceError as error:
+            raise of_group(error, names) from error
+        return StoredField(images.rows, images.decoder.spec, images=images)
     listed = [found[f"{key} {each}"] for each in Columns._fields if f"{key} {each}" in found]
     stored = _stacked(group, field, request.layouts.get(key), names, Columns(*listed) if listed else None)
     native = stored.dtype.newbyteorder("=")

@@ -15,6 +15,7 @@ from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
+from lit_async_data.sources.hdf5.parts.part import in_group
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.images import StoredImages, of_row
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
@@ -96,6 +97,8 @@ class ImageReader(Reader):
             return self._file.bytes_at(int(index.offsets[row]), int(index.sizes[row]))
         with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name):
             name = f"{stored.name}/{names[row]}" if names else stored.name  # in a group, too many to keep open
+            if stored.names is not None:
+                name, names = in_group(stored.name, stored.names, row), (stored.name,)
             value = self._file.dataset(name, 0, kept=not names)[() if names else row]
             return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
 

@@ -124,13 +124,13 @@ class Field(ImageOptions):
             raise ConfigError(f"mask_and_scale: {self.mask_and_scale!r} is not true or false")
         if self.decode not in ("image", None):
             raise ConfigError(f"decode: {self.decode!r} is not image")
-        for name in _VALUES if self.decode else ("channels", "lengths", *_IMAGE):
+        for name in _VALUES if self.decode else ("channels", "lengths", *IMAGE):
             if name != "fill" and getattr(self, name) != _DEFAULTS[name]:
                 what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
                 raise ConfigError(f"{name}: {what}")
         if self.channels not in ("RGB", "BGR") or (self.channels == "BGR" and not self.image.mode.startswith("RGB")):
             raise ConfigError(f"channels: {self.channels!r} is not RGB, nor BGR with mode RGB or RGBA")
-        for name in _IMAGE if self.decode else ():
+        for name in IMAGE if self.decode else ():
             self._set(name, getattr(self.image, name))
 
     def _stack(self, given: Any) -> None:
@@ -158,7 +158,7 @@ class Field(ImageOptions):
     @functools.cached_property
     def image(self) -> ImageShape:
         """How images become arrays of one shape."""
-        return ImageShape(**{name: getattr(self, name) for name in _IMAGE})
+        return ImageShape(**{name: getattr(self, name) for name in IMAGE})
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -208,7 +208,7 @@ class Field(ImageOptions):
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
-_IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
+IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 # What only samples of variable length have; images have a fill, too.
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
 # What only values have, not images.

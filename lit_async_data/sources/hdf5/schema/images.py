@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data import system
 from lit_async_data.batch.spec import FieldSpec
@@ -69,11 +70,20 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
         data = system.pread(node.file.id.get_vfd_handle(), first[1], first[0])
     elif field.image.image_size is None:
         data = np.asarray(node[()] if names else node[0]).tobytes()
+    return StoredImages(stored, _decoder(field, data, stored), field.channels == "BGR", lengths, names, heap, alone)
+
+
+def images_in_groups(group: OpenGroup, field: Field, stored: StoredDataset, first: str) -> StoredImages:
+    """Images of which each is a dataset in a group of its own."""
+    data = b"" if field.image.image_size is not None else np.asarray(group.file[first]).tobytes()
+    return StoredImages(stored, _decoder(field, data, stored), field.channels == "BGR", None, (), None, alone=True)
+
+
+def _decoder(field: Field, first: bytes, stored: StoredDataset) -> ImageDecoder:
     try:
-        decoder = ImageDecoder.of(field.image, data, f"{stored}, row 0")
+        return ImageDecoder.of(field.image, first, f"{stored}, row 0")
     except SourceError as error:
         raise of_row(error, stored, 0) from error.__cause__
-    return StoredImages(stored, decoder, field.channels == "BGR", lengths, names, heap, alone)
 
 
 def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:
@@ -88,14 +98,19 @@ def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> Store
         raise NoSamplesError(f"{where}: holds no images; leave it out", file=group.path, dataset=name)
     if node.file.filename != group.file.filename:
         raise FormatError(f"{where}: is in {node.file.filename}; give that file as path", file=group.path, dataset=name)
-    places = np.array([_place(group, node.id, name, each) for each in names], np.int64)
-    offsets, sizes, most = places[:, 0], places[:, 1].astype(np.uint32), max(int(places[:, 1].max()), 1)
-    index = ChunkIndex((1, most), (len(names), 1), offsets, sizes, np.zeros_like(sizes), FilterPipeline((), most), 0)
-    spec, shape = FieldSpec((most,), np.dtype(np.uint8)), (len(names), most)
-    return StoredDataset(group.path, name, shape, spec.dtype, 0, spec, None, 1, filtered=False, index=index)
+    places = np.array([place_of_image(group, node.id, name, each) for each in names], np.int64)
+    return datasets_as_rows(group.path, name, places[:, 0], places[:, 1].astype(np.uint32))
 
 
-def _place(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int]:
+def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[np.uint32]) -> StoredDataset:
+    """Datasets of bytes at places in a file as chunks of one dataset."""
+    count, most = len(offsets), max(int(sizes.max()), 1)
+    index = ChunkIndex((1, most), (count, 1), offsets, sizes, np.zeros_like(sizes), FilterPipeline((), most), 0)
+    spec = FieldSpec((most,), np.dtype(np.uint8))
+    return StoredDataset(path, name, (count, most), spec.dtype, 0, spec, None, 1, filtered=False, index=index)
+
+
+def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int]:
     """Offset and size of the image that a dataset holds; the offset is −1 if h5py must read it.
 
     By handles, in a tenth of the time that h5py's objects take: there may be very many.
