@@ -98,7 +98,7 @@ def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
         if not np.array_equal(values_of(source, length_key(key), "batch_by"), lengths):
             raise ConfigError(
                 f"batch_by: samples of {key} have other lengths than these; pad {key} to one length, by "
-                "Field(…, max_length=…)",
+                "Field(…, max_length=…), or leave batch_by out and padding too, by ragged='concat'",
                 option="batch_by",
             )
     return Buckets.of(lengths, options.batch_size, options.batch_elements, options.buckets)

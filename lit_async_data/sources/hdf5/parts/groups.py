@@ -172,7 +172,7 @@ class _Places:
         found = h5py.h5d.open(node, self._name)
         if found.shape != first.shape or not found.get_type().equal(self._type):
             what = f"holds {found.dtype} {found.shape}, but {first.name} holds {first.dtype} {first.shape}"
-            advice = "samples must agree: write them so, or choose groups that do by group="
+            advice = "samples must agree: choose groups that do by group=, or write values and offsets"
             raise FormatError(f"{group.path}:/{full}: {what}; {advice}", file=group.path, dataset=full)
         columns: Any = None
         offset = None if first.offset is None else found.get_offset()
