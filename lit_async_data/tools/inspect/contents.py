@@ -17,7 +17,7 @@ import numpy as np
 from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import Choice, choice
-from lit_async_data.sources.hdf5.schema.compound import member_names
+from lit_async_data.sources.hdf5.schema.compound import members
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import image_format
@@ -163,7 +163,7 @@ def _type_name(dtype: np.dtype[Any]) -> str:
     if (within := h5py.check_vlen_dtype(dtype)) is not None:
         return f"variable length, {within}"
     if dtype.names is not None:
-        return f"compound: {', '.join(member_names(dtype))}"
+        return f"compound: {', '.join(members(dtype))}"
     return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else ", big-endian")
 
 

@@ -243,29 +243,26 @@ def corrupt_error(path: str, name: str, corner: Any, problem: str) -> CorruptErr
 
 def element_bytes(dataset: h5py.Dataset) -> int:
     """Bytes of an element in the file: of one of variable length, those of its reference into the global heap."""
-    return stored_type(dataset)[1] if dataset.dtype.hasobject else int(dataset.dtype.itemsize)
+    return stored_type(dataset, dataset.id.get_type())[1] if dataset.dtype.hasobject else int(dataset.dtype.itemsize)
 
 
-def stored_type(dataset: h5py.Dataset) -> tuple[Any, int]:
-    """The type of values as they lie in the file, of compound ones without what lies in the global heap; its bytes."""
-    return _stored_type(dataset.id.get_type(), 8 + int(dataset.file.id.get_create_plist().get_sizes()[0]))
-
-
-def _stored_type(kind: Any, reference: int) -> tuple[Any, int]:
+def stored_type(dataset: h5py.Dataset, kind: Any) -> tuple[Any, int]:
+    """A type of a dataset as its values lie in the file, without what lies in the global heap; and its bytes."""
     import h5py
 
     size, dtype, what = kind.get_size(), kind.dtype, kind.get_class()
     if not dtype.hasobject:
         return dtype, size
     if what == h5py.h5t.ARRAY:
-        return None, size // kind.get_super().get_size() * _stored_type(kind.get_super(), reference)[1]
+        return None, size // kind.get_super().get_size() * stored_type(dataset, kind.get_super())[1]
     if what != h5py.h5t.COMPOUND:
-        return None, size if what == h5py.h5t.REFERENCE else reference  # length, address, number
+        # Length, address and number.
+        return None, size if what == h5py.h5t.REFERENCE else 8 + dataset.file.id.get_create_plist().get_sizes()[0]
     members, grown = dict[str, tuple[Any, int]](), 0
     # As if in memory: there, what refers to the heap may take fewer bytes, and what follows is moved.
     for number in sorted(range(kind.get_nmembers()), key=kind.get_member_offset):
         inner, name = kind.get_member_type(number), kind.get_member_name(number).decode(errors="surrogateescape")
-        member, nbytes = _stored_type(inner, reference)
+        member, nbytes = stored_type(dataset, inner)
         members |= {} if member is None else {name: (member, kind.get_member_offset(number) + grown)}
         grown += nbytes - inner.get_size()
     formats, offsets = zip(*members.values(), strict=True) if members else ((), ())

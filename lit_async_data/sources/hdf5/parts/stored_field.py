@@ -176,8 +176,8 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
     if field.lookup is None:
         table, looked_up = None, group.inspect_dataset(*group.split(name), layout)
-        stored, row = looked_up, looked_up.row
-        classes = classes or _enum_classes(stored.values_dtype)
+        stored, row = looked_up, (looked_up.member or looked_up).spec
+        classes = classes or _enum_classes((stored.member or stored).dtype)
         if field.column is not None:
             _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
@@ -185,7 +185,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         looked_up, table = _lookup_table(group, name, field, layout, where)
         stored = group.inspect_dataset(*group.split(group.name(field.lookup)))
         _check_row_numbers(stored, where)
-        row = looked_up.row if field.column is None else FieldSpec((), table.dtype)
+        row = (looked_up.member or looked_up).spec if field.column is None else FieldSpec((), table.dtype)
     dataset = file[looked_up.name]
     packing = _packing(dataset, field, where)
     conversion = Conversion(
@@ -199,7 +199,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         last_row=None if field.rows is None else stored.rows - 1,
         step=field.steps.step,
     )
-    native = (stored.values_dtype if table is None else table.dtype).newbyteorder("=")
+    native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
     if classes is not None and (packing or native.kind not in "iub"):
         raise ConfigError(
             f"{where}.classes: {stored} holds {native}{' values, packed' if packing else ''}, not classes; leave it out"
@@ -352,17 +352,18 @@ def _lookup_table(
 
 
 def _check_row_numbers(stored: StoredDataset, where: str) -> None:
-    if stored.row.shape or stored.values_dtype.kind not in "iu":
+    values = stored.member or stored
+    if values.spec.shape or values.dtype.kind not in "iu":
         raise FormatError(
-            f"{where}.lookup: {stored} has dtype {stored.values_dtype} and shape {stored.shape}; it must "
-            "have one integer per row",
+            f"{where}.lookup: {stored} has dtype {values.dtype} and shape {stored.shape}; it must have one integer "
+            "per row",
             file=stored.path,
             dataset=stored.name,
         )
 
 
 def _check_column(column: int, stored: StoredDataset, where: str) -> None:
-    row = stored.row.stored_shape
+    row = (stored.member or stored).spec.stored_shape
     if len(row) != 1 or column >= row[0]:
         has = f"has {row[0]} columns" if len(row) == 1 else "has no columns"
         raise ConfigError(f"{where}.column: {column}, but {stored}, of shape {stored.shape}, {has}")

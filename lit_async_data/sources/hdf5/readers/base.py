@@ -129,11 +129,6 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     return np.moveaxis(block, stored.axis, 0)
 
 
-def as_rows(out: Array) -> bool:
-    """Whether each row of an array is in one piece, though they may lie apart, as one channel of several."""
-    return out.ndim > 1 or out.flags.c_contiguous
-
-
 def checked_labels(values: Array, stored: StoredDataset, to: np.dtype[Any], rows: Indices) -> Array:
     """Values of these rows, unchanged. Checks that uint64 values which are delivered as int64 fit."""
     if to == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:

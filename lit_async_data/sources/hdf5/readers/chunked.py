@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.readers.base import Reader, as_rows, checked_labels, pieces, touched
+from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels, pieces, touched
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -118,8 +118,7 @@ class ChunkedReader(Reader):
         return slab
 
     def _read_single_rows(self, rows: Indices, missing: Indices, out: Array) -> None:
-        plain = isinstance(self.decoder, IndexedSlabDecoder) and self.decoder.plain and as_rows(out)
-        if self._native == out.dtype and isinstance(self.decoder, IndexedSlabDecoder) and plain:
+        if self._native == out.dtype and isinstance(self.decoder, IndexedSlabDecoder) and self.decoder.plain:
             self.decoder.read_chunks(rows, missing, out)
             for where in missing.tolist() if self._kept.enabled else ():
                 self._kept.put(int(rows[where]), out[where : where + 1])

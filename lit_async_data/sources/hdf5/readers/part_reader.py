@@ -105,8 +105,12 @@ class PartReader:
         rows = self._part.anchors.rows(samples)
         for key, array in out.items():
             for channel, reader in self.fields[key]:
-                own = self._part.fields[key].own(rows)
-                reader.read_random(own, array[channel] if channel else array, keys)
+                places = array[channel] if channel else array
+                apart = places.strides[-1] != places.itemsize  # single numbers
+                values = np.empty(places.shape, places.dtype) if apart else places
+                reader.read_random(self._part.fields[key].own(rows), values, keys)
+                if apart:
+                    places[...] = values
 
     def fetch(self, samples: Indices) -> bool:
         """Have the kernel read samples from the disk; returns whether some of them were not in memory."""

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.sources.hdf5.readers.base import Pieces, Reader, as_rows, checked_labels, pieces
+from lit_async_data.sources.hdf5.readers.base import Pieces, Reader, checked_labels, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
@@ -58,7 +58,7 @@ class RawReader(Reader):
         if self._ahead.cold:
             self.fetch(rows)
         stored = self._stored
-        as_stored = out.dtype == self._native and as_rows(out)
+        as_stored = out.dtype == self._native
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
@@ -67,11 +67,6 @@ class RawReader(Reader):
             out.byteswap(inplace=True)
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
-        if not as_rows(out):
-            values = np.empty(out.shape, out.dtype)
-            self.read_ranges(firsts, counts, values)
-            out[...] = values
-            return
         if self._ahead.cold:
             self.fetch_ranges(firsts, counts)
         target = out.view(np.uint8).reshape(len(out), self._row_bytes)

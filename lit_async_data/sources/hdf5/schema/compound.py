@@ -37,29 +37,25 @@ class Member:
 
 def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
     """The names on the way to a member, and its type, as libhdf5 has it; without a name, those of all values."""
-    paths = member_paths(dataset.dtype) if name else []
-    path = next((path for path in paths if ".".join(path) == name), ())
-    if name and not path:
-        where, listed = f"{context['file']}:/{context['dataset'].strip('/')}", ", ".join(member_names(dataset.dtype))
-        raise MissingError(f"{where}: has no member {name!r}; its members are {listed}", **context)
+    found = members(dataset.dtype if name else np.dtype(bool))
+    if name not in found:
+        where = f"{context['file']}:/{context['dataset'].strip('/')}"
+        raise MissingError(f"{where}: has no member {name!r}; its members are {', '.join(found)}", **context)
     kind = dataset.id.get_type()
-    for each in path:
+    for each in found[name]:
         kind = kind.get_member_type(kind.get_member_index(each.encode(errors="surrogateescape")))
-    return path, kind
+    return found[name], kind
 
 
-def member_paths(dtype: np.dtype[Any]) -> list[tuple[str, ...]]:
-    """The names on the way to each member; none of a type that is not compound.
+def members(dtype: np.dtype[Any]) -> dict[str, tuple[str, ...]]:
+    """The names on the way to each member, by these with dots; a type that is not compound is one without a name.
 
     Example:
-        >>> member_paths(np.dtype([("onset", "i8"), ("pos", [("x", "f4"), ("y", "f4")])]))
-        [('onset',), ('pos', 'x'), ('pos', 'y')]
+        >>> members(np.dtype([("onset", "i8"), ("pos", [("x", "f4"), ("y", "f4")])]))
+        {'onset': ('onset',), 'pos.x': ('pos', 'x'), 'pos.y': ('pos', 'y')}
     """
-    return [(name, *inner) for name in dtype.names or () for inner in member_paths(dtype[name])] or [()]
-
-
-def member_names(dtype: np.dtype[Any]) -> list[str]:
-    return [".".join(path) for path in member_paths(dtype)]
+    paths = [(name, *inner) for name in dtype.names or () for inner in members(dtype[name]).values()] or [()]
+    return {".".join(path): path for path in paths}
 
 
 def member_of(records: Array, path: tuple[str, ...]) -> Array:

@@ -27,7 +27,7 @@ from lit_async_data.sources.hdf5.index.index import (
     unsupported_reason,
 )
 from lit_async_data.sources.hdf5.index.records import element_bytes, stored_type, superblock_bytes
-from lit_async_data.sources.hdf5.schema.compound import Member, find_member, member_names, member_of, member_paths
+from lit_async_data.sources.hdf5.schema.compound import Member, find_member, member_of, members
 from lit_async_data.sources.hdf5.storage.codecs import filters_of
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError
@@ -92,15 +92,6 @@ class StoredDataset:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def row(self) -> FieldSpec:
-        """The values of a row: those of a member, not the bytes."""
-        return self.member.spec if self.member else self.spec
-
-    @property
-    def values_dtype(self) -> np.dtype[Any]:
-        return self.member.dtype if self.member else self.dtype
-
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}{self.member or ''}"
 
@@ -154,7 +145,7 @@ def inspect_dataset(
         dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
     spec, taken = FieldSpec(tuple(stored), dtype, channel), None
     if member:
-        record, size = stored_type(dataset)
+        record, size = stored_type(dataset, dataset.id.get_type())
         taken, elements = Member(path_to, elements, record, spec), np.dtype(np.uint8)
         spec = FieldSpec((*shape[:axis], *shape[axis + 1 :], size), elements)
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
@@ -334,7 +325,7 @@ def _check_values(dataset: h5py.Dataset, kind: Any, where: str, context: dict[st
         "no values: it is a NetCDF dimension without a variable; give a variable": _is_bare_dimension(dataset),
         "references; store what they refer to": h5py.check_ref_dtype(dtype) is not None,
         "compound values; name one of their members: "
-        + ", ".join(f"{context['dataset']}.{each}" for each in member_names(dtype)): dtype.names is not None,
+        + ", ".join(f"{context['dataset']}.{each}" for each in members(dtype)): dtype.names is not None,
     }
     for reason, applies in refusals.items():
         if applies:
@@ -408,7 +399,7 @@ def _raw_offset(dataset: h5py.Dataset) -> int | None:
     if dataset.dtype.kind in "SVO" and dataset.dtype.names is None:  # encoded images: h5py may end them at a zero
         return int(offset)
     # Verify the offset: read the first and the last values both ways.
-    record, size = stored_type(dataset)
+    record, size = stored_type(dataset, dataset.id.get_type())
     values = min(dataset.shape[-1], PROBED_VALUES)
     length = values * size
     last = offset + math.prod(dataset.shape) * size - length
@@ -417,11 +408,11 @@ def _raw_offset(dataset: h5py.Dataset) -> int | None:
     for corner, span, at in ends:
         line = retry_once(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), span)))
         stored = retry_once(functools.partial(system.pread, handle, length, at))
-        both = np.frombuffer(stored, record), line.astype(dataset.dtype, copy=False)
-        for path in member_paths(record):
-            one, other = (member_of(values, path).tobytes() for values in both)
-            if one != other:
-                return None
+        found, line = np.frombuffer(stored, record), line.astype(dataset.dtype, copy=False)
+        if any(
+            member_of(found, path).tobytes() != member_of(line, path).tobytes() for path in members(record).values()
+        ):
+            return None
     return int(offset)
 
 
