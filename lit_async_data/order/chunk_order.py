@@ -82,8 +82,6 @@ class ChunkOrder:
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, key: int) -> None:
-        if width < 1:
-            raise ValueError(f"width: groups of {width} chunks; a group needs at least 1")
         self._layout = ChunkExtents(runs)
         self.length, self.chunks, self.rows = self._layout.length, self._layout.chunks, self._layout.usual_rows
         self.width = min(width, self.chunks)
@@ -218,14 +216,9 @@ class ChunkExtents:
         length: Number of samples.
         chunks: Number of chunks.
         usual_rows: Samples of most chunks. Chunks with another number are odd.
-
-    Raises:
-        ValueError: There are no runs.
     """
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:
-        if not runs:
-            raise ValueError("runs: an order of no samples; it needs at least one run")
         samples, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
         counts = np.stack([samples // rows, samples % rows > 0], axis=1).ravel()
         exists = counts > 0

@@ -6,6 +6,7 @@ It is the same on every rank, and its size does not depend on that of the datase
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +14,6 @@ from lit_async_data.errors import ResumeError
 
 VERSION = 1
 MOST_EPOCHS = 2**62  # the order takes epochs of 63 bits, and the one after this must be one, too
-DAMAGED = "it is damaged, or was not written by AsyncLoader.state_dict"
 
 
 class Segment(NamedTuple):
@@ -94,36 +94,28 @@ class OrderState:
         return values | {"source": dict(self.source), "history": [list(segment) for segment in self.history]}
 
     @classmethod
-    def from_dict(cls, given: object) -> Self:
-        if not isinstance(given, Mapping):
-            raise ResumeError(f"the saved place is {given!r}, not a mapping; {DAMAGED}")
-        _check(given, "version", _whole(given.get("version"), 1), "the number of a version")
-        if given["version"] > VERSION:
+    def from_dict(cls, given: Any) -> Self:
+        """A state from `to_dict`, from any format of plain values; what has changed since is told by `differences`."""
+        version = given.get("version") if isinstance(given, Mapping) else None
+        if isinstance(version, int) and version > VERSION:
             raise ResumeError(
-                f"the saved place has version {given['version']}, and this lit_async_data knows those up to {VERSION}; "
-                "resume with the version that wrote it, or a later one"
+                f"the saved place has version {version}, and this lit_async_data knows those up to {VERSION}; resume "
+                "with the version that wrote it, or a later one"
             )
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in names:
-            if name not in given:
-                raise ResumeError(f"the saved place has no {name}; {DAMAGED}")
-        for name, least in {"samples": 1, "seed": 0, "shuffle_chunks": 1}.items():
-            _check(given, name, _whole(given[name], least), f"a whole number from {least} on")
-        _check(given, "epoch", _whole(given["epoch"], 0, MOST_EPOCHS), f"a whole number from 0 to {MOST_EPOCHS}")
-        most = given["samples"]
-        _check(given, "position", _whole(given["position"], 0, most), f"a whole number from 0 to {most}")
-        known = isinstance(given["shuffle"], str) and given["shuffle"] in ("none", "chunk", "global")
-        _check(given, "shuffle", known, "none, chunk or global")
-        _check(given, "drawn", isinstance(given["drawn"], str | None), "text or None")
-        source, history = given["source"], given["history"]
-        plain = isinstance(source, Mapping) and all(
-            isinstance(key, str) and (isinstance(value, str) or _whole(value)) for key, value in source.items()
-        )
-        _check(given, "source", plain, "a mapping of names to numbers and text")
-        _check(given, "history", _is_history(history, given["position"]), "a list of [position, ranks, batch size]")
-        values: dict[str, Any] = {name: given[name] for name in names}
-        values["history"] = tuple(Segment(*each) for each in history)
-        return cls(**values)
+        try:
+            values: dict[str, Any] = {field.name: given[field.name] for field in dataclasses.fields(cls)}
+            history = tuple(Segment(*map(operator.index, each)) for each in values["history"])
+            values |= {name: operator.index(values[name]) for name in ("epoch", "position", "samples")}
+            state = cls(**values | {"source": dict(values["source"]), "history": history})
+            steps = [0, *(each.position for each in history), state.position, state.samples]
+            sound = (
+                0 <= state.epoch <= MOST_EPOCHS and steps == sorted(steps) and all(each.step > 0 for each in history)
+            )
+        except (KeyError, TypeError, ValueError):
+            sound = False
+        if not sound:
+            raise ResumeError(f"the saved place is damaged, or was not written by AsyncLoader.state_dict: {given!r}")
+        return state
 
     @property
     def place(self) -> Place:
@@ -157,25 +149,3 @@ def _shown(value: object) -> str:
     if value is None:
         return "none"
     return f"{value:,}".replace(",", " ") if isinstance(value, int) else str(value)
-
-
-def _whole(value: object, least: int | None = None, most: int | None = None) -> bool:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return (least is None or value >= least) and (most is None or value <= most)
-
-
-def _is_history(value: object, position: int) -> bool:
-    if not isinstance(value, list | tuple):
-        return False
-    for segment in value:
-        if not (isinstance(segment, list | tuple) and len(segment) == 3 and all(map(_whole, segment))):
-            return False
-        if not (0 <= segment[0] <= position and min(segment[1:]) >= 1):
-            return False
-    return [each[0] for each in value] == sorted(each[0] for each in value)
-
-
-def _check(given: Mapping[str, Any], name: str, valid: bool, expected: str) -> None:  # noqa: FBT001  # a condition
-    if not valid:
-        raise ResumeError(f"the saved place has {name} = {given.get(name)!r}, which is not {expected}; {DAMAGED}")

@@ -75,8 +75,6 @@ class Permutation:
     """
 
     def __init__(self, n: int, key: int) -> None:
-        if n < 1:
-            raise ValueError(f"n: a permutation of {n} elements; it needs at least 1")
         self.n = n
         keys = derived_keys(key & _WORD, np.arange(ROUNDS))[:, None]
         self._network = _Network(np.array([n], np.uint64), np.array([(n - 1).bit_length()], np.uint64), keys)
@@ -111,8 +109,6 @@ class Permutations:
 
     def __init__(self, n: npt.ArrayLike, keys: npt.ArrayLike) -> None:
         self.n = np.asarray(n, np.int64)
-        if self.n.size and self.n.min() < 1:
-            raise ValueError(f"n: a permutation of {self.n.min()} elements; each needs at least 1")
         self._keys = np.asarray(keys, np.uint64)
 
     def __call__(self, positions: npt.ArrayLike, which: npt.ArrayLike) -> Indices:

@@ -325,27 +325,6 @@ class Limits(NamedTuple):
         return self.later if epoch > self.epoch else self.steps
 
 
-class _Plans:
-    """The plans of neighbouring epochs."""
-
-    def __init__(self, build: Callable[..., EpochPlan]) -> None:
-        self._build = build
-        self.cached: dict[tuple[int, int], EpochPlan] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "cached": {}}  # built again where they are needed
-
-    def keyed(self, seed: int) -> Callable[..., EpochPlan]:
-        return functools.partial(self._build, seed=seed)
-
-    def add(self, epoch: int, start: int) -> EpochPlan:
-        plan = self._build(epoch=epoch, start=start)
-        # Replaced, not changed: another thread may be reading it.
-        near = {at: each for at, each in self.cached.items() if abs(at[0] - epoch) <= 1}
-        self.cached = near | {(epoch, start): plan}
-        return plan
-
-
 class Schedule:
     """The endless order of batches: after the last step of an epoch comes the first of the next.
 
@@ -364,10 +343,14 @@ class Schedule:
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
-        self._plans = _Plans(plan)
+        self._build = plan
+        self._plans: dict[tuple[int, int], EpochPlan] = {}
         self.shuffled = shuffled
         self.limits = Limits()
         self.steps, self.capacity, self.buckets = len(self.plan(0)), self.plan(0).capacity, self.plan(0).buckets
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_plans": {}}  # built again where they are needed
 
     def limited(self, limits: Limits) -> Schedule:
         if limits == self.limits:
@@ -378,13 +361,17 @@ class Schedule:
 
     def keyed(self, seed: int) -> Schedule:
         """Returns another order of the same samples, without limits."""
-        return Schedule(self._plans.keyed(seed), shuffled=self.shuffled)
+        return Schedule(functools.partial(self._build, seed=seed), shuffled=self.shuffled)
 
     def plan(self, epoch: int) -> EpochPlan:
         """Returns the plan of an epoch, from where it begins. The plans of neighbouring epochs are cached."""
         start = self.limits.start if epoch == self.limits.epoch else 0
-        plan = self._plans.cached.get((epoch, start))
-        return self._plans.add(epoch, start) if plan is None else plan
+        plan = self._plans.get((epoch, start))
+        if plan is None:
+            plan = self._plans[epoch, start] = self._build(epoch=epoch, start=start)
+            for far in [each for each in list(self._plans) if abs(each[0] - epoch) > 1]:
+                self._plans.pop(far, None)  # another thread may do the same
+        return plan
 
     def steps_of(self, epoch: int) -> int:
         resumed = self.limits.start and epoch == self.limits.epoch

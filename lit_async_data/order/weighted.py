@@ -39,7 +39,6 @@ class WeightedOrder:
     """
 
     def __init__(self, weights: Weights, length: int, key: int) -> None:
-        _check_length(length)
         self.length = length
         self._weights = weights
         self._key = derived_key(key, 0)
@@ -57,20 +56,15 @@ class WeightedChunkOrder:
     positions are left out.
 
     Over many keys a sample is drawn ``length · weight / sum`` times on average, as in `WeightedOrder`. The members are
-    those of `ChunkOrder`, with the same arguments and errors.
+    those of `ChunkOrder`, with the same arguments, attributes and errors.
 
     Args:
-        runs: The samples of each file, in chunks.
-        width: Chunks of a group, ≥ 1; capped at the number of chunks.
+        runs, width, key: As for `ChunkOrder`.
         weights: A weight for each sample.
         length: Number of positions, ≥ 1.
-        key: 64 bits that select order and draws. Derive it from seed and epoch to get others each epoch.
 
     Attributes:
-        length: Number of positions.
         chunks: Number of chunks with any weight.
-        width: Chunks of a group.
-        rows: Samples of most chunks.
         groups: Number of groups with positions.
 
     Raises:
@@ -86,9 +80,6 @@ class WeightedChunkOrder:
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, weights: Weights, length: int, key: int) -> None:
-        _check_length(length)
-        if width < 1:
-            raise ValueError(f"width: groups of {width} chunks; a group needs at least 1")
         weighed = weights.chunks(runs)
         self.length, self.chunks, self.rows = length, weighed.sums.size, weighed.usual_rows
         self.width = min(width, self.chunks)
@@ -105,7 +96,6 @@ class WeightedChunkOrder:
         return self._firsts[places] + rows
 
     def group(self, number: int) -> Group:
-        """Returns the group of this number; it has at least one position."""
         if not 0 <= number < self.groups:
             raise IndexError(f"group {number} of {self.groups}")
         return Group(number, int(self._begins[number]), int(self._ends[number]))
@@ -114,18 +104,7 @@ class WeightedChunkOrder:
         return self.group(int(self._groups_of(_checked_positions([position], self.length))[0]))
 
     def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """Returns the places, in the order of chunks, of the chunks that a group decodes, by their first draws.
-
-        For a group of more than 2¹⁸ positions these are all its chunks.
-
-        Args:
-            group: Number of the group.
-            begin: First position in the group that counts; with ``step``, this selects the positions of one rank.
-            step: Distance of the positions that count; 1 for all.
-
-        Raises:
-            IndexError: The number is out of range.
-        """
+        """As `ChunkOrder.lanes`, by their first draws; all chunks of a group of more than 2¹⁸ positions."""
         _, first, end = self.group(group)
         if -(-(end - first) // step) > _MOST_DRAWN:
             return np.arange(*self._lanes[group])
@@ -197,11 +176,6 @@ class WeightedChunkOrder:
         nonempty = np.flatnonzero(np.diff(bounds))
         self._begins, self._ends = bounds[nonempty], bounds[nonempty + 1]
         self._lanes = np.stack([cuts[nonempty], cuts[nonempty + 1]], axis=1)
-
-
-def _check_length(length: int) -> None:
-    if length < 1:
-        raise ValueError(f"length: an order of {length} positions; it needs at least 1")
 
 
 def _checked_positions(positions: npt.ArrayLike, length: int) -> Indices:

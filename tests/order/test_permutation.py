@@ -68,11 +68,6 @@ def test_a_position_outside_is_refused():
         Permutation(5, 0)([5])
 
 
-def test_no_elements_are_refused():
-    with pytest.raises(ValueError, match="0 elements"):
-        Permutation(0, 0)
-
-
 def test_the_order_never_changes_between_versions():
     """Otherwise a training could not be resumed with a newer version."""
     assert Permutation(10, 0)(np.arange(10)).tolist() == [7, 8, 2, 4, 1, 6, 5, 9, 3, 0]
@@ -132,5 +127,3 @@ def test_a_position_outside_one_of_many_is_refused():
     for position, which in ((5, 0), (100, 1), (-1, 0)):
         with pytest.raises(IndexError, match="outside its permutation"):
             shuffled([position], [which])
-    with pytest.raises(ValueError, match="0 elements"):
-        Permutations([5, 0], [0, 1])

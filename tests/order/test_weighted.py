@@ -487,15 +487,3 @@ def test_positions_and_groups_out_of_range_are_refused():
             order.group(number)
         with pytest.raises(IndexError, match=f"group {number} of {order.groups}"):
             order.first_of(order.lanes(number))
-
-
-def test_an_order_of_nothing_is_refused():
-    table = Weights([1, 1])
-    with pytest.raises(ValueError, match="0 positions"):
-        WeightedOrder(table, 0, key=0)
-    with pytest.raises(ValueError, match="0 positions"):
-        WeightedChunkOrder([ChunkRun(2, 1)], 1, table, 0, key=0)
-    with pytest.raises(ValueError, match="0 chunks"):
-        WeightedChunkOrder([ChunkRun(2, 1)], 0, table, 1, key=0)
-    with pytest.raises(ValueError, match="no samples"):
-        WeightedChunkOrder([], 1, table, 1, key=0)
