@@ -123,12 +123,28 @@ def real_rows(anchors: Indices, field: StoredField) -> Array:
     return real
 
 
-class SparseReader(Reader):
+class RangesReader(Reader):
+    """Reads samples that are ranges of elements."""
+
+    def __init__(self, stored: StoredRanges, *elements: Reader) -> None:
+        self._stored, self._elements = stored, elements
+        self.reading = elements[0].reading
+
+    def fetch(self, rows: Indices) -> bool:
+        ranges = _ranges(self._stored, rows)
+        cold = [reader.fetch_ranges(*ranges) for reader in self._elements]
+        return any(cold)
+
+    def decode(self, rows: Indices, turn: Turn | None) -> None:
+        for reader in self._elements:
+            reader.decode_ranges(*_ranges(self._stored, rows), turn)
+
+
+class SparseReader(RangesReader):
     """Rows of a sparse matrix, made dense."""
 
     def __init__(self, stored: StoredRanges, values: Reader, columns: Reader) -> None:
-        self._stored = stored
-        self._values, self._columns = values, columns
+        super().__init__(stored, values, columns)
         # Zeroing and scattering takes longer than copying the stored values, and mostly without the GIL.
         self.reading = "decoded" if "decoded" in (values.reading, columns.reading) else values.reading
 
@@ -138,8 +154,8 @@ class SparseReader(Reader):
         begins, counts = _ranges(stored, rows)
         values = np.empty(counts.sum(), stored.values.dtype.newbyteorder("="))
         columns = np.empty(len(values), stored.columns.dtype.newbyteorder("="))
-        self._values.read_ranges(begins, counts, values)
-        self._columns.read_ranges(begins, counts, columns)
+        self._elements[0].read_ranges(begins, counts, values)
+        self._elements[1].read_ranges(begins, counts, columns)
         width = stored.spec.shape[0]
         wrong = columns >= width if columns.dtype.kind == "u" else (columns < 0) | (columns >= width)
         if wrong.any():
@@ -156,37 +172,16 @@ class SparseReader(Reader):
         # Added, not assigned: a column that is stored twice means the sum, as in scipy.
         np.add.at(out.reshape(-1), places, values.astype(out.dtype, copy=False))
 
-    def fetch(self, rows: Indices) -> bool:
-        begins, counts = _ranges(self._stored, rows)
-        cold = [reader.fetch_ranges(begins, counts) for reader in (self._values, self._columns)]
-        return any(cold)
 
-    def decode(self, rows: Indices, turn: Turn | None) -> None:
-        begins, counts = _ranges(self._stored, rows)
-        for reader in (self._values, self._columns):
-            reader.decode_ranges(begins, counts, turn)
-
-
-class PaddedReader(Reader):
+class PaddedReader(RangesReader):
     """Samples of variable length, padded with zeros."""
-
-    def __init__(self, stored: StoredRanges, values: Reader) -> None:
-        self._stored = stored
-        self._values = values
-        self.reading = values.reading
 
     def read(self, rows: Indices, out: Array) -> None:
         begins, counts = _ranges(self._stored, rows)
         values = np.empty((counts.sum(), *out.shape[2:]), self._stored.values.dtype.newbyteorder("="))
-        self._values.read_ranges(begins, counts, values)
+        self._elements[0].read_ranges(begins, counts, values)
         out[...] = 0
         out[np.arange(out.shape[1]) < counts[:, None]] = values
-
-    def fetch(self, rows: Indices) -> bool:
-        return self._values.fetch_ranges(*_ranges(self._stored, rows))
-
-    def decode(self, rows: Indices, turn: Turn | None) -> None:
-        self._values.decode_ranges(*_ranges(self._stored, rows), turn)
 
 
 def _ranges(stored: StoredRanges, rows: Indices) -> tuple[Indices, Indices]:
