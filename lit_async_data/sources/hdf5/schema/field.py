@@ -148,7 +148,8 @@ class Field(ImageOptions):
     @property
     def stacked(self) -> tuple[Field, ...]:
         """The fields that are its channels; empty if it is of one dataset."""
-        return self.name if isinstance(self.name, tuple) else ()
+        name: Any = self.name
+        return name if isinstance(name, tuple) else ()
 
     @property
     def dataset(self) -> str:
