@@ -192,3 +192,7 @@ def few(numbers: Sequence[int | str]) -> str:
     """Returns the first three numbers or names, and their count if there are more, for a message."""
     shown = ", ".join(map(str, numbers[:3]))
     return shown if len(numbers) <= 3 else f"{shown}, … ({len(numbers)} in all)"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -5,6 +5,7 @@ It is the same on every rank, and its size does not depend on that of the datase
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Mapping
@@ -102,20 +103,16 @@ class OrderState:
                 f"the saved place has version {version}, and this lit_async_data knows those up to {VERSION}; resume "
                 "with the version that wrote it, or a later one"
             )
-        try:
+        with contextlib.suppress(KeyError, TypeError, ValueError):
             values: dict[str, Any] = {field.name: given[field.name] for field in dataclasses.fields(cls)}
             history = tuple(Segment(*map(operator.index, each)) for each in values["history"])
             values |= {name: operator.index(values[name]) for name in ("epoch", "position", "samples")}
             state = cls(**values | {"source": dict(values["source"]), "history": history})
             steps = [0, *(each.position for each in history), state.position, state.samples]
-            sound = (
-                0 <= state.epoch <= MOST_EPOCHS and steps == sorted(steps) and all(each.step > 0 for each in history)
-            )
-        except (KeyError, TypeError, ValueError):
-            sound = False
-        if not sound:
-            raise ResumeError(f"the saved place is damaged, or was not written by AsyncLoader.state_dict: {given!r}")
-        return state
+            ordered = steps == sorted(steps) and all(each.step > 0 for each in history)
+            if ordered and 0 <= state.epoch <= MOST_EPOCHS:
+                return state
+        raise ResumeError(f"the saved place is damaged, or was not written by AsyncLoader.state_dict: {given!r}")
 
     @property
     def place(self) -> Place:

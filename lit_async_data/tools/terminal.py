@@ -50,10 +50,6 @@ def sized(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 class ProgressLine:
     """One line on a terminal, which changes; otherwise a line every ten seconds, for logs."""
 

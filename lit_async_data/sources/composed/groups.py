@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.derived import grouped_by_path
-from lit_async_data.sources.contract.places import EACH, Part, Places
+from lit_async_data.sources.contract.places import EACH, Places
 from lit_async_data.sources.contract.source import Source
 
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
@@ -75,7 +75,7 @@ def check_unambiguous(source: Source, given: str, found: Groups | None = None) -
 
 def _of_rule(source: Source, given: str, places: Places) -> Groups | None:
     if given == "file" or given.startswith("file:"):
-        by_path = grouped_by_path(source, {"file": _unchanged}.get(given) or _matcher(given))
+        by_path = grouped_by_path(source, str if given == "file" else _matcher(given))
         if by_path is not None:
             present, dense = np.unique(by_path[0], return_inverse=True)
             return Groups(dense, [by_path[1][code] for code in present.tolist()], "file")
@@ -112,40 +112,22 @@ def hashed(names: Sequence[str]) -> Words:
     return np.fromiter(words, np.uint64, len(names))
 
 
-def _unchanged(path: str) -> str:
-    return path
-
-
 def _of_parts(places: Places, given: str) -> Groups:
-    naming: Callable[[Part], str] = {"file": _file, "group": _name}.get(given) or _by_regex(given)
-    names = np.array(
-        _unique_names(places.parts, naming) if given in ("file", "group") else list(map(naming, places.parts)), object
-    )
-    codes, distinct = _factorized(names)
+    parts, rule = places.parts, given.partition(":")[0]
+    if given == rule:
+        names = [part.name.partition(":/")[0] if rule == "file" else part.name for part in parts]
+        files: dict[str, set[str]] = {}
+        for name, part in zip(names, parts, strict=True):
+            files.setdefault(name, set()).add(part.file)
+        # With the path where files of several sources have the same name.
+        pairs = zip(names, parts, strict=True)
+        names = [name if len(files[name]) == 1 else f"{name} of {part.file}" for name, part in pairs]
+    else:
+        names = list(map(_matcher(given), (part.file for part in parts)))
+    codes, distinct = _factorized(np.array(names, object))
     # A subset may have no samples of some parts.
     present, dense = np.unique(codes[places.which], return_inverse=True)
-    return Groups(dense, [distinct[code] for code in present.tolist()], given.partition(":")[0])
-
-
-def _unique_names(parts: Sequence[Part], naming: Callable[[Part], str]) -> list[str]:
-    """The names of parts; with the path added where files of several sources have the same name."""
-    files: dict[str, set[str]] = {}
-    for part in parts:
-        files.setdefault(naming(part), set()).add(part.file)
-    return [name if len(files[name]) == 1 else f"{name} of {part.file}" for part in parts for name in [naming(part)]]
-
-
-def _file(part: Part) -> str:
-    return part.name.partition(":/")[0]
-
-
-def _name(part: Part) -> str:
-    return part.name
-
-
-def _by_regex(given: str) -> Callable[[Part], str]:
-    match = _matcher(given)
-    return lambda part: match(part.file)
+    return Groups(dense, [distinct[code] for code in present.tolist()], rule)
 
 
 def _matcher(given: str) -> Callable[[str], str]:

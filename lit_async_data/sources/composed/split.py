@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, few
+from lit_async_data.errors import ConfigError, counted, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import Labels
@@ -296,12 +296,12 @@ def _check_long_enough(
     places: Places, counts: Indices, short: npt.NDArray[np.bool_], names: list[str], overlap: int
 ) -> None:
     named = [
-        f"{places.parts[part].name or 'the source'} ({_counted(int(counts[part]), 'sample')})"
+        f"{places.parts[part].name or 'the source'} ({counted(int(counts[part]), 'sample')})"
         for part in np.flatnonzero(short).tolist()
     ]
     if named:
         raise ConfigError(
-            f"split: too short to cut into {', '.join(names)} with gaps of {_counted(overlap, 'sample')}: {few(named)}"
+            f"split: too short to cut into {', '.join(names)} with gaps of {counted(overlap, 'sample')}: {few(named)}"
             "; leave these parts out, choose other fractions, or keep parts whole with groups='file'"
         )
 
@@ -312,7 +312,7 @@ def _subsets(source: Source, names: list[str], sides: Indices, groups: Groups | 
         samples = np.flatnonzero(sides == side)
         if not samples.size:
             raise ConfigError(
-                f"split: {name!r} gets none of {_counted(len(source), 'sample')}; try larger fractions, or another "
+                f"split: {name!r} gets none of {counted(len(source), 'sample')}; try larger fractions, or another "
                 "seed, as in AsyncDataModule(**split(source, …, seed=1))"
             )
         subsets[name] = SubsetSource(source, samples, group_codes=None if groups is None else groups.codes[samples])
@@ -323,18 +323,18 @@ def describe(result: Split, source: Source, places: Places, how: str, groups: Gr
     total, listed = len(source), []
     for name, side in result.items():
         own = "" if side.group_codes is None else f"{np.unique(side.group_codes).size} of "
-        own += f"{_counted(len(groups.names), 'group')}, " if groups else ""
-        listed.append(f"{name} {len(side) / total:.2f} ({own}{_counted(len(side), 'sample')})")
+        own += f"{counted(len(groups.names), 'group')}, " if groups else ""
+        listed.append(f"{name} {len(side) / total:.2f} ({own}{counted(len(side), 'sample')})")
     unused = total - sum(map(len, result.values()))
     if unused:
         cut = how.startswith(BY_TIME) and source.chunks.overlap
         gaps = ", gaps between the sides of each part included" if cut else ""
-        listed.append(f"unused {unused / total:.2f} ({_counted(unused, 'sample')}{gaps})")
+        listed.append(f"unused {unused / total:.2f} ({counted(unused, 'sample')}{gaps})")
     torn = _on_two_sides(result)
     near = _near_pairs(result, places, source.chunks.overlap)
     result.overlap = torn + near
-    two = [f"{_counted(torn, 'group')} on two sides"] if torn else []
-    two += [f"{_counted(near, 'sample')} that share values with another side"] if near else []
+    two = [f"{counted(torn, 'group')} on two sides"] if torn else []
+    two += [f"{counted(near, 'sample')} that share values with another side"] if near else []
     result.described = f"split {how}: {', '.join(listed)}; overlap {', '.join(two) or 0}"
 
 
@@ -350,7 +350,3 @@ def _near_pairs(result: Split, places: Places, overlap: int) -> int:
     order = taken.order()
     near = (np.diff(taken.which[order]) == 0) & (np.diff(taken.rows[order]) <= overlap)
     return int((near & (np.diff(sides[order]) != 0)).sum())
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

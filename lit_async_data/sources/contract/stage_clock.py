@@ -6,6 +6,7 @@ slot. Nothing is shared between threads, so nothing is locked.
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from typing import NamedTuple
@@ -32,75 +33,48 @@ class Work(NamedTuple):
     decoded: int = 0
 
     def plus(self, other: Work) -> Work:
-        return Work(
-            self.seconds + other.seconds,
-            self.decode_s + other.decode_s,
-            self.transform_s + other.transform_s,
-            self.cpu_s + other.cpu_s,
-            self.stored + other.stored,
-            self.decoded + other.decoded,
-        )
+        return Work._make(map(operator.add, self, other))
 
 
-class _Sums:
-    """Of one thread, since they were taken last. ``wall`` and ``cpu`` say when that was, without waits for slots."""
+class StageClock(threading.local):
+    """The sums of the calling thread since they were taken last; each thread has its own.
 
-    __slots__ = ("cpu", "decode_s", "decoded", "others_s", "stored", "transform_s", "wall")
+    ``_wall`` and ``_cpu`` say when that was, without waits for slots.
+    """
 
     def __init__(self) -> None:
-        self.wall, self.cpu = time.perf_counter(), time.thread_time()
-        self.decode_s = self.transform_s = self.others_s = 0.0
-        self.stored = self.decoded = 0
-
-
-class StageClock:
-    """The sums of the calling thread. Each thread has its own."""
-
-    def __init__(self) -> None:
-        self._thread = threading.local()
-
-    def _sums(self) -> _Sums:
-        try:
-            sums: _Sums = self._thread.sums
-        except AttributeError:
-            sums = self._thread.sums = _Sums()
-        return sums
+        self.start()
 
     def start(self) -> None:
         """Work begins; what was counted before belongs to nobody."""
-        self._thread.sums = _Sums()
+        self._wall, self._cpu = time.perf_counter(), time.thread_time()
+        self._decode_s = self._transform_s = self._others_s = 0.0
+        self._stored = self._decoded = 0
 
     def waited(self, began_s: float) -> float:
         """The thread had nothing to do from a moment until now: that is no work."""
-        now, sums = time.perf_counter(), self._sums()
+        now = time.perf_counter()
         # The sums of a thread begin with its first call, which may be this one.
-        sums.wall = min(sums.wall + now - began_s, now)
+        self._wall = min(self._wall + now - began_s, now)
         return now - began_s
 
     def decoded(self, seconds: float, stored: int, nbytes: int) -> None:
-        """Something was decoded."""
-        sums = self._sums()
-        sums.decode_s += seconds
-        sums.stored += stored
-        sums.decoded += nbytes
+        self._decode_s += seconds
+        self._stored += stored
+        self._decoded += nbytes
 
     def transformed(self, seconds: float) -> None:
-        """A batch was transformed."""
-        self._sums().transform_s += seconds
+        self._transform_s += seconds
 
     def waited_for_others(self, seconds: float) -> None:
         """Another worker had what this one needed, and worked meanwhile."""
-        self._sums().others_s += seconds
+        self._others_s += seconds
 
     def take(self) -> Work:
         """What the thread has done since `start`, or since this was called last, without its waits."""
-        sums = self._sums()
-        wall, cpu = time.perf_counter(), time.thread_time()
-        seconds, worked = wall - sums.wall, cpu - sums.cpu + sums.others_s
-        work = Work(seconds, sums.decode_s, sums.transform_s, min(worked, seconds), sums.stored, sums.decoded)
-        sums.wall, sums.cpu = wall, cpu
-        sums.decode_s = sums.transform_s = sums.others_s = 0.0
-        sums.stored = sums.decoded = 0
+        wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu + self._others_s
+        work = Work(wall, self._decode_s, self._transform_s, min(cpu, wall), self._stored, self._decoded)
+        self.start()
         return work
 
 

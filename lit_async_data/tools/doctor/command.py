@@ -16,13 +16,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, counted
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.given_source import OPTIONS, add_source_arguments
 from lit_async_data.tools.inspect.command import given_call
-from lit_async_data.tools.terminal import counted, indented, section, sized, table
+from lit_async_data.tools.terminal import indented, section, sized, table
 
 if TYPE_CHECKING:
     from lit_async_data.tools.doctor.examination import Trial

@@ -19,7 +19,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, counted
 from lit_async_data.sources.local_files.bad_lists import bad_sample
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.given_source import NAMES, add_source_arguments, given_source, source_of
@@ -28,7 +28,7 @@ from lit_async_data.tools.inspect.contents import Dataset
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion
 from lit_async_data.tools.inspect.tables import sized_images, table_report
-from lit_async_data.tools.terminal import ProgressLine, counted, indented, section, shortened, sized, table
+from lit_async_data.tools.terminal import ProgressLine, indented, section, shortened, sized, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

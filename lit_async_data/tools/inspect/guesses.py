@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lit_async_data.errors import counted
 from lit_async_data.tools.call import Call, Given
 from lit_async_data.tools.inspect import words
 from lit_async_data.tools.inspect.contents import Dataset, Scope
 from lit_async_data.tools.inspect.report import Suggestion, by_groups
 from lit_async_data.tools.inspect.words import anywhere, common_start, has_word, of_training
-from lit_async_data.tools.terminal import counted
 
 # Groups of what is neither input nor label: where packed samples come from, and where electrodes are.
 _NEVER = "origin|electrodes?"

@@ -10,12 +10,12 @@ import contextlib
 import sys
 from datetime import timedelta
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, counted
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.given_source import add_source_arguments, given_source
 from lit_async_data.tools.pack.packing import Packed, pack
 from lit_async_data.tools.pack.plan import NAMES
-from lit_async_data.tools.terminal import ProgressLine, counted, sized
+from lit_async_data.tools.terminal import ProgressLine, sized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
