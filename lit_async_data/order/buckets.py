@@ -83,7 +83,6 @@ class Buckets:
 
     @functools.cached_property
     def counts(self) -> Indices:
-        """Samples of each bucket."""
         return np.bincount(self.numbers, minlength=len(self.bounds))
 
     @property

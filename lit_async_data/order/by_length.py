@@ -66,7 +66,6 @@ class LengthPlan(EpochPlan):
         return end - first
 
     def width(self, step: int) -> int:
-        """The length to which the samples of a batch are padded."""
         return self.buckets.width(self.batch(step).samples)
 
     def position(self, steps: int) -> int:

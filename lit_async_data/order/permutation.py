@@ -179,7 +179,6 @@ class _Network:
         return _Network(n, bits, self._keys[:, chosen])
 
     def step(self, values: Words, rounds: range) -> Words:
-        """Takes one step of each walk."""
         high, low = values >> self._low_bits, values & self._low_mask
         for number in rounds:
             if number % 2:

@@ -262,7 +262,6 @@ class EpochPlan:
         return derived_key(self.seed, 0 if self.alike else self.epoch)
 
     def numbered(self, stored: Indices) -> Indices:
-        """Converts places in storage order to sample numbers."""
         return stored if self.order is None else self.order[stored]
 
     def places_begun(self, group: int) -> Indices:

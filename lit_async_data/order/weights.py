@@ -149,7 +149,6 @@ class Weights:
         return _bisected(self.edges, low, np.minimum(low + _COARSE, self.samples), values)
 
     def chunks(self, runs: Sequence[ChunkRun]) -> WeighedChunks:
-        """Returns the chunks whose samples have any weight."""
         runs = tuple(runs)
         cached = self._chunks
         if cached is None or cached[0] != runs:

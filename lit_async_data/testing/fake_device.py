@@ -152,9 +152,19 @@ class FakeStreams:
         self._current.enqueue(run)
 
     def record(self, stream: FakeStream) -> FakeEvent:
-        self.calls.append(("record", stream.name))
-        event = FakeEvent(stream)
-        stream.enqueue(functools.partial(setattr, event, "done", True))
+        return self._event("record", stream)
+
+    def timed(self, stream: FakeStream) -> FakeEvent:
+        return self._event("timed", stream)
+
+    def _event(self, name: str, stream: FakeStream) -> FakeEvent:
+        self.calls.append((name, stream.name))
+        event = FakeEvent(stream, timed=name == "timed")
+
+        def complete() -> None:
+            event.done, event.at_s = True, self.now_s
+
+        stream.enqueue(complete)
         return event
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
@@ -167,16 +177,6 @@ class FakeStreams:
         if block:
             event.stream.run(event)
         return event.done
-
-    def timed(self, stream: FakeStream) -> FakeEvent:
-        self.calls.append(("timed", stream.name))
-        event = FakeEvent(stream, timed=True)
-
-        def complete() -> None:
-            event.done, event.at_s = True, self.now_s
-
-        stream.enqueue(complete)
-        return event
 
     def elapsed_s(self, begin: FakeEvent, end: FakeEvent) -> float:
         """Seconds between two events, which must have happened, as torch demands."""

@@ -63,9 +63,7 @@ def table(bad, count=20):
 def checked(*arguments, status=1):
     assert main(["inspect", "--check-all", *arguments]) == status
     with open("bad_samples.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert not list(Path().glob("*.part"))
-    return lines
+        return list(csv.DictReader(file))
 
 
 def printed_sources(text):

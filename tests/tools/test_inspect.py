@@ -292,11 +292,16 @@ MEANT = [
     (lambda path: examples.grid(path, "lat", "lon"), None, "no dataset looks like samples", ""),
     (examples.one_each, '"y": "label"}, group="*", sample="group", layout={"x": "HWC"})', "", "0 samples"),
     (lambda path: examples.one_each(path, label=None), '{"x": "image", "y": {"attr": "label"}}', "", "0 samples"),
-    (lambda path: examples.one_each(path, "img_{}", ""), None, "10 datasets such as img_0", ""),
+    (
+        lambda path: examples.one_each(path, "img_{}", ""),
+        None,
+        "img_0 of shape (8, 9, 3) may be one",
+        "",
+    ),
     (
         {"image": np.zeros((32, 32, 3), "u1")},
         None,
-        "1 file with image of shape (32, 32, 3) may be 1 sample: its rows are none",
+        "image of shape (32, 32, 3) may be one sample: its rows are none",
         "",
     ),
     (examples.compound, None, "no dataset looks like samples", ""),

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.derived import grouped_by_path
-from lit_async_data.sources.contract.places import EACH, Places
+from lit_async_data.sources.contract.places import EACH, Places, numbered
 from lit_async_data.sources.contract.source import Source
 
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
@@ -207,9 +207,7 @@ def _factorized(values: npt.NDArray[Any]) -> tuple[Indices, list[str]]:
     if values.dtype.kind != "O":
         distinct, codes = np.unique(values, return_inverse=True)
         return codes, [text_of(value) for value in distinct.tolist()]
-    numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(text_of(value), len(numbers)) for value in values.tolist()], np.int64)
-    return codes, list(numbers)
+    return numbered(map(text_of, values.tolist()))
 
 
 def text_of(value: Any) -> str:

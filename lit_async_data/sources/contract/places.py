@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from lit_async_data.order.permutation import Indices
 
 # The group of a part in which each sample is a group; their names are its column ``group``.
 EACH = "*"
+
+_Name = TypeVar("_Name", str, tuple[str, str, str])
 
 
 class Location(NamedTuple):
@@ -96,9 +98,8 @@ class Places:
 
 def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
     # A file that two concatenated sources share is one part: its rows are the same rows.
-    numbers: dict[tuple[str, str, str], int] = {}
-    codes = np.array([numbers.setdefault(part[:3], len(numbers)) for part in parts], np.int64)
-    if len(numbers) == len(parts):
+    codes, names = numbered(part[:3] for part in parts)
+    if len(names) == len(parts):
         return Places(parts, which, rows)
     firsts = np.unique(codes, return_index=True)[1]
     for part, code in zip(parts, codes.tolist(), strict=True):
@@ -109,6 +110,12 @@ def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
                 file=part.file,
             )
     return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows)
+
+
+def numbered(names: Iterable[_Name]) -> tuple[Indices, list[_Name]]:
+    """A number for each name, and the distinct names in the order in which they come first."""
+    numbers: dict[_Name, int] = {}
+    return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.int64), list(numbers)
 
 
 def starts(counts: npt.ArrayLike) -> Indices:

@@ -353,7 +353,7 @@ class Source(abc.ABC):
         Returns:
             A function that releases the reservation; calling it again does nothing. Keep it: dropped, it releases too.
         """
-        return _do_nothing
+        return lambda: None
 
 
 def read(source: Source, samples: Indices, keys: Iterable[str] | None = None) -> dict[str, Array]:
@@ -394,7 +394,3 @@ def described(source: Source, name: str, spec: BatchSpec) -> str:
     origin = f" from {name}" if name else ""
     samples = name if name.startswith(size) else f"{size}samples{origin}"
     return f"{samples}: {spec}{left_out and f'; {left_out}'}"
-
-
-def _do_nothing() -> None:
-    pass

@@ -176,14 +176,10 @@ def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> Non
             out[...] = pixels
             return
         # torch cannot crop at fractions of pixels.
-        if _torch_can(pixels, shape.resampling):
+        if shape.resampling in _KERNELS and pixels.dtype == np.uint8 and pixels.shape[2] in (1, 3):
             _by_torch(pixels, shape.resampling, out)
             return
     out[...] = _by_pillow(pixels, box, (out.shape[0], out.shape[1]), shape.resampling)
-
-
-def _torch_can(pixels: Array, interpolation: str) -> bool:
-    return interpolation in _KERNELS and pixels.dtype == np.uint8 and pixels.shape[2] in (1, 3)
 
 
 def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:

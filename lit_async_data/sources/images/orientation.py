@@ -38,18 +38,13 @@ def _exif_orientation(exif: bytes) -> int | None:
         for number in range(entries):
             tag, kind, count = struct.unpack_from(order + "HHI", block, start + 2 + 12 * number)
             if tag == ORIENTATION:
-                return _value(order, kind, count, block, start + 10 + 12 * number)
+                letter = {_SHORT: "H", _LONG: "I"}.get(kind) if count == 1 else None
+                return (
+                    int(struct.unpack_from(order + letter, block, start + 10 + 12 * number)[0]) if letter else UPRIGHT
+                )
     except struct.error:
         pass  # the block is shorter than its entries
     return None
-
-
-def _value(order: str, kind: int, count: int, block: bytes, place: int) -> int:
-    letter = {_SHORT: "H", _LONG: "I"}.get(kind)
-    if letter is None or count != 1:
-        return UPRIGHT
-    (value,) = struct.unpack_from(order + letter, block, place)
-    return int(value)
 
 
 def upright_size(size: tuple[int, int], turned: int) -> tuple[int, int]:

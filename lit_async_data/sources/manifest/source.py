@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.errors import ConfigError, FormatError, MissingError, few
 from lit_async_data.options import check_names
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import Turn
@@ -30,9 +30,9 @@ from lit_async_data.sources.local_files.descriptors import listing
 from lit_async_data.sources.local_files.patterns import folder_of, is_pattern
 from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_folders
 from lit_async_data.sources.manifest.fields.column import Column, Given
-from lit_async_data.sources.manifest.fields.fields import Fields
+from lit_async_data.sources.manifest.fields.fields import Fields, FileField
+from lit_async_data.sources.manifest.fields.rows import Rows
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
-from lit_async_data.sources.manifest.validation import Check, check_paths
 from lit_async_data.sources.table.arrow import numpy_values
 from lit_async_data.sources.table.delimited import TextFormat
 from lit_async_data.sources.table.row_origin import NoColumnError
@@ -42,6 +42,9 @@ from lit_async_data.sources.table.table import Table, TableReader
 OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
+Check = Literal["first", "none"]
+# Files whose shapes are compared if the decoder does not make all shapes equal.
+SHAPE_FILES = 32
 # Samples whose file sizes are looked up to estimate the memory for reading ahead.
 SIZE_SAMPLES = 16
 # Files of a folder in one chunk of ``shuffle="chunk"``.
@@ -87,6 +90,26 @@ def check_options(root: Any, id: Any, check_files: Any, *, allow_external: Any, 
     if check_files not in get_args(Check):
         raise ConfigError(f"check_files: {check_files!r} is not one of {', '.join(get_args(Check))}")
     check_names(image, OPTIONS)
+
+
+def check_files_of(key: str, field: FileField, rows: Rows) -> None:
+    """Check the first file, and that some others have its shape."""
+    if not field.decoder.fits_all:
+        shapes = {sample: field.shape_of(sample) for sample in probes(len(rows), most=SHAPE_FILES).tolist()}
+        others = [sample for sample in shapes if shapes[sample] != shapes[0]]
+        if others:
+            paths = field.paths.of(np.array([0, *others]))
+            named = [
+                f"{'×'.join(map(str, shapes[sample])) or 'a single value'} in {rows.where(sample)} ({path})"
+                for sample, path in zip([0, *others], paths, strict=True)
+            ]
+            raise FormatError(
+                f"{key}: files have different shapes: {few(named)}; {field.decoder.advice}",
+                file=paths[1],
+                row=rows.place(others[0])[1],
+                sample_id=others[0],
+            )
+    field.read(np.zeros(1, np.int64), np.empty((1, *field.spec.stored_shape), field.spec.dtype), None)
 
 
 class ManifestSource(DerivedSource):
@@ -176,7 +199,8 @@ class ManifestSource(DerivedSource):
             hint = "set kind: image for paths without an image suffix, or leave out image_size"
             raise ConfigError(f"image_size: no field holds paths of images: {given}; {hint}")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
-        check_paths(check_files, self._fields.files, self._fields.rows)
+        for key, field in self._fields.files.items() if check_files == "first" else ():
+            check_files_of(key, field, self._fields.rows)
 
     @classmethod
     def from_folder(

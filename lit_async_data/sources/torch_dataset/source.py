@@ -150,8 +150,7 @@ class DatasetSource(Source):
         if isinstance(returned, Mapping | str) or len(samples) != len(numbers):
             raise FormatError(
                 f"{call} returned a {type(returned).__name__} of {len(samples)} for {len(numbers)} sample numbers; "
-                "return a "
-                "list of one sample per number, in their order",
+                "return a list of one sample per number, in their order",
                 sample_id=numbers[0],
             )
         return samples
@@ -164,7 +163,11 @@ class DatasetSource(Source):
         for number, sample in zip(numbers, returned, strict=False):  # takes no more than these
             values = _by_key(sample)
             if values.keys() != keys:
-                raise self._keys_error(number, values)
+                raise FormatError(
+                    f"{self.name}[{number}] has the fields {list(values)}, but sample 0 has {list(keys)}; return the "
+                    "same fields for every sample",
+                    sample_id=number,
+                )
             samples.append(values)
         return samples
 
@@ -202,13 +205,6 @@ class DatasetSource(Source):
                 sample_id=number,
             )
         return array
-
-    def _keys_error(self, number: int, values: Mapping[Any, Any]) -> FormatError:
-        return FormatError(
-            f"{self.name}[{number}] has the fields {list(values)}, but sample 0 has {list(self._spec.fields)}; "
-            "return the same fields for every sample",
-            sample_id=number,
-        )
 
 
 def _length(dataset: Any) -> int:

@@ -55,8 +55,7 @@ def _tensor_array(tensor: torch.Tensor) -> Array:
         layout = "" if tensor.layout is torch.strided else f"{tensor.layout} "
         raise UnfitError(
             f"a {layout}tensor of {tensor.dtype}, which numpy cannot hold; return a dense tensor of another dtype, "
-            "such "
-            "as .float(), and cast it in device_transform"
+            "such as .float(), and cast it in device_transform"
         ) from None
     return array
 

@@ -26,8 +26,6 @@ FILES, PLACES, LEFT = 64, 16, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """What was measured."""
-
     samples_per_s: float  # of a loop that does nothing else; 0 if the one epoch is too short to measure
     read_mb_per_s: float  # of one reader while it reads
     decode_mb_per_s: float  # of one reader while it decodes

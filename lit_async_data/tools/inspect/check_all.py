@@ -6,7 +6,6 @@ import contextlib
 import csv
 import functools
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,14 +57,7 @@ def _errors(source: Source, samples: Indices) -> dict[int, AsyncDataError]:
 
 
 def write_list(path: str, lines: Sequence[Mapping[str, object]]) -> None:
-    """Write a list as CSV. Until it is whole, it is called ``PATH.PID.part``."""
-    part = f"{path}.{os.getpid()}.part"
-    try:
-        with open(part, "x", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(lines)
-        os.replace(part, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(lines)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_async_data.errors import counted
 from lit_async_data.tools.call import Call, Given
 from lit_async_data.tools.inspect import words
 from lit_async_data.tools.inspect.contents import Dataset, Scope
@@ -40,7 +39,7 @@ def suggestions(scope: Scope, paths: Sequence[str]) -> tuple[list[Suggestion], s
     parts = scope.count if scope.group else len(paths)
     if not labels and (why := _why_no_samples(scope, x, parts)):
         return [], why
-    if not labels and _is_sample(scope, x, parts):
+    if not labels and parts > 1 and (_is_image(x) or _single_labels(scope)):
         return [_groups(scope, paths, x, y) for y in [*_single_labels(scope), None]], ""
     if _is_recording(scope, x) or (_lies_across(x) and not labels):
         return [_windows(scope, paths, x, label) for label in [*labels, None]], ""
@@ -49,29 +48,18 @@ def suggestions(scope: Scope, paths: Sequence[str]) -> tuple[list[Suggestion], s
 
 
 def _why_no_samples(scope: Scope, x: Dataset, parts: int) -> str:
-    same = [node.name for node in scope.nodes if node.shape == x.shape]
-    alike = [each for each in same if re.sub(r"\d", "", each) == re.sub(r"\d", "", x.name)]
-    if len(alike) > 2:
-        what, count = f"datasets such as {scope.relative(x)}", len(alike)
-    elif parts == 1 and _is_image(x):
-        what, count = f"{'group' if scope.group else 'file'} with {scope.relative(x)}", 1
-    else:
+    alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]
+    if len(alike) < 3 and not (parts == 1 and _is_image(x)):
         return ""
     return (
-        f"{count:,} {what} of shape {x.shape} may be {counted(count, 'sample')}: its rows are none; this layout is not "
-        "read yet: write samples one after the other into one dataset, or write a Source of your own "
-        "(docs/data/sources.md)"
+        f"{scope.relative(x)} of shape {x.shape} may be one sample: its rows are none; this layout is not read yet: "
+        "write samples one after the other into one dataset, or write a Source of your own (docs/data/sources.md)"
     )
 
 
 def _is_image(x: Dataset) -> bool:
     h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
     return c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
-
-
-def _is_sample(scope: Scope, x: Dataset, parts: int) -> bool:
-    """Whether each group, or each file, is a sample."""
-    return parts > 1 and (_is_image(x) or bool(_single_labels(scope)))
 
 
 def _single_labels(scope: Scope) -> list[Given]:

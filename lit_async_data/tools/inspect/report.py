@@ -50,8 +50,6 @@ class Suggestion:
 
 @dataclasses.dataclass
 class Report:
-    """What ``inspect`` found."""
-
     kind: str
     files: list[str]
     bytes: int | None = None

@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def report(packed: Packed, path: str) -> str:
-    """What was written, and how to read it."""
     plan, took = packed.plan, timedelta(seconds=round(packed.seconds))
     sizes = f"{sized(packed.nbytes)} ({sized(packed.decoded)} decoded)"
     lines = [f"{path}: {packed.samples:,} samples, {sizes}, every value compared, in {took}"]

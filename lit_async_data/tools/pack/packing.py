@@ -36,8 +36,6 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A packed file."""
-
     samples: int
     nbytes: int
     decoded: int  # bytes of its samples

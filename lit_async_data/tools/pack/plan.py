@@ -41,8 +41,6 @@ TRIAL_BYTES, TRIAL_SAMPLES, TRIAL_PLACES = 512 * 1024, 128, 8
 
 @dataclasses.dataclass(frozen=True)
 class PackedField:
-    """One field of the packed file."""
-
     key: str  # also the name of the dataset
     shape: tuple[int, ...]  # of a stored sample
     dtype: np.dtype[np.generic]

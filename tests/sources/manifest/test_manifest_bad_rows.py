@@ -98,7 +98,7 @@ def test_a_bad_file_is_named_by_row_id_and_path(bad, folder):
 
 
 @pytest.mark.parametrize(
-    ("bad", "shapes"), [("tall.png", "6×4×3 in row 0 .*; 7×4×3 in row 5"), ("long.npy", "3 in .*; 4 in")]
+    ("bad", "shapes"), [("tall.png", "6×4×3 in row 0 .*, 7×4×3 in row 5"), ("long.npy", "3 in .*, 4 in")]
 )
 def test_shapes_are_compared_with_the_first_before_training(bad, shapes, folder):
     with pytest.raises(FormatError, match=shapes) as caught:

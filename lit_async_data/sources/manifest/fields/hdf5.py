@@ -14,7 +14,7 @@ from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, Sour
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.concat import ConcatSource
 from lit_async_data.sources.composed.subset import SubsetSource
-from lit_async_data.sources.contract.places import starts
+from lit_async_data.sources.contract.places import numbered, starts
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
@@ -45,7 +45,9 @@ class HDF5Fields:
         datasets: tuple[Indices, Sequence[str]] | None,
     ) -> None:
         self._columns, self.paths = dict(columns), paths
-        self._codes, self._files = _by_real_path(*paths.distinct())
+        codes, named = paths.distinct()
+        numbers, self._files = numbered(map(os.path.realpath, named))  # a table can name one file by several paths
+        self._codes = numbers[codes]
         which, names = datasets or (np.zeros_like(rows), [""])
         sources: list[HDF5Source] = []
         selected, total = np.empty_like(rows), 0
@@ -121,13 +123,6 @@ class HDF5Fields:
             for place in range(len(samples)):
                 self.read(samples[place : place + 1], {key: array[place : place + 1] for key, array in out.items()})
             raise
-
-
-def _by_real_path(codes: Indices, paths: Sequence[str]) -> tuple[Indices, list[str]]:
-    """Number files by their real path: a table can name one file by several paths."""
-    real: dict[str, int] = {}
-    numbers = np.array([real.setdefault(os.path.realpath(path), len(real)) for path in paths], np.int64)
-    return numbers[codes], list(real)
 
 
 def with_hdf5_columns(columns: Mapping[str, Column], table: Table, reader: TableReader) -> Table:

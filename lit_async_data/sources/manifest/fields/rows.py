@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, CorruptError, ManifestError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.places import Location, Part, Places
+from lit_async_data.sources.contract.places import Location, Part, Places, numbered
 from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.table.arrow import split_folders
@@ -215,17 +215,10 @@ class Paths:
         ``naming`` takes a path relative to the root, so that groups do not change when the folder moves. It is called
         once per sample, in blocks, so that few paths are Python strings at a time.
         """
-        numbers: dict[str, int] = {}
-        codes = np.empty(len(self.rows), np.int64)
-        for first in range(0, len(codes), _BLOCK):
-            samples = np.arange(first, min(first + _BLOCK, len(codes)))
-            names = (naming(self.root.within(path)) for path in self.of(samples))
-            codes[samples] = [numbers.setdefault(name, len(numbers)) for name in names]
-        return codes, list(numbers)
+        count = len(self.rows)
+        blocks = (self.of(np.arange(first, min(first + _BLOCK, count))) for first in range(0, count, _BLOCK))
+        return numbered(naming(self.root.within(path)) for paths in blocks for path in paths)
 
     def folders(self) -> Indices:
         codes, texts = split_folders(self.rows.table.array(self.column))
-        # Several texts can name the same folder.
-        numbers: dict[str, int] = {}
-        folder_numbers = [numbers.setdefault(os.path.normpath(text), len(numbers)) for text in texts]
-        return np.array(folder_numbers, np.int64)[codes]
+        return numbered(map(os.path.normpath, texts))[0][codes]  # several texts can name the same folder
