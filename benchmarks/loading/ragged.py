@@ -148,7 +148,7 @@ def padding(run: Run) -> Figures:
     plan = loader.order
     assert plan.buckets is not None
     padded, any_samples = plan.buckets.padding(BATCH)
-    samples = sum(plan.batch(step).samples.size for step in range(len(plan)))
+    samples = sum(plan.batch(step).size for step in range(len(plan)))
     print(f"\npadding: {padded:.1%} in buckets, {any_samples:.1%} in batches of any samples")
     print(f"3 ranks have {sorted(found)} batches; the last rank has {samples:,} samples")
     return [{"padding": padded, "any": any_samples, "counts": sorted(found)}]

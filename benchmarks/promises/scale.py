@@ -94,7 +94,7 @@ def batches(order: Schedule, count: int) -> Iterator[npt.NDArray[np.int64]]:
     """Batches in a row, the first at nine tenths of an epoch."""
     key = BatchIndex(3, order.steps * 9 // 10)
     for _ in range(count):
-        yield order.plan(key.epoch).batch(key.step).samples
+        yield order.plan(key.epoch).batch(key.step)
         key = order.following(key)
 
 
@@ -190,7 +190,7 @@ def faults(dealing: Dealing) -> int:
     wrong, steps = 0, len(dealing.plan(0))
     for rank in range(dealing.world_size):
         plan = dealing.plan(rank)
-        found = [plan.batch(step).samples for step in range(len(plan))]
+        found = [plan.batch(step) for step in range(len(plan))]
         wrong += len(found) != steps or not all(0 < len(samples) <= plan.capacity for samples in found)
         taken += found
     times = np.bincount(np.concatenate(taken), minlength=dealing.length)

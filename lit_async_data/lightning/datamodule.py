@@ -385,7 +385,7 @@ class AsyncDataModule(pl.LightningDataModule):
             loader.set_epoch(epoch)
             found = []
             for batch_idx in range(first, min(first + accumulate_grad_batches, batches)):
-                ids = source.ids(plan.batch(batch_idx).samples)
+                ids = source.ids(plan.batch(batch_idx))
                 found.append(Replayed(epoch, batch_idx, next(loader), ids, source.locate(ids)))
             return found
 

@@ -16,7 +16,7 @@ import numpy as np
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices, derived_key
-from lit_async_data.order.plan import SUBSTITUTES, BatchPlan, EpochPlan
+from lit_async_data.order.plan import SUBSTITUTES, EpochPlan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class LengthPlan(EpochPlan):
     Example:
         >>> buckets = Buckets.of(np.array([1, 9, 2, 8, 2]), 2, elements=None, given=[2, 9])
         >>> plan = LengthPlan(length=5, batch_size=2, shuffle="none", seed=0, epoch=0, world_size=2, buckets=buckets)
-        >>> [(plan.batch(step).samples.tolist(), plan.width(step)) for step in range(len(plan))]
+        >>> [(plan.batch(step).tolist(), plan.width(step)) for step in range(len(plan))]
         [([0, 2], 2), ([1], 9)]
     """
 
@@ -66,7 +66,7 @@ class LengthPlan(EpochPlan):
         return end - first
 
     def width(self, step: int) -> int:
-        return self.buckets.width(self.batch(step).samples)
+        return self.buckets.width(self.batch(step))
 
     def position(self, steps: int) -> int:
         return self.length if steps == len(self) else int(self._edges[steps * self.world_size])
@@ -80,12 +80,12 @@ class LengthPlan(EpochPlan):
     def positions(self, step: int) -> Indices:
         return np.arange(*self.bounds(step))
 
-    def batch(self, step: int) -> BatchPlan:
+    def batch(self, step: int) -> Indices:
         first, end = self.bounds(step)
-        return BatchPlan(self.epoch, step, self._dealt[0][first:end])
+        return self._dealt[0][first:end]
 
     def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
-        batches = [self.batch(number).samples for number in range(step, step + count)]
+        batches = [self.batch(number) for number in range(step, step + count)]
         return np.concatenate(batches), [0, *itertools.accumulate(map(len, batches))]
 
     def samples(self, positions: Indices) -> Indices:

@@ -67,11 +67,7 @@ class ChunkOrder:
         key: 64 bits that select the order. Derive it from seed and epoch to get another order each epoch.
 
     Attributes:
-        length: Number of samples.
-        chunks: Number of chunks.
-        width: Chunks of a group.
         rows: Samples of a chunk that is not odd.
-        groups: Number of groups.
 
     Example:
         >>> order = ChunkOrder([ChunkRun(samples=6, rows=2)], width=2, key=0)
@@ -213,8 +209,6 @@ class ChunkExtents:
         runs: The samples of each file. Samples and chunks are numbered across files.
 
     Attributes:
-        length: Number of samples.
-        chunks: Number of chunks.
         usual_rows: Samples of most chunks. Chunks with another number are odd.
     """
 

@@ -48,9 +48,6 @@ class EpochCursor:
 
     The whole state is one tuple that is replaced in a single assignment: an interrupt leaves the old or the new one.
 
-    Args:
-        schedule: The order.
-
     Attributes:
         schedule: The order, limited to the steps that the current pass will take.
         state: Where the consumer is. The loader sets it to `after` once a batch was handed out or has failed.

@@ -23,11 +23,6 @@ def mixing(order: ChunkOrder | WeightedChunkOrder, batch_size: int, world_size: 
     them with 2¹⁸ positions. For one rank and a batch much smaller than a group, it is near ``min(batch_size, width)``.
     The global shuffle is a true permutation, or independent draws by the same weights.
 
-    Args:
-        order: The order.
-        batch_size: Samples per batch and rank.
-        world_size: Number of ranks, which share positions round-robin.
-
     Example:
         >>> from lit_async_data.order.chunk_order import ChunkRun
         >>> order = ChunkOrder([ChunkRun(samples=64_000, rows=64)], width=16, key=0)

@@ -39,21 +39,6 @@ WITHIN_GROUP = 32
 Order = Literal["none", "chunk", "global"]
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchPlan:
-    """The samples of one batch of one rank.
-
-    Attributes:
-        epoch: Number of the epoch.
-        step: Number of the batch in the epoch.
-        samples: int64, shape (n,): sample numbers in the source, in the order of the batch.
-    """
-
-    epoch: int
-    step: int
-    samples: Indices
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochPlan:
     """The batches of one epoch for one rank. Safe to use from any thread.
@@ -81,7 +66,7 @@ class EpochPlan:
 
     Example:
         >>> plan = EpochPlan(length=10, batch_size=4, shuffle="none", seed=0, epoch=0)
-        >>> [plan.batch(step).samples.tolist() for step in range(len(plan))]
+        >>> [plan.batch(step).tolist() for step in range(len(plan))]
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
@@ -199,8 +184,9 @@ class EpochPlan:
         """Whether ``drop_last`` drops all that remains behind a position."""
         return self.drop_last and self.length - position < self.batch_size * self.world_size
 
-    def batch(self, step: int) -> BatchPlan:
-        return BatchPlan(self.epoch, step, self.stretch(step, 1)[0])
+    def batch(self, step: int) -> Indices:
+        """The samples of a step on this rank, by their numbers in the source, in the order of the batch."""
+        return self.stretch(step, 1)[0]
 
     def positions(self, step: int) -> Indices:
         """The places of the samples of a step in the whole order, over all ranks; int64."""
@@ -221,10 +207,6 @@ class EpochPlan:
 
     def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
         """Returns the batches of consecutive steps together.
-
-        Args:
-            step: The first step.
-            count: Number of steps, ≥ 1.
 
         Returns:
             The samples of all batches in order, and ``count + 1`` edges: batch i is ``samples[edges[i]:edges[i + 1]]``.
@@ -336,8 +318,6 @@ class Schedule:
 
     Attributes:
         steps: Steps of a whole epoch.
-        capacity: The most samples that a batch can have.
-        buckets: Which samples may share a batch; None if any may.
         limits: Which part of each epoch the consumer will take, as far as known.
     """
 

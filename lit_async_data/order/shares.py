@@ -25,7 +25,7 @@ class Shares:
 
     Example:
         >>> plan = EpochPlan(length=8, batch_size=4, shuffle="none", seed=0, epoch=0)
-        >>> samples = plan.batch(1).samples
+        >>> samples = plan.batch(1)
         >>> from lit_async_data.order.chunk_order import ChunkRun
         >>> Shares(ChunkExtents([ChunkRun(samples=8, rows=3)])).readers(plan, 4, samples, 2).tolist()
         [1, 1, 0, 0]

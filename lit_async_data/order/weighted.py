@@ -33,9 +33,6 @@ class WeightedOrder:
         weights: A weight for each sample.
         length: Number of positions, ≥ 1.
         key: 64 bits that select the draws. Derive it from seed and epoch to get other draws each epoch.
-
-    Attributes:
-        length: Number of positions.
     """
 
     def __init__(self, weights: Weights, length: int, key: int) -> None:

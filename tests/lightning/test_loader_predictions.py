@@ -103,9 +103,9 @@ def test_a_rank_that_ended_early_or_predicts_something_else_has_a_fault(tmp_path
         first.add(step, {"score": np.zeros(4)})
     assert first.fault(str(first)) == ""
     assert second.fault(str(first)) == "predict_step was called for 0 of 2 batches"
-    second.add(0, predicted_of(loader.order.batch(0).samples))
+    second.add(0, predicted_of(loader.order.batch(0)))
     assert second.fault(str(first)) == "predict_step was called for 1 of 2 batches"
-    second.add(1, predicted_of(loader.order.batch(1).samples))
+    second.add(1, predicted_of(loader.order.batch(1)))
     assert second.fault(str(first)).endswith("; but on rank 0 16 of 16 samples: score float64")
 
 

@@ -99,7 +99,7 @@ def check_epoch(batches, samples, epoch, **options):
     assert all(batch for rank in batches for batch in rank)
     for rank, dealt in enumerate(batches):
         plan = planned(samples, epoch, rank, len(batches), **options)
-        assert dealt == [plan.batch(step).samples.tolist() for step in range(len(plan))]
+        assert dealt == [plan.batch(step).tolist() for step in range(len(plan))]
     left = samples % (BATCH * len(batches)) if options.get("drop_last") else 0
     seen = [sample for rank in batches for batch in rank for sample in batch]
     assert len(seen) == len(set(seen)) == samples - left

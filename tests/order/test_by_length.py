@@ -29,7 +29,7 @@ def flat(batches):
 def steps_of(lengths, ranks, start=0, **options):
     plans = [plan_of(lengths, rank, ranks, start, **options) for rank in range(ranks)]
     assert len({len(plan) for plan in plans}) == 1
-    return [[plan.batch(step).samples.tolist() for plan in plans] for step in range(len(plans[0]))]
+    return [[plan.batch(step).tolist() for plan in plans] for step in range(len(plans[0]))]
 
 
 @given(LENGTHS, st.integers(1, 4), st.sampled_from(["none", "global"]))
@@ -60,7 +60,7 @@ def test_a_resume_on_other_ranks_goes_on_with_the_same_samples(lengths, before, 
 def test_the_members_of_a_plan_agree(lengths, ranks):
     for plan in (plan_of(lengths, rank, ranks) for rank in range(ranks)):
         for step in range(len(plan)):
-            samples = plan.batch(step).samples
+            samples = plan.batch(step)
             assert plan.count(step) == len(samples) <= plan.capacity
             assert (plan.samples(plan.positions(step)) == samples).all()
             assert plan.width(step) == plan.buckets.width(samples)
@@ -68,7 +68,7 @@ def test_the_members_of_a_plan_agree(lengths, ranks):
         assert plan.steps_to(plan.length) == len(plan)
         stretch, edges = plan.stretch(0, len(plan))
         assert [stretch[a:b].tolist() for a, b in itertools.pairwise(edges)] == [
-            plan.batch(step).samples.tolist() for step in range(len(plan))
+            plan.batch(step).tolist() for step in range(len(plan))
         ]
 
 
@@ -76,7 +76,7 @@ def test_all_epochs_have_as_many_steps_and_other_batches():
     schedule = Schedule(functools.partial(plan_of, np.arange(100) % 37, ranks=3), shuffled=True)
     plans = [schedule.plan(epoch) for epoch in range(4)]
     assert {len(plan) for plan in plans} == {schedule.steps}
-    assert len({tuple(plan.batch(0).samples.tolist()) for plan in plans}) == 4
+    assert len({tuple(plan.batch(0).tolist()) for plan in plans}) == 4
 
 
 def test_drop_last_drops_the_batches_that_fill_no_step():

@@ -26,7 +26,7 @@ def ranks(length, batch_size, world_size, **others):
 
 
 def samples(plan):
-    return [plan.batch(step).samples.tolist() for step in range(len(plan))]
+    return [plan.batch(step).tolist() for step in range(len(plan))]
 
 
 @given(lengths, batches, worlds, shuffles, st.data())
@@ -61,7 +61,7 @@ def test_the_order_does_not_depend_on_ranks_and_batches(length, batch_size, worl
     plans = ranks(length, batch_size, world_size)
     step = batch_size * world_size
     for full in range(max(length // step - 1, 0)):
-        dealt = np.stack([p.batch(full).samples for p in plans], axis=1).ravel()
+        dealt = np.stack([p.batch(full) for p in plans], axis=1).ravel()
         assert dealt.tolist() == order[full * step : (full + 1) * step]
 
 
@@ -78,8 +78,8 @@ def test_a_single_batch_equals_the_same_batch_of_a_whole_pass(length, batch_size
     steps = data.draw(st.lists(st.integers(0, len(epoch_plan) - 1), min_size=1, max_size=8))
     for step in steps:
         first = step * batch_size
-        alone = plan(length, batch_size, shuffle).batch(step).samples
-        assert epoch_plan.batch(step).samples.tolist() == alone.tolist()
+        alone = plan(length, batch_size, shuffle).batch(step)
+        assert epoch_plan.batch(step).tolist() == alone.tolist()
         assert alone.tolist() == epoch_plan.samples(np.arange(first, min(first + batch_size, length))).tolist()
 
 
@@ -94,7 +94,7 @@ def test_joined_single_samples_stay_one_step():
 
 def test_seeking_costs_the_same_anywhere_in_a_huge_dataset():
     epoch_plan = plan(10**12, 256)
-    batch = epoch_plan.batch(len(epoch_plan) - 2).samples
+    batch = epoch_plan.batch(len(epoch_plan) - 2)
     assert len(batch) == 256
     assert len(epoch_plan) == -(-(10**12) // 256)
 
@@ -181,4 +181,4 @@ def test_a_stretch_of_steps_equals_its_single_batches():
             for count in range(1, len(plan) - step + 1):
                 samples, edges = plan.stretch(step, count)
                 cut = [samples[begin:end].tolist() for begin, end in itertools.pairwise(edges)]
-                assert cut == [plan.batch(each).samples.tolist() for each in range(step, step + count)]
+                assert cut == [plan.batch(each).tolist() for each in range(step, step + count)]

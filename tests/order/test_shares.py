@@ -40,7 +40,7 @@ def plans(draw, shuffles=("none", "chunk", "global")):
 
 def batches(plan):
     for step in range(len(plan)):
-        yield step, plan.bounds(step)[0], plan.batch(step).samples
+        yield step, plan.bounds(step)[0], plan.batch(step)
 
 
 @given(plan=plans(), readers=st.integers(2, 5))

@@ -106,7 +106,7 @@ def order(seed=42):
     plans = [
         EpochPlan(length=SAMPLES, batch_size=BATCH, shuffle="global", seed=seed, epoch=epoch) for epoch in range(EPOCHS)
     ]
-    return [sample for plan in plans for step in range(len(plan)) for sample in plan.batch(step).samples.tolist()]
+    return [sample for plan in plans for step in range(len(plan)) for sample in plan.batch(step).tolist()]
 
 
 def seen(checkpoint):

@@ -168,7 +168,7 @@ class SlotFeed:
     def _extent(self, batch: BatchResult) -> Extent:
         """The size of a batch that is alone in its slot."""
         plan, around = self.pipeline.schedule.plan(batch.key.epoch), batch.around
-        return self._layout.extent(plan.batch(batch.key.step).samples if around is None else np.array(around.samples))
+        return self._layout.extent(plan.batch(batch.key.step) if around is None else np.array(around.samples))
 
     @property
     def has_room(self) -> bool:

@@ -67,6 +67,6 @@ class Ahead:
         found = []
         for epoch, step in keys:
             plan = schedule.plan(epoch)
-            samples = plan.batch(step).samples
+            samples = plan.batch(step)
             found.append(samples[self._shares.own(plan, plan.bounds(step)[0], samples, share)])
         return np.concatenate(found)

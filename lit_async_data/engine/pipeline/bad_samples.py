@@ -97,7 +97,7 @@ class AroundBadSamples:
         Raises:
             AsyncDataError: What is the fault of no sample; or none can be read in place of a bad one.
         """
-        planned, found, bad = plan.batch(step).samples, list[int](), list[BadSample]()
+        planned, found, bad = plan.batch(step), list[int](), list[BadSample]()
         positions = plan.positions(step).tolist()
         for position, sample in zip(positions, planned.tolist(), strict=True):
             if (error := self._tried(plan.epoch, step, sample)) is None:

@@ -135,5 +135,5 @@ def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
 
 def batch_seed(source: Source, cursor: EpochCursor, seed: int, key: BatchIndex) -> int:
     """The seed of a batch's generator: by its first sample, whatever its rank and step."""
-    first = cursor.schedule.plan(key.epoch).batch(key.step).samples[:1]
+    first = cursor.schedule.plan(key.epoch).batch(key.step)[:1]
     return derived_key(seed, key.epoch, BATCH_KEYS, int(source.ids(first)[0]))

@@ -122,7 +122,6 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
     """The side of each sample; with k, these are k sides of the same size, also where samples are drawn alone."""
     check_source("source", source)
     given = _listed_groups(fractions, groups, by)
-    _check_names(fractions)
     key, places = _checked_seed(seed), places_of(source)
     if balance is not None and (by is not None or given is not None or _is_time(groups)):
         raise ConfigError("balance: only where sides are drawn, not where they are stored, listed or cut by time")
@@ -187,6 +186,8 @@ def _kept_whole(groups: Groups, values: Groups, sides: Indices) -> Groups:
 def _listed_groups(given: Any, groups: Any, by: Any) -> dict[str, Sequence[Any]] | None:
     """The groups of each side, where they are listed; None where sides are given as fractions."""
     sides = given if isinstance(given, Mapping) else {}
+    if wrong := [name for name in sides if not isinstance(name, str) or not name]:
+        raise ConfigError(f"split: {wrong[0]!r} is not the name of a side; use text")
     lists: dict[str, Sequence[Any]] = {
         name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)
     }
@@ -217,12 +218,6 @@ def _is_time(groups: Any) -> TypeGuard[str]:
 
 def _is_list(given: Any) -> bool:
     return isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
-
-
-def _check_names(fractions: Any) -> None:
-    for name in fractions if isinstance(fractions, Mapping) else ():
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"split: {name!r} is not the name of a side; use text")
 
 
 def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
@@ -330,17 +325,13 @@ def describe(result: Split, source: Source, places: Places, how: str, groups: Gr
         cut = how.startswith(BY_TIME) and source.chunks.overlap
         gaps = ", gaps between the sides of each part included" if cut else ""
         listed.append(f"unused {unused / total:.2f} ({counted(unused, 'sample')}{gaps})")
-    torn = _on_two_sides(result)
+    codes = [np.unique(side.group_codes) for side in result.values() if side.group_codes is not None]
+    torn = int((np.unique(np.concatenate(codes), return_counts=True)[1] > 1).sum()) if codes else 0
     near = _near_pairs(result, places, source.chunks.overlap)
     result.overlap = torn + near
     two = [f"{counted(torn, 'group')} on two sides"] if torn else []
     two += [f"{counted(near, 'sample')} that share values with another side"] if near else []
     result.described = f"split {how}: {', '.join(listed)}; overlap {', '.join(two) or 0}"
-
-
-def _on_two_sides(result: Split) -> int:
-    codes = [np.unique(side.group_codes) for side in result.values() if side.group_codes is not None]
-    return int((np.unique(np.concatenate(codes), return_counts=True)[1] > 1).sum()) if codes else 0
 
 
 def _near_pairs(result: Split, places: Places, overlap: int) -> int:

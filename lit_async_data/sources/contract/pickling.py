@@ -57,11 +57,6 @@ def _parts(value: Any) -> Mapping[str, Any]:
     if isinstance(value, list | tuple | dict):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return {f"[{key!r}]": part for key, part in pairs}
-    return _state(value)
-
-
-def _state(value: Any) -> Mapping[str, Any]:
-    """The attributes that are pickled with an object."""
     try:
         state = value.__getstate__()
     except Exception:  # noqa: BLE001  # its own pickling fails, and `_error` says how

@@ -18,12 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class CacheFolder:
-    """Kept files in a folder, which is made if it does not exist.
-
-    Args:
-        folder: Its path.
-        what: What the files hold, for messages.
-    """
+    """Kept files in a folder, which is made if it does not exist. Messages call them ``what``."""
 
     def __init__(self, folder: str | os.PathLike[str], what: str) -> None:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):

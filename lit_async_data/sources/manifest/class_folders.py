@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lit_async_data.errors import ConfigError, ManifestError, MissingError
+from lit_async_data.errors import ConfigError, ManifestError, MissingError, few
 from lit_async_data.sources.local_files.descriptors import raise_if_none_left
 from lit_async_data.sources.manifest.fields.column import IMAGES, NPY
 from lit_async_data.sources.table.arrow import arrow
@@ -20,8 +20,6 @@ from lit_async_data.sources.table.row_origin import quoted
 PATH, LABEL = "path", "label"
 # Names of folders for stages, each of which holds all classes.
 _STAGES = ("train", "training", "trn", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
-# Most suffixes that a message lists.
-_LISTED = 5
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +81,7 @@ def _is_readable(name: str) -> bool:
 
 
 def _counted(suffixes: Counter[str]) -> str:
-    listed = [f"{count} {suffix}" for suffix, count in suffixes.most_common(_LISTED)]
-    return ", ".join(listed) + (", …" if len(suffixes) > _LISTED else "")
+    return few([f"{count} {suffix}" for suffix, count in suffixes.most_common()])
 
 
 def _check_no_links(folders: list[str]) -> None:

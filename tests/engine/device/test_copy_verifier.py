@@ -175,7 +175,7 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
         step = Step(streams)
         copied_ahead(queue, STEPS)
         for number in range(STEPS):
-            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
+            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number))
         try:
             queue.verifier.settle()
         except TransferError as error:

@@ -87,7 +87,7 @@ def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied(f
             if queue.depth == 2:
                 streams.synchronize()
         for number in range(STEPS):
-            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number).samples)
+            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number))
         streams.synchronize()
     assert (step.wrong == []) is right
 
@@ -224,7 +224,7 @@ def test_what_cannot_note_who_uses_its_memory_is_known(monkeypatch, value, unnot
 @pytest.mark.parametrize(("depth", "batches"), [(0, 3), (2, 1), (2, 3)])
 def test_an_error_comes_at_its_place_and_the_order_goes_on(depth, batches):
     streams = FakeStreams("side")
-    bad = new_schedule().plan(0).batch(1).samples[0]
+    bad = new_schedule().plan(0).batch(1)[0]
 
     def read(epoch, samples, out):
         if epoch == 0 and bad in samples:
@@ -241,7 +241,7 @@ def test_an_error_comes_at_its_place_and_the_order_goes_on(depth, batches):
                     with pytest.raises(ReadError, match="batch 1 of epoch 0"):
                         queue.take(key)
                 else:
-                    step(key, queue.take(key), schedule.plan(epoch).batch(number).samples)
+                    step(key, queue.take(key), schedule.plan(epoch).batch(number))
                 queue.prefetch(schedule.following(key))
         streams.synchronize()
         queue.reclaim(block=True)

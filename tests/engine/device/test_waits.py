@@ -190,7 +190,7 @@ def queue_of(streams, kind, depth, transforms, queue):
     transform = transform if transforms else None
     if kind == "slots":
         with queue_on(streams, depth=depth, transform=transform, read=read, queue=queue, workers=0) as made:
-            yield made, lambda key: plan(key.epoch).batch(key.step).samples[0], memory
+            yield made, lambda key: plan(key.epoch).batch(key.step)[0], memory
         return
     pool = PinnedBufferPool(lambda nbytes: np.zeros(nbytes, np.uint8), most=depth + 1)
     claim = pool.claim

@@ -146,7 +146,7 @@ def used_on(loader, interrupts, seed):
             left -= 1
             continue
         loader.settle()
-        wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS).samples
+        wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS)
         assert batch["y"].tolist() == wanted.tolist()
         kept = [*kept[-3:], (batch, wanted)]
         for held, numbers in kept:
@@ -176,7 +176,7 @@ def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
 
 def check_batch(loader, batch, at):
     loader.settle()
-    wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS).samples
+    wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS)
     assert batch["y"].tolist() == wanted.tolist()
     assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
 
@@ -224,7 +224,7 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
         assert dropped == [KeyboardInterrupt]
         steps += [next(loader)["y"].tolist() for _ in range(STEPS - 3)]
         plan = loader.machinery.wiring.schedule.plan(0)
-        assert steps == [plan.batch(step).samples.tolist() for step in range(STEPS)]
+        assert steps == [plan.batch(step).tolist() for step in range(STEPS)]
 
 
 def test_a_worker_that_is_given_up_before_it_begins_never_works(monkeypatch):

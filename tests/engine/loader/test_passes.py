@@ -41,7 +41,7 @@ def numbers(batch):
 
 def plan(epoch, shuffle="global"):
     order = EpochPlan(length=LENGTH, batch_size=BATCH, shuffle=shuffle, seed=0, epoch=epoch)
-    return [order.batch(step).samples.tolist() for step in range(len(order))]
+    return [order.batch(step).tolist() for step in range(len(order))]
 
 
 STORED = plan(0, "none")

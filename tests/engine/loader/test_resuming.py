@@ -498,7 +498,7 @@ def test_it_reads_nothing_over():
     with loader_of(numbers(kind=Told)) as loader:
         loader.load_state_dict(saved(4))
         next(loader)
-    assert read == plan.batch(4).samples.tolist()
+    assert read == plan.batch(4).tolist()
 
 
 # -- what a source tells about itself ----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def planned(epoch, shuffle, runs=(), rank=0, ranks=1):
     plan = EpochPlan(
         length=100, batch_size=6, shuffle=shuffle, seed=5, epoch=epoch, rank=rank, world_size=ranks, runs=runs
     )
-    return [plan.batch(step).samples.tolist() for step in range(len(plan))]
+    return [plan.batch(step).tolist() for step in range(len(plan))]
 
 
 READERS = [

@@ -317,7 +317,7 @@ def test_bad_samples_are_read_around_within_their_bucket(folder, tmp_path, on_er
         plan = loader.order
     assert isinstance(plan, LengthPlan)
     for step, batch in enumerate(found):
-        planned = plan.batch(step).samples.tolist()
+        planned = plan.batch(step).tolist()
         assert not bad & set(batch)
         assert set(planned) - bad <= set(batch)
         assert plan.buckets.width(np.array(batch)) == plan.width(step)

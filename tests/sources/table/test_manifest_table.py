@@ -751,9 +751,7 @@ def test_several_columns_side_by_side():
 # -- ids ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_ids_must_be_different(grouped, monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.table.table._GROUPED_ROWS", 0 if grouped else 10**9)
+def test_ids_must_be_different():
     table = held(
         {"a": ["x", "y", "z", "w"], "b": [1, 2, 1, 1], "c": list("xyxx"), "n": ["x", None, "y", "z"], "f": [0.5] * 4}
     )

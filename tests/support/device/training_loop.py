@@ -162,7 +162,7 @@ def trained(streams, *, epochs=3, late=False, **options):
                 step_ended.clear()
                 queue.prefetch(schedule.following(key))  # on_train_batch_start
                 step_ended.set()
-                step(key, batch, schedule.plan(epoch).batch(number).samples)
+                step(key, batch, schedule.plan(epoch).batch(number))
                 del batch  # kernels may still be waiting when the step's last reference is gone
                 queue.prefetch(schedule.following(key))  # on_train_batch_end
         streams.synchronize()

@@ -43,7 +43,7 @@ def predict_with_ranks(path, ranks, source, predicted=predicted_of, **options):
     every = ranks_of(path, ranks, source, **options)
     for predictions, loader in every:
         for step in range(min(options.get("steps", 10**9), len(loader))):
-            predictions.add(step, predicted(loader.order.batch(step).samples))
+            predictions.add(step, predicted(loader.order.batch(step)))
         predictions.close()
         assert predictions.fault(str(every[0][0])) == ""
     every[0][0].merge()

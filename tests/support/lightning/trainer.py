@@ -135,7 +135,7 @@ def plan(epoch, **options):
     """The expected batches of an epoch."""
     basic = {"length": SAMPLES, "batch_size": BATCH, "shuffle": "global", "seed": 0}
     order = EpochPlan(**basic | options, epoch=epoch)
-    return [order.batch(step).samples.tolist() for step in range(len(order))]
+    return [order.batch(step).tolist() for step in range(len(order))]
 
 
 def readers():

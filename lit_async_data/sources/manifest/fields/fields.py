@@ -213,14 +213,20 @@ class Fields:
     def _encoded(self, column: Column, labels: Labels, classes: Sequence[str]) -> Labels:
         if column.classes is not None or column.kind == "number" or column.several:
             return labels
-        table = self.rows.table
+        table, own = self.rows.table, column.names[0]
 
         def unknown(row: int, name: str) -> ManifestError:
-            return table.origin.error(_unknown(column.names[0], name, classes), row=row, column=column.names[0])
+            message = (
+                f"{quoted(name)} is not one of the {len(classes)} classes ({listed(classes)}) of training. If this "
+                f'column is a label, name all its classes: {{"name": {json.dumps(own)}, "classes": [...]}}. If it only '
+                "says whose samples these are, such as a patient, set kind: text; source.names(KEY, batch[KEY]) gives "
+                "the text"
+            )
+            return table.origin.error(message, row=row, column=own)
 
         if labels.classes or labels.texts:
             labels = labels.of_classes(classes, unknown)
-        elif table.origin.untyped and table.is_text(column.names[0]):  # was read as numbers
+        elif table.origin.untyped and table.is_text(own):  # was read as numbers
             labels = _labels_of(dataclasses.replace(column, classes=tuple(classes)), table)
         return _cast(column, labels, table)
 
@@ -296,11 +302,3 @@ def _warn_of_ids(column: Column, labels: Labels) -> None:
             quoted(column.names[0]),
             count,
         )
-
-
-def _unknown(column: str, name: str, classes: Sequence[str]) -> str:
-    return (
-        f"{quoted(name)} is not one of the {len(classes)} classes ({listed(classes)}) of training. If this column is a "
-        f'label, name all its classes: {{"name": {json.dumps(column)}, "classes": [...]}}. If it only says whose '
-        "samples these are, such as a patient, set kind: text; source.names(KEY, batch[KEY]) gives the text"
-    )

@@ -245,7 +245,7 @@ def test_later_batches_are_fetched_while_earlier_ones_are_read(h5, monkeypatch):
         schedule, steps = loader.machinery.wiring.schedule, 8 + loader.footprint.layout.batches
         for _ in range(3):
             next(loader)
-    samples = schedule.plan(0).batch(steps).samples
+    samples = schedule.plan(0).batch(steps)
     begins = stored_spans(path)[0][0] + samples * 20_000
     source.close()
     assert all(any(first <= begin < end for first, end in kernel.fetched) for begin in begins)
@@ -267,6 +267,6 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_
         ahead = Ahead(source, 3, Shares(None))
         ahead(schedule, [BatchIndex(0, 8), BatchIndex(0, 9)], BatchIndex(1, 0))
         ahead(schedule, [BatchIndex(1, 0)], BatchIndex(1, 1))
-    wanted = [schedule.plan(1).batch(step).samples.tolist() for step in range(4)]
+    wanted = [schedule.plan(1).batch(step).tolist() for step in range(4)]
     # The batches in between are fetched later, once.
     assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]
