@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ class FieldSpec:
         ragged: Whether samples have fewer elements on axis 0, and are padded there.
         texts: What the values 0, 1, 2, … stand for, if that is text but no class, such as the id of a patient.
         joined: Whether a batch has the elements of its samples one after the other, without padding.
+        padded: The side on which samples with fewer elements on axis 0 are padded, also to a length that is given.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -60,6 +61,7 @@ class FieldSpec:
     ragged: bool = False
     texts: tuple[str, ...] = ()
     joined: bool = False
+    padded: Literal["left", "right"] | None = None
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)

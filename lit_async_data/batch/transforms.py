@@ -219,7 +219,7 @@ class _Scaling:
             return scale.reshape(()), shift.reshape(())
         axes = [axis + 1 if axis >= 0 else axis + values.ndim for axis in self.axis]
         sizes = [values.shape[axis] if 0 < axis < values.ndim else None for axis in axes]
-        if sizes != list(scale.shape):
+        if sizes != list(scale.shape) or len({*axes}) < len(axes):
             there = f"{' × '.join(str(size or 'none') for size in sizes)} on axis {', '.join(map(str, axes))}"
             letters = {3: '"NWC", or "NC" for windows of rows', 4: '"NHWC"', 5: '"NDHWC"'}
             layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters else "layout"
@@ -229,7 +229,8 @@ class _Scaling:
                 f"channels, name it with axis, or name the axes with the source's {layout}"
             )
         shape = [size if axis in axes else 1 for axis, size in enumerate(values.shape)]
-        return scale.reshape(shape), shift.reshape(shape)
+        order = sorted(range(len(axes)), key=axes.__getitem__)
+        return scale.permute(order).reshape(shape), shift.permute(order).reshape(shape)
 
 
 def _check_spread(key: Any, found: FieldStatistics) -> None:

@@ -92,6 +92,14 @@ def test_a_channel_without_spread_is_named(value, said):
         Normalize.of(found, "z")
 
 
+def test_axes_may_be_named_in_any_order_but_once():
+    values, mean = torch.rand(2, 3, 3, dtype=torch.float64), np.arange(9.0).reshape(3, 3)
+    for axis in ((1, 0), (-1, 0)):
+        assert torch.equal(Normalize(mean, 1, axis=axis, dtype="float64")((values,))[0], values - torch.tensor(mean.T))
+    with pytest.raises(ConfigError, match=r"^mean, std: 3 × 3 channels, but a batch of the field has 3 × 3 on axis 1, 1"):
+        Normalize(mean, 1, axis=(0, -2))((values,))
+
+
 def test_axes_that_do_not_fit_mean_and_std_are_refused():
     with pytest.raises(ConfigError, match=r"^axis: \(0, 1\) is not one for each of the 1 axes"):
         Normalize([1, 2], 1, axis=(0, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 import itertools
@@ -144,13 +145,17 @@ def _kept(key: str, field: FieldSpec, axis: Axis) -> tuple[int, ...]:
     axes = len(field.shape)
     if axis == "channels":
         has_channels = field.channel is not None or axes - field.lead >= 3
-        return (field.lead,) if has_channels and not field.ragged else ()
+        return (field.lead,) if has_channels and not _varies(field) else ()
     given: list[Any] = [] if axis is None else list(axis) if isinstance(axis, Sequence) else [axis]
     kept = {each % axes for each in given if isinstance(each, int) and -axes <= each < axes}
-    if len(kept) < len(given) or (field.ragged and 0 in kept):
-        why = "samples differ in length on axis 0" if field.ragged else f"samples have shape {field.shape}, without N"
+    if len(kept) < len(given) or (_varies(field) and 0 in kept):
+        why = "samples differ in length on axis 0" if _varies(field) else f"samples have shape {field.shape}, without N"
         raise ConfigError(f"axis: {axis!r} cannot be kept of {key}: {why}; keep another, or None", option="axis")
     return tuple(sorted(kept))
+
+
+def _varies(field: FieldSpec) -> bool:
+    return field.ragged or field.padded is not None
 
 
 class _InStorageOrder(SubsetSource):
@@ -158,8 +163,9 @@ class _InStorageOrder(SubsetSource):
 
     def __init__(self, source: Source, samples: Indices, keys: Sequence[str]) -> None:
         super().__init__(source, samples)
-        lengths = [length_key(key) for key in keys if source.spec[key].ragged]
-        self._fields = BatchSpec({key: source.spec[key] for key in dict.fromkeys([*keys, *lengths])}, as_mapping=True)
+        lengths = [length_key(key) for key in keys if _varies(source.spec[key])]
+        specs = {key: dataclasses.replace(source.spec[key], joined=False) for key in [*keys, *lengths]}
+        self._fields = BatchSpec(specs, as_mapping=True)
 
     @property
     def spec(self) -> BatchSpec:
@@ -192,7 +198,7 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
         for batch in loader:
             for name, axes in kept.items():
                 field, values = part.spec[name], batch[name].numpy()
-                lengths = batch[length_key(name)].numpy() if field.ragged else None
+                lengths = batch[length_key(name)].numpy() if _varies(field) else None
                 if (found := _counted(field, axes, values, lengths, pool)) is not None:
                     counted[name] = Moments.together([counted[name], found] if name in counted else [found])
             bar.update(len(next(iter(batch.values()))))
@@ -211,7 +217,8 @@ def _counted(
         classes = np.bincount(numbers[numbers >= 0], minlength=MOST_CLASSES + 1)
     kept = [axis + 1 for axis in axes]
     if lengths is not None:  # each element is a sample
-        values, kept = values[np.arange(values.shape[1]) < lengths.reshape(-1, 1)], list(axes)
+        places = np.arange(values.shape[1])[:: -1 if field.padded == "left" else 1]
+        values, kept = values[places < lengths.reshape(-1, 1)], list(axes)
     if not values.size:
         return None
     step = max(TASK // values[0].size, 1)

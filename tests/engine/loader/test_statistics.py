@@ -127,12 +127,13 @@ def test_filled_values_and_padding_are_left_out_and_overlapping_windows_count_tw
         file["tokens/values"], file["tokens/offsets"] = np.arange(1, 7), np.array([0, 1, 3, 6])
     with contextlib.closing(HDF5Source(path, {"x": Field("packed", mask_and_scale=True)})) as source:
         check(statistics(source)["x"], np.where(stored == 3, np.nan, stored * 0.5 + 1).astype("f4"), ())
-    with contextlib.closing(HDF5Source(path, {"x": "tokens"})) as source:
-        found = statistics(source)
-        check(found["x"], np.arange(1, 7), ())
-        assert found["x_length"].mean == 2
-        with pytest.raises(ConfigError, match=r"^axis: 0 cannot be kept of x: samples differ in length on axis 0"):
-            statistics(source, "x", axis=0)
+    for options in ({}, {"pad_side": "left"}, {"max_length": 4}, {"ragged": "concat"}):
+        with contextlib.closing(HDF5Source(path, {"x": Field("tokens", **options)})) as source:
+            found = statistics(source)
+            check(found["x"], np.arange(1, 7), ())
+            assert found["x_length"].mean == 2
+            with pytest.raises(ConfigError, match=r"^axis: 0 cannot be kept of x: samples differ in length on axis 0"):
+                statistics(source, "x", axis=0)
     with contextlib.closing(HDF5Source(path, {"x": Field("packed", window=(0, 2))})) as source:
         found = statistics(source)["x"]
         assert (found.count, found.mean) == (5 * 4, np.mean([stored.reshape(6, 2)[at : at + 2] for at in range(5)]))

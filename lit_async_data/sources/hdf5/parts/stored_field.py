@@ -294,6 +294,8 @@ def _inspect_ranges(
         stored = inspect_variable(node, group.path, name, group.inspect_dataset, most=field.max_length)
         row, lengths = stored.spec, np.diff(stored.offsets)
     spec = delivered_spec(field, row, where)
+    if lengths is not None:
+        spec = dataclasses.replace(spec, padded=field.pad_side)
     conversion = Conversion(group.path, name) if spec.dtype != row.dtype else None
     left = field.pad_side == "left"
     of_key = StoredField(stored, spec, conversion=conversion, sequences=sequences, fill=field.fill, left=left)
