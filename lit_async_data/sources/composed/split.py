@@ -279,26 +279,18 @@ def _by_time(places: Places, edges: npt.NDArray[np.float64], names: list[str], o
     left = np.maximum(counts - gaps[-1], 0)
     ends = np.floor(edges * left[:, None] + 0.5).astype(np.int64)
     begins = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], axis=1)
-    _check_long_enough(places, counts, (ends <= begins).any(axis=1) & (counts > 0), names, overlap)
+    short = np.flatnonzero((ends <= begins).any(axis=1) & (counts > 0)).tolist()
+    if short:
+        parts = [f"{places.parts[n].name or 'the source'} ({counted(int(counts[n]), 'sample')})" for n in short]
+        raise ConfigError(
+            f"split: too short to cut into {', '.join(names)} with gaps of {counted(overlap, 'sample')}: {few(parts)}"
+            "; leave these parts out, choose other fractions, or keep parts whole with groups='file'"
+        )
     sides = np.full(which.size, UNUSED)
     for side, gap in enumerate(gaps.tolist()):
         inside = (turn >= begins[which, side] + gap) & (turn < ends[which, side] + gap)
         sides[order[inside]] = side
     return sides
-
-
-def _check_long_enough(
-    places: Places, counts: Indices, short: npt.NDArray[np.bool_], names: list[str], overlap: int
-) -> None:
-    named = [
-        f"{places.parts[part].name or 'the source'} ({counted(int(counts[part]), 'sample')})"
-        for part in np.flatnonzero(short).tolist()
-    ]
-    if named:
-        raise ConfigError(
-            f"split: too short to cut into {', '.join(names)} with gaps of {counted(overlap, 'sample')}: {few(named)}"
-            "; leave these parts out, choose other fractions, or keep parts whole with groups='file'"
-        )
 
 
 def _subsets(source: Source, names: list[str], sides: Indices, groups: Groups | None) -> dict[str, SubsetSource]:
