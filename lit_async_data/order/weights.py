@@ -40,6 +40,8 @@ class Labels(NamedTuple):
         if array.ndim == 2:
             has = np.asarray(array == 1)
             wrong = array[~has & (array != 0) & (array != IGNORED)]
+            if wrong.dtype.kind == "f":  # NaN says that nobody knows, as −100
+                wrong = wrong[~np.isnan(wrong)]
             if wrong.size or not has.any():
                 what = f"they are {array.dtype}, also {wrong[0]}" if wrong.size else "no sample has one"
                 raise ConfigError(f"{option}: several labels per sample are 1 where it has one and 0 else, but {what}")
@@ -76,7 +78,7 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
 
     Returns:
         float64, shape (n,): one over the number of samples with the same label, summed over the labels of the sample;
-        0 for −100, which losses ignore. Where there may be several labels, samples with none are one more class.
+        0 for −100, which losses ignore, and for NaN among several labels. Where there may be several labels, samples with none are one more class.
 
     Raises:
         ConfigError: There are no labels, all are ignored, they have another shape, or their type cannot be counted by

@@ -119,6 +119,7 @@ def test_labels_may_be_numbers_or_text(labels):
 
 def test_each_of_several_labels_and_none_is_drawn_equally_often():
     labels = np.array([[1, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0], [0, -100, 0]])
+    assert class_weights(np.where(labels == -100, np.nan, labels)).tolist() == class_weights(labels).tolist()
     assert class_weights(labels).tolist() == [1 / 2 + 1, 1 / 2, 1 / 2, 1 / 2, 0]
 
 

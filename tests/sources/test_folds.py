@@ -142,6 +142,8 @@ def test_a_column_of_text_names_the_sides_and_others_are_listed():
     listed = split(source, {"train": [1, 9], "val": [10]}, by="fold", groups=[0, 1, 2, 0, 2, 1])
     assert listed["train"].samples.tolist() == [1, 2, 4, 5]
     assert listed["val"].group_codes.tolist() == [0, 0]
+    none = ArraySource({"fold": np.array([0, -100, 1, 0])})
+    assert [each["val"].samples.tolist() for each in folds(none, by="fold")] == [[0, 3], [2]]
     # Numbers in their order, not in that of their text.
     assert folds_of(folds(source, by="fold"), 6).tolist() == [2, 1, 0, 2, 0, 1]
 

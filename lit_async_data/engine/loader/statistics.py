@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import io
 import itertools
 import json
@@ -23,7 +24,7 @@ from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source
-from lit_async_data.sources.contract.derived import layout_of
+from lit_async_data.sources.contract.derived import layout_of, places_of
 from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.local_files.cache_folder import CacheFolder
@@ -234,7 +235,9 @@ def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[tuple[str,
         with contextlib.suppress(OSError):  # the parts of some sources are no files
             files.append(os.stat(path))
     some = probes(len(source), min(max(PROBE_BYTES // max(source.spec.nbytes, 1), 2), PROBES))
+    places = places_of(source)
     state = {
+        "samples": hashlib.blake2b(np.stack([places.which, places.rows]).tobytes(), digest_size=8).hexdigest(),
         "source": source.fingerprint(),
         "files": [(each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in files],
         "values": digest(*read(source, some, kept).values()),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.derived import grouped_by_path
 from lit_async_data.sources.contract.places import EACH, Places, numbered
 from lit_async_data.sources.contract.source import Source
@@ -48,11 +49,12 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
 
 
 def stored_values(source: Source, by: Any, places: Places) -> Groups:
-    """The samples grouped by a stored fold or side; numbers of names have these names, and −100 an empty one."""
+    """The samples grouped by a stored fold or side; numbers of names have these names, and −100 has an empty one."""
     found = groups_of(source, by, places, "by")
     field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
     texts = field and field.classes
-    return found._replace(names=[texts[int(n)] if int(n) >= 0 else "" for n in found.names]) if texts else found
+    names = [n if n != str(IGNORED) else "" for n in found.names]
+    return found._replace(names=[texts[int(n)] if n else "" for n in names] if texts else names)
 
 
 def check_unambiguous(source: Source, given: str, found: Groups | None = None) -> None:

@@ -196,6 +196,10 @@ def test_sources_that_only_differ_in_values_are_told_apart(tmp_path):
         found = statistics(ArraySource({"x": np.arange(5.0) + offset}), cache_dir=tmp_path)
         assert found["x"].mean == 2 + offset
     assert len(list(tmp_path.iterdir())) == 2
+    whole, some = ArraySource({"x": np.arange(50_000) // 40_000}), np.arange(40_000)
+    for last in (0, 1):
+        some[20_001] = 45_000 * last
+        assert statistics(SubsetSource(whole, some), cache_dir=tmp_path)["x"].max == last
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------

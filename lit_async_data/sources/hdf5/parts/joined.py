@@ -103,8 +103,9 @@ class JoinedTable:
         lost, unused = [unit for unit in units if unit not in rows], [each for each in rows if each not in units]
         if lost:
             what = f"{len(lost)} of {len(units)} {self._what if isinstance(self._what, str) else 'id'}s have no row: "
-            what += _few([units[unit][-1] for unit in lost])
-            near = {name.lstrip("0") for unit in lost for name in units[unit]} & {text.lstrip("0") for text in texts}
+            what += _few([units[unit][-1] if counts[units[unit][-1]] == 1 else unit for unit in lost])
+            others = {text.lstrip("0") for text in texts if text not in counts}
+            near = others & {name.lstrip("0") for unit in lost for name in units[unit]}
             zeros = " (ids are compared as text: 0012 is not 12)" if near else ""
             cure = f"; it has {_few(texts)}{zeros}; add rows, or set unmatched='skip' to leave their samples out"
             if not self._skip or len(lost) == len(units):
