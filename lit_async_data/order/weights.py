@@ -78,7 +78,8 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
 
     Returns:
         float64, shape (n,): one over the number of samples with the same label, summed over the labels of the sample;
-        0 for −100, which losses ignore, and for NaN among several labels. Where there may be several labels, samples with none are one more class.
+        0 for −100, which losses ignore, and for NaN among several labels. Where there may be several labels, samples
+        with none are one more class.
 
     Raises:
         ConfigError: There are no labels, all are ignored, they have another shape, or their type cannot be counted by
