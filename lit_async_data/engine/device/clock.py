@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,22 +14,6 @@ from lit_async_data.engine.stats import DeviceWait, Stage
 T = TypeVar("T")
 # Ranges that a trace shows.
 NEXT, COPY = "lit_async_data.next", "lit_async_data.copy"
-
-
-class _Wait(NamedTuple):
-    """From ``asked`` to ``came``, on the compute stream."""
-
-    asked: Any
-    came: Any
-    first: bool
-
-
-class _Copy(NamedTuple):
-    """From ``began`` to ``done``, on the side stream."""
-
-    began: Any
-    done: Any
-    nbytes: int
 
 
 # One copy in `TIMED` is timed, from the second on: an event costs the host some microseconds. The first copy would also
@@ -51,11 +35,13 @@ class DeviceClock:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._asked: Any = None
-        self._open: collections.deque[_Wait] = collections.deque()
+        # Hand-overs: the events of `asked` and `came`, and whether the batch is the first of its epoch.
+        self._open: collections.deque[tuple[Any, Any, bool]] = collections.deque()
         # Of the hand-overs that are known: see `DeviceWait`.
         self._batches, self._wait_s, self._gap_s, self._last_s = 0, 0.0, 0.0, 0.0
         self._copies = 0
-        self._copying: collections.deque[_Copy] = collections.deque()
+        # Copies that are timed: the events of their begin and end on the side stream, and their bytes.
+        self._copying: collections.deque[tuple[Any, Any, int]] = collections.deque()
         # Of the copies that were timed; and the bytes of all.
         self._timed, self._copied_bytes = Stage(), 0
 
@@ -72,7 +58,7 @@ class DeviceClock:
         """The copies of a batch have been enqueued."""
         self._copied_bytes += nbytes
         if began is not None:
-            self._copying.append(_Copy(began, self._streams.timed(self._streams.side), nbytes))
+            self._copying.append((began, self._streams.timed(self._streams.side), nbytes))
 
     def asked(self) -> None:
         """A batch is asked for."""
@@ -81,7 +67,7 @@ class DeviceClock:
 
     def came(self, *, first: bool) -> None:
         """Compute has been told to wait for the batch."""
-        self._open.append(_Wait(self._asked, self._streams.timed(self._streams.compute()), first))
+        self._open.append((self._asked, self._streams.timed(self._streams.compute()), first))
 
     @property
     def waited(self) -> DeviceWait:
@@ -95,24 +81,20 @@ class DeviceClock:
     def _read(self) -> None:
         if self._streams.capturing:
             return  # a query of an event would break the capture
-        while self._open and self._streams.happened(self._open[0].came, block=False):
-            wait = self._open.popleft()
-            self._last_s = self._streams.elapsed_s(wait.asked, wait.came)
-            if wait.first:
+        while self._open and self._streams.happened(self._open[0][1], block=False):
+            asked, came, first = self._open.popleft()
+            self._last_s = self._streams.elapsed_s(asked, came)
+            if first:
                 self._gap_s += self._last_s
             else:
                 self._batches, self._wait_s = self._batches + 1, self._wait_s + self._last_s
-        while self._copying and self._streams.happened(self._copying[0].done, block=False):
-            copy = self._copying.popleft()
-            self._timed += Stage(self._streams.elapsed_s(copy.began, copy.done), copy.nbytes)
-
-
-def _never() -> bool:
-    return False
+        while self._copying and self._streams.happened(self._copying[0][1], block=False):
+            began, done, nbytes = self._copying.popleft()
+            self._timed += Stage(self._streams.elapsed_s(began, done), nbytes)
 
 
 #: Whether torch's profiler is active; a function in C, since every batch asks. A private name, which torch may drop.
-profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", _never)
+profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: False)
 
 
 def ranged(name: str, call: Callable[..., T], *arguments: Any) -> T:

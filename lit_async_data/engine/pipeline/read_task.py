@@ -63,7 +63,7 @@ class ReadTask:
     around: AroundBadSamples | None = None  # None if bad samples are errors
     row: int = 0  # of the slot's arrays, where the first batch begins
     reading: Sequence[BatchResult] = ()  # the batches that are read at present: all of them, or one by itself
-    _samples: Indices | None = None
+    samples: Indices | None = None  # that are read at present
 
     def run(self, read: Read, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         """Read the batches together; if that fails, each by itself."""
@@ -73,7 +73,7 @@ class ReadTask:
         except self._caught as caught:
             # No name holds the results: see `ThreadPipeline._fill`.
             return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
-        self._samples = samples
+        self.samples = samples
         batches = [
             BatchResult(key, self.row + begin, end - begin)
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
@@ -102,7 +102,7 @@ class ReadTask:
         self, read: Read, layout: BatchLayout, memory: Bytes, samples: Indices, batch: BatchResult
     ) -> BatchResult:
         first = batch.first - self.row
-        self._samples = samples = samples[first : first + batch.rows]
+        self.samples = samples = samples[first : first + batch.rows]
         self.reading = (batch,)
         if not self._has_known(samples):
             try:
@@ -132,12 +132,8 @@ class ReadTask:
         error = batch_error(cause, *batch.key, self.ids(samples).tolist(), self.worker)
         return batch._replace(error=error)
 
-    @property
-    def samples(self) -> Indices | None:
-        return self._samples
-
     def __str__(self) -> str:
         first, last = self.keys[0], self.keys[-1]
         steps = f"batch {first.step}" if first == last else f"batches {first.step} to {last.step}"
-        samples = "" if self._samples is None else f", samples {few(self.ids(self._samples).tolist())}"
+        samples = "" if self.samples is None else f", samples {few(self.ids(self.samples).tolist())}"
         return f"{steps} of epoch {first.epoch}{samples}"

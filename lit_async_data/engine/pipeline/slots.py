@@ -101,11 +101,8 @@ class SlotPool:
     def memory(self, slot: int) -> Bytes:
         return self._memories[slot]
 
-    def state(self, slot: int) -> SlotState:
-        """The state of a slot. One that nobody can see any more may count as LENT or COPYING until it is taken."""
-        return self._states[slot]
-
     def count(self, state: SlotState) -> int:
+        """Slots in a state. One that nobody can see any more may count as LENT or COPYING until it is taken."""
         return self._states.count(state)
 
     @property
@@ -169,9 +166,6 @@ class SlotPool:
         self.move(slot, "drop")
         self.vacant.put(slot)
 
-    def copy(self, slot: int) -> None:
-        self.move(slot, "copy")
-
     def copied(self, slot: int) -> None:
         self.move(slot, "copied")
         self.vacant.put(slot)
@@ -200,10 +194,3 @@ class SlotPool:
                 except KeyError:
                     raise IllegalTransitionError(f"slot {slot} is {state.name} and cannot {event}") from None
             self._states[slot] = state
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram, for the documents; a test keeps them equal."""
-    lines = ["stateDiagram-v2", "    [*] --> FREE"]
-    lines += [f"    {state.name} --> {after.name}: {event}" for (state, event), after in TRANSITIONS.items()]
-    return "\n".join(lines)

@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import lit_async_data
-from lit_async_data.engine.pipeline.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState, diagram
+from lit_async_data.engine.pipeline.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState
 
-EVENTS = {
-    "take": lambda pool, slot: pool.move(slot, "take"),
-    "filled": SlotPool.filled,
-    "abandon": SlotPool.abandon,
-    "lend": SlotPool.lend,
-    "copy": SlotPool.copy,
-    "drop": SlotPool.drop,
-    "returned": lambda pool, slot: pool.move(slot, "returned"),
-    "copied": SlotPool.copied,
-}
+EVENTS = {event: lambda pool, slot, event=event: pool.move(slot, event) for _, event in TRANSITIONS}
+EVENTS |= {"abandon": SlotPool.abandon, "lend": SlotPool.lend, "drop": SlotPool.drop, "copied": SlotPool.copied}
 # How a free slot comes into a state.
 WAYS = {
     SlotState.FREE: [],
@@ -41,7 +33,7 @@ def pool_of(slots, nbytes=1000):
 
 def lent(pool):
     slot = pool.take(timeout=0)
-    pool.filled(slot)
+    pool.move(slot, "filled")
     return pool.lend(slot)
 
 
@@ -50,15 +42,15 @@ def test_an_event_moves_a_slot_as_the_table_says_or_changes_nothing(state, event
     pool = pool_of(1)
     for before in WAYS[state]:
         pool.move(0, before)
-    assert pool.state(0) is state
+    assert pool._states[0] is state
     after = TRANSITIONS.get((state, event))
     if after is None:
         with pytest.raises(IllegalTransitionError, match=f"slot 0 is {state.name} and cannot {event}"):
             EVENTS[event](pool, 0)
-        assert pool.state(0) is state
+        assert pool._states[0] is state
     else:
         kept = EVENTS[event](pool, 0)
-        assert pool.state(0) is after
+        assert pool._states[0] is after
         del kept
 
 
@@ -69,7 +61,9 @@ def test_every_state_can_be_reached_and_left():
 
 def test_the_readme_shows_the_table():
     readme = Path(lit_async_data.__file__).with_name("README.md").read_text()
-    assert diagram() in readme
+    lines = ["stateDiagram-v2", "    [*] --> FREE"]
+    lines += [f"    {state.name} --> {after.name}: {event}" for (state, event), after in TRANSITIONS.items()]
+    assert "\n".join(lines) in readme
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
@@ -198,7 +192,7 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
         if good:
             self.stamp += 1
             self.pool.memory(slot)[:] = self.stamp % 256
-            self.pool.filled(slot)
+            self.pool.move(slot, "filled")
             self.ready.append(slot)
         else:
             self.pool.abandon(slot)
@@ -211,7 +205,7 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
             view = self.pool.lend(slot)[2:4]
             self.lent[slot] = (view, int(view[0]))
         else:
-            getattr(self.pool, how)(slot)
+            EVENTS[how](self.pool, slot)
             self.copying += [slot] if how == "copy" else []
 
     @precondition(lambda self: self.copying)
