@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import TYPE_CHECKING
 
 from lit_async_data.engine.pipeline.pipeline import Pipeline
@@ -18,16 +17,14 @@ from lit_async_data.options import LoaderOptions
 if TYPE_CHECKING:
     import torch
 
-log = logging.getLogger(__name__)
-
 
 def pipeline_of(
     setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, options: LoaderOptions
 ) -> Pipeline:
     """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
-    if setup.plan.workers.kind == "process":
-        return _process_pipeline(setup, processes, pin=pin, options=options)
     plan = setup.plan
+    if plan.workers.kind == "process":
+        return _process_pipeline(setup, processes, pin=pin, options=options)
     pipeline = ThreadPipeline(
         setup.read,
         setup.schedule,
@@ -50,10 +47,8 @@ def _process_pipeline(
     setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, options: LoaderOptions
 ) -> ProcessPipeline:
     register = None
-    if pin is not None and pin.type == "cuda":
+    if pin is not None and pin.type == "cuda":  # torch pins memory that it did not allocate for CUDA only
         register = functools.partial(memory.register, device=pin)
-    elif pin is not None:
-        _say_pageable(pin.type)
     pipeline = ProcessPipeline(
         setup, setup.stored(), processes, pin=register, timeout_s=options.timeout_s, restarts=options.restarts
     )
@@ -64,12 +59,3 @@ def _process_pipeline(
         pipeline.close()
         raise
     return pipeline
-
-
-@functools.cache  # once
-def _say_pageable(kind: str) -> None:
-    log.warning(
-        "the memory that a reader process fills can be pinned for CUDA only: copies to %s come from pageable memory "
-        "and may hold the program up; worker_kind=thread reads into pinned memory",
-        kind,
-    )

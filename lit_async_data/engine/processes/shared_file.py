@@ -12,7 +12,7 @@ import os
 import tempfile
 
 FOLDER = "/dev/shm"  # noqa: S108  # the file in it has no name
-# Bytes written per step where the system cannot reserve them in another way.
+# Bytes of zeros written per step.
 _STEP = 2**20
 
 
@@ -36,21 +36,12 @@ class SharedFile:
 
     def reach(self, size: int) -> None:
         """Let the file have this many bytes, of which new ones are 0; an `OSError` if the system refuses them."""
-        begin = os.fstat(self.file.fileno()).st_size
         if self.folder is None:
             os.ftruncate(self.file.fileno(), size)
             return
+        begin = self.file.seek(0, os.SEEK_END)
         try:
-            os.posix_fallocate(self.file.fileno(), begin, size - begin)
-        except (AttributeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-            self._write_zeros(begin, size)
-
-    def _write_zeros(self, begin: int, end: int) -> None:
-        self.file.seek(begin)
-        try:
-            while (missing := end - self.file.tell()) > 0:
+            while (missing := size - self.file.tell()) > 0:
                 self.file.write(bytes(min(missing, _STEP)))
         except OSError:
             self.file.truncate(begin)
