@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lit_async_data.lightning.compat import pl, rank_zero_info
+from lit_async_data.lightning.compat import Replacement, pl, rank_zero_info
 from lit_async_data.lightning.loops import driven_loaders
 
 # The key of the gauge in the progress bar: `data=host 4/4 device 2/2`.
@@ -63,25 +62,19 @@ class QueueGauge:
     """Shows in Lightning's progress bar, of whatever class, how full the queues of training are. No logger sees it."""
 
     def __init__(self) -> None:
-        self._bar: Any = None
-        self._replacement: Any = None
+        self._replacement: Replacement | None = None
 
     def attach(self, trainer: pl.Trainer) -> None:
-        """Wrap the ``get_metrics`` of the Trainer's progress bar, if it has one."""
+        """Add to the ``get_metrics`` of the Trainer's progress bar, if it has one."""
         self.detach()
-        bar: Any = trainer.progress_bar_callback
-        if bar is not None:
-            self._bar, self._replacement = bar, functools.partial(_with_fill, bar.get_metrics)
-            bar.get_metrics = self._replacement
+        if trainer.progress_bar_callback is not None:
+            self._replacement = Replacement(trainer.progress_bar_callback, "get_metrics", _with_fill)
 
     def detach(self) -> None:
-        """Restore the bar, unless other code has wrapped it since. A second call does nothing."""
-        bar, replacement, self._bar, self._replacement = self._bar, self._replacement, None, None
-        if bar is not None and vars(bar).get("get_metrics") is replacement:
-            original = replacement.args[0]
-            del bar.get_metrics
-            if original != bar.get_metrics:
-                bar.get_metrics = original
+        """Restore the bar; see `Replacement.undo`."""
+        if self._replacement is not None:
+            self._replacement.undo()
+        self._replacement = None
 
 
 def _with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

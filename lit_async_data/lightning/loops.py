@@ -34,9 +34,7 @@ def driven_loaders(nested: Any) -> list[DrivenLoader]:
 
 def is_only(nested: Any) -> bool:
     """Whether a loader, in the lists and mappings that Lightning accepts, is the only one."""
-    while isinstance(nested, Mapping | list | tuple) and len(nested) == 1:
-        nested = next(iter(nested.values() if isinstance(nested, Mapping) else nested))
-    return not isinstance(nested, Mapping | list | tuple)
+    return len(loaders_in(nested)) == 1
 
 
 def drive(loader: BaseLoader, reference: weakref.ref[pl.Trainer]) -> None:
@@ -47,15 +45,13 @@ def drive(loader: BaseLoader, reference: weakref.ref[pl.Trainer]) -> None:
 
 def evaluate(trainer: pl.Trainer) -> None:
     """Have loaders that were given to the Trainer for evaluation take no random order, before it looks at them."""
-    given = {priority: _given(loop) for priority, loop in _loops(trainer)}
+    given = {}
+    for priority, loop in _loops(trainer):
+        source = getattr(loop, "_data_source", None)  # private: a later version may lack it
+        given[priority] = driven_loaders(getattr(source, "instance", None))
     for loader in given[EVALUATION]:
         if isinstance(loader, AsyncLoader) and loader not in given.get(TRAINING, []):
             loader.evaluation = True
-
-
-def _given(loop: Any) -> list[DrivenLoader]:
-    source = getattr(loop, "_data_source", None)  # private: a later version may lack it
-    return driven_loaders(getattr(source, "instance", None))
 
 
 def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) -> int | None:
@@ -80,10 +76,7 @@ def _loops(trainer: Any) -> Iterator[tuple[int, Any]]:
         yield TRAINING, trainer.fit_loop
         yield EVALUATION, trainer.fit_loop.epoch_loop.val_loop
     else:
-        yield (
-            EVALUATION,
-            {"validate": trainer.validate_loop, "test": trainer.test_loop}.get(trainer.state.fn, trainer.predict_loop),
-        )
+        yield EVALUATION, getattr(trainer, f"{trainer.state.fn.value}_loop")
 
 
 def steps_wanted(reference: weakref.ref[pl.Trainer], stage: str, number: int) -> tuple[int | None, int | None]:
@@ -95,13 +88,8 @@ def steps_wanted(reference: weakref.ref[pl.Trainer], stage: str, number: int) ->
     trainer = reference()
     if trainer is None or trainer.state.status != "running":
         return None, None
-    limits: Any = {
-        "val": lambda: trainer.num_val_batches[number],
-        "test": lambda: trainer.num_test_batches[number],
-        "predict": lambda: trainer.num_predict_batches[number],
-    }
     with contextlib.suppress(IndexError):  # the user iterates, and the Trainer runs other loaders
-        later = _finite(limits[stage]())
+        later = _finite(getattr(trainer, f"num_{stage}_batches")[number])
         return _finite(trainer.num_sanity_val_batches[number]) if trainer.sanity_checking else later, later
     return None, None
 

@@ -22,7 +22,7 @@ from lit_async_data.engine.prefetch.loader import (
     prefetched,
     with_own_iterator,
 )
-from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.compat import Replacement, pl
 from lit_async_data.lightning.loops import drive
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
@@ -42,45 +42,24 @@ def overridden_host_hook(trainer: pl.Trainer) -> str | None:
     return next(overridden, None)
 
 
-class _ProcessDataLoader:
-    """Replaces a strategy's method. In a copy of the strategy, or a pickle of it, the method is the original again."""
-
-    def __init__(self, original: Callable[[Any], Any], wrap: Callable[[_ProcessDataLoader, Any], Any]) -> None:
-        self._original = original
-        self._wrap = wrap
-
-    def __call__(self, loader: Any) -> Any:
-        return self._wrap(self, self._original(loader))
-
-    def __reduce__(self) -> Any:
-        return self._original.__reduce__()  # of a bound method: its object and its name
-
-
 class Takeover:
     """Wraps the DataLoaders of one Trainer at a time, and stops the wrappers when the run ends."""
 
     def __init__(self) -> None:
-        self._strategy: Any = None
-        self._replacement: Any = None
-        self._original: Any = None
+        self._replacement: Replacement | None = None
         self._wrappers: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()
 
     def attach(self, trainer: pl.Trainer, device_depth: int | None, verify_copies: int = 0) -> None:
         """Wrap every DataLoader that the Trainer will iterate over from now on."""
+
+        def wrapped(original: Callable[[Any], Any], loader: Any) -> Any:
+            return self.wrap(original(loader), trainer, device_depth, verify_copies)
+
         self.detach()
-        strategy: Any = trainer.strategy
-        original = strategy.process_dataloader
-
-        def wrap(replacement: _ProcessDataLoader, loader: Any) -> Any:
-            if self._replacement is not replacement:
-                return loader  # detached, but other code that wrapped the method after us still calls it
-            return self.wrap(loader, trainer, device_depth, verify_copies)
-
-        self._strategy, self._replacement, self._original = strategy, _ProcessDataLoader(original, wrap), original
-        strategy.process_dataloader = self._replacement
+        self._replacement = Replacement(trainer.strategy, "process_dataloader", wrapped)
 
     def detach(self, *, failed: bool = False) -> None:
-        """Restore the strategy, unless other code has wrapped it since, and stop the wrappers. Idempotent.
+        """Restore the strategy, as by `Replacement.undo`, and stop the wrappers. Idempotent.
 
         Args:
             failed: After an error Lightning may still write a checkpoint, so loaders with a state keep it.
@@ -88,12 +67,9 @@ class Takeover:
         Raises:
             TransferError: As `PrefetchedLoader.stop`; the other wrappers are stopped nevertheless.
         """
-        strategy, replacement, original = self._strategy, self._replacement, self._original
-        self._strategy = self._replacement = self._original = None
-        if strategy is not None and vars(strategy).get("process_dataloader") is replacement:
-            del strategy.process_dataloader
-            if strategy.process_dataloader != original:
-                strategy.process_dataloader = original
+        if self._replacement is not None:
+            self._replacement.undo()
+        self._replacement = None
         with contextlib.ExitStack() as stack:
             for loader in list(self._wrappers):
                 if not (failed and isinstance(loader, StatefulPrefetchedLoader)):
