@@ -29,62 +29,35 @@ OTHER_TARGETS = ("unit", "other", "tz", "timezone", "currency")
 
 
 class DeviceBuffers(NamedTuple):
-    """The device memory that a batch takes.
+    """The device memory that a batch takes."""
 
-    Attributes:
-        large: Shape and dtype of each tensor that is copied by itself, by name.
-        block: Bytes of the block in which small tensors travel together; None if there are none.
-    """
-
-    large: dict[str, tuple[tuple[int, ...], torch.dtype]]
-    block: int | None
+    large: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of each tensor that is copied by itself, by name
+    block: int | None  # bytes of the block in which small tensors travel together; None if there are none
 
 
 class Arrived(NamedTuple):
-    """The parts of a batch on the device.
+    """The parts of a batch on the device."""
 
-    Attributes:
-        large: The tensors that were copied by themselves.
-        block: The block of small tensors, uint8; None if there are none.
-        moved: Objects that moved themselves with their own ``to(device)``.
-    """
-
-    large: Mapping[str, torch.Tensor]
-    block: torch.Tensor | None
-    moved: Mapping[str, Any]
-
-
-def _nothing() -> None:
-    pass
-
-
-def _no_batch(arrived: Arrived, clone: Clone) -> Batch:  # noqa: ARG001
-    return None
+    large: Mapping[str, torch.Tensor]  # that were copied by themselves
+    block: torch.Tensor | None  # of small tensors, uint8; None if there are none
+    moved: Mapping[str, Any]  # objects that moved themselves with their own ``to(device)``
 
 
 @dataclasses.dataclass
 class HostBatch:
-    """A batch in host memory, or the error that came instead.
+    """A batch in host memory, or the error that came instead."""
 
-    Attributes:
-        large: Tensors to be copied by themselves, by name.
-        block: Small tensors in one piece of memory, uint8.
-        movable: Objects to be moved by their own ``to(device)``, by name.
-        unpack: Assembles the batch from its parts on the device, on the current stream.
-        release: Called once, when the copies have completed: nobody reads the host memory any more.
-        error: Raised in place of the batch.
-        nbytes: Bytes of its tensors.
-        known: The device memory that it takes, where that is known already.
-    """
-
-    large: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    block: torch.Tensor | None = None
+    large: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # to be copied by themselves, by name
+    block: torch.Tensor | None = None  # small tensors in one piece of memory, uint8
+    # Objects to be moved by their own ``to(device)``, by name.
     movable: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    unpack: Callable[[Arrived, Clone], Batch] = _no_batch
-    release: Callable[[], None] = _nothing
-    error: BaseException | None = None
-    nbytes: int = 0
-    known: DeviceBuffers | None = None
+    # Assembles the batch from its parts on the device, on the current stream.
+    unpack: Callable[[Arrived, Clone], Batch] = lambda *_: None
+    # Called once, when the copies have completed: nobody reads the host memory any more.
+    release: Callable[[], None] = lambda: None
+    error: BaseException | None = None  # raised in place of the batch
+    nbytes: int = 0  # of its tensors
+    known: DeviceBuffers | None = None  # the device memory that it takes, where that is known already
 
     @property
     def buffers(self) -> DeviceBuffers:
@@ -103,67 +76,49 @@ class Feed(Protocol):
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
         """The device memory that a batch will take; None if that is unknown before the batch has been read."""
-        ...
 
     def following(self, key: BatchIndex) -> BatchIndex:
         """The index of the batch after this one."""
-        ...
 
     def prefetch(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read ahead. Never blocks on storage."""
-        ...
 
     def lend(self, key: BatchIndex) -> Batch:
         """A batch in host memory, waiting for it. Raises the error that came instead of it."""
-        ...
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
         """A batch to be copied if it has been read, else None. The caller releases it."""
-        ...
 
     def get(self, key: BatchIndex) -> HostBatch:
         """A batch to be copied, waiting for it. The caller releases it."""
-        ...
 
     @property
     def has_room(self) -> bool:
         """Whether `get` finds host memory without a release of any batch before; else it may wait for that for ever."""
-        ...
 
     @property
     def ready(self) -> int:
         """Batches that have been read and wait on the host."""
-        ...
 
     @property
     def depth(self) -> int:
         """Batches that can wait on the host."""
-        ...
 
     def stats(self) -> ReadStats:
         """What has been read so far."""
-        ...
 
     def check(self) -> None:
         """Raise the error that prevents the next batch: the feed is closed, or belongs to another process."""
-        ...
 
     @property
     def forked(self) -> bool:
         """Whether this process is a fork of the one that built the feed: its threads do not exist here."""
-        ...
 
     def rest(self, *, wait: bool) -> None:
-        """End the pass.
-
-        Args:
-            wait: Whether to wait for a read that does not return, however long it takes; else a few seconds at most.
-        """
-        ...
+        """End the pass; ``wait`` for a read that does not return, however long it takes, or a few seconds at most."""
 
     def close(self, *, wait: bool = False) -> None:
         """End the threads and give all memory back. Idempotent, also after an interrupt. See `rest`."""
-        ...
 
 
 def moves(value: Any) -> bool:

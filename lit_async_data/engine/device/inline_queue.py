@@ -24,30 +24,20 @@ class DeviceQueue(Protocol):
 
     def take(self, key: BatchIndex) -> Batch:
         """A batch on its device, waiting for it."""
-        ...
 
     def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
-        """Start the reads and copies that can be started for the batches from ``key`` on. Never blocks.
-
-        Args:
-            key: The next batch.
-            copy: False to read into host memory only.
-        """
-        ...
+        """Start what can be started of the batches from ``key`` on: reads, and with ``copy`` copies. Never blocks."""
 
     @property
     def waited(self) -> DeviceWait | None:
         """How long the device waited for data; None where it has no streams."""
-        ...
 
     @property
     def ready(self) -> int:
         """Batches on the device, or on their way there."""
-        ...
 
     def close(self) -> None:
         """Wait for copies that are under way, and drop everything."""
-        ...
 
 
 class WrappedQueue:

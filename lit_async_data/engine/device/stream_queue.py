@@ -261,9 +261,7 @@ class StreamQueue:
     def reclaim(self, *, block: bool) -> None:
         """Release host memory whose copy has happened.
 
-        Args:
-            block: Wait for copies as long as the feed has no memory for another batch: it could wait for ever for
-                memory that only this queue can free.
+        With ``block``, wait for copies as long as the feed has no memory for another batch, which only this can free.
         """
         while self.copying and self.streams.happened(self.copying[0].done, block=block and not self.feed.has_room):
             self.copying.popleft().host.release()

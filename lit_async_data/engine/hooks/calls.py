@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,6 +45,9 @@ class KeyedGenerator:
             "uinteger": 0,
         }
 
+    def __reduce__(self) -> Any:
+        return KeyedGenerator, ()
+
     def at(self, key: int) -> np.random.Generator:
         """The generator at the beginning of the numbers of a key of 64 bits: of ``Philox(key=key)``."""
         self._key[0] = key
@@ -70,10 +72,6 @@ class HookCalls:
     ) -> None:
         self.source, self.sample, self.batch, self._seed, self._indexed = source, sample, batch, seed, indexed
         self._generator = KeyedGenerator()
-
-    def __reduce__(self) -> Any:
-        made = functools.partial(HookCalls, indexed=self._indexed)
-        return made, (self.source, self.sample, self.batch, self._seed)
 
     def _with_index(self, samples: Indices, values: Mapping[str, Array]) -> dict[str, Array]:
         return {**values, INDEX: self.source.ids(samples)} if self._indexed else dict(values)

@@ -23,15 +23,10 @@ ReadInto = Callable[[Mapping[str, Array]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What comes out of the host hooks of a loader.
+    """The fields that come out of the host hooks of a loader."""
 
-    Attributes:
-        of_samples: The fields after ``sample_transform``; those of the source without one.
-        spec: The fields after ``batch_transform`` too: those of a slot.
-    """
-
-    of_samples: BatchSpec
-    spec: BatchSpec
+    of_samples: BatchSpec  # after ``sample_transform``; those of the source without one
+    spec: BatchSpec  # after ``batch_transform`` too: those of a slot
 
 
 class Transformation:

@@ -27,20 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Wiring:
-    """What a DataModule, a callback or a test has connected to a loader. Refers to no loader.
+    """What a DataModule, a callback or a test has connected to a loader. Refers to no loader."""
 
-    Attributes:
-        externally_driven: Whether a callback starts the next copy; else the end of each ``next`` does.
-        priority: Of a pass under a Trainer: the more the Trainer needs it to have the engine, the higher. 0 for a pass
-            of the user's; None if the Trainer does not iterate over this loader itself.
-        label: What log lines call the loader, such as its stage; empty for none.
-        logged: Lines that were logged; loaders that share it log each once.
-    """
-
-    externally_driven: bool = False
+    externally_driven: bool = False  # whether a callback starts the next copy; else the end of each ``next`` does
+    # Of a pass under a Trainer: the more the Trainer needs it to have the engine, the higher. 0 for a pass of the
+    # user's; None if the Trainer does not iterate over this loader itself.
     priority: Callable[[Pass], int | None] | None = None
-    label: str = ""
-    logged: set[str] = dataclasses.field(default_factory=set)
+    label: str = ""  # what log lines call the loader, such as its stage; empty for none
+    logged: set[str] = dataclasses.field(default_factory=set)  # lines; loaders that share it log each once
 
 
 W = TypeVar("W", bound=Wiring)
@@ -76,7 +70,7 @@ class BaseLoader(abc.ABC):
 
     local_world_size: int | None
     _wiring: Any  # a `Wiring`
-    _cursor: Any  # a `Cursor`
+    _cursor: Any  # has a `state`, which is replaced in one assignment
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
         """Begin as new: nothing has been read."""
@@ -352,11 +346,6 @@ class BaseLoader(abc.ABC):
         if self._run.closer is not None:
             self._run.closer.detach()
         run, read = self._run, dataclasses.replace(seen.read, ready=0)
-        run.read, run.copied, run.waited, run.engine, run.closer, run.interrupted = (
-            read,
-            seen.copied,
-            seen.device,
-            None,
-            None,
-            False,
-        )
+        run.read, run.copied, run.waited = read, seen.copied, seen.device
+        run.engine = run.closer = None
+        run.interrupted = False

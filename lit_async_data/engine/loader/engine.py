@@ -68,11 +68,7 @@ class Engine:
         return QueueFill(host, self.feed.depth, self.queue.ready, self.queue.depth if self.copies else 0)
 
     def rest(self, *, wait: bool = True) -> None:
-        """End the pass and free its device memory. If it was interrupted, only `close` may follow.
-
-        Args:
-            wait: Whether to wait for a read that does not return, however long it takes; else a few seconds at most.
-        """
+        """End the pass and free its device memory; see `Feed.rest`. If it was interrupted, only `close` may follow."""
         try:
             self.queue.close()
         finally:

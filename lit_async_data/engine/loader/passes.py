@@ -13,7 +13,7 @@ A loader has one engine, which reads ahead, and one place in the order. Of sever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from lit_async_data.engine.device.feed import Batch
 from lit_async_data.engine.loader.engine import Run
@@ -27,14 +27,8 @@ class Taken(NamedTuple):
     after: Any
 
 
-class Cursor(Protocol):
-    """Where a loader is: a state that is replaced in one assignment."""
-
-    state: Any
-
-
 class Pass:
-    """One iteration over a loader. One thread may advance it at a time.
+    """One iteration over a loader, whose place is the ``state`` of a cursor. One thread may advance it at a time.
 
     Attributes:
         left: Where the pass was when another one took the engine from it; else None.
@@ -43,7 +37,7 @@ class Pass:
     def __init__(
         self,
         taken: Callable[[], Taken],
-        cursor: Cursor,
+        cursor: Any,
         run: Run,
         claim: Callable[[Pass], bool],
         beside: Callable[[Any], Iterator[Batch]],
@@ -84,7 +78,7 @@ class Pass:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Lightning's CombinedLoader holds iterators, and programs copy and pickle Trainers.
-        return _copied, ()
+        return _Copied, ()
 
 
 class _Copied(Iterator[Batch]):
@@ -94,7 +88,3 @@ class _Copied(Iterator[Batch]):
         raise ClosedError(
             "this is a copy of a pass, and only the original has its place in the data; write iter(loader)"
         )
-
-
-def _copied() -> _Copied:
-    return _Copied()

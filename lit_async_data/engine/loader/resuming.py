@@ -26,15 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class Done(NamedTuple):
-    """What a framework counts of a pass.
+    """What a framework counts of a pass."""
 
-    Attributes:
-        steps: Steps that count as done.
-        over: Whether the epoch is over with them, as where a limit ends it.
-    """
-
-    steps: int
-    over: bool
+    steps: int  # that count as done
+    over: bool  # whether the epoch is over with them, as where a limit ends it
 
 
 class Resuming:
@@ -208,27 +203,16 @@ class Resuming:
         return place
 
 
-def _all_steps() -> tuple[None, None]:
-    return None, None
-
-
 @dataclasses.dataclass(kw_only=True)
 class AsyncWiring(Wiring):
-    """What is connected to an `AsyncLoader`.
+    """What is connected to an `AsyncLoader`."""
 
-    Attributes:
-        schedule: Its order in all epochs.
-        resuming: Saves and checks places.
-        quarantine: The bad samples that were read around.
-        steps_wanted: Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None
-            for all.
-        reader_processes: Start with the first batch; loaders can share them.
-    """
-
-    schedule: Schedule
+    schedule: Schedule  # its order in all epochs
     resuming: Resuming
     quarantine: Quarantine
-    steps_wanted: StepsWanted = _all_steps
+    # Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
+    steps_wanted: StepsWanted = lambda: (None, None)
+    # They start with the first batch; loaders can share them.
     reader_processes: ReaderProcesses = dataclasses.field(default_factory=ReaderProcesses)
 
 

@@ -8,7 +8,6 @@ already named the epoch.
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_async_data.batch.tree import leaves_in
-from lit_async_data.engine.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
+from lit_async_data.engine.device.feed import Arrived, Batch, DeviceBuffers, HostBatch
 from lit_async_data.engine.prefetch.packing import Ask
 from lit_async_data.engine.prefetch.reader_thread import Pulled, ReaderThread
 from lit_async_data.engine.stats import ReadMeter, ReadStats
@@ -193,15 +192,12 @@ class IteratorFeed:
 
     def rest(self, *, wait: bool) -> None:
         """End the pass; ``wait`` for a `next` of the loader that does not return, or a few seconds at most."""
-        self._end_reading(wait=wait)
-
-    def close(self, *, wait: bool = False) -> None:
-        self.rest(wait=wait)
-
-    def _end_reading(self, *, wait: bool) -> None:
         while self.reader is not None and not self.reader.close() and wait:
             log.warning("ending a pass: the loader's next() has not returned yet")
         self.reader = None  # and with it the iterator, and whatever ends with that
+
+    def close(self, *, wait: bool = False) -> None:
+        self.rest(wait=wait)
 
     def _state_now(self) -> Snapshot | None:
         """The state of the loader after a batch. Called by the thread that has read it."""
@@ -228,7 +224,7 @@ class IteratorFeed:
         host = pulled.host
         self._error = None if host.error is None else id(host.error)
         if isinstance(host.error, StopIteration):
-            self._end_reading(wait=True)  # the consumer may still have batches to come
+            self.rest(wait=True)  # the consumer may still have batches to come
             return host
         if host.error is None:
             self._buffers = host.buffers, self._buffers[0]
@@ -242,8 +238,4 @@ def uncopied(batch: Batch, ask: Ask[Any]) -> HostBatch:  # noqa: ARG001
     """A batch that is handed out as the very object that was read."""
     tensors = leaves_in(batch, lambda value: isinstance(value, torch.Tensor)).values()
     nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
-    return HostBatch(unpack=functools.partial(_itself, batch), nbytes=nbytes)
-
-
-def _itself(batch: Batch, arrived: Arrived, clone: Clone) -> Batch:  # noqa: ARG001
-    return batch
+    return HostBatch(unpack=lambda *_: batch, nbytes=nbytes)

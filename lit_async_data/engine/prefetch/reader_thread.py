@@ -31,10 +31,6 @@ log = logging.getLogger(__name__)
 LONG_S = 30.0
 
 
-def _no_note() -> None:
-    pass
-
-
 class Pulled(NamedTuple):
     """The result of one `next`, or the error that came instead; of ``note`` after it; and the seconds of `next`."""
 
@@ -58,7 +54,7 @@ class ReaderThread:
         iterator: Iterator[Any],
         prepare: Callable[[Any, Ask[Any]], HostBatch],
         depth: int,
-        note: Callable[[], Any] = _no_note,
+        note: Callable[[], Any] = lambda: None,
     ) -> None:
         self.iterator = iterator
         self._prepare = prepare

@@ -69,7 +69,8 @@ class ReaderServer:
         self._suspects = threading.Lock()  # held by the thread that reads what has ended a process
         self._threads: list[ThreadWorker] = []
         self._closing = False
-        self._readers, self._release = 0, _nothing  # the processes that share the memory for what is read ahead
+        self._readers = 0  # the processes that share the memory for what is read ahead
+        self._release: Callable[[], None] = lambda: None
         self._cursor: BatchIndex | None = None  # the batch after the last task that was taken
         self._reading: dict[int, BatchIndex] = {}  # the first batch of each thread that reads
         with self._lock:
@@ -211,7 +212,3 @@ class ReaderServer:
         assert unread is not None
         with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
             ahead(reading.schedule, reading.keys, unread, task.share)
-
-
-def _nothing() -> None:
-    pass
