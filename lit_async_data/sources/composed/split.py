@@ -36,7 +36,7 @@ class Split(dict[str, SubsetSource]):
 
     Attributes:
         described: One line for people: actual fractions, unused samples, and overlap between sides.
-        overlap: Groups on two sides, plus pairs of samples on two sides that share values; 0 if nothing leaks.
+        overlap: Groups on two sides, plus samples that share values with one on another side; 0 if nothing leaks.
     """
 
     described: str = ""
@@ -157,7 +157,11 @@ def parted(source: Source, names: list[str], drawn: Drawn) -> Split:
     result = Split(_subsets(source, names, drawn.sides, drawn.groups))
     describe(result, source, drawn.places, drawn.how, drawn.groups)
     if result.overlap:
-        log.warning("%s: %s", source.name, result.described)
+        log.warning(
+            "%s: %s; windows stay apart by groups='time', or by rows= without those at borders",
+            source.name,
+            result.described,
+        )
     return result
 
 
@@ -319,17 +323,20 @@ def describe(result: Split, source: Source, places: Places, how: str, groups: Gr
         listed.append(f"unused {unused / total:.2f} ({counted(unused, 'sample')}{gaps})")
     codes = [np.unique(side.group_codes) for side in result.values() if side.group_codes is not None]
     torn = int((np.unique(np.concatenate(codes), return_counts=True)[1] > 1).sum()) if codes else 0
-    near = _near_pairs(result, places, source.chunks.overlap)
+    near = _near_others(result, places, source.chunks.overlap)
     result.overlap = torn + near
     two = [f"{counted(torn, 'group')} on two sides"] if torn else []
-    two += [f"{counted(near, 'sample')} that share values with another side"] if near else []
+    two += [f"{counted(near, 'sample')} with values of another side"] if near else []
     result.described = f"split {how}: {', '.join(listed)}; overlap {', '.join(two) or 0}"
 
 
-def _near_pairs(result: Split, places: Places, overlap: int) -> int:
-    """Number of samples that share values with the previous sample in storage, which is on another side."""
+def _near_others(result: Split, places: Places, overlap: int) -> int:
+    """Number of samples within this many rows of a sample on another side."""
     taken = places.taken(np.concatenate([side.samples for side in result.values()]))
-    sides = np.repeat(np.arange(len(result)), [len(side) for side in result.values()])
     order = taken.order()
-    near = (np.diff(taken.which[order]) == 0) & (np.diff(taken.rows[order]) <= overlap)
-    return int((near & (np.diff(sides[order]) != 0)).sum())
+    sides = np.repeat(np.arange(len(result)), [len(side) for side in result.values()])[order]
+    rows = taken.which[order] * (taken.rows.max() + overlap + 1) + taken.rows[order]
+    edges = np.flatnonzero(np.diff(sides)) + 1
+    before, after = np.append(-np.inf, rows[edges - 1]), np.append(rows[edges], np.inf)
+    run = np.searchsorted(edges, np.arange(len(rows)), side="right")
+    return int(((rows - before[run] <= overlap) | (after[run] - rows <= overlap)).sum())
