@@ -45,6 +45,7 @@ class FieldSpec:
         texts: What the values 0, 1, 2, … stand for, if that is text but no class, such as the id of a patient.
         joined: Whether a batch has the elements of its samples one after the other, without padding.
         padded: The side on which samples with fewer elements on axis 0 are padded, also to a length that is given.
+        masked: Whether rows of a window may be padding; the field ``KEY_mask`` says which are not.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -62,6 +63,7 @@ class FieldSpec:
     texts: tuple[str, ...] = ()
     joined: bool = False
     padded: Literal["left", "right"] | None = None
+    masked: bool = False
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
@@ -101,6 +103,11 @@ class FieldSpec:
 def length_key(key: str) -> str:
     """The key of the field with the lengths of the samples of a field."""
     return f"{key}_length"
+
+
+def mask_key(key: str) -> str:
+    """The key of the field that says which rows of a window are no padding."""
+    return f"{key}_mask"
 
 
 def offsets_key(key: str) -> str:

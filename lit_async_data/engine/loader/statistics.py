@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key
+from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key, mask_key
 from lit_async_data.batch.statistics import FieldStatistics, Moments
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError, SourceError
@@ -53,8 +53,8 @@ def statistics(
 
     Reads every sample once, in storage order, as an `AsyncLoader` does, so each chunk is decoded once. Counts what the
     source delivers, before any transform: values after ``mask_and_scale``, images after they are resized. NaN, which
-    ``mask_and_scale`` fills in, is counted apart; the padding of samples of variable length is left out. Rows that
-    several windows share count in each. On a terminal, a bar shows how far it is.
+    ``mask_and_scale`` fills in, is counted apart; the padding of windows and of samples of variable length is left out.
+    Rows that several windows share count in each. On a terminal, a bar shows how far it is.
 
     Args:
         source: Any source; a side of a split, so that training's statistics know nothing of validation.
@@ -146,26 +146,31 @@ def _kept(key: str, field: FieldSpec, axis: Axis) -> tuple[int, ...]:
     axes = len(field.shape)
     if axis == "channels":
         has_channels = field.channel is not None or axes - field.lead >= 3
-        return (field.lead,) if has_channels and not _varies(field) else ()
+        return (field.lead,) if has_channels and field.lead != _filled_axis(field) else ()
     given: list[Any] = [] if axis is None else list(axis) if isinstance(axis, Sequence) else [axis]
     kept = {each % axes for each in given if isinstance(each, int) and -axes <= each < axes}
-    if len(kept) < len(given) or (_varies(field) and 0 in kept):
-        why = "samples differ in length on axis 0" if _varies(field) else f"samples have shape {field.shape}, without N"
+    filled = _filled_axis(field)
+    if len(kept) < len(given) or filled in kept:
+        why = f"axis {filled} has padding" if filled in kept else f"samples have shape {field.shape}, without N"
         raise ConfigError(f"axis: {axis!r} cannot be kept of {key}: {why}; keep another, or None", option="axis")
     return tuple(sorted(kept))
 
 
-def _varies(field: FieldSpec) -> bool:
-    return field.ragged or field.padded is not None
+def _filled_axis(field: FieldSpec) -> int | None:
+    """The axis of a sample that padding may fill up; None if there is none."""
+    if field.masked:
+        return int(field.channel is not None and not field.lead)  # channels come before a window, but for images
+    return 0 if field.ragged or field.padded else None
 
 
 class _InStorageOrder(SubsetSource):
-    """Some fields of some samples, and the lengths of these."""
+    """Some fields of some samples, and what tells them from padding."""
 
     def __init__(self, source: Source, samples: Indices, keys: Sequence[str]) -> None:
         super().__init__(source, samples)
-        lengths = [length_key(key) for key in keys if _varies(source.spec[key])]
-        specs = {key: dataclasses.replace(source.spec[key], joined=False) for key in [*keys, *lengths]}
+        filled = [key for key in keys if _filled_axis(source.spec[key]) is not None]
+        telling = [mask_key(key) if source.spec[key].masked else length_key(key) for key in filled]
+        specs = {key: dataclasses.replace(source.spec[key], joined=False) for key in [*keys, *telling]}
         self._fields = BatchSpec(specs, as_mapping=True)
 
     @property
@@ -199,27 +204,30 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
         for batch in loader:
             for name, axes in kept.items():
                 field, values = part.spec[name], batch[name].numpy()
-                lengths = batch[length_key(name)].numpy() if _varies(field) else None
-                if (found := _counted(field, axes, values, lengths, pool)) is not None:
+                real = batch[mask_key(name)].numpy() if field.masked else None
+                if field.ragged or field.padded:
+                    places = np.arange(values.shape[1])[:: -1 if field.padded == "left" else 1]
+                    real = places < batch[length_key(name)].numpy()[:, None]
+                if (found := _counted(field, axes, values, real, pool)) is not None:
                     counted[name] = Moments.together([counted[name], found] if name in counted else [found])
             bar.update(len(next(iter(batch.values()))))
     return counted
 
 
 def _counted(
-    field: FieldSpec, axes: Sequence[int], values: Array, lengths: Array | None, pool: ThreadPoolExecutor
+    field: FieldSpec, axes: Sequence[int], values: Array, real: Array | None, pool: ThreadPoolExecutor
 ) -> Moments | None:
-    """The moments of a batch; None if all its samples are of length 0."""
+    """The moments of a batch, whose padding is left out; None if nothing else is there."""
     classes = np.zeros(0, np.int64)
-    if field.classes and field.shape:  # several classes per sample
+    if field.classes and field.shape == (len(field.classes),):  # several classes per sample
         classes = (values > 0).sum(0)
     elif field.dtype.kind in "biu" and not field.shape:
         numbers = values.astype(np.float64).clip(-1, MOST_CLASSES).astype(np.int64)
         classes = np.bincount(numbers[numbers >= 0], minlength=MOST_CLASSES + 1)
     kept = [axis + 1 for axis in axes]
-    if lengths is not None:  # each element is a sample
-        places = np.arange(values.shape[1])[:: -1 if field.padded == "left" else 1]
-        values, kept = values[places < lengths.reshape(-1, 1)], list(axes)
+    filled = _filled_axis(field)
+    if filled is not None:  # each row or element is a sample
+        values, kept = np.moveaxis(values, filled + 1, 1)[real], [axis + (axis < filled) for axis in axes]
     if not values.size:
         return None
     step = max(TASK // values[0].size, 1)

@@ -132,11 +132,24 @@ def test_filled_values_and_padding_are_left_out_and_overlapping_windows_count_tw
             found = statistics(source)
             check(found["x"], np.arange(1, 7), ())
             assert found["x_length"].mean == 2
-            with pytest.raises(ConfigError, match=r"^axis: 0 cannot be kept of x: samples differ in length on axis 0"):
+            with pytest.raises(ConfigError, match=r"^axis: 0 cannot be kept of x: axis 0 has padding"):
                 statistics(source, "x", axis=0)
     with contextlib.closing(HDF5Source(path, {"x": Field("packed", window=(0, 2))})) as source:
         found = statistics(source)["x"]
         assert (found.count, found.mean) == (5 * 4, np.mean([stored.reshape(6, 2)[at : at + 2] for at in range(5)]))
+
+
+@pytest.mark.parametrize("pad", ["last", "zero"])
+@pytest.mark.parametrize(("layout", "joint"), [(None, 1), ({"x": "NC"}, 0)])
+def test_padded_rows_of_windows_are_left_out(pad, layout, joint, h5):
+    stored = np.arange(1.0, 13).reshape(6, 2)
+    fields = {"x": Field("x", window=(0, 4), pad=pad)}
+    with contextlib.closing(HDF5Source(h5(x=stored), fields, layout=layout)) as source:
+        real = np.concatenate([stored[at : at + 4] for at in range(6)])
+        check(statistics(source, "x", axis=joint)["x"], np.expand_dims(real, 2 - joint), (joint,))
+        check(statistics(source, "x", axis=None)["x"], real, ())
+        with pytest.raises(ConfigError, match=rf"^axis: {1 - joint} cannot be kept of x: axis {1 - joint} has padding"):
+            statistics(source, "x", axis=1 - joint)
 
 
 def test_channels_are_where_the_layout_says(tmp_path):

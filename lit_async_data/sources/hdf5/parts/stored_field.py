@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import FieldSpec, length_key
+from lit_async_data.batch.spec import FieldSpec, length_key, mask_key
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import check_unindexed
@@ -231,7 +231,9 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
             raise FormatError(f"fields.{key}: {has}; channels must be alike, in type too, which dtype= chooses")
     shape = first.spec.shape
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
-    spec = FieldSpec((*shape[:axis], len(fields), *shape[axis:]), first.spec.dtype, narrow=narrow)
+    spec = FieldSpec(
+        (*shape[:axis], len(fields), *shape[axis:]), first.spec.dtype, narrow=narrow, masked=first.spec.masked
+    )
     # That of the most chunks is shuffled by them.
     most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))
     stacked = dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))
@@ -258,11 +260,14 @@ def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None
 def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
     """A field with the window of the user; and its mask if there is one."""
     windowed = field.rows is not None
-    of_key = dataclasses.replace(of_key, span=field.span, windowed=windowed, pad=field.pad, step=field.steps.step)
+    spec = dataclasses.replace(of_key.spec, masked=windowed and bool(field.pad))
+    of_key = dataclasses.replace(
+        of_key, spec=spec, span=field.span, windowed=windowed, pad=field.pad, step=field.steps.step
+    )
     found = {key: of_key}
     if field.rows is not None and field.pad:
         spec = FieldSpec((field.rows,), np.dtype(bool))
-        found[f"{key}_mask"] = StoredField(of_key.stored, spec, mask_of=field.span, step=field.steps.step)
+        found[mask_key(key)] = StoredField(of_key.stored, spec, mask_of=field.span, step=field.steps.step)
     return found
 
 
