@@ -113,9 +113,6 @@ class ChunkOrder:
             begin: First position in the group that counts; with ``step``, this selects the positions of one rank.
             step: Distance of the positions that count; 1 for all. Chunks that these positions reach only after the
                 first round are left out.
-
-        Raises:
-            IndexError: The number is out of range.
         """
         first = self.group(group).number * self.width
         return np.arange(first, min(first + self.width, self.chunks))[begin::step]

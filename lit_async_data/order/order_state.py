@@ -67,7 +67,6 @@ class OrderState:
     """A place in the order, and what the order depends on.
 
     Attributes:
-        epoch: The epoch.
         position: Samples of the epoch that are done, over all ranks.
         samples: Samples of the whole epoch.
         seed: Key of the order.
@@ -76,7 +75,6 @@ class OrderState:
         drawn: Digest of the weights by which samples are drawn; None if each comes once.
         source: See `Source.fingerprint`.
         history: How the samples before the position were dealt.
-        version: Of this form.
     """
 
     epoch: int

@@ -210,9 +210,6 @@ class EpochPlan:
 
         Returns:
             The samples of all batches in order, and ``count + 1`` edges: batch i is ``samples[edges[i]:edges[i + 1]]``.
-
-        Raises:
-            IndexError: A step is out of range.
         """
         bounds = [self.bounds(number) for number in range(step, step + count)]
         first, end = bounds[0][0], bounds[-1][1]

@@ -135,10 +135,7 @@ class WeightedChunkOrder:
         """Returns how many samples are decoded per sample used, on average in this epoch over all ranks.
 
         That is (chunks decoded) · (their mean rows) / length. It is below 1 if a long epoch uses samples more than
-        once. It is above 1 if a short epoch uses only a few samples of each chunk.
-
-        Args:
-            world_size: Number of ranks, ≥ 1. Each decodes the chunks that it needs.
+        once. It is above 1 if a short epoch uses only a few samples of each chunk. Each rank decodes what it needs.
         """
         places, ranks = self._expected_ranks(world_size)
         return float(np.sum(ranks * self._rows[places]) / self.length)
