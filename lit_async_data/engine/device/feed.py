@@ -79,6 +79,7 @@ class Feed(Protocol):
 
     def following(self, key: BatchIndex) -> BatchIndex:
         """The index of the batch after this one."""
+        ...
 
     def prefetch(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read ahead. Never blocks on storage."""
@@ -91,21 +92,26 @@ class Feed(Protocol):
 
     def get(self, key: BatchIndex) -> HostBatch:
         """A batch to be copied, waiting for it. The caller releases it."""
+        ...
 
     @property
     def has_room(self) -> bool:
         """Whether `get` finds host memory without a release of any batch before; else it may wait for that for ever."""
+        ...
 
     @property
     def ready(self) -> int:
         """Batches that have been read and wait on the host."""
+        ...
 
     @property
     def depth(self) -> int:
         """Batches that can wait on the host."""
+        ...
 
     def stats(self) -> ReadStats:
         """What has been read so far."""
+        ...
 
     def check(self) -> None:
         """Raise the error that prevents the next batch: the feed is closed, or belongs to another process."""
@@ -113,6 +119,7 @@ class Feed(Protocol):
     @property
     def forked(self) -> bool:
         """Whether this process is a fork of the one that built the feed: its threads do not exist here."""
+        ...
 
     def rest(self, *, wait: bool) -> None:
         """End the pass; ``wait`` for a read that does not return, however long it takes, or a few seconds at most."""

@@ -35,6 +35,7 @@ class DeviceQueue(Protocol):
     @property
     def ready(self) -> int:
         """Batches on the device, or on their way there."""
+        ...
 
     def close(self) -> None:
         """Wait for copies that are under way, and drop everything."""

@@ -86,12 +86,15 @@ class Streams(Protocol):
     @property
     def capturing(self) -> bool:
         """Whether compute records its work in a graph, so that nobody else may use the device."""
+        ...
 
     def on_side(self) -> contextlib.AbstractContextManager[Any]:
         """Work inside runs on the side stream."""
+        ...
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor on the device, from the memory of the current stream."""
+        ...
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Enqueue a copy, from the host or within the device, on the current stream."""
@@ -109,6 +112,7 @@ class Streams(Protocol):
     @property
     def unnoted(self) -> bool:
         """Whether compute may use memory of side and the allocator does not know."""
+        ...
 
     def record(self, stream: Any) -> Any:
         """An event that happens when all work enqueued on a stream until now is done."""
@@ -118,14 +122,17 @@ class Streams(Protocol):
 
     def happened(self, event: Any, *, block: bool) -> bool:
         """Whether an event has happened; with ``block`` the host waits for it."""
+        ...
 
     def timed(self, stream: Any) -> Any: ...
 
     def elapsed_s(self, begin: Any, end: Any) -> float:
         """Seconds on the device between two timed events, both of which have happened."""
+        ...
 
     def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Enqueue the `checksum` of a tensor on the current stream: int64, shape ()."""
+        ...
 
 
 class TorchStreams:
