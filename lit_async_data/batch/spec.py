@@ -43,7 +43,7 @@ class FieldSpec:
         lead: Axes of the delivered sample before the channels: 1 for a window of images.
         ragged: Whether samples have fewer elements on axis 0, and are padded there.
         texts: What the values 0, 1, 2, … stand for, if that is text but no class, such as the id of a patient.
-        joined: Whether a batch has the elements of its samples one after the other, without padding.
+        concat: Whether a batch has the elements of its samples one after the other, without padding.
         padded: The side on which samples with fewer elements on axis 0 are padded, also to a length that is given.
         masked: Whether rows of a window may be padding; the field ``KEY_mask`` says which are not.
 
@@ -61,7 +61,7 @@ class FieldSpec:
     lead: int = 0
     ragged: bool = False
     texts: tuple[str, ...] = ()
-    joined: bool = False
+    concat: bool = False
     padded: Literal["left", "right"] | None = None
     masked: bool = False
 
@@ -222,7 +222,7 @@ class BatchLayout:
         batches: Most batches of one slot. A field's values are contiguous over all of them.
         buckets: How samples of variable length are batched by length; None if all are padded to the longest. With
             them, a slot holds one batch and has room for its elements.
-        joined: The lengths of the samples of each field in which they come one after the other. Its slots hold one
+        concat: The lengths of the samples of each field in which they come one after the other. Its slots hold one
             batch, too.
         repeats: Whether a batch may have a sample twice.
         least: Samples up to which a batch is filled: as many as here, or as a batch of its bucket has; 0 for none.
@@ -245,19 +245,19 @@ class BatchLayout:
         capacity: int,
         batches: int = 1,
         buckets: Buckets | None = None,
-        joined: Mapping[str, Indices] = NOTHING,
+        concat: Mapping[str, Indices] = NOTHING,
         *,
         repeats: bool = False,
         least: int = 0,
     ) -> None:
-        self.spec, self.batches, self.buckets, self.joined = spec, batches, buckets, joined
-        self.alone, self.least = buckets is not None or bool(joined), least
+        self.spec, self.batches, self.buckets, self.concat = spec, batches, buckets, concat
+        self.alone, self.least = buckets is not None or bool(concat), least
         # Elements of samples of variable length: the most of a batch, and those of a sample on average.
-        elements = {key: _most_elements(of, capacity, repeats=repeats) for key, of in joined.items()}
+        elements = {key: _most_elements(of, capacity, repeats=repeats) for key, of in concat.items()}
         if buckets is not None:
             ragged = [key for key, field in spec.fields.items() if field.ragged]
             elements |= dict.fromkeys(ragged, (buckets.elements, buckets.mean_width))
-        rows = dict.fromkeys(spec, capacity) | {offsets_key(key): capacity + 1 for key in joined}
+        rows = dict.fromkeys(spec, capacity) | {offsets_key(key): capacity + 1 for key in concat}
         fixed = {key: field.nbytes * rows[key] for key, field in spec.fields.items() if key not in elements}
         self.small = tuple(key for key, nbytes in fixed.items() if nbytes <= SMALL_BYTES)
         self.large = tuple(key for key in spec.fields if key not in self.small)
@@ -268,12 +268,12 @@ class BatchLayout:
             sizes[key] = element * most
             self.sample_bytes += int(element * mean)
         most = capacity if buckets is None else 0
-        self.padded_bytes = sum(max(spec[key].nbytes * most, sizes[key]) for key in joined)
+        self.padded_bytes = sum(max(spec[key].nbytes * most, sizes[key]) for key in concat)
         self.offsets: dict[str, int] = {}
         end = self._place(self.large, sizes, 0)
         self.small_start = end
         self.nbytes = max(self._place(self.small, sizes, end), ALIGNMENT)
-        self.edges = frozenset(map(offsets_key, joined))
+        self.edges = frozenset(map(offsets_key, concat))
         self._varies = self.edges.union(elements)
         # Every batch needs these; they are computed once.
         self._fields = [
@@ -290,7 +290,7 @@ class BatchLayout:
     def extent(self, samples: Indices) -> Extent:
         """Returns the size of a batch of these samples."""
         width = None if self.buckets is None else self.buckets.width(samples)
-        return Extent(len(samples), width, tuple(int(of[samples].sum()) for of in self.joined.values()))
+        return Extent(len(samples), width, tuple(int(of[samples].sum()) for of in self.concat.values()))
 
     def missing(self, rows: int, extent: Extent) -> int:
         """Returns how many samples a batch lacks that is filled."""
@@ -303,7 +303,7 @@ class BatchLayout:
     def shapes(self, extent: Extent) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the fields of a batch, in the order of the spec."""
         shapes = {key: (extent.rows, *shape) for key, _, _, _, shape in self._fields}
-        totals = dict(zip(self.joined, extent.totals, strict=True))
+        totals = dict(zip(self.concat, extent.totals, strict=True))
         for key in self._varies:
             if key in totals:
                 shapes[key] = (totals[key], *shapes[key][2:])
@@ -328,7 +328,7 @@ class BatchLayout:
     def views_of(self, memory: Bytes, samples: Indices, first: int = 0) -> dict[str, Array]:
         """Returns views for these samples of one batch; where they come one after the other, the offsets are filled."""
         views = self.views(memory, self.extent(samples), first)
-        for key, of in self.joined.items():
+        for key, of in self.concat.items():
             views[offsets_key(key)][0] = 0
             np.cumsum(of[samples], out=views[offsets_key(key)][1:])
         return views

@@ -273,7 +273,7 @@ class _Travel:
             shapes = layout.shapes(extent)
             large = {name: (shapes[name], self._dtypes[name]) for name in self._alone}
             known = DeviceBuffers(large, layout.nbytes - layout.small_start if self._in_block else None)
-            if not layout.joined:
+            if not layout.concat:
                 self._known[extent] = known
         return known
 

@@ -60,7 +60,7 @@ GIVEN = (
     "_evaluation",
     "spec",
     "_outcome",
-    "_joined",
+    "_concat",
 )
 SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and engine/hooks/calls.py
 
@@ -190,7 +190,7 @@ class AsyncLoader(ResumableLoader):
             return
         self._stop()
         self._release()
-        for found in ("spec", "_outcome", "_joined"):
+        for found in ("spec", "_outcome", "_concat"):
             vars(self).pop(found, None)
         self._plans.clear()
         self._cursor.restart()
@@ -336,13 +336,13 @@ class AsyncLoader(ResumableLoader):
     @functools.cached_property
     def _outcome(self) -> Outcome:
         indexed, fields = self.options.return_indices, self.source.spec.fields.values()
-        by_length = self._wiring.schedule.buckets is not None or any(field.joined for field in fields)
+        by_length = self._wiring.schedule.buckets is not None or any(field.concat for field in fields)
         return self._hooks.outcome(self.source, self._hook_seed, indexed=indexed, by_length=by_length)
 
     @functools.cached_property
-    def _joined(self) -> dict[str, Indices]:
+    def _concat(self) -> dict[str, Indices]:
         """The lengths of the samples of each field in which they come one after the other."""
-        keys = [key for key, field in self.spec.fields.items() if field.joined]
+        keys = [key for key, field in self.spec.fields.items() if field.concat]
         return {key: values_of(self.source, length_key(key), "ragged") for key in keys}
 
     @property
@@ -386,7 +386,7 @@ class AsyncLoader(ResumableLoader):
                 hooks=self._transformation(),
                 refusal=self._refusal,
                 ranks=self.local_world_size,
-                joined=self._joined,
+                concat=self._concat,
             )
         return self._plans[known]
 
@@ -455,8 +455,8 @@ class AsyncLoader(ResumableLoader):
         """What reads the batches, here or in a reader process."""
         source, options = self.source, self.options
         seed = options.seed if options.augment and source.chunks.random else None
-        hooks, joined = self._transformation(plan.layout.batches), list(self._joined)
-        read = SampleReader(source, options.return_indices, seed, hooks, joined, plan.layout.buckets, options.pad_last)
+        hooks, concat = self._transformation(plan.layout.batches), list(self._concat)
+        read = SampleReader(source, options.return_indices, seed, hooks, concat, plan.layout.buckets, options.pad_last)
         around = None
         if options.on_error != "raise":
             around = AroundBadSamples(read, options.on_error, self._wiring.quarantine.known)

@@ -170,7 +170,7 @@ class _InStorageOrder(SubsetSource):
         super().__init__(source, samples)
         filled = [key for key in keys if _filled_axis(source.spec[key]) is not None]
         telling = [mask_key(key) if source.spec[key].masked else length_key(key) for key in filled]
-        specs = {key: dataclasses.replace(source.spec[key], joined=False) for key in [*keys, *telling]}
+        specs = {key: dataclasses.replace(source.spec[key], concat=False) for key in [*keys, *telling]}
         self._fields = BatchSpec(specs, as_mapping=True)
 
     @property

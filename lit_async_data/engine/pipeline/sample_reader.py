@@ -35,7 +35,7 @@ class SampleReader:
     return_indices: bool  # whether to add the samples' indices as field ``index``
     seed: int | None  # seed of random numbers for samples; None if the source draws none
     transformation: Transformation | None = None  # the host hooks; None without any
-    joined: Sequence[str] = ()  # the fields whose samples come one after the other in a batch
+    concat: Sequence[str] = ()  # the fields whose samples come one after the other in a batch
     buckets: Buckets | None = None  # to which these are padded before that
     masks: bool = False  # whether to mark samples as real, in field ``mask``
 
@@ -56,7 +56,7 @@ class SampleReader:
                 out[key][... if rows is None else rows] = values
             out = {key: array for key, array in out.items() if key not in own}
         whole = out
-        if self.joined:
+        if self.concat:
             out = self._padded(samples, out)
         if raw is not None:
             assert self.transformation is not None
@@ -73,23 +73,23 @@ class SampleReader:
             self.source.read_into(samples, out)  # most loaders: a call less for each batch
         else:
             self._read(epoch, samples, ids, out)
-        if self.joined:
-            self._join(samples, out, whole, range(len(samples)) if rows is None else rows.tolist())
+        if self.concat:
+            self._concatenate(samples, out, whole, range(len(samples)) if rows is None else rows.tolist())
 
     def _padded(self, samples: Indices, out: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays with others in place of those in which samples come one after the other: there they are padded."""
-        made = {key: array for key, array in out.items() if key not in map(offsets_key, self.joined)}
-        for key in self.joined:
+        made = {key: array for key, array in out.items() if key not in map(offsets_key, self.concat)}
+        for key in self.concat:
             lengths = np.diff(out[offsets_key(key)])
             width = self.source.spec[key].shape[0] if self.transformation is not None else max(int(lengths.max()), 1)
             width = width if self.buckets is None else self.buckets.width(samples)
             made[key] = np.empty((len(lengths), width, *out[key].shape[1:]), out[key].dtype)
         return made
 
-    def _join(
+    def _concatenate(
         self, samples: Indices, padded: Mapping[str, Array], out: Mapping[str, Array], rows: Iterable[int]
     ) -> None:
-        for key in self.joined:
+        for key in self.concat:
             edges, values, into = out[offsets_key(key)].tolist(), padded[key], out[key]
             lengths = padded.get(length_key(key))
             for place, row in enumerate(rows):
@@ -120,10 +120,10 @@ class SampleReader:
 
 def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
     """The fields of batches with those that the loader adds; a `ConfigError` if there is a field of that name."""
-    joined = [key for key, field in spec.fields.items() if field.joined]
-    if joined and options.pad_last:
-        raise ConfigError(f"pad_last: with ragged='concat', batches of {joined[0]} differ in shape; leave it out")
-    added: dict[str, tuple[str, type]] = {offsets_key(key): ("ragged", np.int64) for key in joined}
+    concat = [key for key, field in spec.fields.items() if field.concat]
+    if concat and options.pad_last:
+        raise ConfigError(f"pad_last: with ragged='concat', batches of {concat[0]} differ in shape; leave it out")
+    added: dict[str, tuple[str, type]] = {offsets_key(key): ("ragged", np.int64) for key in concat}
     added |= {MASK: ("pad_last", np.bool_)} if options.pad_last else {}
     added |= {INDEX: ("return_indices", np.int64)} if options.return_indices else {}
     for key, (option, dtype) in added.items():

@@ -60,7 +60,7 @@ class ResourcePlan:
         hooks: Transformation | None = None,
         refusal: str = "",
         ranks: int | None = None,
-        joined: Mapping[str, Indices] = NOTHING,
+        concat: Mapping[str, Indices] = NOTHING,
     ) -> ResourcePlan:
         scratch = 0 if hooks is None else hooks.scratch_bytes
         workers = Workers.of(source, options, ahead=ahead, hooks=hooks is not None, refusal=refusal, ranks=ranks)
@@ -69,7 +69,7 @@ class ResourcePlan:
         repeats = options.drawn or options.on_error == "substitute"
         least = options.batch_size if options.pad_last else 0
         layout = functools.partial(
-            BatchLayout, spec, schedule.capacity, buckets=schedule.buckets, joined=joined, repeats=repeats, least=least
+            BatchLayout, spec, schedule.capacity, buckets=schedule.buckets, concat=concat, repeats=repeats, least=least
         )
         planned = functools.partial(
             cls._with, source, layout, options=options, schedule=schedule, limit=limit, hooks=hooks, pinned=pinned

@@ -139,13 +139,13 @@ def test_short_batches_are_filled_up_to_the_size_of_their_bucket(source):
         bound: {size} for bound, size in zip(buckets.bounds.tolist(), buckets.sizes.tolist(), strict=True)
     }
     with pytest.raises(ConfigError, match="pad_last: with ragged='concat', batches of x differ"):
-        loader_of(joined(source), pad_last=True)
+        loader_of(concat(source), pad_last=True)
 
 
 BY = [pytest.param({}, id="by length"), pytest.param({"batch_by": None, "batch_elements": None}, id="any")]
 
 
-def joined(source, **options):
+def concat(source, **options):
     """The same samples, one after the other."""
     return HDF5Source(source.paths, {"x": Field("x", ragged="concat", **options), "y": "y"})
 
@@ -160,7 +160,7 @@ def joined_samples_of(batch):
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("options", "hooks"), READERS)
 def test_all_readers_give_samples_one_after_the_other(source, options, hooks, by):
-    with loader_of(joined(source), hooks=hooks, **options, **by) as loader:
+    with loader_of(concat(source), hooks=hooks, **options, **by) as loader:
         found = {n: x for batch in loader for n, x in joined_samples_of(batch).items()}
     check_equal(found, stored(source))
 
@@ -169,7 +169,7 @@ def test_all_readers_give_samples_one_after_the_other(source, options, hooks, by
 def test_a_device_gets_samples_one_after_the_other(source, monkeypatch, by):
     streams, found = FakeStreams("side"), {}
     pretend(monkeypatch, lambda device: streams)
-    with loader_of(joined(source), workers=1, **by) as loader:
+    with loader_of(concat(source), workers=1, **by) as loader:
         for batch in loader:
             streams.synchronize()
             found |= joined_samples_of(batch)
@@ -179,7 +179,7 @@ def test_a_device_gets_samples_one_after_the_other(source, monkeypatch, by):
 def test_slots_have_room_for_the_longest_samples_of_a_batch(source):
     lengths, element = sorted((len(x) for x in stored(source).values()), reverse=True), 4
     for options, most in [({}, sum(lengths[:16])), ({"weights": "y"}, 16 * lengths[0])]:
-        with loader_of(joined(source), workers=0, batch_by=None, batch_elements=None, **options) as loader:
+        with loader_of(concat(source), workers=0, batch_by=None, batch_elements=None, **options) as loader:
             layout = loader.footprint.layout
             assert layout.small_start == -(-most * element // 512) * 512
             assert all(joined_samples_of(batch) for batch in loader)
@@ -190,15 +190,15 @@ def test_slots_have_room_for_the_longest_samples_of_a_batch(source):
     ("function", "text"), [(acts.longer, "'?x'?"), (acts.relabelled, "changed x_length of sample")]
 )
 def test_no_length_of_joined_samples_changes_on_the_host(source, function, text, by):
-    loader = loader_of(joined(source), workers=0, shuffle=False, hooks={"sample_transform": function}, **by)
+    loader = loader_of(concat(source), workers=0, shuffle=False, hooks={"sample_transform": function}, **by)
     with loader, pytest.raises(TransformError, match=text):
         list(loader)
 
 
 def test_joined_samples_are_read_and_put_together_padded(source):
-    assert np.array_equal(joined(source)[0]["x"], source[0]["x"])
-    with pytest.raises(FormatError, match="'x' has joined False in"):
-        ConcatSource([joined(source), source])
+    assert np.array_equal(concat(source)[0]["x"], source[0]["x"])
+    with pytest.raises(FormatError, match="'x' has concat False in"):
+        ConcatSource([concat(source), source])
     clash = HDF5Source(source.paths, {"x": Field("x", ragged="concat"), "x_offsets": "y"})
     with pytest.raises(ConfigError, match="ragged: the source has a field 'x_offsets' of its own"):
         loader_of(clash)

@@ -324,8 +324,8 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     # Only where no value can be lost, since a cast on the device is not checked.
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None
-    joined = row.ragged and field.ragged == "concat"
-    return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged, texts=row.texts, joined=joined)
+    concat = row.ragged and field.ragged == "concat"
+    return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged, texts=row.texts, concat=concat)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
