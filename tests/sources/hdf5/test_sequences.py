@@ -184,6 +184,7 @@ def test_references_in_another_file_are_refused(path, tmp_path):
         (Field("x", dtype="uint8", fill=-100), ConfigError, "fields.x.fill: -100 is not a value of uint8"),
         (Field("x", fill=0.5), ConfigError, "fields.x.fill: 0.5 is not a value of int32"),
         (Field("y", fill=1), ConfigError, "fields.x.fill: .*holds no samples of variable length"),
+        (Field("y", null="drop"), ConfigError, "fields.x.null: .*holds no text"),
         (Field("two"), FormatError, "on 2 axes"),
         (Field("nested"), FormatError, "values of variable length"),
         (Field("unwritten"), FormatError, "since none was ever written"),

@@ -168,11 +168,10 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         categories = group.whole(f"/{name.strip('/')}/categories", "")
         name, names = f"{name.rstrip('/')}/codes", names_of(categories)
         classes = classes or names
-    for option in VARIABLE:
+    for option in ("null", *VARIABLE):
         if getattr(field, option) != getattr(Field, option):
-            raise ConfigError(
-                f"{where}.{option}: {group.path}:/{name.strip('/')} holds no samples of variable length; leave it out"
-            )
+            lacks = "text" if option == "null" else "samples of variable length"
+            raise ConfigError(f"{where}.{option}: {group.path}:/{name.strip('/')} holds no {lacks}; leave it out")
     file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
     if field.lookup is None:
         table, looked_up = None, group.inspect_dataset(*group.split(name), layout)
