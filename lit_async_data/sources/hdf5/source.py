@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest
@@ -169,7 +169,10 @@ class HDF5Source(Source):
         self.paths = list(self._names)
         cache = IndexCache(cache_dir)
         inspect = inspect_groups if sample == "group" else inspect_file
-        inspected = [inspect(file, request, cache) for file in self.paths]
+        try:
+            inspected = [inspect(file, request, cache) for file in self.paths]
+        except MissingError as error:
+            raise (error if self._joined is None else self._joined.missing(error)) from error.__cause__
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
         parts = named_alike(with_rows([part for _, of_file in inspected for part in of_file]))
         parts = with_longest(parts if self._joined is None else self._joined.join(parts, self._names, list(chosen)))

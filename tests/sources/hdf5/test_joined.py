@@ -19,6 +19,7 @@ from lit_async_data import (
     HDF5Source,
     LoaderOptions,
     ManifestError,
+    MissingError,
     SubsetSource,
     split,
 )
@@ -131,6 +132,13 @@ def test_samples_without_a_row_and_rows_without_samples(files, caplog):
             {"unmatched": "skip"},
             ConfigError,
             "has no column 'file'; it has 'who'; .* on={COLUMN: 'file'}",
+        ),
+        ({"who": ["p1"]}, {"on": {"file": "who"}}, ConfigError, "has no column 'file'; .* on={COLUMN: 'file'}"),
+        (
+            {"file": ["p1"], "age": 1},
+            {"fields": {"x": "x", "y": "aged"}},
+            MissingError,
+            "no dataset 'aged'; .* has no column 'aged'; did you mean 'age'",
         ),
         ({"file": ["a"]}, {"unmatched": "skip"}, ManifestError, "3 of 3 files have no row"),
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.part import StoredPart
@@ -55,24 +54,34 @@ class JoinedTable:
         if unmatched not in ("error", "skip"):
             raise ConfigError(f"unmatched: {unmatched!r} is not one of error, skip")
         self._column, self._what = _column_and_what(on)
-        self._skip, self._reader = unmatched == "skip", TableReader(table, None)
+        self._skip, self._reader, self._lacks = unmatched == "skip", TableReader(table, None), dict[str, str]()
         self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.dataset)}
         check_options(self.fields, OPTIONS, "to a column of the table")
         try:
             self._table = self._reader.columns([self._column, *(field.dataset for field in self.fields.values())])
         except NoColumnError as error:
-            raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {on!r}}}") from None
+            what = self._what if isinstance(self._what, str) else on
+            if isinstance(on, Mapping) and self._column in ("file", "group"):
+                what = self._column  # and not the other way round
+            raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {what!r}}}") from None
         self.labels = {key: _labels_of(field, self._table) for key, field in self.fields.items()}
         of = self._what
         self.keys = {KEY: dataclasses.replace(of, kind="text", null="ignore")} if isinstance(of, Field) else {}
 
     def _find(self, name: str) -> Table | None:
         """A column of the table; None if it has no such column, or the files have the same ids."""
-        with contextlib.suppress(NoColumnError):
-            return (
-                None if isinstance(self._what, Field) and name == self._what.dataset else self._reader.columns([name])
-            )
+        if isinstance(self._what, Field) and name == self._what.dataset:
+            return None
+        try:
+            return self._reader.columns([name])
+        except NoColumnError as error:
+            self._lacks[name] = str(error)
         return None
+
+    def missing(self, error: MissingError) -> MissingError:
+        """The error of a name that is neither in a file nor in the table."""
+        lacks = self._lacks.get(error.dataset or "")
+        return MissingError(f"{error}; {lacks}", file=error.file, dataset=error.dataset) if lacks else error
 
     def join(self, parts: Sequence[StoredPart], files: Mapping[str, str], order: Sequence[str]) -> list[StoredPart]:
         """The parts, with the fields of the table. ``files`` are the names of files, ``order`` the keys of fields."""
