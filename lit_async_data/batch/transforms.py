@@ -266,6 +266,11 @@ def _with_replaced(batch: Any, fields: Sequence[str | int] | None, convert: Call
     for field in fields if fields is not None else list(values)[:1]:
         if field not in values:
             raise ConfigError(f"fields: {field!r} is not in the batch; choose from {', '.join(map(repr, values))}")
+        if not isinstance(values[field], Tensor):
+            raise ConfigError(
+                f"fields: {field!r} is no tensor but {type(values[field]).__name__}; pass this as device_transform. A "
+                "batch_transform gets arrays: write (x - mean) / std"
+            )
         values[field] = convert(values[field], field)
     return values if isinstance(batch, Mapping) else tuple(values.values())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data import ConfigError, Normalize, statistics
+from lit_async_data import ConfigError, Normalize, ToFloat, statistics
 from lit_async_data.testing import ArraySource
 
 SCANS = torch.tensor([[145, 300]], dtype=torch.int16)
@@ -103,3 +103,9 @@ def test_axes_may_be_named_in_any_order_but_once():
 def test_axes_that_do_not_fit_mean_and_std_are_refused():
     with pytest.raises(ConfigError, match=r"^axis: \(0, 1\) is not one for each of the 1 axes"):
         Normalize([1, 2], 1, axis=(0, 1))
+
+
+@pytest.mark.parametrize("transform", [Normalize(5, 2), ToFloat()])
+def test_arrays_of_a_batch_transform_are_refused_by_name(transform):
+    with pytest.raises(ConfigError, match="'x' is no tensor but ndarray; pass this as device_transform"):
+        transform({"x": np.ones(3)})
