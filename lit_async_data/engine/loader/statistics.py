@@ -201,6 +201,7 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
         AsyncLoader(part, options, world_size=1) as loader,
         ThreadPoolExecutor(usable_cores(), "lit_async_data count") as pool,
     ):
+        loader.machinery.wiring.steps_wanted = lambda: (None, 0)  # nothing is read ahead for a second epoch
         for batch in loader:
             for name, axes in kept.items():
                 field, values = part.spec[name], batch[name].numpy()
