@@ -239,7 +239,7 @@ def test_what_is_no_path_is_refused(path):
 
 def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"install it by pip install 'lit-async-data\[manifest\]'"):
+    with pytest.raises(ConfigError, match=r"install it by pip install pyarrow"):
         predict(tmp_path / "out", numbered(8))
     assert os.listdir(tmp_path) == []
 

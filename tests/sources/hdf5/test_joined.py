@@ -172,5 +172,8 @@ def test_files_of_one_name_need_their_folders(files):
     options = {"fields": {"x": "x", "y": "y"}, "on": "file"}
     source = HDF5Source(files / "*/s.h5", table=pa.table({"file": ["b/s", "a/s"], "y": [2, 1]}), **options)
     assert source.column("y").tolist() == [1] * 5 + [2] * 5
-    with pytest.raises(ManifestError, match=r"2 of 2 files have no row: '/.*a/s\.h5', '/.*b/s\.h5'; it has 's'; add"):
+    with pytest.raises(
+        ManifestError,
+        match=r"2 of 2 files have no row: '/.*a/s\.h5', '/.*b/s\.h5'; 's' is the name of 2 of them; write /.*b/s\.h5$",
+    ):
         HDF5Source(files / "*/s.h5", table=pa.table({"file": ["s"], "y": [1]}), **options)

@@ -798,5 +798,5 @@ def test_an_origin_of_several_files_names_them():
 
 def test_without_pyarrow_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"table: .*pip install 'lit-async-data\[manifest\]'"):
+    with pytest.raises(ConfigError, match=r"table: .*pip install pyarrow"):
         Table.of("m.csv", ["a"])

@@ -117,6 +117,8 @@ class JoinedTable:
             near = others & {name.lstrip("0") for unit in lost for name in units[unit]}
             zeros = " (ids are compared as text: 0012 is not 12)" if near else ""
             cure = f"; it has {_few(texts)}{zeros}; add rows, or set unmatched='skip' to leave their samples out"
+            for path, name in ((unit, name) for unit in lost for name in units[unit] if name in rows):
+                cure = f"; {quoted(name)} is the name of {counts[name]} of them; write {path}"
             if not self._skip or len(lost) == len(units):
                 raise origin.error(what + cure, column=self._column)
             _log.warning("%s: %s; their samples are left out", origin.name, what)

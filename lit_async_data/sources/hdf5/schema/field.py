@@ -117,7 +117,7 @@ class Field(ImageOptions):
         if self.pad not in ("last", "zero", None):
             raise ConfigError(f"pad: {self.pad!r} is not one of last, zero")
         if self.pad and self.rows is None:
-            raise ConfigError(f"pad: {self.pad!r} needs a window of rows to pad, such as window=(0, 8)")
+            raise ConfigError(f"pad: {self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row")
         _check_combination(self)
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
