@@ -32,14 +32,15 @@ from lit_async_data.lightning.classes import (
 )
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
-from lit_async_data.lightning.normalizing import check_statistics, normalizing
 from lit_async_data.lightning.stages import (
     STAGES,
     ByStage,
     LoaderArguments,
     Stage,
+    check_statistics,
     checked_sources,
     evaluation_options,
+    normalizing,
     split_sources,
     stage_transforms,
 )

@@ -94,7 +94,7 @@ class OrderState:
 
     @classmethod
     def from_dict(cls, given: Any) -> Self:
-        """A state from `to_dict`, from any format of plain values; what has changed since is told by `differences`."""
+        """The state that `to_dict` returned, which may have been through JSON or YAML."""
         version = given.get("version") if isinstance(given, Mapping) else None
         if isinstance(version, int) and version > VERSION:
             raise ResumeError(

@@ -16,7 +16,7 @@ from lit_async_data.errors import TransformError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 
-# What is said where a host hook changes the length of samples that come one after the other in a batch.
+# The end of the error where a host hook changes the length of a sample of a concatenated field.
 FIXED = "with ragged='concat' only device_transform may change a length"
 
 

@@ -62,8 +62,8 @@ def statistics(
         axis: Which axes of a sample, without N, to keep: ``0`` gives a number for each place on axis 0, ``(0, 1)`` for
             each pair, None one for the whole field. ``"channels"``: axis 0, or the axis that ``layout`` calls C, of
             samples with three axes or more or a C; None for others.
-        cache_dir: A folder of yours that keeps the result for this source, until its fingerprint, a time of its files,
-            or a value among some of its samples changes. Of a table, only the table's own files are looked at.
+        cache_dir: A folder of yours that keeps the result. The source is read again if its fingerprint, the time of a
+            file or one of up to 32 samples has changed. Images that a table names are not checked.
 
     Returns:
         A `FieldStatistics` for each field, by its key or index in a batch.

@@ -191,7 +191,7 @@ class _Places:
 def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, checked: bool = False) -> None:
     """Refuse a name that leads into another file, before it is opened; by handles, since there may be very many.
 
-    What is above its last component is looked at, unless that was ``checked``.
+    Checks every component of the name, or only the last if the caller has ``checked`` the others.
     """
     import h5py
 
