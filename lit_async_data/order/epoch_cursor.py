@@ -42,6 +42,11 @@ class CursorState(NamedTuple):
     saved: Place | None = None
     steps: int = 0
 
+    @property
+    def between(self) -> bool:
+        """Whether the place is where the next pass begins: none is under way, or it is over and an epoch requested."""
+        return self.fresh or (self.requested is not None and self.step >= self.steps)
+
 
 class EpochCursor:
     """Tracks where the consumer is. Holds no reference to the loader, so that a dropped loader closes at once.
@@ -90,7 +95,7 @@ class EpochCursor:
             done: Steps of the pass that count as done; None for those that were handed out, which are the most.
         """
         state = self.state  # read once: the consumer may go on
-        if state.fresh:
+        if state.between:
             return _coming(state)
         origin = state.origin
         if origin.over:

@@ -84,7 +84,7 @@ class Resuming:
                 "step may have failed; under a Trainer, DevicePrefetcher() among the callbacks has it come again",
                 type(sys.exception()).__name__,
             )
-        if done is not None and done.over and not state.fresh and done.steps >= state.step:
+        if done is not None and done.over and not state.between and done.steps >= state.step:
             place = self._ended(place)
         return self._now.at(place).to_dict()
 

@@ -217,6 +217,10 @@ def test_the_state_is_the_place_of_the_next_batch():
         assert place() == (8, LENGTH)  # until it is advanced
         next(kept)
         assert place() == (9, 4)
+        list(kept)
+        for epoch in (9, 3):
+            loader.set_epoch(epoch)
+            assert place() == (epoch, 0)  # though that epoch has just ended
 
 
 @pytest.mark.parametrize("shuffle", ["none", "global"])
