@@ -286,7 +286,7 @@ class ProcessPipeline(Pipeline):
         """Whether one sample has ended processes, around which the others can be read."""
         assert self._memory is not None
         is_one = self._around is not None and len(noted) == 1 and noted[0].rows == 1
-        return is_one and not noted[0].transforms and self._memory.condemn(int(noted[0].samples[0]))
+        return is_one and noted[0].transforms < 2 and self._memory.condemn(int(noted[0].samples[0]))
 
     def _stay(self) -> None:
         """Read on with those processes among which slots are dealt."""

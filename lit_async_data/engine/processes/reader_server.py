@@ -63,6 +63,8 @@ class ReaderServer:
         self._reports, self._records = reports, records
         if setup.around is not None:
             setup.around.deadly, setup.around.noted = slots.deadly, slots.noted
+        if setup.read.transformation is not None:
+            setup.read.transformation.begins = slots.transforming
         self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
         # The lock guards everything below.
         self._lock = threading.Lock()

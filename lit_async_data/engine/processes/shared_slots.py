@@ -26,8 +26,8 @@ from lit_async_data.order.plan import BatchIndex
 # The file begins with a row that says to reader processes what holds at present: the generation of tasks, and the
 # threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 5 + NOTED). A note is
 # the epoch, the step, the number of samples, which is 0 if the thread reads nothing, the `time.monotonic_ns` of its
-# begin, which is the same clock in all processes, whether hooks have the whole batch, and the first samples. The last
-# row is the number of the samples that have ended processes, and these.
+# begin, which is the same clock in all processes, whether hooks have them (1) or the whole batch (2), and the first
+# samples. The last row is the number of the samples that have ended processes, and these.
 MOST_NOTES, NOTED = 126, 59
 NOTES_BYTES = (2 + MOST_NOTES) * (5 + NOTED) * 8  # whole pages
 GENERATION, THREADS = 0, 1
@@ -40,7 +40,7 @@ class Note(NamedTuple):
     rows: int
     samples: Indices
     since: float  # `time.monotonic`
-    transforms: bool  # whether they have been read, and hooks have the whole batch
+    transforms: int  # 1 if they have been read, and hooks have them; 2 if a hook has the whole batch
 
 
 class SharedSlots:
@@ -52,7 +52,7 @@ class SharedSlots:
         now: The generation of tasks, and the threads in a process.
         notes: What each thread reads.
         deadly: How many samples have ended processes, and which.
-        thread: Its ``number``, which a thread sets before its first note.
+        thread: Its ``number``, which a thread sets before its first note; and that ``note``.
     """
 
     def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
@@ -100,18 +100,22 @@ class SharedSlots:
     @contextlib.contextmanager
     def noted(self, key: BatchIndex, samples: Indices, *, transforms: bool = False) -> Iterator[None]:
         """Note that this thread reads or transforms samples, in case its process ends meanwhile."""
-        note = self.notes[self.thread.number % len(self.notes)]
+        note = self.thread.note = self.notes[self.thread.number % len(self.notes)]
         note[0], note[1] = key
-        note[3], note[4], note[5 : 5 + len(samples)] = time.monotonic_ns(), transforms, samples[:NOTED]
+        note[3], note[4], note[5 : 5 + len(samples)] = time.monotonic_ns(), 2 * transforms, samples[:NOTED]
         note[2] = len(samples)
         try:
             yield
         finally:
             note[2] = 0
 
+    def transforming(self) -> None:
+        """Note that hooks begin with what this thread has read."""
+        self.thread.note[4] = max(self.thread.note[4], 1)
+
     def being_read(self, threads: slice) -> list[Note]:
         return [
-            Note(BatchIndex(*note[:2]), note[2], np.array(note[5 : 5 + note[2]]), note[3] / 1e9, bool(note[4]))
+            Note(BatchIndex(*note[:2]), note[2], np.array(note[5 : 5 + note[2]]), note[3] / 1e9, note[4])
             for note in self.notes[threads].tolist()
             if note[2]
         ]

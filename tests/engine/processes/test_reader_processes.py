@@ -252,17 +252,6 @@ def test_the_end_of_the_process_is_an_error_that_says_what_it_read(act, how):
             next(loader)
 
 
-def test_of_many_samples_that_were_being_read_the_first_are_listed():
-    """Small batches are read together, so any of a few hundred samples may have ended the process."""
-    options = {"batch_size": 80, "shuffle": False, "worker_kind": "process", "restarts": 0}
-    with AsyncLoader(Numbers(33, acts.crash), options) as loader:
-        with pytest.raises(WorkerError, match=r"samples 0, 1, 2, … \(80 in all\)") as caught:
-            list(loader)
-        assert caught.value.__notes__ == [
-            f"samples of epoch 0 that were being read: the first {NOTED} {list(range(NOTED))}"
-        ]
-
-
 PROCESSES = pytest.mark.parametrize(
     ("workers", "chunk"), [(1, 1), (2, 1), (2, 4)], ids=["one process", "two", "two that share"]
 )
@@ -275,6 +264,26 @@ def deadly(sample, chunk, bad=()):
 def around(workers, on_error="skip", size=10):
     options = {"batch_size": size, "shuffle": False, "worker_kind": "process", "max_bad": 9}
     return {**options, "workers": workers, "on_error": on_error}
+
+
+@PROCESSES
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_sample_transform_that_ends_processes_is_named_by_its_stage(workers, chunk, size):
+    with AsyncLoader(deadly(-1, chunk), around(workers, "raise", size), sample_transform=acts.kill_at_33) as loader:
+        with pytest.raises(WorkerError, match="while it transformed sample 33 of epoch 0") as caught:
+            list(loader)
+        assert (caught.value.stage, caught.value.row) == ("transform", 33)
+
+
+def test_of_many_samples_that_were_being_read_the_first_are_listed():
+    """Small batches are read together, so any of a few hundred samples may have ended the process."""
+    options = {"batch_size": 80, "shuffle": False, "worker_kind": "process", "restarts": 0}
+    with AsyncLoader(Numbers(33, acts.crash), options) as loader:
+        with pytest.raises(WorkerError, match=r"samples 0, 1, 2, … \(80 in all\)") as caught:
+            list(loader)
+        assert caught.value.__notes__ == [
+            f"samples of epoch 0 that were being read: the first {NOTED} {list(range(NOTED))}"
+        ]
 
 
 @PROCESSES
