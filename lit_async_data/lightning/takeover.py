@@ -83,7 +83,6 @@ class Takeover:
             loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
         if not isinstance(loader, DataLoader):
             return loader
-        _warn_of_few_workers(trainer, loader)
         if any(wrapper.loader is loader for wrapper in self._wrappers):  # of another stage
             loader = with_own_iterator(loader)
         # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
@@ -94,14 +93,6 @@ class Takeover:
         wrapper.verify_copies = verify_copies
         self._wrappers.add(wrapper)
         return wrapper
-
-
-def _warn_of_few_workers(trainer: pl.Trainer, loader: DataLoader[Any]) -> None:
-    """Run Lightning's own check of ``num_workers``, which it skips for a wrapped loader."""
-    connector = importlib.import_module(f"{pl.__name__}.trainer.connectors.data_connector")
-    check = getattr(connector, "_worker_check", None)  # private: a later version may lack it
-    if check is not None and trainer.state.stage is not None:
-        check(trainer, loader, f"{trainer.state.stage.dataloader_prefix}_dataloader")
 
 
 def _end_workers(loader: Any) -> None:

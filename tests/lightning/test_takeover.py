@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import types
-import warnings
 
 import numpy as np
 import pytest
@@ -353,39 +352,3 @@ def test_a_signal_ends_the_run_and_everything_that_was_started(name, made, numbe
     (checkpoint,) = tmp_path.iterdir()
     progress = torch.load(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
     assert progress["ready"] == 2
-
-
-# -- what Lightning says -----------------------------------------------------------------------------------------------
-
-
-def said(run, *callbacks):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run(trainer(*callbacks), Everywhere())
-    return [str(each.message) for each in caught if "DataLoader" in str(each.message)]
-
-
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    ("run", "names"),
-    [
-        (lambda made, model: made.fit(model, numbers(), numbers()), ["train_dataloader", "val_dataloader"]),
-        (lambda made, model: made.validate(model, [numbers(), numbers()], verbose=False), ["val_dataloader"] * 2),
-        (lambda made, model: made.predict(model, numbers()), ["predict_dataloader"]),
-    ],
-)
-def test_lightning_says_of_a_dataloader_what_it_says_without_the_callback(monkeypatch, run, names):
-    monkeypatch.setattr(f"{pl.__name__}.trainer.connectors.data_connector.suggested_max_num_workers", lambda _: 4)
-    wanted = said(run)
-    assert sorted(line.split("'")[1] for line in wanted if "many workers" in line) == names
-    assert sorted(said(run, lad.DevicePrefetcher())) == sorted(wanted)
-
-
-def test_a_lightning_without_that_check_is_served_all_the_same(monkeypatch):
-    monkeypatch.delattr(f"{pl.__name__}.trainer.connectors.data_connector._worker_check")
-    strategy, takeover = Keeping(), Takeover()
-    run = run_of(strategy)
-    run.state.stage = "train"
-    takeover.attach(run, 2)
-    assert isinstance(strategy.process_dataloader(numbers()), PrefetchedLoader)
-    takeover.detach()
