@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 from lit_async_data.errors import ConfigError, counted
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.storage_layout import HOW_READ
-from lit_async_data.tools.call import Call
-from lit_async_data.tools.given_source import OPTIONS, add_source_arguments
+from lit_async_data.tools.call import OPTIONS, Call, add_source_arguments
 from lit_async_data.tools.inspect.command import given_call
 from lit_async_data.tools.terminal import indented, section, sized, table
 
 if TYPE_CHECKING:
-    from lit_async_data.tools.doctor.examination import Trial
-    from lit_async_data.tools.doctor.rates import Rate
+    from lit_async_data.tools.doctor.examination import Rate, Trial
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,9 +22,8 @@ from lit_async_data.__main__ import main
 from lit_async_data.engine.stats import ReadStats, Stage, StageTimes
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.call import Call
-from lit_async_data.tools.doctor import command, examination, rates
-from lit_async_data.tools.doctor.examination import Trial, best, why_pack
-from lit_async_data.tools.doctor.rates import measured
+from lit_async_data.tools.doctor import command, examination
+from lit_async_data.tools.doctor.examination import Trial, best, measured, why_pack
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +83,7 @@ def test_mixing_of_labels_is_told_and_more_chunks_are_taken_until_they_mix():
 def ticking(monkeypatch):
     """A clock that only a measurement reads, and that goes on by one second each time."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(examination, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
 
 
 @pytest.mark.usefixtures("ticking")
@@ -134,7 +133,7 @@ def test_from_the_disk_only_what_was_read_and_decoded_meanwhile_counts(batches, 
 def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(capsys, monkeypatch):
     photos()
     dropped = []
-    monkeypatch.setattr(rates, "dropped", lambda paths: bool(dropped.extend(paths)))
+    monkeypatch.setattr(examination, "dropped", lambda paths: bool(dropped.extend(paths)))
     report = as_json(capsys, "photos.csv", "--warm")
     assert (dropped, report["cold"], report["why_not_cold"]) == ([], None, "left out (--warm)")
     report = as_json(capsys, "photos.csv")
@@ -147,8 +146,8 @@ def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(capsys, mon
 def test_files_count_as_dropped_only_if_they_left_memory(folder, monkeypatch, resident):
     (folder / "file").write_bytes(bytes(5000))
     (folder / "empty").touch()
-    monkeypatch.setattr(rates.system, "resident", lambda mapped, begin, nbytes: np.array([resident]))
-    assert rates.dropped(["file", "empty"]) is (hasattr(os, "posix_fadvise") and not resident)
+    monkeypatch.setattr(examination.system, "resident", lambda mapped, begin, nbytes: np.array([resident]))
+    assert examination.dropped(["file", "empty"]) is (hasattr(os, "posix_fadvise") and not resident)
 
 
 def trial(shuffle="global", workers=1, rate=100.0, *, mixing=1.0, amplification=1.0, **labels):
@@ -228,7 +227,7 @@ def test_fields_that_no_command_can_name_are_packed_in_python():
 
 def test_a_report_in_words(capsys, monkeypatch):
     examples.images("scan.h5")
-    rate = rates.Rate(12_345.6, 210.0, 380.0, 0.6, 0.0)
+    rate = examination.Rate(12_345.6, 210.0, 380.0, 0.6, 0.0)
     monkeypatch.setattr(examination, "measured", lambda *_, **__: rate)
     monkeypatch.setattr(examination, "why_pack", lambda *_, **__: "it is slow")
     assert main(["doctor", "scan.h5", "--warm"]) == 0
