@@ -251,7 +251,7 @@ def test_a_table_of_images(folder, suffix):
 def test_a_table_with_a_column_of_stages_and_images_of_several_sizes(folder, suffix):
     suggestion = only(report_on([written(examples.bird_table(folder, split=True, sizes=3), suffix)]))
     assert "image_size=224" in suggestion.call.python()
-    assert 'filters=[["part", "==", "training"]] takes the rows for training' in suggestion.notes
+    assert 'split(source, by="part") has the sides that it names: training, val' in suggestion.notes
     check(suggestion)
 
 
@@ -271,6 +271,8 @@ EPISODES = {f"data/demo_{number}/actions": np.zeros((20 + number, 7), "f4") for 
 EPISODES |= {f"data/demo_{number}/obs/rgb": np.zeros((20 + number, 24, 24, 3), "u1") for number in (1, 2, 10)}
 EPISODES["mask/train"] = [b"demo_1"]
 IMAGES, ROWS = np.zeros((40, 28, 28), "u1"), np.zeros((40, 9), "f4")
+EEG = {"eeg": np.zeros((4000, 6), "f4")}
+EVENTS = np.array([(400 * n, n % 3) for n in range(8)], [("onset", "i8"), ("label", "i4")])
 # What writes a file; what the one suggestion says, None if there is none; what a note says; what is said nowhere.
 MEANT = [
     ({"images": IMAGES, "index": np.arange(40), "valid": np.ones(40, bool)}, '{"x": "images"}', "", "index"),
@@ -285,7 +287,9 @@ MEANT = [
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),
     (examples.ragged, '{"x": ".", "y": "label"}', "", "window"),
     (lambda path: examples.ragged(path, "seq/"), '{"x": "seq", "y": "label"}', "", "window"),
-    ({"data": np.zeros((64, 9000), "f4"), "onsets": np.arange(64)}, 'layout={"x": "CN", "y": "CN"}', "", "onsets"),
+    ({"data": np.zeros((64, 9000), "f4"), "gain": np.arange(64)}, 'layout={"x": "CN", "y": "CN"}', "", "gain"),
+    (EEG | {"events": EVENTS}, '"events.label", "per": "anchor"}}, rows="events.onset")', "", "stride"),
+    (EEG | {"starts": EVENTS["onset"] + 800}, '"window": (0, 512), "pad": "zero"}}, rows="starts")', "", "stride"),
     ({"Series/data": np.zeros((300, 4), "f4"), "electrodes/imp": np.arange(4) // 2}, "(0, 64)", "", "electrodes"),
     (lambda path: examples.grid(path, "time", "lat", "lon"), '{"x": "v"}', "", "level"),
     (examples.netcdf, '{"x": {"name": "t2m", "mask_and_scale": True}}', "", "lat"),
@@ -320,7 +324,7 @@ def check_said(report, suggested, noted, never=""):
         [*report.notes, *(line for each in report.suggestions for line in (each.call.python(), *each.notes))]
     )
     assert (suggested or "") in said
-    assert noted in said
+    assert noted in " ".join([said, *(each.why for each in report.datasets)])
     assert not never or never not in said
     for each in report.suggestions:
         check(each)
@@ -336,6 +340,23 @@ def test_one_file_per_sample_is_no_file_of_rows():
         examples.datasets(f"{number}.h5", {"image": np.zeros((8, 9), "f4"), "label": number})
     suggested = only(report_on(["*.h5"])).call
     assert suggested.python().endswith('{"x": "image", "y": "label"}, sample="group")')
+
+
+@pytest.mark.parametrize(("given", "stages"), [(["*.h5", "t/patients.csv"], "0 1 2"), (["*.h5"], "train train val")])
+def test_a_table_with_a_row_for_each_file_labels_the_samples(folder, given, stages):
+    (folder / "t").mkdir()
+    for number in range(3):
+        examples.datasets(f"scan_{number}.h5", {"image": np.zeros((8, 9, 9), "f4")})
+    rows = [f"scan_{n}{'.h5' * (n % 2)},{'ab'[n % 2]},{stage}" for n, stage in enumerate(stages.split())]
+    Path(given[-1].replace("*.h5", "patients.csv")).write_text("\n".join(["scan,diagnosis,fold", *rows]))
+    suggestion = report_on(given).suggestions[0]
+    assert suggestion.call.options["on"] == {"scan": "file"}
+    assert check(suggestion)["y"].tolist() == [0, 0, 0, 0]
+    names = {"split": split}
+    exec(suggestion.call.python(), names)
+    sides = eval(suggestion.notes[0].partition('"fold")')[0] + '"fold")', names)
+    assert {key: len(side) for key, side in sides.items()} == {"train": 16, "val": 8}
+    names["source"].close()
 
 
 def test_encoded_images_are_recognised_by_their_first_bytes():
@@ -464,7 +485,7 @@ def test_json_tells_what_the_report_does(capsys):
     assert main(["inspect", "x.h5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads(json.dumps(report_on(["x.h5"]).as_dict()))
-    assert told["version"] == 2
+    assert told["version"] == 3
     assert [each["name"] for each in told["datasets"]] == ["age", "images", "labels", "patient"]
 
 

@@ -12,23 +12,36 @@ without --fields, it is the one that inspect suggests.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import csv
 import dataclasses
+import functools
+import itertools
 import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from lit_async_data.errors import ConfigError, counted
-from lit_async_data.sources.local_files.bad_lists import bad_sample
-from lit_async_data.tools.call import Call
-from lit_async_data.tools.given_source import NAMES, add_source_arguments, given_source, source_of
-from lit_async_data.tools.inspect.check_all import unreadable, write_list
-from lit_async_data.tools.inspect.contents import Dataset
+import numpy as np
+
+from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
+from lit_async_data.errors import AsyncDataError, ConfigError, SourceError, counted
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.derived import layout_of
+from lit_async_data.sources.contract.source import Source, read
+from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
+from lit_async_data.sources.table.reading import is_table
+from lit_async_data.system import usable_cores
+from lit_async_data.tools.call import NAMES, Call, add_source_arguments, given_source, source_of
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
-from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion
-from lit_async_data.tools.inspect.tables import sized_images, table_report
-from lit_async_data.tools.terminal import ProgressLine, indented, section, shortened, sized, table
+from lit_async_data.tools.inspect.report import Report, Suggestion, text_of
+from lit_async_data.tools.inspect.tables import labelled, sized_images, table_report
+from lit_async_data.tools.terminal import ProgressLine, indented, section
+
+# Bytes of samples that a thread reads at a time, or one chunk; blocks per thread until Ctrl-C is heard; decoded chunks.
+BLOCK_BYTES, AHEAD, CHUNKS = 4 * 2**20, 4, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +75,10 @@ def check_all(arguments: argparse.Namespace) -> int:
         bad = [bad_sample(source, number, error) for number, error in unreadable(source, progress).items()]
     finally:
         progress.end()
-    write_list(path, bad)
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(bad)
     lines = [f"{len(bad):,} of {counted(len(source), 'sample')} of {source.name} cannot be read: {path}"]
     if bad:
         without = dataclasses.replace(call, options={**call.options, "exclude": path})
@@ -89,83 +105,51 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 def report_on(given: Sequence[str]) -> Report:
     """The report on files, given by paths and patterns; or on a folder."""
     paths = [os.path.expanduser(each) for each in given]
-    source = source_of(paths)
+    source, tables = source_of(paths), [path for path in paths if is_table(path)]
     if source == "HDF5Source":
-        return hdf5_report(paths)
-    return table_report(paths[0]) if source == "ManifestSource" else _folder_report(paths[0])
-
-
-def _folder_report(path: str) -> Report:
-    report = Report("folder", [path])
-    folders = Suggestion("a folder for each class", Call("ManifestSource.from_folder", path))
-    report.suggest([folders, sized_images(folders)])
-    if not report.suggestions:
-        raise ConfigError(report.notes[0])
+        report = hdf5_report([path for path in paths if path not in tables])
+        labelled(report, tables)
+    elif source == "ManifestSource":
+        report = table_report(paths[0])
+    else:
+        report, folders = Report("folder", paths), Suggestion("a folder for each class", Call(source, paths[0]))
+        report.suggest([folders, sized_images(folders)])
+        if not report.suggestions:
+            raise ConfigError(report.notes[0])
     return report
 
 
-# -- for people --------------------------------------------------------------------------------------------------------
+# -- every sample ------------------------------------------------------------------------------------------------------
 
 
-def text_of(report: Report) -> str:
-    lines = [_title(report)]
-    columns = [["column", "type", "values", "missing", "field", "for example"]]
-    for each in report.columns:
-        counts = ["" if not n else f"{n:,}" for n in (each.distinct, each.missing)]
-        columns.append([each.name, each.type, *counts, each.kind or "none", ", ".join(each.examples)])
-    datasets = [["dataset", "shape", "type", "stored", "read"]]
-    datasets += [[node.name, _shape(node), node.type, _storage(node), node.how] for node in report.datasets]
-    lines += indented([*table(columns), *table(datasets)])
-    lines += section("Why not a field", _reasons(report.columns))
-    lines += section("Why not read", _reasons([each for each in report.datasets if each.reading is None]))
-    lines += section("Why not faster", _reasons([each for each in report.datasets if each.reading]))
-    lines += section("Notes", report.notes)
-    for suggestion in report.suggestions:
-        lines += _suggestion(suggestion)
-    return "\n".join([*lines, ""])
+def unreadable(source: Source, progress: Callable[[str, int, int], object]) -> dict[int, AsyncDataError]:
+    """The errors of all samples that cannot be read, by their numbers. An error that is no sample's fault is raised.
+
+    Samples are read in storage order, in blocks. A block that fails is halved, down to single samples.
+    """
+    layout, sample_bytes, each = layout_of(source), source.spec.nbytes, AHEAD * usable_cores()
+    order = np.arange(len(source)) if layout.order is None else layout.order
+    most = -(-max(BLOCK_BYTES // max(sample_bytes, 1), 1) // layout.rows) * layout.rows
+    blocks = (order[first : first + most] for first in range(0, len(order), most))
+    bad, done, release = dict[int, AsyncDataError](), 0, source.reserve(CHUNKS, 0, 0)
+    with contextlib.closing(source), ThreadPoolExecutor(usable_cores(), "lit_async_data check") as pool:
+        while some := list(itertools.islice(blocks, each)):
+            progress("reading", sample_bytes * done, sample_bytes * len(order))
+            for found in pool.map(functools.partial(_errors, source), some):
+                bad |= found
+            done += sum(map(len, some))
+    release()
+    if len(bad) == len(order):
+        raise SourceError(f"{source.name}: no sample can be read; is the disk there, and is root right? {bad[0]}")
+    return dict(sorted(bad.items()))
 
 
-def _title(report: Report) -> str:
-    size = [] if report.bytes is None else [sized(report.bytes)]
-    number = [counted(report.rows, "row")] if report.rows is not None else []
-    number += [counted(len(report.datasets), "dataset")] if report.datasets else []
-    groups = [f"{group['count']:,} groups {group['name']}" for group in report.groups]
-    more = f" and {counted(len(report.files) - 1, 'other file')}" if len(report.files) > 1 else ""
-    return f"{report.files[0]}{more}   {' · '.join([report.kind.replace('hdf5', 'HDF5'), *size, *number, *groups])}"
-
-
-def _shape(dataset: Dataset) -> str:
-    if dataset.rows is None:
-        return "one value" if dataset.bytes else ""
-    least, most = dataset.rows
-    first = f"{least:,}" if least == most else f"{least:,}–{most:,}"
-    return "×".join([first, *map(str, dataset.shape[1:])])
-
-
-def _storage(dataset: Dataset) -> str:
-    size, stored = sized(dataset.bytes), dataset.stored_bytes
-    if dataset.filters and stored and dataset.bytes > 1.05 * stored:
-        size = f"{sized(stored)} of {size}"
-    chunks = [f"chunks of {'×'.join(map(str, dataset.chunks))}"] if dataset.chunks else []
-    return ", ".join([size, *dataset.filters, *chunks]) if dataset.bytes else ""
-
-
-def _reasons(rows: Sequence[Dataset | ColumnReport]) -> list[str]:
-    """The reasons of datasets or columns; those that share one are named together."""
-    names: dict[str, list[str]] = {}
-    for row in rows:
-        if row.why:
-            names.setdefault(row.why, []).append(row.name)
-    return [f"{', '.join(shortened(alike))}: {why}" for why, alike in names.items()]
-
-
-def _suggestion(suggestion: Suggestion) -> Iterator[str]:
-    batch = ", ".join(
-        f"{key} {each['dtype']} ({', '.join(map(str, ['N', *each['shape']]))})"
-        for key, each in suggestion.batch.items()
-    )
-    yield from ("", f"── {suggestion.title[:1].upper()}{suggestion.title[1:]} ──")
-    yield f"  {suggestion.samples:,} samples · {batch} · {suggestion.reading}"
-    yield from indented(suggestion.call.python().splitlines())
-    yield from indented([suggestion.call.command()])
-    yield from ("", *(f" · {note}" for note in suggestion.notes))
+def _errors(source: Source, samples: Indices) -> dict[int, AsyncDataError]:
+    try:
+        read(source, samples)
+    except AsyncDataError as error:
+        if not is_of_a_sample(error):
+            raise
+        half = len(samples) // 2
+        return _errors(source, samples[:half]) | _errors(source, samples[half:]) if half else {int(samples[0]): error}
+    return {}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import fnmatch
+import functools
 import glob
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,8 +17,9 @@ import h5py
 import numpy as np
 
 from lit_async_data.errors import AsyncDataError, FormatError
+from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
-from lit_async_data.sources.hdf5.readers.part_reader import Choice, choice
+from lit_async_data.sources.hdf5.readers.part_reader import choice
 from lit_async_data.sources.hdf5.schema.compound import members
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
@@ -28,70 +31,56 @@ from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start,
 
 # Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
-# Members of a group that are looked at.
-MOST_MEMBERS = 20_000
-# Datasets of a group that are looked at to tell whether each is an image.
-_LOOKED_AT = 8
-# By choice of the source: how it is told in `StorageLayout`, and in words.
-_WAYS: dict[Choice, tuple[str, str]] = {
-    "raw": ("copied", "copied as stored"),
-    "strided": ("copied", "copied, gathered from all over the dataset"),
-    "chunks": ("decoded", "decoded in reader threads"),
-    "h5py chunks": ("locked", "decoded by h5py, one chunk at a time"),
-    "h5py rows": ("locked", "read by h5py, one thread at a time"),
-    "h5py groups": ("locked", "read by h5py, one group at a time"),
-    "kept": ("copied", "kept in memory"),
-}
+# Members of a group that are looked at; datasets of a group, to tell whether each is an image.
+MOST_MEMBERS, _LOOKED_AT = 20_000, 8
 
 
 @dataclasses.dataclass
 class Dataset:
-    """A dataset, or a group that stands for one. The page on the JSON says what the attributes up to `why` are."""
+    """A dataset, or what stands for one. The page on the JSON says what the attributes up to `why` are."""
 
     name: str
     type: str = ""
     shape: tuple[int, ...] = ()
     groups: int = 1
-    rows: tuple[int, int] | None = None
+    rows: tuple[int, ...] | None = None
     chunks: tuple[int, ...] | None = None
     filters: tuple[str, ...] = ()
     bytes: int = 0
     stored_bytes: int | None = None
-    reading: str | None = None
-    how: str = "not read"
+    reading: Reading | None = None
     why: str = ""
-    dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))
-    encoded: str = ""  # the kind of group, as of `encoding`, or "images"; empty for a dataset of values
+    kind: str = ""  # of a group, as of `encoding`; else "images", "member", "scale", "pandas"; empty for plain values
     images: str = ""  # the format of the image files that it holds, such as JPEG
     axis: str = ""  # the name of its first axis, as NetCDF gives it
-    scale: bool = False  # whether it holds the coordinates of an axis of other datasets
-    packed: bool = False  # whether NetCDF's attributes of packed values are there
-    matlab: bool = False
+    attributes: tuple[str, ...] = ()
     path: str = ""  # in the file, where `name` has the pattern of its groups
-    pandas: str = ""  # the group of pandas that it is in
+    field: str = ""  # in its group: the name of a field
+    dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
     size: tuple[int, ...] = ()  # (height, width) of the first image
 
     def __post_init__(self) -> None:
-        self.path = self.path or self.name
+        self.path, self.field = self.path or self.name, self.field or self.name
+        self.rows = self.rows or (self.shape[:1] * 2 or None)
 
 
 #: What the report tells of a dataset.
-SHOWN = [field.name for field in dataclasses.fields(Dataset)][:12]
+SHOWN = [field.name for field in dataclasses.fields(Dataset)][:11]
 
 
-def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "", pandas: str = "") -> Iterator[Dataset]:
+def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "") -> Iterator[Dataset]:
     """The datasets below a group, apart from those of groups that were seen before."""
     seen.add(group)
-    pandas, kind = path if "pandas_type" in group.attrs else pandas, encoding(group)
+    kind, images = encoding(group), _format_in_group(group) if path else ""
+    if "pandas_type" in group.attrs:
+        yield Dataset(path, "DataFrame", kind="pandas")
+        return
     if kind:
         yield _of_group(group, path or ".", kind)
-    elif path and (images := _format_in_group(group)):
-        yield Dataset(
-            path, f"{images} images", (len(group),), rows=(len(group), len(group)), encoded="images", images=images
-        )
+    elif images:
+        yield Dataset(path, f"{images} images", (len(group),), kind="images", images=images)
         return
-    members = itertools.islice(group, MOST_MEMBERS)
-    names: list[Any] = [name for name in members if name not in VARIABLE] if kind in ("", "variable") else []
+    names: list[Any] = list(itertools.islice(group, MOST_MEMBERS)) if kind in ("", "variable") else []
     groups = []
     for each in names:
         name = f"{path}/{each}" if path else each
@@ -101,50 +90,57 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "", pandas
         except (FormatError, *LIBRARY_ERRORS):  # the source says why
             yield Dataset(name)
             continue
-        if isinstance(node, h5py.Dataset):
-            yield dataclasses.replace(_of_dataset(node, name), pandas=pandas)
+        if isinstance(node, h5py.Dataset) and not (kind and each in VARIABLE):
+            yield from _of_dataset(node, name)
         elif isinstance(node, h5py.Group) and node not in seen and not each.startswith(_OWN_GROUPS):
             groups.append((node, name))
     for node, name in groups:
-        yield from datasets_of(node, seen, name, pandas)
+        yield from datasets_of(node, seen, name)
 
 
-def _of_dataset(dataset: h5py.Dataset, name: str) -> Dataset:
+def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
+    """A dataset; of compound values, each member of them."""
     try:
-        dtype = dataset.dtype
+        dtype, images = dataset.dtype, image_format(dataset)
     except LIBRARY_ERRORS:
-        return Dataset(name, "a type that numpy lacks")
-    shape = tuple(map(int, dataset.shape or ()))
-    images = image_format(dataset)
-    return Dataset(
+        yield Dataset(name, "a type that numpy lacks")
+        return
+    shape, attributes, properties = tuple(map(int, dataset.shape or ())), dataset.attrs, dataset.id.get_create_plist()
+    filters = map(properties.get_filter, range(properties.get_nfilters()))
+    whole = Dataset(
         name,
         f"{images} images" if images else _type_name(dtype),
         shape,
-        rows=(shape[0], shape[0]) if shape else None,
         chunks=dataset.chunks,
-        filters=_filters_of(dataset),
+        filters=tuple(
+            f"gzip {values[0]}" if number == 1 else known.decode(errors="replace").partition(";")[0] or str(number)
+            for number, _, values, known in filters
+        ),
         bytes=math.prod(shape) * dtype.itemsize if dataset.shape is not None else 0,
         stored_bytes=int(dataset.id.get_storage_size()),
-        dtype=dtype,
-        encoded="images" if images else "",
+        kind="images" if images else "scale" if attributes.get("CLASS") == b"DIMENSION_SCALE" else "",
         images=images,
         axis=next((str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()), "") if shape else "",
-        scale=dataset.attrs.get("CLASS") == b"DIMENSION_SCALE",
-        packed=any(each in dataset.attrs for each in ("scale_factor", "add_offset", "_FillValue")),
-        matlab="MATLAB_class" in dataset.attrs,
+        attributes=tuple(attributes),
     )
+    if dtype.names is None:
+        yield whole
+    for member, path in members(dtype).items() if dtype.names else ():
+        inner = functools.reduce(operator.getitem, path, dtype)
+        element, sides = inner.subdtype or (inner, ())
+        made = Dataset(f"{name}.{member}", _type_name(element), (*shape, *sides), kind="member", chunks=whole.chunks)
+        yield dataclasses.replace(made, filters=whole.filters, bytes=math.prod(shape) * inner.itemsize)
 
 
 def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     """A group that stands for one dataset."""
     values: Any = group[{"categorical": "codes", "variable": "values"}.get(kind, "data")]
-    made, sides = _of_dataset(values, name), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
+    made, sides = next(_of_dataset(values, name)), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
     shape: tuple[int, ...] = tuple(map(int, sides)) if kind in ("csr", "csc") else values.shape
     if kind == "variable":
         offsets: Any = group["offsets"]
         shape = (offsets.shape[0] - 1, *shape[1:])
-    rows = (shape[0], shape[0])
-    return dataclasses.replace(made, type=f"{kind}, {made.type}", shape=shape, rows=rows, encoded=kind)
+    return dataclasses.replace(made, type=f"{kind}, {made.type}", shape=shape, rows=None, kind=kind)
 
 
 def _format_in_group(group: h5py.Group) -> str:
@@ -162,19 +158,7 @@ def _type_name(dtype: np.dtype[Any]) -> str:
         return "text"
     if (within := h5py.check_vlen_dtype(dtype)) is not None:
         return f"variable length, {within}"
-    if dtype.names is not None:
-        return f"compound: {', '.join(members(dtype))}"
     return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else ", big-endian")
-
-
-def _filters_of(dataset: h5py.Dataset) -> tuple[str, ...]:
-    """The names of the filters of a dataset, with the level of gzip."""
-    properties = dataset.id.get_create_plist()
-    filters = [properties.get_filter(place) for place in range(properties.get_nfilters())]
-    return tuple(
-        f"gzip {values[0]}" if number == 1 else name.decode(errors="replace").partition(";")[0] or f"filter {number}"
-        for number, _, values, name in filters
-    )
 
 
 # -- how it is read ---------------------------------------------------------------------------------------------------
@@ -183,44 +167,39 @@ def _filters_of(dataset: h5py.Dataset) -> tuple[str, ...]:
 def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None:
     """Say how a field of a dataset is read, and why not faster, or not at all."""
     where = f"{group.path}:/{node.path}"
+    if node.kind == "pandas":
+        node.why = f"pandas wrote it: ManifestSource takes the DataFrame pandas.read_hdf({group.path!r}, {node.path!r})"
+        return
     try:
         with as_source_errors(where, "cannot be read", file=group.path, dataset=node.path):
-            decode: Any = "image" if node.encoded == "images" else None
+            decode: Any = "image" if node.kind == "images" else None
             field = inspect_field(group, "x", Field(node.path, decode=decode), layout)["x"]
     except AsyncDataError as error:
         text = str(error).removeprefix(f"{where}: ").removeprefix(f"{group.path}: ")
         node.why = text.replace(f"{group.path}:/", "")
         return
-    if field.images is not None:
-        node.reading, node.how = _WAYS["chunks"]
-        node.size, node.dtype, node.why = field.spec.shape[1:], field.spec.dtype, field.values.slow or ""
-        return
-    if field.sequences is not None:
-        node.reading, node.how = _WAYS["chunks"][0], "found by reader threads, padded to one length"
-        node.encoded, node.dtype = "variable", field.spec.dtype
-        return
-    stored, ranges = field.values, isinstance(field.stored, StoredRanges)
-    way = choice(stored, mapped=True)
-    node.reading, node.how = _WAYS[way]
-    if ranges:
-        node.how += ", made dense" if field.datasets[1:] else ", padded to one length"
-    reasons = []
-    if stored.slow and way != "raw":
-        reasons.append(f"{stored.slow}; pack writes it once in a way that needs no lock")
-    elif way == "h5py chunks":
-        reasons.append("the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'")
-    elif way == "strided" or stored.axis:
-        reasons.append(f"samples are on axis {stored.axis}; on axis 0, each would lie in one piece")
-    if way == "chunks" and stored.index is not None:
-        sides = enumerate(zip(stored.shape, stored.index.shape, strict=True))
-        pieces = math.prod(-(-n // c) for axis, (n, c) in sides if axis != stored.axis)
-        reasons += [f"each sample is spread over {pieces:,} chunks"] if pieces > 1 else []
-        if stored.filtered and stored.chunk_rows > 1 and not ranges:
-            shared = f"{stored.chunk_rows:,} samples share a chunk and are decoded together"
-            reasons.append(f"{shared}; the chunk shuffle decodes them once per epoch")
-        elif stored.filtered:
-            reasons.append("compressed: each sample is decoded when it is read")
-    node.why = "; ".join(reasons)
+    stored, node.dtype = field.values, field.spec.dtype
+    if field.images:
+        node.size = field.spec.shape[1:]
+    if field.sequences:
+        node.kind = "variable"
+    way = "chunks" if field.images or field.sequences else choice(stored, mapped=True)
+    node.reading = "copied" if way in ("raw", "strided", "kept") else "decoded" if way == "chunks" else "locked"
+    slow, index = stored.slow if way != "raw" else None, stored.index if way == "chunks" else None
+    pieces = math.prod(index.grid) // index.grid[stored.axis] if index else 1
+    compressed = index is not None and stored.filtered
+    shared = compressed and stored.chunk_rows > 1 and not isinstance(field.stored, StoredRanges)
+    reasons = {
+        f"{slow}; pack writes it once in a way that needs no lock": slow,
+        "the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'": not slow
+        and way == "h5py chunks",
+        f"samples are on axis {stored.axis}; on axis 0, each would lie in one piece": way == "strided" or stored.axis,
+        f"each sample is spread over {pieces:,} chunks": pieces > 1,
+        f"{stored.chunk_rows:,} samples share a chunk and are decoded together; the chunk shuffle decodes them once "
+        "per epoch": shared,
+        "compressed: each sample is decoded when it is read": compressed and not shared,
+    }
+    node.why = "; ".join(reason for reason, holds in reasons.items() if holds)
 
 
 # -- groups of equal structure -----------------------------------------------------------------------------------------
@@ -234,9 +213,7 @@ class Scope:
     group: str | None = None
     count: int = 1
     attributes: Sequence[str] = ()  # of the first group, or of the file
-
-    def relative(self, node: Dataset) -> str:
-        return node.name.removeprefix(f"{self.group}/")
+    paths: Sequence[str] = ()  # of all files
 
 
 def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
@@ -261,7 +238,8 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
         for node, *others in zip(*(groups[name] for name in names), strict=True):
             rows = [each.shape[0] for each in (node, *others) if each.shape]
             node.groups, node.rows = len(names), (min(rows), max(rows)) if rows else None
-            node.name = f"{parent}{pattern}/{node.name.removeprefix(f'{parent}{names[0]}/')}"
+            node.field = node.name.removeprefix(f"{parent}{names[0]}/")
+            node.name = f"{parent}{pattern}/{node.field}"
         found.append(Scope(groups[names[0]], f"{parent}{pattern}", len(names)))
     return [Scope(rest), *found]
 

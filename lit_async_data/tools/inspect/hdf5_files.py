@@ -1,32 +1,45 @@
-"""The report on HDF5 files: what is in the first, and the lines that read all of them."""
+"""The report on HDF5 files: what is in the first, and what of it is likely: images, labels, masks or recordings."""
 
 from __future__ import annotations
 
+import glob
 import itertools
+import math
 import os
-from collections.abc import Sequence
-from typing import cast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import h5py
 
 from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.schema.conversion import PACKING
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.local_files.patterns import files_matching, is_pattern
-from lit_async_data.tools.inspect.contents import datasets_of, describe, scopes_of
-from lit_async_data.tools.inspect.guesses import suggestions
-from lit_async_data.tools.inspect.report import Report, Suggestion
-from lit_async_data.tools.inspect.words import of_training
+from lit_async_data.tools.call import Call, Given
+from lit_async_data.tools.inspect import words
+from lit_async_data.tools.inspect.contents import Dataset, Scope, datasets_of, describe, scopes_of
+from lit_async_data.tools.inspect.report import Report, Suggestion, by_groups
+from lit_async_data.tools.inspect.words import anywhere, common_start, has_word, of_training
 
 # Of one file: datasets that are looked at; and those that are described, where groups of equal structure count once.
 MOST_DATASETS, MOST_DESCRIBED = 20_000, 500
+# Groups of what is neither input nor label: where packed samples come from, and where electrodes are.
+_NEVER = "origin|electrodes?"
+# Axes of a grid in space: along one, there are no samples.
+_SPACE = "lat|latitude|lon|longitude|x|y|z|level"
+# Windows: the most rows; the fewest rows of a recording; how many times as many columns it has if it lies across.
+WINDOW, FEWEST_ROWS, ACROSS = 512, 256, 64
+# Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
+FEW, MOST_CHANNELS = 4, 32
 
 
 def hdf5_report(given: Sequence[str]) -> Report:
     """The report on HDF5 files, given by paths and patterns; the first is described."""
     matched = [files_matching(each) if is_pattern(each) else [each] for each in given]
     paths = of_training(dict.fromkeys(itertools.chain.from_iterable(matched)))
-    first, report, found = paths[0], Report("hdf5", paths), list[list[Suggestion]]()
+    first, report = paths[0], Report("HDF5", paths)
     with as_source_errors(first, "cannot be read", file=first), open_h5py(first) as file:
         nodes = list(itertools.islice(datasets_of(cast("h5py.Group", file["/"]), set()), MOST_DATASETS))
         group = OpenGroup(file, first, "/", IndexCache(None), allow_external=False)
@@ -36,26 +49,224 @@ def hdf5_report(given: Sequence[str]) -> Report:
                 del scope.nodes[MOST_DESCRIBED:]
             for node in scope.nodes:
                 describe(group, node)
-            above = scope.nodes[0].path.removesuffix(scope.relative(scope.nodes[0])) if scope.nodes else ""
-            scope.attributes = list(file[above or "/"].attrs)
-            candidates, why = suggestions(scope, paths)
-            across = candidates[0].call.options.get("layout", {}) if candidates else {}
-            for key, letters in across.items():  # where samples are not on axis 0
-                for node in scope.nodes:
-                    if letters.find("N") > 0 and scope.relative(node) == candidates[0].call.name_of(key):
-                        describe(group, node, letters)
-            found.append(candidates)
-            report.notes += [why] if why else []
+            above = next((node.path.removesuffix(node.field) for node in scope.nodes), "")
+            scope.paths, scope.attributes = paths, list(file[above or "/"].attrs)
+            candidates = list(suggestions(scope, report.notes))
+            report.suggest(candidates)
+            for call, node in itertools.product([each.call for each in candidates[:1]], scope.nodes):
+                for key, letters in call.options.get("layout", {}).items():
+                    if letters.find("N") > 0 and node.field == call.name_of(key):
+                        describe(group, node, letters)  # its samples are not on axis 0
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
             report.datasets += scope.nodes
     report.bytes = sum(map(os.path.getsize, paths))
-    for candidates in found:
-        report.suggest(candidates)
-    for name in dict.fromkeys(node.pandas for node in nodes if node.pandas):
-        frame = f"pandas.read_hdf({first!r}, {name!r})"
-        report.notes.append(f"pandas wrote {name}: ManifestSource takes the DataFrame {frame}")
     if not report.suggestions and not report.notes:
         report.notes.append('no dataset looks like samples of a network: name yours in fields={"x": NAME, "y": NAME}')
     if len(nodes) == MOST_DATASETS:
         report.notes.append(f"no more than the first {MOST_DATASETS:,} datasets are looked at")
     return report
+
+
+def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
+    """What a source could read, the likeliest first; a note says why there is nothing."""
+    known = [n for n in scope.nodes if n.reading and n.kind != "scale" and not anywhere(n.name, _NEVER)]
+    training = of_training(node.name for node in known)
+    nodes = [node for node in known if node.name in training]
+    inputs = sorted(filter(_can_be_input, nodes), key=_score, reverse=True)
+    labels = sorted(filter(_can_be_label, nodes), key=lambda n: (not has_word(n.name, words.LABELS), not _is_flat(n)))
+    if not inputs:
+        return
+    for start in [node for node in nodes if _is_start(inputs[0], node)]:
+        yield from _events(scope, inputs[0], start, [label for label in labels if label.shape == start.shape])
+    x = next((n for n in inputs if any(_axis(n, label) is not None for label in labels)), inputs[0])
+    labels = [label for label in labels if _axis(x, label) is not None][:4]
+    several = max(scope.count, len(scope.paths)) > 1
+    alone: list[Given] = [n.field for n in scope.nodes if not n.shape and has_word(n.name, words.LABELS)]
+    alone += [{"attr": each} for each in scope.attributes if has_word(each, words.LABELS)]
+    alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]
+    recording = anywhere(x.name, words.RECORDINGS) or scope.group is not None
+    if not labels and (len(alike) > 2 or (_is_image(x) and not several)):
+        notes.append(
+            f"{x.field} of shape {x.shape} may be one sample: its rows are none; this layout is not read yet: write "
+            "samples one after the other into one dataset, or write a Source of your own (docs/data/sources.md)"
+        )
+    elif not labels and several and (_is_image(x) or alone):
+        title, letters = f"one {'group' if scope.group else 'file'} per sample: {x.field}", layout_of((1, *x.shape), 0)
+        layout = {"x": letters[1:]} if letters else {}
+        for y in [*alone, None]:
+            fields: dict[str, Given] = {"x": x.field} | ({} if y is None else {"y": y})
+            yield _suggestion(scope, title, fields, sample="group", layout=layout)
+    elif (recording and _is_long(x)) or (_lies_across(x) and not labels):
+        yield from (_windows(scope, x, label) for label in [*labels, None])
+    else:
+        masks = [n for n in inputs if n is not x and len(x.shape) > 2 and n.shape[:3] == x.shape[:3] and _is_mask(n)]
+        yield from (_samples(scope, x, y) for y in [*labels, *masks[:1], None])
+
+
+def _suggestion(
+    scope: Scope,
+    title: str,
+    fields: Mapping[str, Given],
+    notes: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    **options: Any,
+) -> Suggestion:
+    parts = [] if "sample" in options else ["group"] if scope.group else ["file"] if len(scope.paths) > 1 else []
+    given = {name: value for name, value in {"group": scope.group, **options}.items() if value}
+    call = Call("HDF5Source", _path_of(scope.paths), fields, given)
+    return Suggestion(title, call, (*notes, *by_groups([*groups, *parts])))
+
+
+def _is_image(x: Dataset) -> bool:
+    h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
+    return c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
+
+
+def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
+    """A row of each dataset."""
+    title, axis, layout = x.field, 0, dict[str, str]()
+    packed = {"mask_and_scale": True} if set(PACKING[:3]) & set(x.attributes) else {}
+    options: dict[str, Any] = {"decode": "image", "image_size": list(x.size)} if x.size else packed
+    fields: dict[str, Given] = {"x": {"name": x.field, **options} if options else x.field}
+    if y is not None:
+        title, fields["y"] = f"{x.field} with {y.field}", y.field
+        axis = (_axis(x, y) or 0) if len(y.shape) < 3 else 0
+        if len(y.shape) == 2 and _is_flat(y):
+            fields["y"] = {"name": y.field, "column": 0}
+            layout |= {"y": "CN"} if y.shape[0] == 1 else {}
+    if letters := None if x.kind else layout_of(x.shape, axis):
+        layout["x"] = letters
+        layout |= {"y": letters} if y is not None and len(y.shape) == len(x.shape) > 2 else {}
+    groups = [n for n in scope.nodes if n.shape == (x.shape[axis],) and has_word(n.name, words.GROUPS)]
+    matlab = "MATLAB_class" in x.attributes and len(x.shape) > 2
+    notes: dict[str, object] = {
+        "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing": x.size,
+        f"x holds encoded {x.images} images: decode them in a sample_transform": x.images and not x.size,
+        "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together": (
+            x.kind == "variable" and not x.images
+        ),
+        "MATLAB stores axes in reverse: images have width before height; transpose them in a transform": matlab,
+    }
+    said = [note for note, holds in notes.items() if holds]
+    kept = [n.field + "/codes" * (n.kind == "categorical") for n in groups]
+    return _suggestion(scope, title, fields, said, kept, layout=layout)
+
+
+def _window(x: Dataset) -> int:
+    """Rows of a window of a recording."""
+    return int(min(WINDOW, 2 ** int(math.log2(_rows(x) // 4))))
+
+
+def _windows(scope: Scope, x: Dataset, label: Dataset | None) -> Suggestion:
+    size, layout = _window(x), {"x": "CN"} if _lies_across(x) else {}
+    ahead = max(size // 8, 1)
+    y: dict[str, Any] = {"name": x.field, "window": (size, size + ahead)}
+    target = f"the {ahead} rows after a window"
+    if label is not None:
+        y, target = {"name": label.field, "window": size - 1}, f"{label.field} at the last row of a window"
+    elif layout:
+        layout["y"] = "CN"
+    note = f"the lengths are guesses: {size} rows every {ahead}; y is {target}"
+    fields: dict[str, Given] = {"x": {"name": x.field, "window": (0, size)}, "y": y}
+    return _suggestion(scope, f"windows of {x.field}", fields, [note], layout=layout, stride=ahead)
+
+
+def _events(scope: Scope, x: Dataset, start: Dataset, labels: Sequence[Dataset]) -> Iterator[Suggestion]:
+    """Windows that begin where something happens; filled up, if some reach beyond the recording."""
+    size, layout = _window(x), {"x": "CN"} if _lies_across(x) else {}
+    title, note = f"windows of {x.field} from {start.field} on", f"the length is a guess: {size} rows"
+    for label, pad in itertools.product([*labels, None], ({}, {"pad": "zero"})):
+        fields: dict[str, Given] = {"x": {"name": x.field, "window": (0, size), **pad}}
+        fields |= {} if label is None else {"y": {"name": label.field, "per": "anchor"}}
+        yield _suggestion(scope, title, fields, [note], layout=layout, rows=start.field)
+
+
+def _is_start(x: Dataset, node: Dataset) -> bool:
+    """Whether a dataset has the rows of a recording at which something begins."""
+    named = has_word(node.name.rpartition(".")[2], words.STARTS) and node.dtype.kind in "iu"
+    return named and _is_long(x) and len(node.shape) == 1 and node.shape[0] < _rows(x)
+
+
+def _is_mask(node: Dataset) -> bool:
+    return has_word(node.name, words.MASKS) or (has_word(node.name, words.LABELS) and node.dtype.kind in "biu")
+
+
+def _is_flat(label: Dataset) -> bool:
+    return len(label.shape) == 1 or 1 in label.shape
+
+
+def _can_be_label(node: Dataset) -> bool:
+    named = has_word(node.name, words.LABELS) and node.kind in ("", "member")
+    return (named or node.kind == "categorical") and node.dtype.kind in "biuf" and 0 < len(node.shape) < 3
+
+
+def _can_be_input(node: Dataset) -> bool:
+    if node.kind == "categorical" or node.dtype.kind not in "biufc" or has_word(node.axis, _SPACE):
+        return False
+    return node.kind not in ("", "member") or math.prod(node.shape) > max(node.shape)
+
+
+def _score(node: Dataset) -> float:
+    """The largest dataset, unless names say otherwise."""
+    as_input, as_label = has_word(node.name, words.INPUTS), has_word(node.name, f"{words.MASKS}|{words.LABELS}")
+    nbytes = math.prod((node.shape[0], *node.size)) if node.size else node.bytes
+    return math.log10(nbytes + 1) + 1.5 * as_input - 3 * (as_label and not as_input) - 0.5 * node.name.count("/")
+
+
+def _axis(x: Dataset, label: Dataset) -> int | None:
+    """The axis that counts the samples of a label: the first, else the last."""
+    count = label.shape[1] if len(label.shape) == 2 and label.shape[0] == 1 else label.shape[0]
+    places = (0,) if x.kind else (0, len(x.shape) - 1)
+    return next((axis for axis in places if x.shape[axis] == count and x is not label), None)
+
+
+def _is_long(x: Dataset) -> bool:
+    return not (x.kind or x.axis) and len(x.shape) <= 2 and _rows(x) >= FEWEST_ROWS
+
+
+def _lies_across(x: Dataset) -> bool:
+    """Whether a recording has its time on the second axis."""
+    return not (x.kind or x.axis) and len(x.shape) == 2 and x.shape[1] >= max(FEWEST_ROWS, ACROSS * x.shape[0])
+
+
+def _rows(x: Dataset) -> int:
+    """The fewest rows of a recording in all groups."""
+    return max(x.shape) if _lies_across(x) or x.rows is None else x.rows[0]
+
+
+def layout_of(shape: Sequence[int], axis: int) -> str | None:
+    """The layout to give a source, whose samples an axis counts; None if it needs none.
+
+    Example:
+        >>> layout_of((1000, 64, 48, 3), 0), layout_of((1000, 3, 64, 48), 0), layout_of((1000, 28, 28), 0)
+        ('NHWC', 'NCHW', None)
+        >>> layout_of((64, 48, 3, 1000), 3), layout_of((500, 5000, 12), 0)
+        ('HWCN', 'NWC')
+    """
+    rest = [n for place, n in enumerate(shape) if place != axis]
+    places = [place for place in (len(rest) - 1, 0) if len(rest) > 1 and _is_short(rest, place)]
+    channel = min(places, key=lambda place: rest[place], default=None)
+    letters = {0: "", 1: "W", 2: "HW", 3: "DHW"}.get(len(rest) - (channel is not None))
+    if letters is None or (axis == 0 and channel is None):
+        return None
+    letters = "C" if len(rest) == 1 else letters
+    if channel is not None:
+        letters = letters[:channel] + "C" + letters[channel:]
+    return f"{letters[:axis]}N{letters[axis:]}"
+
+
+def _is_short(rest: Sequence[int], place: int) -> bool:
+    n, least = rest[place], min(each for other, each in enumerate(rest) if other != place)
+    return (n <= FEW and len(rest) > 2 and n <= least) or (n <= MOST_CHANNELS and 4 * n <= least)
+
+
+def _path_of(paths: Sequence[str]) -> str | list[str]:
+    """One path for files: the file, a pattern that matches them and no others, or else a list."""
+    if len(paths) == 1:
+        return paths[0]
+    folder, name = os.path.split(common_start(paths))
+    begin, end = os.path.join(glob.escape(folder), ""), os.path.splitext(paths[0])[1]
+    for pattern in (f"{begin}*{end}", f"{begin}{glob.escape(name)}*{end}", f"{begin}**/*{end}"):
+        if sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True))) == sorted(paths):
+            return pattern
+    return list(paths)

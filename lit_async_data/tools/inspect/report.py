@@ -1,4 +1,4 @@
-"""`Report`: what ``inspect`` found, as ``--json`` prints it and docs/tools/inspect.md describes it."""
+"""`Report`: what ``inspect`` found, as ``--json`` prints it and docs/tools/inspect.md describes it; and for people."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.errors import AsyncDataError
+from lit_async_data.errors import AsyncDataError, counted
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.inspect.contents import SHOWN, Dataset
+from lit_async_data.tools.terminal import indented, section, shortened, sized, table
 
 # Raised if a key of the JSON changes its meaning or goes.
-VERSION = 2
+VERSION = 3
 # Labels of more samples are not read; whole numbers from 1 to less than this many are taken for classes.
 MOST_LABELS, MOST_CLASSES = 2_000_000, 1000
 
@@ -124,3 +126,50 @@ def _about_types(spec: BatchSpec) -> Iterator[str]:
         )
     if x is None or len(x.shape) not in (2, 3) or y is None or y.shape or y.dtype.kind not in "iu":
         yield "the network of train.py takes images and class numbers: add model._target_=package.YourModule"
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def text_of(report: Report) -> str:
+    columns = [["column", "type", "values", "missing", "field", "for example"]]
+    for column in report.columns:
+        counts = ["" if not n else f"{n:,}" for n in (column.distinct, column.missing)]
+        columns.append([column.name, column.type, *counts, column.kind or "none", ", ".join(column.examples)])
+    datasets, names = [["dataset", "shape", "type", "stored", "how"]], dict[str, list[str]]()
+    for node in report.datasets:
+        how = HOW_READ[node.reading] if node.reading else "not read"
+        datasets.append([node.name, _shape(node), node.type, _storage(node), how])
+    described: list[ColumnReport | Dataset] = [*report.columns, *report.datasets]
+    for each in described:
+        names.setdefault(each.why, []).append(each.name)
+    whys = [f"{', '.join(shortened(alike))}: {why}" for why, alike in names.items() if why]
+    title = [report.kind, *([] if report.bytes is None else [sized(report.bytes)])]
+    numbers = {"row": report.rows, "dataset": len(report.datasets), "other file": len(report.files) - 1}
+    title += [counted(number, what) for what, number in numbers.items() if number]
+    title += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
+    lines = [f"{report.files[0]}   {' · '.join(title)}", *indented([*table(columns), *table(datasets)])]
+    lines += [*section("Why not faster, or not at all", whys), *section("Notes", report.notes)]
+    for suggestion in report.suggestions:
+        batch = ", ".join(
+            f"{key} {each['dtype']} ({', '.join(map(str, ['N', *each['shape']]))})"
+            for key, each in suggestion.batch.items()
+        )
+        lines += ["", f"── {suggestion.title[:1].upper()}{suggestion.title[1:]} ──"]
+        lines += [f"  {suggestion.samples:,} samples · {batch} · {suggestion.reading}"]
+        lines += indented(suggestion.call.python().splitlines())
+        lines += [*indented([suggestion.call.command()]), "", *(f" · {note}" for note in suggestion.notes)]
+    return "\n".join([*lines, ""])
+
+
+def _shape(dataset: Dataset) -> str:
+    if dataset.rows is None:
+        return "one value" if dataset.bytes else ""
+    first = "–".join(f"{n:,}" for n in dict.fromkeys(dataset.rows))
+    return "×".join([first, *map(str, dataset.shape[1:])])
+
+
+def _storage(dataset: Dataset) -> str:
+    chunks = [f"chunks of {'×'.join(map(str, dataset.chunks))}"] if dataset.chunks else []
+    size = sized(dataset.stored_bytes or dataset.bytes)
+    return ", ".join([size, *dataset.filters, *chunks]) if dataset.bytes else ""

@@ -1,9 +1,11 @@
-"""The report on a table: what each column would be as a field, and the lines that read the rows."""
+"""The report on a table: what each column would be as a field, and the lines that read its rows or label files."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,29 +24,24 @@ from lit_async_data.tools.inspect.words import GROUPS, LABELS, MASKS, OTHERS, TR
 
 # Side of images that have no common size.
 IMAGE_SIZE = 224
+# The most folds that are listed.
+MOST_FOLDS = 20
 _EXAMPLES, _WIDTH = 3, 24
 _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
 
 
 def table_report(path: str) -> Report:
     """The report on a file, a pattern of files, or a folder of them; the first is described."""
-    arrow()
-    files = files_of(path)
-    report, options = Report("table", files, sum(map(os.path.getsize, files))), dict[str, str]()
-    header = column_names(files[0])
-    if len(header) == 1 and (found := [each for each in ",;\t|" if each in header[0]]):
-        options["delimiter"] = found[0]
-        header = column_names(files[0], TextFormat(found[0]))
-    table = Table.of(files[0], [name for name in header if name], text_format=TextFormat(**options))
-    root = RootDirectory(os.path.dirname(os.path.abspath(files[0])))
-    report.columns, report.rows = [_column(table, name, root) for name in header if name], len(table)
-    if data := [name for name in header if is_number(name) or kind_of_path(name)]:
+    guesses = _Guesses(path)
+    files, columns = guesses.files, guesses.columns
+    report = Report("table", files, sum(map(os.path.getsize, files)), columns=columns, rows=len(guesses.table))
+    if data := [each.name for each in columns if is_number(each.name) or kind_of_path(each.name)]:
         report.notes.append(
             f"the first line looks like data ({data[0]}), but it must name the columns: put a line of names before it, "
             "or give pandas.read_csv(…, names=[…])"
         )
         return report
-    report.suggest(list(_Guesses(table, report.columns, root.root).suggestions(path, options)))
+    report.suggest(list(guesses.suggestions(path)))
     if not report.suggestions and not report.notes:
         report.notes.append('no column looks like samples: name yours in fields={"x": COLUMN, "y": COLUMN}')
     return report
@@ -78,34 +75,42 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
 
 
 class _Guesses:
-    """Which columns are likely paths, labels, ids and groups; from names, kinds and values."""
+    """Which columns of a table are likely paths, labels, ids and groups; from names, kinds and values."""
 
-    def __init__(self, table: Table, columns: Sequence[ColumnReport], folder: str) -> None:
-        self._table, self._columns, self._folder = table, columns, folder
-        self._separators = {c.name: found for c in columns if (found := self._separator(c))}
+    def __init__(self, path: str) -> None:
+        arrow()
+        self.files, self._options = files_of(path), dict[str, Any]()
+        first, names = self.files[0], column_names(self.files[0])
+        if len(names) == 1 and (found := [each for each in ",;\t|" if each in names[0]]):
+            self._options["delimiter"] = found[0]
+            names = column_names(first, TextFormat(found[0]))
+        self.table = Table.of(first, [name for name in names if name], text_format=TextFormat(**self._options))
+        self._folder = os.path.dirname(os.path.abspath(first))
+        self.columns = [_column(self.table, name, RootDirectory(self._folder)) for name in names if name]
+        #: The likeliest first.
+        self.labels = sorted((c for c in self.columns if self._score(c)), key=self._score, reverse=True)
 
-    def suggestions(self, path: str, options: dict[str, Any]) -> Iterator[Suggestion]:
+    def suggestions(self, path: str) -> Iterator[Suggestion]:
         """Alternatives, the likeliest first; none if nothing is likely."""
-        files = [column for column in self._columns if column.kind in _FILES]
-        labels = sorted((c for c in self._columns if self._score(c)), key=self._score, reverse=True)
-        numbers = [c for c in self._columns if c.kind == "number" and c not in labels[:1]]
+        files = [column for column in self.columns if column.kind in _FILES]
+        numbers = [c for c in self.columns if c.kind == "number" and c not in self.labels[:1]]
         features = [c.name for c in numbers if not has_word(c.name, f"{OTHERS}|{GROUPS}")]
         if not files and not features:
             return
         x: Given = features[0] if len(features) == 1 else features
-        notes, what = self._notes(labels), "rows"
+        options, notes, what = dict(self._options), self.notes(), "rows"
         if files:
             roots = self._roots(files[0])
             notes += [f"files lie in other folders, too: root={' or '.join(map(repr, roots[1:]))}"] if roots[1:] else []
             options |= {"root": roots[0]} if roots[0] else {}
-            x, what = self._files(files[0], roots[0]), _FILES[str(files[0].kind)]
-        ids = [c for c in self._columns if c.distinct == len(self._table) and has_word(c.name, "id|uid|key")]
+            x, what = self._of_files(files[0], roots[0]), _FILES[str(files[0].kind)]
+        ids = [c for c in self.columns if c.distinct == len(self.table) and has_word(c.name, "id|uid|key")]
         options |= {"id": ids[0].name} if ids and not ids[0].missing else {}
         masks = [column for column in files[1:] if has_word(column.name, MASKS)]
-        targets: list[ColumnReport | None] = [*masks[:1], *labels[:3]]
+        targets: list[ColumnReport | None] = [*masks[:1], *self.labels[:3]]
         for y in targets or [None]:
-            fields = {"x": x} if y is None else {"x": x, "y": self._target(y)}
-            others = [literal(self._target(each)) for each in labels if y in labels and each is not y]
+            fields = {"x": x} if y is None else {"x": x, "y": self.target(y)}
+            others = [literal(self.target(each)) for each in self.labels if y in self.labels and each is not y]
             more = [f"may be labels too: {', '.join(others)}"] if others else []
             title = what if y is None else f"{what} with {y.name}"
             suggestion = Suggestion(title, Call("ManifestSource", path, fields, options), (*notes, *more))
@@ -113,16 +118,10 @@ class _Guesses:
             if what == "images":
                 yield sized_images(suggestion)
 
-    def _values(self, column: ColumnReport) -> list[str]:
-        return [str(each) for each in self._table.array(column.name).unique().drop_null().to_pylist()]
-
-    def _separator(self, column: ColumnReport) -> str | None:
-        """What separates several classes in a cell: it makes fewer classes than there are different cells."""
-        cells = self._values(column) if column.kind == "class" else []
-        for separator in "|;,":
-            if len({part for cell in cells for part in cell.split(separator)}) < len(cells):
-                return separator
-        return None
+    def values(self, column: ColumnReport) -> list[Any]:
+        """The different values of a column."""
+        found: list[Any] = self.table.array(column.name).unique().drop_null().to_pylist()
+        return found
 
     def _score(self, column: ColumnReport) -> int:
         """How likely a column is what a network learns; 0 for none."""
@@ -130,20 +129,22 @@ class _Guesses:
             return 0
         if has_word(column.name, LABELS):
             return 2
-        other = has_word(column.name, f"{OTHERS}|{GROUPS}") or column.distinct == len(self._table)
-        return int(not other and column.kind == "class" and column.distinct <= max(len(self._table) // 2, 2))
+        other = has_word(column.name, f"{OTHERS}|{GROUPS}") or column.distinct == len(self.table)
+        return int(not other and column.kind == "class" and column.distinct <= max(len(self.table) // 2, 2))
 
-    def _target(self, column: ColumnReport) -> Given:
-        options = {"separator": self._separators[column.name]} if column.name in self._separators else {}
-        if column.kind in _FILES:
-            options["mode"] = "P"
-        elif column.missing:
+    def target(self, column: ColumnReport) -> Given:
+        options = {"mode": "P"} if column.kind in _FILES else {}
+        cells = self.values(column) if column.kind == "class" else []
+        for separator in "|;,":  # several classes in a cell are fewer than there are different cells
+            if not options and len({part for cell in cells for part in cell.split(separator)}) < len(cells):
+                options = {"separator": separator}
+        if column.missing and column.kind not in _FILES:
             options["null"] = "zero" if options else "drop"
         return {"name": column.name, **options} if options else column.name
 
     def _roots(self, column: ColumnReport) -> list[str]:
         """The folders from which paths lead to files, as ``root``; empty for the folder of the table."""
-        paths = self._values(column)
+        paths = self.values(column)
         if os.path.isabs(paths[0]):
             above = os.path.commonpath([os.path.dirname(each) for each in paths if os.path.isabs(each)])
             return ["" if os.path.commonpath([above, self._folder]) == self._folder else above]
@@ -152,26 +153,59 @@ class _Guesses:
         found = [p for p in places if all(os.path.exists(os.path.join(p, each)) for each in (paths[0], paths[-1]))]
         return ["" if each == self._folder else os.path.relpath(each) for each in found] or [""]
 
-    def _files(self, column: ColumnReport, root: str) -> Given:
+    def _of_files(self, column: ColumnReport, root: str) -> Given:
         """Files; of HDF5 files their rows, with the dataset that looks like samples in the first of them."""
         if column.kind != "hdf5":
             return column.name
-        found, names = dict[str, Any](), {each.name for each in self._columns}
-        rows = [c.name for c in self._columns if c.kind == "number" and has_word(c.name, "rows?|slice|index|idx|frame")]
+        found, names = dict[str, Any](), {each.name for each in self.columns}
+        rows = [c.name for c in self.columns if c.kind == "number" and has_word(c.name, "rows?|slice|index|idx|frame")]
         if rows and "row" not in names:
             found["row"] = rows[0]
         if "dataset" not in names:
             with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file
-                first = os.path.join(root or self._folder, str(self._table.first(column.name)))
+                first = os.path.join(root or self._folder, str(self.table.first(column.name)))
                 for call in [each.call for each in hdf5_report([first]).suggestions[:1]]:
                     found["dataset"], layout = call.name_of("x"), call.options.get("layout", {})
                     found |= {"layout": layout["x"]} if "x" in layout else {}
         return {"name": column.name, **found} if found else column.name
 
-    def _notes(self, labels: Sequence[ColumnReport]) -> list[str]:
-        notes = by_groups([c.name for c in self._columns if has_word(c.name, GROUPS) and (c.distinct or 0) > 1])
-        for column in self._columns:
-            values = self._values(column) if column.distinct in (2, 3) and column not in labels[:1] else []
-            training = [each for each in values if has_word(each, TRAINING)]
-            notes += [f'filters=[["{column.name}", "==", "{each}"]] takes the rows for training' for each in training]
+    def notes(self) -> list[str]:
+        """What keeps samples together; and what the stages of samples are in."""
+        notes = by_groups([c.name for c in self.columns if has_word(c.name, GROUPS) and (c.distinct or 0) > 1])
+        for column in self.columns:
+            values = sorted(self.values(column)) if 1 < (column.distinct or 0) <= MOST_FOLDS else []
+            if any(has_word(str(each), TRAINING) for each in values):
+                notes.append(f'split(source, by="{column.name}") has the sides that it names: {", ".join(values)}')
+            elif values and has_word(column.name, "folds?"):
+                sides = literal({"train": values[:-1], "val": values[-1:]})
+                notes.append(f'split(source, {sides}, by="{column.name}") leaves one fold for validation')
         return notes
+
+    def joined(self, call: Call, path: str, files: Sequence[str]) -> Iterator[Suggestion]:
+        """The samples of HDF5 files with a label of the table, if one of its columns has the names of all files."""
+        layout = {"layout": {"x": call.options["layout"]["x"]}} if "x" in call.options.get("layout", {}) else {}
+        options = {name: value for name, value in call.options.items() if name != "layout"} | layout
+        for column in self.columns:
+            if column.distinct and {*map(_stem, files)} <= {*map(_stem, self.values(column))}:
+                options |= {"table": path, "on": "file" if column.name == "file" else {column.name: "file"}}
+                for y in self.labels:
+                    fields = {"x": call.fields["x"], "y": self.target(y)}
+                    title = f"{call.name_of('x')} with {y.name} of {path}"
+                    yield Suggestion(title, Call(call.source, call.path, fields, options), tuple(self.notes()))
+
+
+def labelled(report: Report, tables: Sequence[str]) -> None:
+    """Put first what a table, given or beside several HDF5 files, labels, if it has a row for each file."""
+    folder, found = glob.escape(os.path.dirname(report.files[0])), Report("HDF5", report.files)
+    beside = glob.glob(os.path.join(folder, "*.csv")) if len(report.files) > 1 else []
+    for path, samples in itertools.product(tables or beside, report.suggestions[:1]):
+        with contextlib.suppress(*(() if tables else (AsyncDataError,))):
+            found.suggest(list(_Guesses(path).joined(samples.call, path, report.files)))
+    report.suggestions[:0] = found.suggestions[:1]
+    if tables and not found.suggestions:
+        none = f"no column of {tables[0]} has the names of all files, beside one that looks like labels"
+        report.notes.append((found.notes or [none])[0])
+
+
+def _stem(path: object) -> str:
+    return os.path.splitext(os.path.basename(str(path)))[0]

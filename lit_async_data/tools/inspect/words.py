@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 INPUTS = "x|data|images?|imgs?|volumes?|scans?|frames|inputs|signal"
 LABELS = "y|labels?|targets?|class(es)?|category|species|diagnosis|gt|digits?|outcome|answer|type|truth|true|tags"
 MASKS = "masks?|seg|segmentations?|annotations?|groundtruth"
+STARTS = "onsets?|starts?|begins?|triggers?|anchors?"
 RECORDINGS = "signals?|eeg|ecg|emg|recordings?|series|traces?|waveform"
 GROUPS = "patients?|subjects?|site|donor|group|batch|person|run|session"
 # What a column with a value for each sample is about, if it is neither label nor group.
@@ -36,8 +37,7 @@ def of_training(names: Iterable[str]) -> list[str]:
     every = list(names)
     begin = len(common_start(every).rpartition("/")[0])
     training = [name for name in every if anywhere(name[begin:], TRAINING)]
-    others = [name for name in every if training and name not in training and anywhere(name[begin:], HELD_OUT)]
-    return [name for name in every if name not in others]
+    return [name for name in every if name in training or not (training and anywhere(name[begin:], HELD_OUT))]
 
 
 def common_start(texts: Sequence[str]) -> str:

@@ -11,8 +11,7 @@ import sys
 from datetime import timedelta
 
 from lit_async_data.errors import ConfigError, counted
-from lit_async_data.tools.call import Call
-from lit_async_data.tools.given_source import add_source_arguments, given_source
+from lit_async_data.tools.call import Call, add_source_arguments, given_source
 from lit_async_data.tools.pack.packing import Packed, pack
 from lit_async_data.tools.pack.plan import NAMES
 from lit_async_data.tools.terminal import ProgressLine, sized
