@@ -27,8 +27,10 @@ from support.threads.waits import LONG
 # this when it is imported, and programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests start hundreds of processes. Without bytecode each of them would compile the package, for 0.2 s or more.
+# Tests start hundreds of processes. Without bytecode each of them would compile the package, for 0.2 s or more;
+# each worker of xdist would compile all tests, for 5 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell that runs commands in the background makes them ignore SIGINT. Tests of Ctrl-C need Python's own handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -80,8 +82,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 shared_memory = SharedMemory()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_shared_memory_left_behind() -> Iterator[None]:
+    """Looks once per module, as it takes 2 ms: only tests of processes map any, and those look by themselves."""
+    yield
+    assert not (mapped := shared_memory.new()), f"a test of this module left behind: {mapped}"
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = alive()
     yield
     for thread in threading.enumerate():
@@ -90,7 +99,7 @@ def nothing_left_behind() -> Iterator[None]:
     gc.collect()
     gc.freeze()  # what lives on after a test is never garbage; the next collection need not look through it
     leaks = {kind: now - before[kind] for kind, now in alive().items() if now - before[kind]}
-    if mapped := shared_memory.new():
+    if request.node.get_closest_marker("processes") and (mapped := shared_memory.new()):
         leaks["shared memory"] = mapped
     assert not leaks, f"left behind: {leaks}"
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sources.hooks import LENGTH, Tuples, aged, cropped, explode, mixed, older, wrong_at
 from support.sources.reader_sources import Numbers
 
 from lit_async_data import (
@@ -25,37 +26,17 @@ from lit_async_data import (
     StorageLayout,
     SubsetSource,
 )
-from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.hooks.calls import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS
 from lit_async_data.engine.hooks.host_hooks import HostHooks
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.testing import ArraySource
 
-LENGTH = 23
 IMAGES = np.random.default_rng(0).integers(0, 255, (LENGTH, 3, 10, 8), np.uint8)
 
 
 def source():
     return ArraySource({"x": IMAGES, "y": np.arange(LENGTH)})
-
-
-def cropped(sample, rng):
-    """Draws in all ways in which a generator keeps something back."""
-    x = sample["x"]
-    if rng is not None:
-        top, left = rng.integers(0, 3, 2, dtype=np.int8)
-        x = x[:, top : top + 8, left : left + 6]
-        x = x[..., ::-1] if rng.random() < 0.5 else x
-    else:
-        x = x[:, 1:9, 1:7]
-    return {"x": x, "y": sample["y"], "drawn": -1 if rng is None else int(rng.integers(2**62))}
-
-
-def mixed(batch, rng):
-    if rng is not None:
-        batch["x"] = batch["x"][rng.permutation(len(batch["x"]))]
-    batch["batch"] = np.full(len(batch["y"]), -1 if rng is None else rng.integers(2**62))
 
 
 def loader_of(of=None, *, sample=cropped, batch=mixed, device=None, depth=2, **options):
@@ -200,17 +181,6 @@ def test_evaluation_gets_no_random_numbers_and_stages_get_their_hooks():
 
 
 # -- errors at their place ---------------------------------------------------------------------------------------------
-
-
-def wrong_at(bad, result):
-    def hook(sample):
-        return result(sample) if sample["y"] == bad else sample
-
-    return hook
-
-
-def explode(sample):
-    raise ZeroDivisionError("no light")
 
 
 WRONG = {
@@ -391,22 +361,6 @@ def test_without_a_process_the_loop_calls_hooks_and_says_why(caplog):
 
 
 # -- sample numbers ----------------------------------------------------------------------------------------------------
-
-AGES = np.arange(LENGTH) * 10
-
-
-class Tuples(ArraySource):
-    @property
-    def spec(self):
-        return BatchSpec(super().spec.fields, as_mapping=False)
-
-
-def aged(sample):
-    return {"y": sample["y"], "age": AGES[sample["index"]]}
-
-
-def older(batch):
-    batch["older"] = AGES[batch["index"]] + 1
 
 
 @pytest.mark.processes

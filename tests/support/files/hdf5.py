@@ -55,7 +55,7 @@ def stored_as(storage, shape):
     arguments = {"shape": shape, **given}
     if "chunks" in given:
         arguments["chunks"] = {
-            "pieces": tuple(min(3, size) for size in shape),
+            "pieces": tuple(min(max(3, size // 4), size) for size in shape),
             "rows": (1, *shape[1:]),
             "whole": shape,
             "larger": tuple(size + 3 for size in shape),

@@ -36,7 +36,7 @@ def shared_memory() -> set[str]:
 
 
 class SharedMemory:
-    """Finds what a test leaves mapped. It looks once after each test: to list the maps of a process takes 2 ms."""
+    """Finds what tests leave mapped."""
 
     def __init__(self) -> None:
         self._known = shared_memory()

@@ -1,0 +1,56 @@
+"""Host hooks that travel to reader processes, which import only this module, as they would a user's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.testing import ArraySource
+
+LENGTH = 23
+
+
+def cropped(sample, rng):
+    """Draws in all ways in which a generator keeps something back."""
+    x = sample["x"]
+    if rng is not None:
+        top, left = rng.integers(0, 3, 2, dtype=np.int8)
+        x = x[:, top : top + 8, left : left + 6]
+        x = x[..., ::-1] if rng.random() < 0.5 else x
+    else:
+        x = x[:, 1:9, 1:7]
+    return {"x": x, "y": sample["y"], "drawn": -1 if rng is None else int(rng.integers(2**62))}
+
+
+def mixed(batch, rng):
+    if rng is not None:
+        batch["x"] = batch["x"][rng.permutation(len(batch["x"]))]
+    batch["batch"] = np.full(len(batch["y"]), -1 if rng is None else rng.integers(2**62))
+
+
+def wrong_at(bad, result):
+    def hook(sample):
+        return result(sample) if sample["y"] == bad else sample
+
+    return hook
+
+
+def explode(sample):
+    raise ZeroDivisionError("no light")
+
+
+AGES = np.arange(LENGTH) * 10
+
+
+class Tuples(ArraySource):
+    @property
+    def spec(self):
+        return BatchSpec(super().spec.fields, as_mapping=False)
+
+
+def aged(sample):
+    return {"y": sample["y"], "age": AGES[sample["index"]]}
+
+
+def older(batch):
+    batch["older"] = AGES[batch["index"]] + 1
