@@ -35,6 +35,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/basedpyright
+	$(BIN)/python -m pytest -m long -k type_checker tests/scenarios/test_examples.py
 
 format: $(VENV)/installed
 	$(BIN)/ruff format .

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -16,7 +14,6 @@ import pytest
 import torch
 from support.lightning.predictions import arrays_in, check_files, numbered, predicted_of, rows_in
 from support.lightning.trainer import NO_STAGES, pl, trainer
-from support.ranks.processes import as_ranks, run_together
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad
@@ -242,46 +239,3 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"install it by pip install pyarrow"):
         predict(tmp_path / "out", numbered(8))
     assert os.listdir(tmp_path) == []
-
-
-RANKS = """
-import json, os, sys
-import numpy as np, torch
-sys.path.insert(0, os.environ["TESTS"])
-from support.lightning.predictions import numbered, predicted_of
-from support.lightning.trainer import trainer, pl
-from support.ranks.processes import leave_process_group
-import lit_async_data as lad
-
-class Predictor(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-    def predict_step(self, batch, number):
-        return predicted_of(batch["y"])
-
-def predict():
-    dm = lad.AsyncDataModule(predict=numbered(21), loader={"batch_size": 4})
-    runs = trainer(lad.PredictionWriter("out"), devices=2, strategy="ddp")
-    runs.predict(Predictor(), datamodule=dm, return_predictions=False)
-
-predict()
-seen = os.listdir(".")  # by each rank, when predict has returned
-try:
-    predict()
-except Exception as error:
-    said = f"{type(error).__name__}: {error}"
-with open(f"{os.environ['LOCAL_RANK']}.json", "w") as file:
-    json.dump({"seen": seen, "said": said}, file)
-leave_process_group()
-"""
-
-
-def test_two_ranks(tmp_path):
-    (tmp_path / "program.py").write_text(RANKS)
-    run_together(as_ranks([sys.executable, "program.py"], TESTS=Path(__file__).parents[1]), tmp_path)
-    check_files(tmp_path / "out", range(21))
-    facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert all("out" in each["seen"] and "out.partial" not in each["seen"] for each in facts)
-    assert facts[0]["said"].startswith("ConfigError: path: out exists; move or delete it")
-    assert facts[1]["said"].startswith("AsyncDataError: rank 0 failed: ConfigError: path: out exists")

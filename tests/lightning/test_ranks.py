@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.lightning.predictions import check_files
 from support.ranks.processes import as_ranks, free_port, run_together
-from support.ranks.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, SAVED, VAL
+from support.ranks.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, PREDICTED, SAVED, VAL
 from support.ranks.slurm import environment
 
 from lit_async_data.order.plan import EpochPlan
@@ -87,6 +88,7 @@ def test_ranks_share_the_samples(way, ranks, tmp_path, monkeypatch):
         check_test_and_predict(found("22 samples"))
         check_drop_last(found("drop_last"))
         check_resumed(found("resumed"), ranks)
+        check_predictions(tmp_path / "out", *found("predictions"))
         if way == "slurm":  # where each rank has an output of its own
             check_said([(tmp_path / f"{rank}.txt").read_text() for rank in range(ranks)])
         for fact in found("one sample"):
@@ -158,3 +160,11 @@ def check_drop_last(facts):
     assert same.startswith(f"Normalize(mean={np.mean(range(LENGTHS[0]))}, std={np.std(range(LENGTHS[0]))}")
     for batches in list(zip(*(fact["val"] for fact in facts)))[1:]:  # evaluation drops nothing
         check_epoch(batches, VAL, 0, shuffle="none")
+
+
+def check_predictions(path, *facts):
+    check_files(path, range(PREDICTED))
+    assert all("out" in each["seen"] and "out.partial" not in each["seen"] for each in facts)
+    own, *others = [each["error"] for each in facts]
+    assert own.startswith(f"ConfigError: path: {path} exists; move or delete it")
+    assert all(said.startswith(f"AsyncDataError: rank 0 failed: ConfigError: path: {path} exists") for said in others)

@@ -44,16 +44,14 @@ def output_of(arguments, folder):
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "parts", "said"),
     [
         ("waiting/first", ["throughput", "memory"], "best DataLoader"),
-        pytest.param(
-            *("promises/scale", ["plan", "dealt", "decoding", "checkpoint"], "Samples and ranks dealt wrongly: 0,"),
-            marks=pytest.mark.long,
-        ),
-        pytest.param("promises/resume", ["random", "others"], "with a fault: 0,", marks=pytest.mark.long),
-        pytest.param("waiting/epochs", ["epochs"], "ms beyond the list", marks=pytest.mark.long),
+        ("promises/scale", ["plan", "dealt", "decoding", "checkpoint"], "Samples and ranks dealt wrongly: 0,"),
+        ("promises/resume", ["random", "others"], "with a fault: 0,"),
+        ("waiting/epochs", ["epochs"], "ms beyond the list"),
     ],
 )
 def test_a_benchmark_runs(program, parts, said, tmp_path):
@@ -78,6 +76,7 @@ source = HDF5Source("x.h5")
 """
 
 
+@pytest.mark.long  # a part of `make check`
 @pytest.mark.skipif(shutil.which("basedpyright", path=Path(sys.executable).parent) is None, reason="not installed")
 def test_a_type_checker_finds_nothing_wrong_with_the_programs_of_readme_and_docs(tmp_path):
     text = "\n".join(page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])

@@ -286,10 +286,17 @@ def test_of_many_samples_that_were_being_read_the_first_are_listed():
         ]
 
 
-@PROCESSES
+# Whichever way processes read; and whatever they call where they share batches.
 @pytest.mark.parametrize(
-    "hooks",
-    [{}, {"batch_transform": acts.counted}, {"sample_transform": acts.kill_at_33, "batch_transform": acts.counted}],
+    ("workers", "chunk", "hooks"),
+    [
+        (1, 1, {}),
+        (2, 1, {}),
+        (2, 4, {}),
+        (2, 4, {"batch_transform": acts.counted}),
+        (1, 1, {"sample_transform": acts.kill_at_33, "batch_transform": acts.counted}),
+        (2, 4, {"sample_transform": acts.kill_at_33, "batch_transform": acts.counted}),
+    ],
 )
 def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(workers, chunk, hooks, caplog):
     source = deadly(-1 if "sample_transform" in hooks else 33, chunk)

@@ -200,9 +200,19 @@ def stored(file):
 SAMPLE, BATCH = {"sample_transform": acts.with_process}, {"batch_transform": acts.centred}
 
 
-@pytest.mark.parametrize("hooks", [SAMPLE, BATCH, SAMPLE | BATCH], ids=["sample", "batch", "both"])
+CHUNKS = {"shuffle": "chunk", "shuffle_chunks": 3}
+
+
+# Both hooks in each order, and each hook alone in one.
 @pytest.mark.parametrize(
-    "options", [{"shuffle": "chunk", "shuffle_chunks": 3}, {"shuffle": "none", "augment": True}, {"shuffle": "global"}]
+    ("options", "hooks"),
+    [
+        (CHUNKS, SAMPLE),
+        (CHUNKS, BATCH),
+        (CHUNKS, SAMPLE | BATCH),
+        ({"shuffle": "none", "augment": True}, SAMPLE | BATCH),
+        ({"shuffle": "global"}, SAMPLE | BATCH),
+    ],
 )
 def test_processes_share_each_batch_and_deliver_what_one_would(stored, options, hooks):
     def passes(**given):
@@ -252,8 +262,7 @@ def test_a_killed_process_has_its_share_read_again(stored, caplog):
         assert killed not in pipeline_of(loader).process_ids
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+@pytest.mark.parametrize(("workers", "cache_bytes"), [(3, 0), (2, 2**20)])
 def test_each_chunk_is_decoded_once_in_an_epoch_or_at_all_if_they_fit_into_the_cache(tmp_path, workers, cache_bytes):
     rows, epochs = 6400, 3
     with h5py.File(tmp_path / "x.h5", "w") as opened:

@@ -441,8 +441,15 @@ def test_channels_read_without_a_map(ward, use):
     check(ward, group="patient_*", memory_map=False, **USES[use])
 
 
-@pytest.mark.parametrize(("shuffle", "workers"), [("none", 2), ("chunk", 0), ("chunk", 2), ("global", 2)])
-@pytest.mark.parametrize("use", USES)
+# Each use meets two in turn: by chunks, with workers or without, and another order.
+HANDED_OUT = [
+    (use, *way)
+    for number, use in enumerate(USES)
+    for way in (("chunk", 2 * (number % 2)), (("none", "global")[number // 2 % 2], 2))
+]
+
+
+@pytest.mark.parametrize(("use", "shuffle", "workers"), HANDED_OUT)
 def test_what_the_loader_hands_out_is_right_for_its_ids(ward, use, shuffle, workers):
     check_loader(ward, group="patient_*", shuffle=shuffle, workers=workers, **USES[use])
 

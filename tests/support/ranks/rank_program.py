@@ -15,10 +15,11 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, prefetched
-from lit_async_data.errors import ConfigError
+from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, PredictionWriter, prefetched
+from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.lightning import verdicts
 from lit_async_data.testing import ArraySource
+from support.lightning.predictions import numbered, predicted_of
 from support.ranks.processes import leave_process_group
 
 if __name__ in ("__main__", "__mp_main__"):  # a rank, and not a test that imports these numbers
@@ -27,6 +28,7 @@ BATCH, EPOCHS = 4, 2
 # Samples that leave a rest: of several samples per rank, of fewer samples than ranks, and of none.
 LENGTHS = 22, 25, 24
 VAL = 11
+PREDICTED = 21
 # Of a run that is stopped after some batches, and goes on with others.
 LONG, SAVED, OTHER_BATCH = 40, 2, 3
 
@@ -116,7 +118,14 @@ def write(folder, name, rank, found):
         json.dump(known | found, file)
 
 
-def trainer(**options):
+class Predictor(Noting):
+    """Predicts what a `PredictionWriter` shall write."""
+
+    def predict_step(self, batch, number):
+        return predicted_of(batch["y"])
+
+
+def trainer(*callbacks, **options):
     quiet = {
         "logger": False,
         "enable_progress_bar": False,
@@ -124,7 +133,7 @@ def trainer(**options):
         "enable_checkpointing": False,
     }
     basic = {"accelerator": "cpu", "strategy": "ddp", "max_epochs": EPOCHS, "num_sanity_val_steps": 2}
-    return pl.Trainer(**quiet | basic | options, callbacks=[DevicePrefetcher()])
+    return pl.Trainer(**quiet | basic | options, callbacks=[DevicePrefetcher(), *callbacks])
 
 
 def lightning(folder, **devices):
@@ -141,11 +150,26 @@ def lightning(folder, **devices):
     trainer(**devices).fit(Saving(folder, "saved"), datamodule=datamodule(LONG))
     resuming, dm = trainer(**devices, accumulate_grad_batches=2), datamodule(LONG, batch_size=OTHER_BATCH)
     resuming.fit(Noting(folder, "resumed"), datamodule=dm, ckpt_path=f"{folder}/saved.ckpt")
+    predictions(folder, **devices)
     run = trainer(**devices)
     try:
         run.fit(Noting(folder, "one sample"), datamodule=datamodule(1))
     except ConfigError as error:
         write(folder, "one sample", run.global_rank, {"error": str(error)})
+
+
+def predictions(folder, **devices):
+    """A result of all ranks; then another, where that one is."""
+    seen, error = [], ""
+    for _ in range(2):
+        run = trainer(PredictionWriter(f"{folder}/out"), **devices)
+        dm = AsyncDataModule(predict=numbered(PREDICTED), loader={"batch_size": BATCH})
+        try:
+            run.predict(Predictor(folder, "predictor"), datamodule=dm, return_predictions=False)
+            seen = os.listdir(folder)  # by each rank, when predict has returned
+        except AsyncDataError as failed:
+            error = f"{type(failed).__name__}: {failed}"
+    write(folder, "predictions", run.global_rank, {"seen": seen, "error": error})
 
 
 def ddp(folder, ranks):
