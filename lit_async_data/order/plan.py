@@ -332,7 +332,7 @@ class Schedule:
         if limits == self.limits:
             return self
         limited = copy.copy(self)
-        limited.limits = limits
+        vars(limited).update(limits=limits, _plans=self._plans)
         return limited
 
     def keyed(self, seed: int) -> Schedule:

@@ -141,6 +141,11 @@ def test_a_limit_ends_the_epoch_early():
     assert endless.following(BatchIndex(0, 1)) == (1, 0)
 
 
+def test_the_plan_of_an_epoch_is_built_once_whatever_its_limits():
+    endless = schedule()
+    assert endless.limited(Limits(1)).plan(1) is endless.limited(Limits(1, 2)).plan(1)
+
+
 def test_a_step_beyond_the_limit_ignores_the_limit():
     endless = schedule().limited(Limits(0, 1, 1))
     assert endless.following(BatchIndex(0, 1)) == (0, 2)
