@@ -81,11 +81,12 @@ class HDF5Source(Source):
             Windows never cross parts.
         table: A table with one row for each file, group or subject, of any kind that `ManifestSource` takes. Fields
             with the name of a column take its values: numbers as they are, text as classes (`Field`).
-        on: Whose rows the table has: ``"file"`` (a path, or its last part, with the ending or without), ``"group"``, or
-            the name of a dataset, or a `Field` of an attribute, that holds ids of subjects. The column of the table has
-            the same name, or is named by ``{"column": "file"}``. Ids are compared as text.
+        on: Whose rows the table has: ``"file"`` (a path, or an end of it that no other file has, with its ending or
+            without), ``"group"``, or the name of a dataset, or a `Field` of an attribute, that holds ids of subjects.
+            The column of the table has the same name, or is named by ``{"column": "file"}``. Ids are compared as text.
         unmatched: What to do where the table has no row: ``"error"``, or ``"skip"`` the samples. A row without samples
             is logged.
+        filters: Conditions that rows of the table must all meet, as for `ManifestSource`; others count as missing.
         exclude: Samples to leave out: a list of bad ones, as ``inspect --check-all`` and ``on_error`` write it, or a
             pattern of several; or sample numbers, as they are without ``exclude``. A listed file is the one at that
             path or, if nothing lies there any more, the one of that name, below folders that are most alike. A list may
@@ -140,6 +141,7 @@ class HDF5Source(Source):
         table: Any = None,
         on: On | None = None,
         unmatched: Unmatched = "error",
+        filters: Sequence[Sequence[Any]] | None = None,
         exclude: Exclude | None = None,
         cache_dir: PathLike | None = None,
         memory_map: bool = True,
@@ -153,10 +155,13 @@ class HDF5Source(Source):
         if sample == "group" and (allow_external or isinstance(rows, str)):
             raise ConfigError("sample: 'group' goes neither with allow_external nor with the name of a dataset as rows")
         chosen, as_mapping = chosen_fields(fields)
-        if (table is None) != (on is None):
+        if (table is None) != (on is None) or (table is None and filters):
             raise ConfigError("table: goes with on, which says whose rows they are: 'file', 'group', …; give both")
-        self._joined = None if table is None else JoinedTable(table, on, unmatched, chosen)
+        self._joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen)
         stored = {key: field for key, field in chosen.items() if not self._joined or key not in self._joined.fields}
+        if split := [key for key, field in stored.items() if field.separator]:
+            what = f"{chosen[split[0]].dataset!r} is no column of a table, whose cells are cut; leave separator out"
+            raise ConfigError(f"fields.{split[0]}.separator: {what}")
         request = PartRequest(
             fields=stored | (self._joined.keys if self._joined else {}),
             layouts=chosen_layouts(layout, list(chosen)),
@@ -175,7 +180,7 @@ class HDF5Source(Source):
             raise (error if self._joined is None else self._joined.missing(error)) from error.__cause__
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
         parts = named_alike(with_rows([part for _, of_file in inspected for part in of_file]))
-        parts = with_longest(parts if self._joined is None else self._joined.join(parts, self._names, list(chosen)))
+        parts = with_longest(parts if self._joined is None else self._joined.join(parts, list(chosen)))
         for part in parts:
             check_compatible(part, parts[0])
         log_warnings(parts[0])

@@ -23,6 +23,7 @@ from lit_async_data import (
     SubsetSource,
     split,
 )
+from lit_async_data.sources.contract.source import read
 from lit_async_data.testing import check_contract
 
 ROWS = {"p1": ("b", 61, 0), "p2": ("a", 47, 1), "p3": ("b", 55, 1), "p4": ("c", 30, 0)}
@@ -105,12 +106,26 @@ def test_samples_without_a_row_and_rows_without_samples(files, caplog):
     source = opened(files, table, "file", {"x": "x", "y": Field("y", null="ignore")}, unmatched="skip")
     assert source.column("x").tolist() == [*range(5), *range(10, 15)]
     assert source.column("y").tolist() == [0] * 5 + [-100] * 5
-    assert caplog.messages[-2].endswith("1 of 3 files have no row: 'p2.h5'; their samples are left out")
-    assert caplog.messages[-1].endswith("1 of its rows have no samples: 'p4'")
+    said = "1 of 3 files have no row: 'p2.h5'; their samples are left out; 1 of its rows have no samples: 'p4'"
+    assert (caplog.records[-1].levelname, caplog.messages[-1]) == ("WARNING", f"the table given: {said}")
     dropped = opened(files, table, "file", {"x": "x", "y": Field("y", null="drop")}, unmatched="skip", exclude=[1])
     assert dropped.column("x").tolist() == [0, 2, 3, 4]
     with pytest.raises(ManifestError, match="no value in row 2; give one"):
-        opened(files, table, "file", {"x": "x", "y": "y"})
+        opened(files, table, "file", {"x": "x", "y": "y"}, unmatched="skip")
+
+
+def test_several_classes_in_a_cell_and_rows_that_no_sample_has(files):
+    rows = {"file": ["p4", "p1", "p2", "p3", "p3"], "y": ["d", "b;c", "a", "a", "c"], "n": ["?", "1", "2", "9", "3"]}
+    table, fields = pd.DataFrame(rows), {"x": "x", "y": Field("y", separator=";"), "n": Field("n", kind="number")}
+    source = opened(files, table, "file", fields, filters=[["n", "!=", "9"]])
+    assert source.spec["y"].classes == ("a", "b", "c", "d")
+    assert source.column("n").tolist() == [1] * 5 + [2] * 5 + [3] * 5
+    assert read(source, np.array([0, 5, 10]))["y"].tolist() == [[0, 1, 1, 0], [1, 0, 0, 0], [0, 0, 1, 0]]
+    fields["y"] = Field("y", separator=";", classes=["c", "b", "a"])
+    source = opened(files, table.drop(index=3), "file", fields)
+    assert read(source, np.array([0, 5, 10]))["y"].tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]
+    with pytest.raises(ConfigError, match=r"fields\.y\.separator: 'z' is no column of a table"):
+        HDF5Source(files / "*.h5", {"x": "x", "y": Field("z", separator=";")})
 
 
 @pytest.mark.parametrize(
@@ -170,10 +185,11 @@ def test_files_of_one_name_need_their_folders(files):
             files / "b/s.h5"
         )
     options = {"fields": {"x": "x", "y": "y"}, "on": "file"}
-    source = HDF5Source(files / "*/s.h5", table=pa.table({"file": ["b/s", "a/s"], "y": [2, 1]}), **options)
-    assert source.column("y").tolist() == [1] * 5 + [2] * 5
+    for path in (files / "*/s.h5", [files / "a/s.h5", files / "b/s.h5"]):
+        source = HDF5Source(path, table=pa.table({"file": ["b/s", "a/s"], "y": [2, 1]}), **options)
+        assert source.column("y").tolist() == [1] * 5 + [2] * 5
     with pytest.raises(
         ManifestError,
-        match=r"2 of 2 files have no row: '/.*a/s\.h5', '/.*b/s\.h5'; 's' is the name of 2 of them; write /.*b/s\.h5$",
+        match=r"2 of 2 files have no row: 'a/s\.h5', 'b/s\.h5'; 's' is the name of 2 of them; write b/s\.h5$",
     ):
         HDF5Source(files / "*/s.h5", table=pa.table({"file": ["s"], "y": [1]}), **options)

@@ -24,7 +24,7 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.table.arrow import is_number, numpy_values
+from lit_async_data.sources.table.arrow import is_number, is_text_list, numpy_values
 from lit_async_data.sources.table.labels import Labels
 from lit_async_data.sources.table.row_origin import NoColumnError, quoted
 from lit_async_data.sources.table.table import Table, TableReader
@@ -36,7 +36,7 @@ Unmatched = Literal["error", "skip"]
 KEY = "(on)"
 # Texts that a message shows.
 SHOWN = 5
-OPTIONS = {"name", "dtype", "classes", "kind", "null"}
+OPTIONS = {"name", "dtype", "classes", "kind", "null", "separator"}
 
 _log = logging.getLogger(__name__)
 
@@ -46,15 +46,17 @@ class JoinedTable:
 
     Attributes:
         fields: The fields that are columns of the table.
-        labels: Their values, one for each row of the table.
+        labels: Their values, one for each row of the table that has samples.
         keys: The field that says whose each sample is, by `KEY`; empty if its file or group does.
     """
 
-    def __init__(self, table: Any, on: On | None, unmatched: Unmatched, fields: Mapping[str, Field]) -> None:
+    def __init__(
+        self, table: Any, on: On | None, unmatched: Unmatched, filters: Any, fields: Mapping[str, Field]
+    ) -> None:
         if unmatched not in ("error", "skip"):
             raise ConfigError(f"unmatched: {unmatched!r} is not one of error, skip")
         self._column, self._what = _column_and_what(on)
-        self._skip, self._reader, self._lacks = unmatched == "skip", TableReader(table, None), dict[str, str]()
+        self._skip, self._reader, self._lacks = unmatched == "skip", TableReader(table, filters), dict[str, str]()
         self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.dataset)}
         check_options(self.fields, OPTIONS, "to a column of the table")
         try:
@@ -64,7 +66,7 @@ class JoinedTable:
             if isinstance(on, Mapping) and self._column in ("file", "group"):
                 what = self._column  # and not the other way round
             raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {what!r}}}") from None
-        self.labels = {key: _labels_of(field, self._table) for key, field in self.fields.items()}
+        self.labels = dict[str, Labels]()
         of = self._what
         self.keys = {KEY: dataclasses.replace(of, kind="text", null="ignore")} if isinstance(of, Field) else {}
 
@@ -83,8 +85,8 @@ class JoinedTable:
         lacks = self._lacks.get(error.dataset or "")
         return MissingError(f"{error}; {lacks}", file=error.file, dataset=error.dataset) if lacks else error
 
-    def join(self, parts: Sequence[StoredPart], files: Mapping[str, str], order: Sequence[str]) -> list[StoredPart]:
-        """The parts, with the fields of the table. ``files`` are the names of files, ``order`` the keys of fields."""
+    def join(self, parts: Sequence[StoredPart], order: Sequence[str]) -> list[StoredPart]:
+        """The parts, with the fields of the table. ``order`` are the keys of fields."""
         for field in self.fields.values():
             self._refuse_both(field.dataset, parts[0])
         if isinstance(self._what, Field):
@@ -93,9 +95,9 @@ class JoinedTable:
         else:
             found = [_groups(part) if self._what == "group" else [part.path] for part in parts]
             numbers = {name: number for number, name in enumerate(dict.fromkeys(itertools.chain(*found)))}
-            units = {name: _names(name, files.get(name, name)) for name in numbers}
+            units = {name: _names(name) for name in numbers}
             own = [np.array([numbers[name] for name in each]) for each in found]
-        rows = np.append(self._rows_of(units), -1)  # the last is that of samples without an id
+        rows = self._kept(np.append(self._rows_of(units), -1))  # the last is that of samples without an id
         return [self._joined(part, rows[np.maximum(each, -1)], order) for part, each in zip(parts, own, strict=True)]
 
     def _rows_of(self, units: Mapping[str, Sequence[str]]) -> Indices:
@@ -110,23 +112,36 @@ class JoinedTable:
                 what = f"{quoted(text)} is in {origin.where(rows[unit])} too; keep one of them"
                 raise origin.error(what, row=row, column=self._column)
         lost, unused = [unit for unit in units if unit not in rows], [each for each in rows if each not in units]
-        if lost:
-            what = f"{len(lost)} of {len(units)} {self._what if isinstance(self._what, str) else 'id'}s have no row: "
-            what += _few([units[unit][-1] if counts[units[unit][-1]] == 1 else unit for unit in lost])
+        own = {unit: [name for name in units[unit] if counts[name] == 1] or [unit] for unit in lost}
+        what = f"{len(lost)} of {len(units)} {self._what if isinstance(self._what, str) else 'id'}s have no row"
+        what += f": {_few([own[unit][-1] for unit in lost])}" if lost else ""
+        left = f"{len(unused)} of its rows have no samples" + (f": {_few(unused)}" if unused else "")
+        if lost or not units:
             others = {text.lstrip("0") for text in texts if text not in counts}
             near = others & {name.lstrip("0") for unit in lost for name in units[unit]}
             zeros = " (ids are compared as text: 0012 is not 12)" if near else ""
-            cure = f"; it has {_few(texts)}{zeros}; add rows, or set unmatched='skip' to leave their samples out"
-            for path, name in ((unit, name) for unit in lost for name in units[unit] if name in rows):
-                cure = f"; {quoted(name)} is the name of {counts[name]} of them; write {path}"
-            if not self._skip or len(lost) == len(units):
-                raise origin.error(what + cure, column=self._column)
-            _log.warning("%s: %s; their samples are left out", origin.name, what)
-        if unused:
-            _log.info("%s: %d of its rows have no samples: %s", origin.name, len(unused), _few(unused))
-        dropped = {row for labels in self.labels.values() for row in labels.dropped.tolist()}
-        found = (rows.get(unit, -1) for unit in units)
-        return np.array([-1 if row in dropped else row for row in found], np.int64)
+            skip = "" if self._skip else ", or set unmatched='skip' to leave their samples out"
+            cure = f"it has {_few(texts)}{zeros}; add rows{skip}"
+            several = [(name, unit) for unit in lost for name in units[unit] if name in unused]
+            for name, unit in several:
+                cure = f"{quoted(name)} is the name of {counts[name]} of them; write {own[unit][-1]}"
+            if several or not self._skip or len(lost) == len(units):
+                raise origin.error(f"{what}; {cure}", column=self._column)
+        if lost or (unused and self._skip):
+            _log.warning("%s: %s; their samples are left out; %s", origin.name, what, left)
+        elif unused:
+            _log.info("%s: %s", origin.name, left)
+        return np.array([rows.get(unit, -1) for unit in units], np.int64)
+
+    def _kept(self, rows: Indices) -> Indices:
+        """Keep only these rows of the table, with their labels; their new numbers, −1 without a row or a value."""
+        used, whole = np.unique(rows[rows >= 0]), self._table
+        self._table = whole.taken(used)
+        self._reader.select(used)
+        self.labels = {key: _labels_of(field, self._table, whole) for key, field in self.fields.items()}
+        dropped = np.concatenate([np.empty(0, np.int64), *(labels.dropped for labels in self.labels.values())])
+        kept = np.isin(rows, np.delete(used, dropped))
+        return np.where(kept, np.searchsorted(used, rows), -1)
 
     def _joined(self, part: StoredPart, rows: Indices, order: Sequence[str]) -> StoredPart:
         fields = {key: field for key, field in part.fields.items() if key != KEY}
@@ -170,9 +185,10 @@ def _column_and_what(on: Any) -> tuple[str, str | Field]:
     return column, what if what in ("file", "group") else Field.of(what, "on.")
 
 
-def _names(unit: str, name: str) -> list[str]:
-    """The names that a table may give a file or group: its path, or its end, with the ending of a file or without."""
-    names = dict.fromkeys([unit, f"/{unit}", name, os.path.basename(name)])
+def _names(unit: str) -> list[str]:
+    """The names that a table may give a file or group: its path, or the end of it, with the ending or without."""
+    _, *parts = f"/{unit.strip('/')}".split("/")
+    names = [f"/{unit.strip('/')}", *("/".join(parts[first:]) for first in range(len(parts)))]
     return [*(os.path.splitext(each)[0] for each in names if os.path.isabs(unit)), *names]
 
 
@@ -180,9 +196,14 @@ def _groups(part: StoredPart) -> list[str]:
     return [part.group_of(row).strip("/") for row in range(1 if part.names is None else part.rows)]
 
 
-def _labels_of(field: Field, table: Table) -> Labels:
-    untyped = table.origin.untyped and field.classes is None
-    kind = field.kind or ("number" if untyped and is_number(table.first(field.dataset)) else None)
-    labels = table.labels(field.dataset, classes=field.classes, null=field.null, kind=kind)
+def _labels_of(field: Field, table: Table, whole: Table) -> Labels:
+    """The values of a column of the table. Its classes are those of the whole table, if the user gives none."""
+    untyped, classes = table.origin.untyped and field.classes is None, field.classes
+    name, split = field.dataset, field.separator
+    kind = field.kind or ("number" if untyped and is_number(table.first(name, split)) else None)
+    text = whole.is_text(name) or is_text_list(whole.array(name).type)
+    if classes is None and (kind == "class" or (kind is None and text)):
+        classes = whole.labels(name, null="ignore", kind=kind, separator=split).classes
+    labels = table.labels(name, classes=classes, null=field.null, kind=kind, separator=split)
     dtype = None if field.dtype is None else np.dtype(field.dtype)
     return labels.cast(dtype, lambda row, what: table.origin.error(what, row=row, column=field.dataset))

@@ -61,6 +61,8 @@ class Field(ImageOptions):
             arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
         lengths: A dataset with the number of bytes of each image. None: an image ends before the zeros behind it.
         fill: Value of padding, also of samples of variable length, such as −100 for labels that a loss leaves out.
+        separator: In a column of the source's ``table``, separates several classes in one cell, of which a sample then
+            has a vector of 0 and 1, or the numbers of a vector.
 
     The other options are those of images, also in tables: `ImageOptions`, a base class.
 
@@ -99,6 +101,7 @@ class Field(ImageOptions):
     decode: Literal["image"] | None = None
     channels: Literal["RGB", "BGR"] = "RGB"
     lengths: str | None = None
+    separator: str | None = None
 
     def __post_init__(self) -> None:
         self._stack(self.name)
