@@ -87,7 +87,7 @@ def _decoding_cost(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, 
     often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"
     again = (
         f", and {chunks.spread - 1:.2f} of them again for samples that reach into the next chunk"
-        if chunks.spread > 1
+        if chunks.spread > 1 and amplification != 1
         else ""
     )
     if loader.options.drawn:

@@ -17,6 +17,7 @@ from lit_async_data.engine.resources.plan import ResourcePlan
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning.stages import LoaderArguments
 from lit_async_data.lightning.summary import summary_lines
+from lit_async_data.sources.hdf5.readers import part_reader
 from lit_async_data.testing import ArraySource
 
 
@@ -39,11 +40,14 @@ def test_what_will_happen_is_said_for_every_rank():
     )
 
 
-def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog):
+def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog, monkeypatch):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("data", data=np.zeros((6400, 4), "u1"), chunks=(64, 4), compression="gzip")
     source = HDF5Source(path, ["data"])
+    with AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
+        assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
+    monkeypatch.setattr(part_reader, "RECENT_BYTES", 0)  # as if the file were larger
     with AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
         assert (
             "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in summary_lines(loader)[1]

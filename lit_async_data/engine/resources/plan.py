@@ -99,7 +99,7 @@ class ResourcePlan:
         return dataclasses.replace(
             plan,
             budget=budget,
-            amplification=_amplification(source, schedule.plan(0), budget.cache),
+            amplification=_amplification(source, schedule.plan(0), budget.cache, plan.chunks),
             shares=Shares(ChunkExtents(runs) if source.chunks.rows > 1 or (kept and runs) else None, kept),
         )
 
@@ -188,9 +188,10 @@ def _fetched_bytes(source: Source, samples: int, left: int) -> int:
     return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
 
 
-def _amplification(source: Source, plan: EpochPlan, cache: int) -> float:
+def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:
+    needs = source.memory(chunks)  # which may have room for all chunks
     as_stored = plan.shuffle == "none" and plan.buckets is None
-    if as_stored or not source.chunks.compressed or 0 < source.memory().cacheable <= cache:
+    if as_stored or not source.chunks.compressed or 0 < needs.cacheable <= max(cache, needs.decoded):
         return 1.0
     if plan.chunk_order is None:
         return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread
