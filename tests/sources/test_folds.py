@@ -164,7 +164,7 @@ def test_an_attribute_may_name_the_sides(tmp_path):
     [
         (lambda s: folds(s, 1), "^folds: 1 is not a whole number from 2 to 6"),
         (lambda s: folds(s, 7), "^folds: 7 is not"),
-        (lambda s: folds(s, 4, groups="fold"), r"^split: 4 sides need .* number of groups \(fold\) is 3"),
+        (lambda s: folds(s, np.int64(4), groups="fold"), r"^split: 4 sides or folds need .* groups \(fold\) is 3"),
         (lambda s: folds(s, by="side", groups=[7, 7, 8, 9, 8, 7]), r"^groups: 7 .* is in train, val \(side\)"),
         (lambda s: split(s, by="side", groups=[7, 7, 8, 9, 8, 7]), r"^groups: 7 .* is in train, val \(side\)"),
         (lambda s: folds(s, by="side", balance="y"), "^balance: only where sides are drawn"),

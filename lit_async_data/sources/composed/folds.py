@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import numbers
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,13 @@ def folds(
     return [fold_of(source, drawn, name) for name in drawn.names]
 
 
-def draw_folds(source: Source, k: int, *, groups: Any, by: Any, balance: Any, seed: int = 0) -> Drawn:
+def draw_folds(source: Source, k: Any, *, groups: Any, by: Any, balance: Any, seed: int = 0) -> Drawn:
     check_source("source", source)
     if by is not None:
         return draw(source, None, groups, by, balance, seed=seed)
-    if not isinstance(k, int) or not 2 <= k <= len(source):
+    if not isinstance(k, numbers.Integral) or not 2 <= int(k) <= len(source):
         raise ConfigError(f"folds: {k!r} is not a whole number from 2 to {len(source)}, the number of samples")
+    k = int(k)
     drawn = draw(source, {str(fold): 1 / k for fold in range(k)}, groups, None, balance, seed=seed, k=k)
     if drawn.labels is not None:
         samples, classes, _, names, _ = drawn.labels

@@ -25,8 +25,8 @@ def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words, labels: La
     """
     if len(groups.names) < len(shares):
         raise ConfigError(
-            f"split: {len(shares)} sides need as many groups, and the number of groups ({groups.what}) is "
-            f"{len(groups.names)}; ask for fewer sides, or choose smaller groups"
+            f"split: {len(shares)} sides or folds need as many groups, and the number of groups ({groups.what}) is "
+            f"{len(groups.names)}; ask for fewer, or choose smaller groups"
         )
     codes, classes = groups.codes, np.zeros_like(groups.codes)
     if labels is not None:  # class 0 are all samples
