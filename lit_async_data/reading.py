@@ -175,6 +175,10 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
     def _opened(self, name: str) -> tuple[StoredDataset, OpenFile, Reader]:
         where = f"{self.path}:/{name.strip('/')}"
         with Reading(self._main), as_source_errors(where, "cannot be read", file=self.path, dataset=name):
+            of, member = self._group.split(name)
+            if member:
+                self._group.whole_member(name, "")  # raises an error if it is none
+                raise ConfigError(f"{where}: is a member of records; read {of!r}, and take it from the result")
             stored = self._group.inspect_any(name)
         file = OpenFile(self.path, self._identity, external=stored.external) if stored.external else self._main
         reader = fastest_reader(stored, file, self._slabs, name)

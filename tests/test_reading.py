@@ -105,6 +105,8 @@ def test_errors_name_the_row_the_dataset_and_the_file(path, tmp_path):
             reader.read("labels", [0, ROWS])
         with pytest.raises(MissingError, match="did you mean labels"):
             reader.read("label")
+        with pytest.raises(ConfigError, match=r"/pairs\.a: is a member of records; read 'pairs', and take it"):
+            reader.read("pairs.a")
         with pytest.raises(ConfigError, match=r"out: is float64 \(1,\); give a C-contiguous array of uint16 \(1,\)"):
             reader.read("labels", [0], np.empty(1))
     with pytest.raises(ClosedError, match="its reader is closed"):
