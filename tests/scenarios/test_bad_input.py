@@ -163,6 +163,7 @@ def test_members_that_are_none_are_named_with_those_that_are(tmp_path, name, sai
     ("field", "rows", "said"),
     [
         ("events.label", "events.onset", ["write fields={'y': Field('events.label', per='anchor')}"]),
+        ("x", "events", ["/events holds records, so name a member of them: events.onset, events.label"]),
         (Field("events.label", per="anchor"), None, ["fields.y.per: 'anchor' needs rows=NAME"]),
         (Field("events.label", per="anchor"), "two", ["events.label: has 3 values for 2 anchors"]),
         (Field("events.label", per="anchor"), "twice", ["for 3 anchors, at 2 different rows"]),

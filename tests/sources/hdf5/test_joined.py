@@ -36,6 +36,7 @@ def files(tmp_path):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file["x"], file["patient"] = np.arange(5) + 5 * number, [f"p{1 + (number + row) % 3}" for row in range(5)]
             file["number"], file.attrs["id"] = (number + np.arange(5)) % 3 + 1, name
+            file["half"] = np.arange(5) / 2
             for group in ("p1", "p3"):
                 file[f"g/{group}/x"] = np.arange(2) + 10 * number
     return tmp_path
@@ -141,6 +142,7 @@ def test_several_classes_in_a_cell_and_rows_that_no_sample_has(files):
             "3 of 3 ids have no row: '1', '2', '3'; it",
         ),
         ({"number": ["01", "2"]}, {"on": "number"}, ManifestError, "compared as text: 0012 is not 12"),
+        ({"half": ["1"]}, {"on": "half"}, ConfigError, "^on: .*half holds float64, which is not text; ids are text or"),
         ({"number": [1.0, 2.0]}, {"on": "number"}, ManifestError, "holds double; give text or whole numbers"),
         (
             {"who": ["a"]},

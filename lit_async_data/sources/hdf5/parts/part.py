@@ -19,8 +19,8 @@ from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
 from lit_async_data.sources.hdf5.parts.selection import chosen_groups
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, inspect_field
-from lit_async_data.sources.hdf5.schema.compound import member_of
-from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
+from lit_async_data.sources.hdf5.schema.compound import member_of, members
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, encoding, names_of
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
@@ -134,12 +134,16 @@ class StoredPart:
         return self.table_rows[rows if len(self.table_rows) > 1 else np.zeros_like(rows)]
 
     def column(self, name: str, *, allow_external: bool) -> npt.NDArray[Any]:
-        """The value of a dataset with one axis at the row of every sample. Text stays text."""
+        """The value of a dataset with one axis, or the category, at the row of every sample. Text stays text."""
         import h5py
 
         where = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
             group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
+            node = group.node(group.name(name))
+            if isinstance(node, h5py.Group) and encoding(node) == "categorical":
+                names = np.array([*names_of(group.whole(f"{name}/categories", "")), None], object)
+                return names.take(self.column(f"{name}/codes", allow_external=allow_external))  # −1 has no category
             dataset, member = group.whole_member(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(
@@ -249,7 +253,8 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         raise ConfigError(f"fields.{next(iter(of_anchors))}.per: 'anchor' needs rows=NAME, the row of each anchor")
     if request.rows is not None:
         dataset, member = group.whole_member(request.rows, "rows: ")
-        part = part.at(row_numbers(member_of(dataset[...], member), part.rows, f"{path}:{dataset.name}"))
+        where = f"{path}:{dataset.name}"
+        part = part.at(row_numbers(member_of(dataset[...], member), part.rows, where, request.rows))
     if of_anchors:
         fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
         part = dataclasses.replace(part, fields={key: fields[key] for key in [*request.fields, *fields]})
@@ -308,9 +313,12 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
     )
 
 
-def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it") -> Indices:
-    """Row numbers from row numbers or from a mask, which ``where`` holds."""
+def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it", name: str = "") -> Indices:
+    """Row numbers from row numbers or from a mask, which ``where`` holds; ``name`` if that is a dataset."""
     numbers: npt.NDArray[Any] = np.asarray(given)
+    if name and numbers.dtype.names:
+        names = ", ".join(f"{name}.{each}" for each in members(numbers.dtype))
+        raise ConfigError(f"rows: {where} holds records, so name a member of them: {names}")
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
         kind = f"{numbers.dtype}, shape {numbers.shape}"
         raise ConfigError(

@@ -12,6 +12,7 @@ from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.schema.compound import find_member, member_of
+from lit_async_data.sources.hdf5.schema.encoded import encoding, names_of
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
@@ -21,11 +22,16 @@ CODES = np.dtype(np.int64)
 
 
 def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
-    """Whether a field is numbers of the text of a dataset, or of a member of it; encoded images are none."""
+    """Whether a field is numbers of the text of a dataset, or of a member of it; encoded images are none.
+
+    Categories are text if the user says so, else classes.
+    """
     import h5py
 
     of, member = group.split(name)
     node = group.node(of)
+    if isinstance(node, h5py.Group) and field.kind == "text":
+        return encoding(node) == "categorical"
     if field.lookup is not None or not isinstance(node, h5py.Dataset):
         return False
     kind: Any = find_member(node, member, {"file": group.path, "dataset": of})[1]
@@ -38,9 +44,14 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
     """A dataset of one text, or whole number, per row as numbers of text, which are kept in memory."""
     if layout is not None or field.column is not None or field.mask_and_scale:
         raise ConfigError(f"{where}: layout, column and mask_and_scale do not apply to text; leave them out")
-    stored = group.inspect_dataset(group.split(name)[0], in_heap=True)
-    dataset, path = group.whole_member(f"/{name.strip('/')}", "")
-    codes, row = numbered(member_of(dataset[...], path), field, stored, where)
+    categories = f"/{name.strip('/')}/categories"
+    of = name if group.node(categories) is None else f"{name.rstrip('/')}/codes"
+    stored = group.inspect_dataset(group.split(of)[0], in_heap=True)
+    dataset, path = group.whole_member(f"/{of.strip('/')}", "")
+    values = member_of(dataset[...], path)
+    if of != name:
+        values = np.array([*names_of(group.whole(categories, "")), ""], object)[values]  # −1 has no category
+    codes, row = numbered(values, field, stored, where)
     return StoredDataset(
         group.path, name, codes.shape, CODES, 0, row, None, 1, filtered=False, external=stored.external, kept=codes
     )
@@ -54,7 +65,10 @@ def numbered(
     `IGNORED` stands for empty text, unless that is a class.
     """
     if values.dtype.kind not in ("SOiu" if field.kind == "text" else "SO") or field.kind == "number":
-        raise ConfigError(f"{where}.kind: {stored} holds {values.dtype}, which is not {field.kind}; leave kind out")
+        what = f"{stored} holds {values.dtype}, which is not {field.kind}"
+        if where == "fields.(on)":
+            raise ConfigError(f"on: {what}; ids are text or whole numbers, so name a dataset of these")
+        raise ConfigError(f"{where}.kind: {what}; leave kind out")
     numbers: dict[Any, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)
     texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in numbers]

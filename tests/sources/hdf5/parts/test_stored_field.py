@@ -9,13 +9,14 @@ import tempfile
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, check, read, read_from, refused, refused_sooner_or_later, refused_when_read
 
-from lit_async_data import Field, HDF5Source
+from lit_async_data import Field, HDF5Source, split
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
 
 ROWS = 20
@@ -351,6 +352,10 @@ def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes(h5,
     path = h5(data=numbers((ROWS, 2)))
     add_categorical(path, "cells/type", (np.arange(ROWS) % 3).astype(kind))
     model = check(path, {"x": "data", "y": "cells/type"})
+    table, key = pa.table({"type": ["T", "B", "NK"], "z": [9, 7, 8]}), Field("cells/type", kind="text")
+    source = HDF5Source(path, {"t": key, "z": "z"}, table=table, on={"type": "cells/type"})
+    assert source.column("cells/type").tolist() == (["B", "NK", "T"] * ROWS)[:ROWS]
+    assert (source.spec["t"].texts, source.column("z").tolist()) == (("B", "NK", "T"), ([7, 8, 9] * ROWS)[:ROWS])
     assert model.values["y"].dtype == np.int64
     assert classes_of(path, "cells/type") == ("B", "NK", "T")
     check(path, {"y": "type"}, group="cells")
@@ -363,6 +368,9 @@ def test_a_code_without_a_category_names_its_row(h5, bad):
     path = h5(data=numbers((ROWS, 2)))
     add_categorical(path, "type", codes)
     refused_sooner_or_later(SourceError, [path, "type", AT], path, {"y": "type"})
+    if bad == -1:
+        with pytest.raises(ConfigError, match=rf"groups: type has no value \(None\) for sample {AT} "):
+            split(HDF5Source(path, ["data"]), {"train": 0.5, "val": 0.5}, groups="type")
 
 
 # -- sparse rows -------------------------------------------------------------------------------------------------------
