@@ -148,7 +148,7 @@ def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
         "MATLAB stores axes in reverse: images have width before height; transpose them in a transform": matlab,
     }
     said = [note for note, holds in notes.items() if holds]
-    kept = [n.field + "/codes" * (n.kind == "categorical") for n in groups]
+    kept = [n.field for n in groups]
     return _suggestion(scope, title, fields, said, kept, layout=layout)
 
 
