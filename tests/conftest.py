@@ -6,6 +6,7 @@ import collections
 import contextlib
 import gc
 import io
+import logging
 import multiprocessing
 import os
 import signal
@@ -112,6 +113,20 @@ def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     else:
         # Without the GIL, threads would be chosen.
         monkeypatch.setattr("lit_async_data.engine.resources.workers.has_gil", lambda: True)
+
+
+@pytest.fixture
+def process_as_before() -> Iterator[None]:
+    """Restores what a run changes for good: loggers, which Hydra may disable, and the handlers of signals."""
+    loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+    before = [(logger, logger.disabled, logger.level, logger.handlers[:]) for logger in loggers]
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for logger, disabled, level, handlers_before in before:
+        logger.disabled, logger.handlers[:] = disabled, handlers_before
+        logger.setLevel(level)
+    for kind, handler in handlers.items():
+        signal.signal(kind, handler)
 
 
 @pytest.fixture

@@ -11,20 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 ROOT = Path(__file__).parents[2]
 # Libraries that are not installed with this package, by example.
 LIBRARIES = {"albumentations_crops": "albumentations", "ray_train": "ray", "torchvision_v2": "torchvision"}
 
 
-# They change the process that they run in: logging of Hydra, handlers of signals, threads of zarr.
-OWN_PROCESS = {"train", "ray_train", "requeue", "zarr_array"}
+# They leave threads in the process that they run in.
+OWN_PROCESS = {"ray_train", "zarr_array"}
 
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.stem)
-def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
+def test_an_example_runs(path, tmp_path, monkeypatch, capsys, process_as_before):
     if path.stem in LIBRARIES:
         pytest.importorskip(LIBRARIES[path.stem])
     if path.stem in OWN_PROCESS:
@@ -33,6 +34,7 @@ def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(path)])
         runpy.run_path(str(path), run_name="__main__")
+        GlobalHydra.instance().clear()
         said = capsys.readouterr().out
     assert "waited" in said
 

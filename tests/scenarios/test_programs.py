@@ -27,18 +27,8 @@ from support.device.training_loop import pretend
 from support.lightning.programs import PROGRAMS
 from support.lightning.programs.errors import BrokenError, broken_at
 from support.lightning.programs.hooks_and_steps import HOOKS
-from support.lightning.runs import (
-    BATCH,
-    SAMPLES,
-    WARNINGS,
-    WIDTH,
-    Learner,
-    Numbers,
-    Run,
-    our_threads,
-    outcome,
-    without_callback,
-)
+from support.lightning.rows import SAMPLES, WIDTH, Numbers
+from support.lightning.runs import BATCH, WARNINGS, Learner, Run, our_threads, outcome, without_callback
 from support.lightning.trainer import pl
 from support.ranks.processes import as_ranks, run_together
 from torch.utils.data import DataLoader
@@ -235,7 +225,8 @@ warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
 from support.lightning.programs.hooks_and_steps import Writer
-from support.lightning.runs import Learner, Numbers, Run, Stream, pl
+from support.lightning.rows import Numbers, Stream
+from support.lightning.runs import Learner, Run, pl
 from support.ranks.processes import leave_process_group
 from torch.utils.data import DistributedSampler
 from lit_async_data import DevicePrefetcher, prefetched
@@ -280,7 +271,7 @@ if __name__ == "__main__":
     # A worker that is forked beside gloo's threads may hang before its first line, with or without the callback:
     # Python before 3.11.8 waits there for a lock that such a thread held (gh-112275).
     torch.multiprocessing.set_start_method("forkserver")
-    multiprocessing.set_forkserver_preload(["support.lightning.programs"])
+    multiprocessing.set_forkserver_preload(["support.lightning.rows"])
     for workers, names in ((0, sys.argv[2]), (1, sys.argv[3])):
         for name in names.split():
             for callbacks in ([], [DevicePrefetcher()]):
@@ -294,10 +285,9 @@ if __name__ == "__main__":
 def ranks(tmp_path_factory):
     """Runs two processes, ``ranks(program, workers, callbacks)``, and returns the facts of each."""
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "program.py").write_text(RANKS)
     path = os.pathsep.join(sys.path)
     names = [" ".join(DEALT[workers]) for workers in (0, 1)]
-    run_together(as_ranks([sys.executable, "program.py", folder, *names], PYTHONPATH=path), folder)
+    run_together(as_ranks([sys.executable, "-c", RANKS, folder, *names], PYTHONPATH=path), folder)
 
     def facts(name, workers, callbacks):
         return [json.loads((folder / f"{name}-{workers}-{callbacks}-{rank}.json").read_text()) for rank in range(2)]

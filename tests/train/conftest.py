@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import runpy
-import signal
 import sys
 
 import pytest
@@ -34,20 +32,6 @@ def composed(monkeypatch, tmp_path):
     yield cfg
     HydraConfig.instance().cfg = None
     GlobalHydra.instance().clear()
-
-
-@pytest.fixture
-def process_as_before():
-    """Restores what a run changes for good: loggers, which Hydra may disable, and the handlers of signals."""
-    loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
-    before = [(logger, logger.disabled, logger.level, logger.handlers[:]) for logger in loggers]
-    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for logger, disabled, level, handlers_before in before:
-        logger.disabled, logger.handlers[:] = disabled, handlers_before
-        logger.setLevel(level)
-    for kind, handler in handlers.items():
-        signal.signal(kind, handler)
 
 
 @pytest.fixture

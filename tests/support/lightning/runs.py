@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
+from support.lightning.rows import SAMPLES, WIDTH, Numbers
 from support.lightning.trainer import pl
 
 WARNINGS = [  # of Lightning and torch about plain DataLoaders, with the callback or without
@@ -41,33 +42,8 @@ WARNINGS = [  # of Lightning and torch about plain DataLoaders, with the callbac
     )
 ]
 
-SAMPLES, BATCH, WIDTH = 14, 4, 5  # four batches, the last of two samples
+BATCH = 4  # four batches, the last of two samples
 VAL = 100  # value of the first validation sample
-
-
-class Numbers(Dataset):
-    """Sample n is a row of n, and n itself."""
-
-    def __init__(self, samples=SAMPLES, first=0, fails_at=None):
-        self.samples, self.first, self.fails_at = samples, first, fails_at
-
-    def __len__(self):
-        return self.samples
-
-    def __getitem__(self, number):
-        if number == self.fails_at:
-            raise KeyError(f"sample {number}")
-        return {"x": torch.full((WIDTH,), float(self.first + number)), "index": self.first + number}
-
-
-class Stream(IterableDataset):
-    """The samples of `Numbers` without a length."""
-
-    def __init__(self, samples=SAMPLES):
-        self.samples = samples
-
-    def __iter__(self):
-        return ({"x": torch.full((WIDTH,), float(n)), "index": n} for n in range(self.samples))
 
 
 class Learner(pl.LightningModule):

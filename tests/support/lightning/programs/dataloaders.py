@@ -8,7 +8,8 @@ import random
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
-from support.lightning.runs import WIDTH, Numbers, Stream, program
+from support.lightning.rows import WIDTH, Numbers, Stream
+from support.lightning.runs import program
 
 
 class ByEpoch(SequentialSampler):

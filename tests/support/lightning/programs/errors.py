@@ -7,7 +7,8 @@ import signal
 
 from torch.utils.data import DataLoader
 
-from support.lightning.runs import BATCH, Numbers, our_threads, program
+from support.lightning.rows import Numbers
+from support.lightning.runs import BATCH, our_threads, program
 
 
 class BrokenError(Exception):

@@ -10,7 +10,8 @@ import torch
 
 from lit_async_data import AsyncLoader, LoaderOptions, prefetched
 from lit_async_data.testing import ArraySource
-from support.lightning.runs import BATCH, VAL, WIDTH, Learner, program
+from support.lightning.rows import WIDTH
+from support.lightning.runs import BATCH, VAL, Learner, program
 from support.lightning.trainer import pl
 
 CombinedLoader = sys.modules[pl.__name__ + ".utilities"].CombinedLoader

@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_async_data import DevicePrefetcher
-from support.lightning.runs import BATCH, Learner, Numbers, Run, program
+from support.lightning.rows import Numbers
+from support.lightning.runs import BATCH, Learner, Run, program
 from support.lightning.trainer import pl
 
 
