@@ -22,7 +22,7 @@ from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_ra
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.chunk_grouping import group_samples, grouping_key
-from lit_async_data.sources.hdf5.parts.groups import inspect_groups
+from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_lengths
 from lit_async_data.sources.hdf5.parts.joined import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.parts.part import (
     PartRequest,
@@ -72,8 +72,8 @@ class HDF5Source(Source):
         group: The group of the datasets, or a pattern of groups of one level (``"patient_*"``), or a list of these.
             Each group is a part; those of a pattern come in natural order. Parts without rows are left out.
         sample: What a sample is: ``"row"`` of datasets, or ``"group"``: each group that ``group`` matches, or each file
-            without ``group``. A field is then a whole dataset, an encoded image or of one shape and type in all groups;
-            or an attribute (`Field`); ``layout`` has no ``N``.
+            without ``group``. A field is then a whole dataset, of one type and shape in all groups but for their
+            lengths, or an encoded image; or an attribute (`Field`). ``layout`` has no ``N``.
         rows: The rows to take as samples, or as anchors of windows: row numbers or a mask over the rows of all parts,
             or the name of a dataset in each part that holds either.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
@@ -180,6 +180,7 @@ class HDF5Source(Source):
             raise (error if self._joined is None else self._joined.missing(error)) from error.__cause__
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
         parts = named_alike(with_rows([part for _, of_file in inspected for part in of_file]))
+        parts = with_lengths(parts, request)
         parts = with_longest(parts if self._joined is None else self._joined.join(parts, list(chosen)))
         for part in parts:
             check_compatible(part, parts[0])
@@ -361,7 +362,7 @@ def _pieces(parts: Sequence[StoredPart], identity: FileIdentity) -> Iterator[tup
     for stored in itertools.islice(itertools.cycle(datasets), PIECES):
         if stored.offset is not None:
             yield random_piece(stored.offset, stored.nbytes)
-        elif stored.index is None:
+        elif stored.index is None or not len(stored.index.offsets):
             yield random_piece(0, identity.size)  # only libhdf5 knows where its values are
         else:
             number = secrets.randbelow(len(stored.index.offsets))

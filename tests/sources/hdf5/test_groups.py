@@ -10,7 +10,16 @@ import h5py
 import numpy as np
 import pytest
 
-from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, MissingError, split
+from lit_async_data import (
+    AsyncLoader,
+    ConfigError,
+    CorruptError,
+    Field,
+    FormatError,
+    HDF5Source,
+    MissingError,
+    split,
+)
 from lit_async_data.sources.hdf5.index import cache as index_cache
 from lit_async_data.sources.hdf5.parts import groups
 from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
@@ -116,6 +125,7 @@ def link(file):
     [
         (delete, MissingError, "has no dataset 's5/image'", "s5/image"),
         (another(data=np.zeros((8, 7, 3), "u1")), FormatError, r"uint8 \(8, 7, 3\), but s0/image holds", "s5/image"),
+        (another(data=np.zeros((9, 7, 3), "u1")), FormatError, r"uint8 \(9, 7, 3\), but s0/image holds", "s5/image"),
         (another(data=np.zeros(SHAPE, "u2")), FormatError, "holds uint16", "s5/image"),
         (link, FormatError, "another file", "s5/image"),
         (of_attribute(None), MissingError, "'label' is missing", "s5"),
@@ -240,3 +250,83 @@ def test_each_group_is_one_of_a_split_and_keeps_its_name_when_packed(tmp_path):
     names = [f"{file}:/s{number}" for file in ("x.h5", "y.h5") for number in range(COUNT)]
     packed = packed_source(str(tmp_path / "z"), pack(source, str(tmp_path / "z"), columns=["group"]).plan)
     assert source.column("group").tolist() == packed.column("group").tolist() == names
+
+
+LENGTHS = [0, 7, 120, 3, 0, 1, 6000, 40]
+
+
+def write_lengths(folder, *properties, dtype="i4"):
+    """A file for each of the properties; groups s0 to s7 of different lengths in each."""
+    rng, values = np.random.default_rng(0), []
+    for number, given in enumerate(properties):
+        with h5py.File(folder / f"{number}.h5", "w") as file:
+            for place, length in enumerate(LENGTHS):
+                values.append(rng.integers(0, 100, (length, 3)).astype(dtype))
+                file.create_dataset(f"s{place}/x", data=values[-1], **(given if length else {}))
+                file[f"s{place}/y"] = 10 * number + place
+    return values
+
+
+@pytest.mark.parametrize(
+    ("properties", "reading", "dtype"),
+    [
+        (({}, {"compression": "gzip", "shuffle": True}), "decoded", "i4"),
+        (({"chunks": (7, 2), "maxshape": (None, 3), "compression": "gzip"}, {"chunks": True}), "decoded", ">f4"),
+        (({"scaleoffset": 0},), "locked", "i4"),
+    ],
+)
+def test_groups_of_different_lengths_are_padded_or_put_together(properties, reading, dtype, tmp_path, monkeypatch):
+    values = write_lengths(tmp_path, *properties, dtype=dtype)
+    monkeypatch.setattr(index_cache, "changed_recently", lambda *_: False)
+    order = np.random.default_rng(1).permutation(len(values))
+    for left, again in [(False, False), (True, True)]:
+        if again and reading != "locked":
+            monkeypatch.setattr(groups, "_listed", None)  # lengths and places are kept
+        field = Field("x", dtype="float64", fill=-1, pad_side="left") if left else "x"
+        source = opened(tmp_path / "*.h5", {"x": field, "y": "y"}, cache_dir=tmp_path / "kept")
+        assert (source.spec["x"].shape, source.chunks.reading) == ((6000, 3), reading)
+        for each in (source, pickle.loads(pickle.dumps(source))):
+            for number, sample in zip(order, each.__getitems__(order), strict=True):
+                length = len(values[number])
+                rows = np.roll(sample["x"], length if left else 0, axis=0)  # first the sample
+                np.testing.assert_array_equal(rows[:length], values[number])
+                assert (rows[length:] == (-1 if left else 0)).all()
+                assert sample["x_length"] == length
+    with pytest.raises(FormatError, match=r"0\.h5:/s2/x: .*120 values, more than max_length 100") as raised:
+        opened(tmp_path / "*.h5", {"x": Field("x", max_length=100), "y": "y"}, cache_dir=tmp_path / "kept")
+    assert raised.value.dataset == "s2/x"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_groups_by_length_without_padding_around_a_damaged_one(kind, tmp_path):
+    values = write_lengths(tmp_path, {}, {"compression": "gzip"})
+    with h5py.File(tmp_path / "1.h5") as file:
+        begin = file["s2/x"].id.get_chunk_info(0).byte_offset
+    with open(tmp_path / "1.h5", "r+b") as raw:
+        raw.seek(begin + 2)
+        raw.write(b"\xff" * 8)
+    source = opened(tmp_path / "*.h5", {"x": Field("x", ragged="concat"), "y": "y"})
+    with pytest.raises(CorruptError, match=r"1\.h5:/s2/x: chunk \(0, 0\)") as raised:
+        source.__getitems__([10])
+    assert (raised.value.dataset, raised.value.sample_id) == ("s2/x", 10)
+    options = {"batch_size": 4, "batch_by": "x", "workers": 1, "worker_kind": kind, "on_error": "skip"}
+    seen = []
+    with AsyncLoader(source, options) as loader:
+        for batch in loader:
+            seen += batch["y"].tolist()
+            for y, x in zip(batch["y"].tolist(), batch["x"].split(batch["x_length"].tolist()), strict=True):
+                np.testing.assert_array_equal(x, values[y // 10 * 8 + y % 10])
+    assert sorted(seen) == [y for y in [*range(8), *range(10, 18)] if y != 12]
+
+
+def test_files_that_are_samples_may_differ_in_length(tmp_path):
+    for length in (3, 5, 0, 5):
+        with h5py.File(tmp_path / f"{length}.h5", "w") as file:
+            file["x"] = np.full((length, 2), length)
+    source = opened(tmp_path / "*.h5", {"x": "x"}, group=None)
+    assert source.column("x_length").tolist() == [0, 3, 5]
+    assert [int(each["x"].sum()) for each in source.__getitems__(range(3))] == [0, 18, 50]
+    for options in ({"layout": {"x": "TC"}}, {"fields": {"x": "x", "x_length": "x"}}):
+        with pytest.raises(ConfigError, match="x: samples of variable length need an axis, no layout"):
+            opened(tmp_path / "*.h5", **({"fields": {"x": "x"}, "group": None} | options))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import logging
+import math
 import os
 import secrets
 import time
@@ -16,21 +17,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
+from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, length_key
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
+from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
-from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file
+from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file, unsupported_reason
 from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
 from lit_async_data.sources.hdf5.parts.attributes import kept_field, value_of
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, in_group, of_group
 from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, padded_fields
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
-from lit_async_data.sources.hdf5.schema.field import IMAGE, Field
+from lit_async_data.sources.hdf5.schema.encoded import padded_spec
+from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
 from lit_async_data.sources.hdf5.schema.images import datasets_as_rows, images_in_groups, place_of_image
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.sequences import StoredSequences
 from lit_async_data.sources.hdf5.schema.texts import is_numbered
 from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
@@ -44,7 +48,7 @@ PROBES = 3
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
 # What a field of a group may have: it has no rows.
-OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null"}
+OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null", *VARIABLE}
 ENCODED = {"name", "decode", "channels", *IMAGE}
 
 _log = logging.getLogger(__name__)
@@ -63,13 +67,10 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
         found = cache.load(kept)
         if found is None:
             found = _listed(group, request)
-            columns = [
-                1 if f"{key} values" in found else 2 if field.decode else 3 for key, field in request.fields.items()
-            ]
-            if len(found) == 1 + sum(columns):
+            if all(f"{key} values" in found or f"{key} offsets" in found for key in request.fields):
                 cache.store(kept, found)
-        names = found.pop("names")
-        stored = {key: _field(group, key, request, names, found) for key in request.fields}
+        names = found["names"]
+        stored = {key: _field(group, key, request, found) for key in request.fields}
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
     return identity, [StoredPart(path, "*", stored, anchors, names=names)]
 
@@ -153,38 +154,48 @@ class _Images:
 
 
 class _Places:
-    """Where the datasets of one name are in the file; nothing is found if libhdf5 must find them."""
+    """Where the datasets of one name are in the file, and their lengths; only these if libhdf5 must find them."""
 
-    def __init__(self, group: OpenGroup, field: Field, first: str) -> None:
+    def __init__(self, group: OpenGroup, field: Field, _: str) -> None:
         self._group, self._name = group, field.dataset.encode()
-        self._first = _inspect_sample(group, full_name(first, field.dataset))
-        dataset: Any = group.file[self._first.name]
-        self._type, self._properties = dataset.id.get_type(), dataset.id.get_create_plist()
-        self._unwritten = dataset.file.userblock_size - 1
-        columns = zip(Columns._fields, "qII", strict=True)
-        self.found: dict[str, Any] = {name: array.array(code) for name, code in columns if not self._first.slow}
+        self._alike: Any = None  # the first: its name, itself, and its type
+        self._first: Any = None  # the first that is not empty, and how it is stored
+        self._unwritten = group.file.userblock_size - 1
+        columns = zip(("lengths", "counts", "chunks", *Columns._fields), "qIIqII", strict=True)
+        self.found: dict[str, Any] = {name: array.array(code) for name, code in columns}
 
     def add(self, node: Any, full: str) -> None:
         import h5py
 
-        group, first = self._group, self._first
+        group = self._group
         _refuse_link(group, node, self._name, full)
-        found = h5py.h5d.open(node, self._name)
-        if found.shape != first.shape or not found.get_type().equal(self._type):
-            what = f"holds {found.dtype} {found.shape}, but {first.name} holds {first.dtype} {first.shape}"
-            advice = "samples must agree: choose groups that do by group=, or write values and offsets"
+        found: Any = h5py.h5d.open(node, self._name)
+        shape = found.shape
+        name, alike, kind = self._alike = self._alike or (full, found, found.get_type())
+        same = shape == alike.shape or (shape and alike.shape and shape[1:] == alike.shape[1:])
+        if not same or not found.get_type().equal(kind):
+            what = f"holds {found.dtype} {shape}, but {name} holds {alike.dtype} {alike.shape}"
+            advice = "only lengths may differ: choose groups that agree by group=, or write values and offsets"
             raise FormatError(f"{group.path}:/{full}: {what}; {advice}", file=group.path, dataset=full)
+        length, chunk = shape[0] if shape else 1, shape
         columns: Any = None
-        offset = None if first.offset is None else found.get_offset()
-        if offset not in (None, self._unwritten):
-            columns = [offset], [first.nbytes], [0]
-        elif not found.get_create_plist().equal(self._properties):
-            external_files(h5py.Dataset(found), group.file, full, allowed=False)
-        elif first.index is not None:
-            columns = columns_of(h5py.Dataset(found))
+        if not length:
+            chunk, columns = [1] * len(shape), [()] * 3
+        else:
+            first, like = self._first = self._first or (_inspect_sample(group, full), found.get_create_plist())
+            offset = None if first.offset is None else found.get_offset()
+            if offset not in (None, self._unwritten):
+                columns = [offset], [found.get_storage_size()], [0]
+            elif first.index is not None and (dataset := h5py.Dataset(found)).chunks:
+                chunk, properties = dataset.chunks, found.get_create_plist()
+                properties.set_chunk(first.index.shape)
+                known = (shape, chunk) == (first.shape, first.index.shape) or unsupported_reason(dataset) is None
+                columns = columns_of(dataset) if known and properties.equal(like) else None
         if columns is None:
-            self.found.clear()
-        for listed, each in zip(self.found.values(), columns or (), strict=False):
+            external_files(h5py.Dataset(found), group.file, full, allowed=False)
+            self.found = {each: self.found[each] for each in ("lengths", "counts", "chunks")}
+        columns = [length], [len(columns[0]) if columns else 0], chunk, *(columns or ())
+        for listed, each in zip(self.found.values(), columns, strict=False):
             listed.extend(each)
 
 
@@ -208,17 +219,18 @@ def full_name(group: str, name: str) -> str:
 def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
     """A dataset that is a sample, of any number of axes. `offset`, `index` and `slow` as where it holds many."""
     node: Any = group.node(name)
-    dtype = getattr(node, "dtype", np.dtype(object))
-    if getattr(node, "shape", None) != () or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
+    dtype, shape = getattr(node, "dtype", np.dtype(object)), getattr(node, "shape", None)
+    if shape is None or shape[:1] not in ((), (0,)) or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
         return group.inspect_dataset(name)
     external_files(node, group.file, name, allowed=False)
     offset = node.id.get_offset() if in_one_file(node) and has_numpy_layout(node) else None
     slow = "it is not contiguous" if offset is None else None
-    return StoredDataset(group.path, name, (), dtype, 0, FieldSpec((), dtype), offset, 1, filtered=False, slow=slow)
+    spec = FieldSpec(shape, dtype)
+    return StoredDataset(group.path, name, shape, dtype, 0, spec, offset, 1, filtered=False, slow=slow)
 
 
-def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found: dict[str, Array]) -> StoredField:
-    where, path, field = f"fields.{key}", group.path, request.fields[key]
+def _field(group: OpenGroup, key: str, request: PartRequest, found: dict[str, Array]) -> StoredField:
+    where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"]
     if f"{key} values" in found:
         label = full_name("*", field.dataset) + (f"@{field.attr}" if field.attr else "")
         try:
@@ -235,8 +247,9 @@ def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found
         except SourceError as error:
             raise of_group(error, names) from error
         return StoredField(images.rows, images.decoder.spec, images=images)
-    listed = [found[f"{key} {each}"] for each in Columns._fields if f"{key} {each}" in found]
-    stored = _stacked(group, field, request.layouts.get(key), names, Columns(*listed) if listed else None)
+    of_key = {name.removeprefix(f"{key} "): each for name, each in found.items()}
+    sequences = _stacked(group, field, request.layouts.get(key), of_key)
+    stored = sequences.rows
     native = stored.dtype.newbyteorder("=")
     if field.classes and native.kind not in "iub":
         raise ConfigError(f"{where}.classes: {stored} holds {native}, not classes; leave it out")
@@ -244,45 +257,80 @@ def _field(group: OpenGroup, key: str, request: PartRequest, names: Array, found
     spec = delivered_spec(field, row, where)
     classes = len(field.classes) if field.classes else None
     conversion = Conversion(path, stored.name, classes=classes) if classes or spec.dtype != stored.spec.dtype else None
-    return StoredField(stored, spec, conversion=conversion)
+    return StoredField(stored, spec, conversion=conversion, sequences=sequences if stored.shape[1:] else None)
 
 
-def _stacked(group: OpenGroup, field: Field, layout: str | None, names: Array, places: Columns | None) -> StoredDataset:
-    """The datasets of all groups as one."""
-    count, path, name = len(names), group.path, full_name("*", field.dataset)
-    first = _inspect_sample(group, in_group(name, names, 0))
-    shape = (count, *first.shape)
+def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:
+    """The parts, in which datasets of groups that differ in length, also from file to file, are padded."""
+    for key, field in request.fields.items() if parts[0].names is not None else ():
+        found = [part.fields[key].sequences for part in parts]
+        lengths = np.unique(np.concatenate([each.lengths for each in found if each] or [np.ones(1, np.int64)]))
+        uneven = None not in found and (len(lengths) > 1 or not lengths[0])
+        asked = any(getattr(field, each) != getattr(Field, each) for each in VARIABLE) and not field.decode
+        parts = [_settled(part, key, request, uneven=uneven or asked) for part in parts]
+    return parts
+
+
+def _settled(part: StoredPart, key: str, request: PartRequest, *, uneven: bool) -> StoredPart:
+    field, of_key = request.fields[key], part.fields[key]
+    fields, sequences = {key: dataclasses.replace(of_key, sequences=None)}, of_key.sequences
+    if uneven:
+        taken = length_key(key) in request.fields
+        if sequences is None or key in request.layouts or field.classes or taken:
+            needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
+            raise ConfigError(f"fields.{key}: {of_key.stored}: samples of variable length {needs}; change these")
+        try:
+            context = {"file": part.path, "dataset": of_key.values.name}
+            row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
+            spec = padded_spec(sequences.lengths, field.max_length, row, context)
+        except FormatError as error:
+            raise of_group(error, part.names) from error
+        fields = padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
+    return dataclasses.replace(part, fields={**part.fields, **fields})
+
+
+def _stacked(group: OpenGroup, field: Field, layout: str | None, found: dict[str, Array]) -> StoredSequences:
+    """The datasets of all groups as one, as long as the longest."""
+    path, name, names, lengths = group.path, full_name("*", field.dataset), found["names"], found["lengths"]
+    first = _inspect_sample(group, in_group(name, names, int(lengths.argmax())))
+    shape = (len(names), *first.shape)
     _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
-    sample = list(first.shape)
+    sample, chunks = list(first.shape), found["chunks"].reshape(len(names), -1)
     if channel is not None:
         sample.insert(0, sample.pop(channel))
     dtype = first.dtype.newbyteorder("=")
     spec = FieldSpec(tuple(sample), dtype if sample or dtype.kind not in "iu" else np.dtype(np.int64), channel)
-    index = None
-    if places is not None:
+    stored = StoredDataset(path, name, shape, first.dtype, 0, spec, None, 1, first.filtered, names=names)
+    ends = np.cumsum(found["counts"], dtype=np.int64)
+    nbytes = lengths * (math.prod(shape[2:]) * dtype.itemsize)
+    references = np.stack([nbytes, ends - found["counts"], ends], axis=1)
+    sequences = StoredSequences(stored, None, references, first.dtype, FieldSpec(shape[1:], dtype), chunks)
+    if "offsets" in found and ((lengths != lengths[0]).any() or (chunks == chunks[0]).all()):
+        places = Columns(*(found[each] for each in Columns._fields))
         plain = FilterPipeline((), first.nbytes)
         one = first.index or ChunkIndex(first.shape, (1,) * len(first.shape), *places, plain, 0)
-        index = ChunkIndex((1, *one.shape), (count, *one.grid), *places, one.filters, one.fill)
-        if not _verified(group, field, names, index):
-            index = None
+        index = ChunkIndex((1, *one.shape), (len(names), *one.grid), *places, one.filters, one.fill)
+        if _verified(group, field, names, index, references):
+            return dataclasses.replace(sequences, rows=dataclasses.replace(stored, index=index))
     slow = first.slow or "its groups store it in different ways, or a library that decodes it is missing"
-    stored = StoredDataset(path, name, shape, first.dtype, 0, spec, None, 1, first.filtered, index, names=names)
-    return stored if index is not None else dataclasses.replace(stored, slow=slow)
+    return dataclasses.replace(sequences, rows=dataclasses.replace(stored, slow=slow))
 
 
-def _verified(group: OpenGroup, field: Field, names: Array, index: ChunkIndex) -> bool:
+def _verified(group: OpenGroup, field: Field, names: Array, index: ChunkIndex, references: Indices) -> bool:
     """Whether probed groups have their chunks where the index says. Checks that all lie in the file."""
-    path, each = group.path, len(index.offsets) // len(names)
+    path, (_, firsts, ends) = group.path, references.T
+    filled = np.flatnonzero(ends - firsts)
     head = group.file.userblock_size + superblock_bytes(group.file)
     end = os.fstat(group.file.id.get_vfd_handle()).st_size
     outside = (index.offsets >= 0) & ((index.offsets < head) | (index.offsets + index.sizes > end))
-    probed = {0, len(names) - 1, *(secrets.randbelow(len(names)) for _ in range(PROBES))}
-    for number in [int(outside.argmax()) // each] if outside.any() else probed:
+    probed = filled[[0, -1, *(secrets.randbelow(len(filled)) for _ in range(PROBES))]] if len(filled) else filled
+    wrong = np.searchsorted(ends, outside.nonzero()[0][:1], side="right")
+    for number in (wrong if len(wrong) else np.unique(probed)).tolist():
         full = in_group(full_name("*", field.dataset), names, number)
         found = _inspect_sample(group, full)
         if found.offset is None and found.index is None:
             return False
-        listed = index.offsets[number * each : (number + 1) * each]
+        listed = index.offsets[firsts[number] : ends[number]]
         places = np.array([found.offset]) if found.index is None else found.index.offsets
         if outside.any() or not np.array_equal(listed, places):
             raise CorruptError(

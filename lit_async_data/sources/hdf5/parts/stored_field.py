@@ -52,7 +52,7 @@ class StoredField:
         mask_of: The window whose real rows the field marks; None if it holds values.
         step: Rows from one row of a window to the next.
         images: How its rows are decoded; None if they are values.
-        sequences: What its rows refer to; None if they are values.
+        sequences: Its rows, if they have variable lengths but are no ranges of one dataset; else None.
         fill: What samples of variable length are padded with.
         left: Whether these are padded on the left.
         channels: The fields that are its channels; empty if it is of one dataset.
@@ -286,21 +286,26 @@ def _inspect_ranges(
             file=group.path,
             dataset=name,
         )
-    stored: StoredDataset | StoredRanges
-    node, sequences, lengths = group.node(name), None, None
+    node = group.node(name)
     if elements is not None:
-        sequences = inspect_sequences(group, name, elements, field.max_length)
-        stored, row, lengths = sequences.rows, sequences.spec, sequences.lengths
-    elif kind == "csr":
-        stored = inspect_sparse(node, group.path, name, group.inspect_dataset)
-        row = stored.spec
+        return padded_fields(key, field, inspect_sequences(group, name, elements, field.max_length))
+    if kind == "csr":
+        return padded_fields(key, field, inspect_sparse(node, group.path, name, group.inspect_dataset))
+    most = field.max_length
+    return padded_fields(key, field, inspect_variable(node, group.path, name, group.inspect_dataset, most=most))
+
+
+def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:
+    """A field whose rows have different lengths and are padded, and that of their lengths."""
+    if isinstance(found, StoredRanges):
+        sequences, lengths = None, None if found.columns else np.diff(found.offsets)
     else:
-        stored = inspect_variable(node, group.path, name, group.inspect_dataset, most=field.max_length)
-        row, lengths = stored.spec, np.diff(stored.offsets)
-    spec = delivered_spec(field, row, where)
+        sequences, lengths = found, found.lengths
+    stored = found.rows if isinstance(found, StoredSequences) else found
+    spec = delivered_spec(field, found.spec, f"fields.{key}")
     if lengths is not None:
         spec = dataclasses.replace(spec, padded=field.pad_side)
-    conversion = Conversion(group.path, name) if spec.dtype != row.dtype else None
+    conversion = Conversion(stored.path, stored.name) if spec.dtype != found.spec.dtype else None
     left = field.pad_side == "left"
     of_key = StoredField(stored, spec, conversion=conversion, sequences=sequences, fill=field.fill, left=left)
     return {key: of_key} | ({} if lengths is None else {length_key(key): StoredField(stored, LENGTH, lengths=lengths)})

@@ -28,7 +28,7 @@ from lit_async_data.sources.hdf5.readers.field_reader import FieldReader, MaskRe
 from lit_async_data.sources.hdf5.readers.groups import GroupsReader, KeptReader
 from lit_async_data.sources.hdf5.readers.images import ImageReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
-from lit_async_data.sources.hdf5.readers.sequences import SequenceReader
+from lit_async_data.sources.hdf5.readers.sequences import GroupSequenceReader, SequenceReader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -137,7 +137,8 @@ class PartReader:
             rows = None if field.images.alone else self._dataset_reader(field.images.rows)
             reader: Reader = ImageReader(field.images, rows, self._file)
         elif field.sequences is not None:
-            reader = SequenceReader(field.sequences, self._file)
+            of_kind = SequenceReader if field.sequences.heap else GroupSequenceReader
+            reader = of_kind(field.sequences, self._file)
         elif not isinstance(stored, StoredRanges):
             reader = self._dataset_reader(stored)
         elif stored.columns is None:

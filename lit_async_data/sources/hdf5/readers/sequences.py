@@ -1,10 +1,13 @@
-"""`SequenceReader`: reads samples of variable length that lie in the global heap of a file."""
+"""`SequenceReader`: reads samples of variable length that lie in the global heap of a file, or each in a group."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
@@ -12,7 +15,9 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.readers.base import Reader
+from lit_async_data.sources.hdf5.readers.groups import GroupsReader
 from lit_async_data.sources.hdf5.schema.sequences import StoredSequences
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.global_heap import HEAD
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
@@ -21,28 +26,72 @@ Array = npt.NDArray[Any]
 
 
 class SequenceReader(Reader):
-    """Reads sequences, padded with zeros, without a lock."""
+    """Reads sequences, padded with zeros; those in the global heap without a lock."""
 
     reading: Reading = "decoded"  # Python code follows each reference
 
     def __init__(self, sequences: StoredSequences, file: OpenFile) -> None:
-        self._sequences, self._file, self._ahead = sequences, file, ReadAhead(file)
+        self._stored, self._file, self._ahead = sequences.rows, file, ReadAhead(file)
+        self._sequences: Any = sequences
 
     def read(self, rows: Indices, out: Array) -> None:
-        stored, heap, dtype = self._sequences.rows, self._sequences.heap, self._sequences.dtype
+        stored = self._stored
         if self._ahead.cold:
             self.fetch(rows)
         out[...] = 0
-        began, references = time.perf_counter(), self._sequences.references[rows]
-        for place, (row, reference) in enumerate(zip(rows.tolist(), references.tolist(), strict=True)):
+        began = time.perf_counter()
+        for place, row in enumerate(rows.tolist()):
             try:
-                values = heap.value(reference, self._file.bytes_at, f"{stored}, row {row}").view(dtype)
+                values = self._values(row)
             except CorruptError as error:
                 raise CorruptError(str(error), file=stored.path, dataset=stored.name, row=row) from error.__cause__
             out[place, : len(values)] = values
-        CLOCK.decoded(time.perf_counter() - began, int(references[:, 0].sum()), out.nbytes)
+        CLOCK.decoded(time.perf_counter() - began, int(self._pieces(rows)[1].sum()), out.nbytes)
 
     def fetch(self, rows: Indices) -> bool:
-        lengths, addresses, _ = self._sequences.references[rows].T
-        self._ahead.fetch(addresses, lengths + 2 * HEAD)
+        self._ahead.fetch(*self._pieces(rows))
         return self._ahead.cold
+
+    def _values(self, row: int) -> Array:
+        reference, where = self._sequences.references[row].tolist(), f"{self._stored}, row {row}"
+        value: Array = self._sequences.heap.value(reference, self._file.bytes_at, where)
+        return value.view(self._sequences.dtype)
+
+    def _pieces(self, rows: Indices) -> tuple[Indices, Indices]:
+        """Offsets and sizes of what is read."""
+        lengths, addresses, _ = self._sequences.references[rows].T
+        return addresses, lengths + 2 * HEAD
+
+
+class GroupSequenceReader(SequenceReader):
+    """Reads sequences of which each is a dataset in a group; without a lock if there is an index."""
+
+    def __init__(self, sequences: StoredSequences, file: OpenFile) -> None:
+        super().__init__(sequences, file)
+        self._by_h5py = GroupsReader(sequences.rows, file)
+        self.reading = "locked" if sequences.rows.index is None else "decoded"
+
+    def _values(self, row: int) -> Array:
+        index, stored = self._stored.index, self._stored.dtype
+        values = np.empty((self._sequences.lengths[row], *self._stored.shape[2:]), stored.newbyteorder("="))
+        _, first, end = self._sequences.references[row].tolist()
+        if index is None or (index.offsets[first:end] < 0).any():  # some were never written
+            self._by_h5py.read(np.array([row]), values[None])
+            return values
+        shape = self._sequences.chunks[row].tolist()
+        pipeline = FilterPipeline(index.filters.filters, math.prod(shape) * stored.itemsize)
+        corners = itertools.product(*(range(0, n, c) for n, c in zip(values.shape, shape, strict=True)))
+        for number, corner in enumerate(corners, first):
+            offset, size, mask = (int(each[number]) for each in (index.offsets, index.sizes, index.masks))
+            try:
+                chunk = pipeline.decode(self._file.bytes_at(offset, size), mask).view(stored).reshape(shape)
+            except CorruptError as error:
+                raise CorruptError(f"chunk {corner} at byte {offset}: {error}; restore the file") from error
+            part = values[tuple(slice(at, at + c) for at, c in zip(corner, shape, strict=True))]
+            part[...] = chunk[tuple(map(slice, part.shape))]
+        return values
+
+    def _pieces(self, rows: Indices) -> tuple[Indices, Indices]:
+        index, places = self._stored.index, self._sequences.references[rows, 1:].tolist()
+        chunks = np.concatenate([np.arange(*place) for place in places])[: None if index else 0]
+        return (chunks, chunks) if index is None else (index.offsets[chunks], index.sizes[chunks].astype(np.int64))

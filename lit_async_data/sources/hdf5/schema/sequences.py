@@ -1,4 +1,4 @@
-"""`StoredSequences`: a dataset whose values have variable lengths; they lie in the global heap of its file."""
+"""`StoredSequences`: samples of variable length, in the global heap of a file, or each a dataset in a group."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, Bytes, FieldSpec
@@ -28,24 +29,28 @@ TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredSequences:
-    """Sequences of one axis, each in the global heap.
+    """Sequences of one axis, each in the global heap; or datasets of groups, whose first axes differ.
 
     Attributes:
-        rows: The references to them.
-        references: As `GlobalHeap.references` gives them; int64, shape (rows, 3).
+        rows: The references to them; or the datasets as one, as long as the longest. Its index has the chunks of all.
+        heap: None for datasets of groups.
+        references: As `GlobalHeap.references` gives them; of a dataset, its bytes, the first of its chunks, and their
+            end; int64, shape (rows, 3).
         dtype: Of their elements, as stored.
         spec: The field, padded.
+        chunks: The shape of the chunks of each dataset; shape (rows, axes).
     """
 
     rows: StoredDataset
-    heap: GlobalHeap
+    heap: GlobalHeap | None
     references: Indices
     dtype: np.dtype[Any]
     spec: FieldSpec
+    chunks: npt.NDArray[Any] | None = None
 
     @functools.cached_property
     def lengths(self) -> Indices:
-        return np.asarray(self.references[:, 0] // self.dtype.itemsize)
+        return np.asarray(self.references[:, 0] // (self.dtype.itemsize * math.prod(self.spec.shape[1:])))
 
 
 def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
