@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from lit_async_data.batch.spec import Array, FieldSpec
 
 # Values counted at a time: enough to make up for the calls, few enough for the cache that cores share.
-BLOCK = 2**19
+BLOCK = 2**20
 # Samples with fewer values for a place on the axes that are kept are counted together.
 FEW = 256
-# Values that are summed in float32.
-RUN = 1024
+# Values that are summed in float32; of one byte, so few that the sum of their squares is exact.
+RUN, RUN_OF_BYTES = 1024, 256
+# Values of a row whose mean is near enough to that of all.
+SOME = 64
 # Squares of floats outside of this range, or their sums, may leave that of float32.
 LEAST, LARGEST = 2.0**-40, 2.0**40
+# Memory for the distances of a block, by thread: the system takes longer to clear new memory than we to count in it.
+_room = threading.local()
 # What is computed of infinite values is NaN.
 _infinity = np.errstate(invalid="ignore", over="ignore")
 
@@ -118,7 +123,7 @@ def _moments(values: Array) -> tuple[Array, ...]:
     """The attributes of `Moments` for each row of values, but for classes."""
     exact, itemsize = values.dtype.kind in "biu", values.dtype.itemsize
     nans, least, largest = np.zeros(len(values), np.int64), values.min(1), values.max(1)
-    some = values[:, :: values.shape[1] // 1024 + 1]
+    some = values[:, :: values.shape[1] // SOME + 1]
     if not exact and np.isnan(least).any():  # the first number of a row takes the place of its NaNs
         missing = np.isnan(values)
         some = values[np.arange(len(values)), missing.argmin(1), None]
@@ -127,19 +132,32 @@ def _moments(values: Array) -> tuple[Array, ...]:
         least, largest = (np.where(nans < values.shape[1], each, np.nan) for each in (values.min(1), values.max(1)))
     reach = np.zeros(0) if exact else np.maximum(np.abs(least), np.abs(largest), dtype=np.float64)
     small = itemsize <= (2 if exact else 4) and not ((reach < LEAST) & (reach > 0) | (reach > LARGEST)).any()
-    numbers, count = values.astype(np.float32 if small else np.float64, copy=False), values.shape[1] - nans
-    shift = some.mean(1, dtype=numbers.dtype)
-    if exact:
-        shift = np.rint(shift)  # distances are whole numbers, too
-    distances = numbers - shift[:, None]
-    off = _dot(distances, np.ones_like(distances[:1])) / np.maximum(count, 1)
-    squares = _dot(distances, distances) - count * off**2
+    count, distances = values.shape[1] - nans, _memory(values.shape, np.dtype(np.float32 if small else np.float64))
+    if exact and itemsize == 1:
+        shift, run = np.zeros(len(values)), RUN_OF_BYTES
+        distances[...] = values
+    else:
+        shift, run = some.mean(1, dtype=distances.dtype), RUN
+        if exact:
+            shift = np.rint(shift)  # distances are whole numbers, too
+        np.subtract(values, shift[:, None], out=distances, dtype=distances.dtype, casting="unsafe")
+    off = _dot(distances, np.ones_like(distances[:1]), run) / np.maximum(count, 1)
+    squares = _dot(distances, distances, run) - count * off**2
     return count, np.where(count, shift + off, 0), np.maximum(squares, 0), least, largest, nans
 
 
-def _dot(one: Array, other: Array) -> Array:
+def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array in the memory of this thread."""
+    size = math.prod(shape) * dtype.itemsize
+    if not hasattr(_room, "bytes") or len(_room.bytes) < size:
+        _room.bytes = np.empty(size, np.uint8)
+    array: Array = _room.bytes[:size].view(dtype).reshape(shape)
+    return array
+
+
+def _dot(one: Array, other: Array, run: int) -> Array:
     """The sums of the products of rows; in float64, of runs so short that they lose nothing in float32."""
-    at = one.shape[1] // RUN * RUN
-    runs = [each[:, :at].reshape(len(each), -1, RUN) for each in (one, other)]
+    at = one.shape[1] // run * run
+    runs = [each[:, :at].reshape(len(each), -1, run) for each in (one, other)]
     sums: Array = np.vecdot(*runs).sum(1, dtype=np.float64) + np.vecdot(one[:, at:], other[:, at:])
     return sums

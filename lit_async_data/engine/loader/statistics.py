@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import io
 import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -30,8 +28,8 @@ from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.local_files.cache_folder import CacheFolder
 from lit_async_data.system import usable_cores
 
-# Bytes of a batch; values that a thread counts at a time; samples, and bytes, that stand for all of a kept result.
-BATCH_BYTES, TASK, PROBES, PROBE_BYTES = 8 * 2**20, 2**19, 32, 2**26
+# Bytes of a batch; samples, and bytes, that stand for all of a kept result.
+BATCH_BYTES, PROBES, PROBE_BYTES = 8 * 2**20, 32, 2**26
 # More reader threads than this, and more classes, are not worth it.
 MOST_THREADS, MOST_CLASSES = 8, 2**16
 # Raise this when the numbers, or their meaning, change.
@@ -197,11 +195,7 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
     }
     counted: Counted = {}
     bar = tqdm(total=len(part), desc="statistics", unit=" samples", delay=1, disable=None if not rank else True)
-    with (
-        bar,
-        AsyncLoader(part, options, world_size=1) as loader,
-        ThreadPoolExecutor(usable_cores(), "lit_async_data count") as pool,
-    ):
+    with bar, AsyncLoader(part, options, world_size=1) as loader:
         loader.machinery.wiring.steps_wanted = lambda: (None, 0)  # nothing is read ahead for a second epoch
         for batch in loader:
             for name, axes in kept.items():
@@ -210,15 +204,13 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
                 if field.ragged or field.padded:
                     places = np.arange(values.shape[1])[:: -1 if field.padded == "left" else 1]
                     real = places < batch[length_key(name)].numpy()[:, None]
-                if (found := _counted(field, axes, values, real, pool)) is not None:
+                if (found := _counted(field, axes, values, real)) is not None:
                     counted[name] = Moments.together([counted[name], found] if name in counted else [found])
             bar.update(len(next(iter(batch.values()))))
     return counted
 
 
-def _counted(
-    field: FieldSpec, axes: Sequence[int], values: Array, real: Array | None, pool: ThreadPoolExecutor
-) -> Moments | None:
+def _counted(field: FieldSpec, axes: Sequence[int], values: Array, real: Array | None) -> Moments | None:
     """The moments of a batch, whose padding is left out; None if nothing else is there."""
     classes = np.zeros(0, np.int64)
     if field.classes and field.shape == (len(field.classes),):  # several classes per sample
@@ -232,10 +224,7 @@ def _counted(
         values, kept = np.moveaxis(values, filled + 1, 1)[real], [axis + (axis < filled) for axis in axes]
     if not values.size:
         return None
-    step = max(TASK // values[0].size, 1)
-    parts = (values[first : first + step] for first in range(0, len(values), step))
-    found = Moments.together([*pool.map(functools.partial(Moments.of, kept=kept), parts)])
-    return found._replace(classes=classes[None])
+    return Moments.of(values, kept)._replace(classes=classes[None])
 
 
 def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[tuple[str, bytes], Counted]:
