@@ -20,7 +20,7 @@ from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
 from lit_async_data.sources.hdf5.parts.selection import chosen_groups
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, inspect_field
 from lit_async_data.sources.hdf5.schema.compound import member_of, members
-from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, encoding, names_of
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, category_of, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
@@ -142,8 +142,8 @@ class StoredPart:
             group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
             node = group.node(group.name(name))
             if isinstance(node, h5py.Group) and encoding(node) == "categorical":
-                names = np.array([*names_of(group.whole(f"{name}/categories", "")), None], object)
-                return names.take(self.column(f"{name}/codes", allow_external=allow_external))  # −1 has no category
+                codes = self.column(f"{name}/codes", allow_external=allow_external)
+                return category_of(codes, group.whole(f"{name}/categories", ""), self.path)
             dataset, member = group.whole_member(name, "")
             if dataset.shape != (self.rows,):
                 raise FormatError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_async_data.batch.spec import FieldSpec
+from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import check_unindexed
@@ -141,6 +141,21 @@ def names_of(categories: h5py.Dataset) -> tuple[str, ...]:
     text = h5py.check_string_dtype(categories.dtype) is not None
     names = np.asarray(categories.asstr()[...] if text else categories[...])
     return tuple(str(each) for each in names.tolist())
+
+
+def category_of(codes: Array, categories: h5py.Dataset, file: str, *, missing: str | None = None) -> Array:
+    """The name of each code in the categories of a categorical column; ``missing`` for −1."""
+    names = np.array([*names_of(categories), missing], object)
+    wrong = (codes < -1) | (codes >= len(names) - 1)
+    if wrong.any():
+        raise CorruptError(
+            f"{file}:{categories.name}: has {len(names) - 1} names, but there is code {codes[wrong.argmax()]}; write "
+            "the column again",
+            file=file,
+            dataset=categories.name,
+        )
+    found: Array = names[codes]
+    return found
 
 
 def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, context: dict[str, Any]) -> Indices:

@@ -12,7 +12,7 @@ from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.schema.compound import find_member, member_of
-from lit_async_data.sources.hdf5.schema.encoded import encoding, names_of
+from lit_async_data.sources.hdf5.schema.encoded import category_of, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
@@ -50,7 +50,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
     dataset, path = group.whole_member(f"/{of.strip('/')}", "")
     values = member_of(dataset[...], path)
     if of != name:
-        values = np.array([*names_of(group.whole(categories, "")), ""], object)[values]  # −1 has no category
+        values = category_of(values, group.whole(categories, ""), group.path, missing="")
     codes, row = numbered(values, field, stored, where)
     return StoredDataset(
         group.path, name, codes.shape, CODES, 0, row, None, 1, filtered=False, external=stored.external, kept=codes

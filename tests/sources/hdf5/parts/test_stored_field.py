@@ -17,7 +17,7 @@ from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, check, read, read_from, refused, refused_sooner_or_later, refused_when_read
 
 from lit_async_data import Field, HDF5Source, split
-from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
+from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, MissingError, SourceError
 
 ROWS = 20
 STORAGE = {
@@ -361,7 +361,7 @@ def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes(h5,
     check(path, {"y": "type"}, group="cells")
 
 
-@pytest.mark.parametrize("bad", [-1, 3])
+@pytest.mark.parametrize("bad", [-2, -1, 3])
 def test_a_code_without_a_category_names_its_row(h5, bad):
     codes = (np.arange(ROWS) % 3).astype("i1")
     codes[AT] = bad
@@ -371,6 +371,11 @@ def test_a_code_without_a_category_names_its_row(h5, bad):
     if bad == -1:
         with pytest.raises(ConfigError, match=rf"groups: type has no value \(None\) for sample {AT} "):
             split(HDF5Source(path, ["data"]), {"train": 0.5, "val": 0.5}, groups="type")
+    else:
+        with pytest.raises(CorruptError, match=f"type/categories: has 3 names, but there is code {bad}"):
+            HDF5Source(path, ["data"]).column("type")
+        with pytest.raises(CorruptError, match=f"code {bad}"):
+            HDF5Source(path, {"y": Field("type", kind="text")})
 
 
 # -- sparse rows -------------------------------------------------------------------------------------------------------
