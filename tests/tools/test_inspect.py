@@ -385,7 +385,7 @@ def test_joined_images_are_to_be_decoded_in_a_transform():
     examples.jpegs("all.h5")
     with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
         every.copy("joined", file)
-    assert "x holds encoded JPEG images: decode them in a sample_transform" in only(report_on(["x.h5"])).notes
+    assert "x holds encoded images: decode them in a sample_transform" in only(report_on(["x.h5"])).notes
 
 
 TABLES = [

@@ -51,17 +51,19 @@ class Dataset:
     reading: Reading | None = None
     why: str = ""
     kind: str = ""  # of a group, as of `encoding`; else "images", "member", "scale", "pandas"; empty for plain values
-    images: str = ""  # the format of the image files that it holds, such as JPEG
     axis: str = ""  # the name of its first axis, as NetCDF gives it
     attributes: tuple[str, ...] = ()
-    path: str = ""  # in the file, where `name` has the pattern of its groups
-    field: str = ""  # in its group: the name of a field
+    field: str = ""  # its name in its group
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
     size: tuple[int, ...] = ()  # (height, width) of the first image
 
     def __post_init__(self) -> None:
-        self.path, self.field = self.path or self.name, self.field or self.name
-        self.rows = self.rows or (self.shape[:1] * 2 or None)
+        self.field, self.rows = self.field or self.name, self.rows or (self.shape[:1] * 2 or None)
+
+    @property
+    def flat(self) -> bool:
+        """Whether it has one value for each row."""
+        return math.prod(self.shape) <= max(self.shape, default=1)
 
 
 #: What the report tells of a dataset.
@@ -78,7 +80,7 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "") -> Ite
     if kind:
         yield _of_group(group, path or ".", kind)
     elif images:
-        yield Dataset(path, f"{images} images", (len(group),), kind="images", images=images)
+        yield Dataset(path, f"{images} images", (len(group),), kind="images")
         return
     names: list[Any] = list(itertools.islice(group, MOST_MEMBERS)) if kind in ("", "variable") else []
     groups = []
@@ -119,7 +121,6 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
         bytes=math.prod(shape) * dtype.itemsize if dataset.shape is not None else 0,
         stored_bytes=int(dataset.id.get_storage_size()),
         kind="images" if images else "scale" if attributes.get("CLASS") == b"DIMENSION_SCALE" else "",
-        images=images,
         axis=next((str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()), "") if shape else "",
         attributes=tuple(attributes),
     )
@@ -166,14 +167,15 @@ def _type_name(dtype: np.dtype[Any]) -> str:
 
 def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None:
     """Say how a field of a dataset is read, and why not faster, or not at all."""
-    where = f"{group.path}:/{node.path}"
+    name = group.name(node.field)
+    where = f"{group.path}:/{name}"
     if node.kind == "pandas":
-        node.why = f"pandas wrote it: ManifestSource takes the DataFrame pandas.read_hdf({group.path!r}, {node.path!r})"
+        node.why = f"pandas wrote it: ManifestSource takes the DataFrame pandas.read_hdf({group.path!r}, {name!r})"
         return
     try:
-        with as_source_errors(where, "cannot be read", file=group.path, dataset=node.path):
+        with as_source_errors(where, "cannot be read", file=group.path, dataset=name):
             decode: Any = "image" if node.kind == "images" else None
-            field = inspect_field(group, "x", Field(node.path, decode=decode), layout)["x"]
+            field = inspect_field(group, "x", Field(node.field, decode=decode), layout)["x"]
     except AsyncDataError as error:
         text = str(error).removeprefix(f"{where}: ").removeprefix(f"{group.path}: ")
         node.why = text.replace(f"{group.path}:/", "")
@@ -211,6 +213,7 @@ class Scope:
 
     nodes: list[Dataset]
     group: str | None = None
+    first: str = "/"  # of these groups
     count: int = 1
     attributes: Sequence[str] = ()  # of the first group, or of the file
     paths: Sequence[str] = ()  # of all files
@@ -240,7 +243,7 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
             node.groups, node.rows = len(names), (min(rows), max(rows)) if rows else None
             node.field = node.name.removeprefix(f"{parent}{names[0]}/")
             node.name = f"{parent}{pattern}/{node.field}"
-        found.append(Scope(groups[names[0]], f"{parent}{pattern}", len(names)))
+        found.append(Scope(groups[names[0]], f"{parent}{pattern}", f"{parent}{names[0]}", len(names)))
     return [Scope(rest), *found]
 
 

@@ -42,15 +42,14 @@ def hdf5_report(given: Sequence[str]) -> Report:
     first, report = paths[0], Report("HDF5", paths)
     with as_source_errors(first, "cannot be read", file=first), open_h5py(first) as file:
         nodes = list(itertools.islice(datasets_of(cast("h5py.Group", file["/"]), set()), MOST_DATASETS))
-        group = OpenGroup(file, first, "/", IndexCache(None), allow_external=False)
         for scope in scopes_of(nodes):
+            group = OpenGroup(file, first, scope.first, IndexCache(None), allow_external=False)
+            scope.paths, scope.attributes = paths, list(file[scope.first].attrs)
             if len(scope.nodes) > MOST_DESCRIBED:
                 report.notes.append(f"only the first {MOST_DESCRIBED} of {len(scope.nodes):,} datasets are shown")
                 del scope.nodes[MOST_DESCRIBED:]
             for node in scope.nodes:
                 describe(group, node)
-            above = next((node.path.removesuffix(node.field) for node in scope.nodes), "")
-            scope.paths, scope.attributes = paths, list(file[above or "/"].attrs)
             candidates = list(suggestions(scope, report.notes))
             report.suggest(candidates)
             for call, node in itertools.product([each.call for each in candidates[:1]], scope.nodes):
@@ -73,11 +72,11 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     training = of_training(node.name for node in known)
     nodes = [node for node in known if node.name in training]
     inputs = sorted(filter(_can_be_input, nodes), key=_score, reverse=True)
-    labels = sorted(filter(_can_be_label, nodes), key=lambda n: (not has_word(n.name, words.LABELS), not _is_flat(n)))
+    labels = sorted(filter(_can_be_label, nodes), key=lambda n: (not has_word(n.name, words.LABELS), not n.flat))
     if not inputs:
         return
     for start in [node for node in nodes if _is_start(inputs[0], node)]:
-        yield from _events(scope, inputs[0], start, [label for label in labels if label.shape == start.shape])
+        yield from _windows(scope, inputs[0], [label for label in labels if label.shape == start.shape], start)
     x = next((n for n in inputs if any(_axis(n, label) is not None for label in labels)), inputs[0])
     labels = [label for label in labels if _axis(x, label) is not None][:4]
     several = max(scope.count, len(scope.paths)) > 1
@@ -97,7 +96,7 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
             fields: dict[str, Given] = {"x": x.field} | ({} if y is None else {"y": y})
             yield _suggestion(scope, title, fields, sample="group", layout=layout)
     elif (recording and _is_long(x)) or (_lies_across(x) and not labels):
-        yield from (_windows(scope, x, label) for label in [*labels, None])
+        yield from _windows(scope, x, labels, None)
     else:
         masks = [n for n in inputs if n is not x and len(x.shape) > 2 and n.shape[:3] == x.shape[:3] and _is_mask(n)]
         yield from (_samples(scope, x, y) for y in [*labels, *masks[:1], None])
@@ -131,19 +130,19 @@ def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
     if y is not None:
         title, fields["y"] = f"{x.field} with {y.field}", y.field
         axis = (_axis(x, y) or 0) if len(y.shape) < 3 else 0
-        if len(y.shape) == 2 and _is_flat(y):
+        if len(y.shape) == 2 and y.flat:
             fields["y"] = {"name": y.field, "column": 0}
             layout |= {"y": "CN"} if y.shape[0] == 1 else {}
     if letters := None if x.kind else layout_of(x.shape, axis):
         layout["x"] = letters
         layout |= {"y": letters} if y is not None and len(y.shape) == len(x.shape) > 2 else {}
     groups = [n for n in scope.nodes if n.shape == (x.shape[axis],) and has_word(n.name, words.GROUPS)]
-    matlab = "MATLAB_class" in x.attributes and len(x.shape) > 2
+    matlab, joined = "MATLAB_class" in x.attributes and len(x.shape) > 2, "images" in x.type and not x.size
     notes: dict[str, object] = {
         "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing": x.size,
-        f"x holds encoded {x.images} images: decode them in a sample_transform": x.images and not x.size,
+        "x holds encoded images: decode them in a sample_transform": joined,
         "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together": (
-            x.kind == "variable" and not x.images
+            x.kind == "variable" and not joined
         ),
         "MATLAB stores axes in reverse: images have width before height; transpose them in a transform": matlab,
     }
@@ -152,33 +151,24 @@ def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
     return _suggestion(scope, title, fields, said, kept, layout=layout)
 
 
-def _window(x: Dataset) -> int:
-    """Rows of a window of a recording."""
-    return int(min(WINDOW, 2 ** int(math.log2(_rows(x) // 4))))
-
-
-def _windows(scope: Scope, x: Dataset, label: Dataset | None) -> Suggestion:
-    size, layout = _window(x), {"x": "CN"} if _lies_across(x) else {}
-    ahead = max(size // 8, 1)
-    y: dict[str, Any] = {"name": x.field, "window": (size, size + ahead)}
-    target = f"the {ahead} rows after a window"
-    if label is not None:
-        y, target = {"name": label.field, "window": size - 1}, f"{label.field} at the last row of a window"
-    elif layout:
-        layout["y"] = "CN"
-    note = f"the lengths are guesses: {size} rows every {ahead}; y is {target}"
-    fields: dict[str, Given] = {"x": {"name": x.field, "window": (0, size)}, "y": y}
-    return _suggestion(scope, f"windows of {x.field}", fields, [note], layout=layout, stride=ahead)
-
-
-def _events(scope: Scope, x: Dataset, start: Dataset, labels: Sequence[Dataset]) -> Iterator[Suggestion]:
-    """Windows that begin where something happens; filled up, if some reach beyond the recording."""
-    size, layout = _window(x), {"x": "CN"} if _lies_across(x) else {}
-    title, note = f"windows of {x.field} from {start.field} on", f"the length is a guess: {size} rows"
-    for label, pad in itertools.product([*labels, None], ({}, {"pad": "zero"})):
+def _windows(scope: Scope, x: Dataset, labels: Sequence[Dataset], start: Dataset | None) -> Iterator[Suggestion]:
+    """Windows of a recording: where something begins, filled up if some reach beyond its end; or at equal steps."""
+    across, size = _lies_across(x), min(WINDOW, 2 ** int(math.log2(_rows(x) // 4)))
+    ahead, title = max(size // 8, 1), f"windows of {x.field}"
+    for label, pad in itertools.product([*labels, None], ({}, {"pad": "zero"}) if start else ({},)):
         fields: dict[str, Given] = {"x": {"name": x.field, "window": (0, size), **pad}}
-        fields |= {} if label is None else {"y": {"name": label.field, "per": "anchor"}}
-        yield _suggestion(scope, title, fields, [note], layout=layout, rows=start.field)
+        layout, note = {"x": "CN"} if across else {}, f"the lengths are guesses: {size} rows every {ahead}; y is "
+        if start:
+            fields |= {"y": {"name": label.field, "per": "anchor"}} if label else {}
+            title, note = f"windows of {x.field} from {start.field} on", f"the length is a guess: {size} rows"
+        elif label:
+            fields["y"] = {"name": label.field, "window": size - 1}
+            note += f"{label.field} at the last row of a window"
+        else:
+            fields["y"] = {"name": x.field, "window": (size, size + ahead)}
+            layout, note = layout | ({"y": "CN"} if across else {}), f"{note}the {ahead} rows after a window"
+        options = {"rows": start.field} if start else {"stride": ahead}
+        yield _suggestion(scope, title, fields, [note], layout=layout, **options)
 
 
 def _is_start(x: Dataset, node: Dataset) -> bool:
@@ -191,10 +181,6 @@ def _is_mask(node: Dataset) -> bool:
     return has_word(node.name, words.MASKS) or (has_word(node.name, words.LABELS) and node.dtype.kind in "biu")
 
 
-def _is_flat(label: Dataset) -> bool:
-    return len(label.shape) == 1 or 1 in label.shape
-
-
 def _can_be_label(node: Dataset) -> bool:
     named = has_word(node.name, words.LABELS) and node.kind in ("", "member")
     return (named or node.kind == "categorical") and node.dtype.kind in "biuf" and 0 < len(node.shape) < 3
@@ -203,7 +189,7 @@ def _can_be_label(node: Dataset) -> bool:
 def _can_be_input(node: Dataset) -> bool:
     if node.kind == "categorical" or node.dtype.kind not in "biufc" or has_word(node.axis, _SPACE):
         return False
-    return node.kind not in ("", "member") or math.prod(node.shape) > max(node.shape)
+    return node.kind not in ("", "member") or not node.flat
 
 
 def _score(node: Dataset) -> float:
@@ -215,7 +201,7 @@ def _score(node: Dataset) -> float:
 
 def _axis(x: Dataset, label: Dataset) -> int | None:
     """The axis that counts the samples of a label: the first, else the last."""
-    count = label.shape[1] if len(label.shape) == 2 and label.shape[0] == 1 else label.shape[0]
+    count = max(label.shape) if label.flat else label.shape[0]
     places = (0,) if x.kind else (0, len(x.shape) - 1)
     return next((axis for axis in places if x.shape[axis] == count and x is not label), None)
 

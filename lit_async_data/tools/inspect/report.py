@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import AsyncDataError, counted
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import HOW_READ
@@ -97,35 +96,29 @@ def _verified(suggestion: Suggestion) -> Suggestion:
             samples=len(source),
             batch={key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in source.spec.items()},
             reading=source.chunks.reading,
-            notes=(*suggestion.notes, *_about_labels(source), *_about_types(source.spec)),
+            notes=(*suggestion.notes, *(note for note, holds in _notes(source).items() if holds)),
         )
 
 
-def _about_labels(source: Source) -> Iterator[str]:
-    y = source.spec.get("y")
-    if y is None or y.shape or len(source) > MOST_LABELS:
-        return
-    values = source.column("y")
-    if y.classes:
-        yield f"y has {len(y.classes)} classes: {', '.join(y.classes[:4])}{', …' if len(y.classes) > 4 else ''}"
-    elif (values % 1 == 0).all():
-        low, high = int(values.min()), int(values.max())
-        from_1 = "; torch's losses count classes from 0: subtract in a transform"
-        yield f"y is from {low:,} to {high:,}{from_1 if 0 < low <= high < MOST_CLASSES else ''}"
-
-
-def _about_types(spec: BatchSpec) -> Iterator[str]:
-    x, y = spec.get("x"), spec.get("y")
-    if wide := [key for key, each in spec.items() if each.dtype == np.float64]:
-        names = " and ".join(wide)
-        yield f'{names}: float64, as stored; dtype="float32" of a field, or "int64" for classes, is what networks take'
-    if x is not None and x.dtype.kind == "u" and len(x.shape) > 1:
-        yield (
-            f'x is {x.dtype}, as stored: on a GPU, device_transform=ToFloat("x") makes float32 from 0 to 1; on a CPU, '
-            "where the loop would wait for it, divide in a batch_transform"
-        )
-    if x is None or len(x.shape) not in (2, 3) or y is None or y.shape or y.dtype.kind not in "iu":
-        yield "the network of train.py takes images and class numbers: add model._target_=package.YourModule"
+def _notes(source: Source) -> dict[str, object]:
+    """What to know of the labels, and of the types."""
+    x, y = source.spec.get("x"), source.spec.get("y")
+    single, classes = y is not None and not y.shape, y.classes if y is not None else ()
+    labels = source.column("y") if single and not classes and len(source) <= MOST_LABELS else np.full(1, 0.5)
+    whole, low, high = (labels % 1 == 0).all(), int(labels.min()), int(labels.max())
+    wide = " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64)
+    images = x is not None and len(x.shape) in (2, 3) and single and y is not None and y.dtype.kind in "iu"
+    return {
+        f"y has {len(classes)} classes: {', '.join(classes[:4])}{', …' * (len(classes) > 4)}": single and classes,
+        f"y is from {low:,} to {high:,}": whole,
+        "torch's losses count classes from 0: subtract in a transform": whole and 0 < low <= high < MOST_CLASSES,
+        f'{wide}: float64, as stored; dtype="float32" of a field, or "int64" for classes, is what networks take': wide,
+        f'x is {x and x.dtype}, as stored: on a GPU, device_transform=ToFloat("x") makes float32 from 0 to 1; on a '
+        "CPU, where the loop would wait for it, divide in a batch_transform": (
+            x is not None and x.dtype.kind == "u" and len(x.shape) > 1
+        ),
+        "the network of train.py takes images and class numbers: add model._target_=package.YourModule": not images,
+    }
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
