@@ -43,11 +43,9 @@ CHANGED = "changed while the step had it, and not by torch (found at release)"
 
 
 class CopyVerifier:
-    """Verifies the first batches of a loader. For one thread, that of the queue.
+    """Verifies the first ``batches`` of a loader. For one thread, that of the queue.
 
-    Args:
-        batches: How many.
-        streams: The device; None where it has no streams, and batches are handed out in host memory.
+    ``streams`` is None where the device has none, and batches are handed out in host memory.
     """
 
     def __init__(self, batches: int, streams: Streams | None = None) -> None:
@@ -111,8 +109,7 @@ class CopyVerifier:
             self._streams.happened(self._streams.record(self._streams.compute()), block=True)
         compared, self._compared = self._compared, []  # the first error is enough, and it is raised once
         for key, fault, wanted, found in compared:
-            wrong = [name for name, total in found.items() if int(total) != int(wanted[name])]
-            if wrong:
+            if wrong := [name for name, total in found.items() if int(total) != int(wanted[name])]:
                 raise TransferError(
                     f"verify_copies: batch {key.step} of epoch {key.epoch}: {', '.join(wrong)} {fault}. "
                     "Unless your code writes to batches where torch does not see it, as through numpy, that is a fault "

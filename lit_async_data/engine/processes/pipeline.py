@@ -172,11 +172,6 @@ class ProcessPipeline(Pipeline):
         all_ended([self._first])
         self.pool.clear()
 
-    @property
-    def process_ids(self) -> list[int]:
-        """Of the reader processes; none before the first request."""
-        return [reader.channel.pid for reader in self._readers]
-
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:

@@ -39,8 +39,6 @@ class Bound(enum.Enum):
 
 
 class Cure(enum.Enum):
-    """What to change."""
-
     NONE = ""
     WORKERS = "; set {prefix}workers={value}"
     PROCESS = "; set {prefix}worker_kind=process"
@@ -123,7 +121,8 @@ def _quicker(bound: Bound, facts: Facts, *, full: bool) -> tuple[Cure, int]:
     if bound is Bound.DECODING and readers.in_vain:
         return Cure.SHUFFLE, 0
     # Threads of one process do not run Python side by side; two that open files are slower than one.
-    helps = (readers.apart or not (python or readers.reading == "opened")) and not readers.tried
+    apart = readers.kind == "process" and readers.reading == "python"
+    helps = (apart or not (python or readers.reading == "opened")) and not readers.tried
     # Readers that wait for storage need no core each; those that copy from the page cache do.
     waits = bound is Bound.READING and facts.stages.cpu_s < facts.stages.worked_s / 2
     full, most = (False, max(facts.cores, 2)) if waits else (full, facts.cores)

@@ -75,17 +75,16 @@ class RepeatingQueue(WrappedQueue):
         super().__init__(queue)
         self._real, self._steps = real, steps
         self._kept: list[Batch] = []
-        self.transform_s = 0.0
 
     def take(self, key: BatchIndex) -> Batch:
         if key.step >= self._steps:
             raise StopIteration
         if key.step >= self._real and self._kept:
-            self.transform_s = 0.0
+            self.queue.transform_s = 0.0
             return self._kept[key.step % len(self._kept)]
         if not key.step:
             self._kept = []
-        batch, self.transform_s = self.queue.take(key), self.queue.transform_s
+        batch = self.queue.take(key)
         self._kept = [*self._kept, batch][:KEPT]
         return batch
 

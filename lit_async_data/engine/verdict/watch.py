@@ -28,7 +28,6 @@ class Readers:
     count: int = 1  # now; of a foreign loader its num_workers, -1 if it has none
     chosen: bool = False  # by the user; else `auto` knows why the kind is no other
     reading: Reading = "copied"
-    apart: bool = False  # in processes, which work side by side
     tried: bool = False  # `auto` has found that another one does not help
     queue_depth: int = 4
     in_vain: bool = False  # a global shuffle decodes chunks for samples that it does not use
@@ -48,7 +47,6 @@ class Readers:
             now,
             options.worker_kind != "auto" or options.workers == 0,
             "python" if workers.apart else loader.source.chunks.reading,
-            workers.apart,
             options.workers == "auto" and isinstance(feed, SlotFeed) and feed.pipeline.tuned and now < workers.most,
             options.queue_depth,
             plan.amplification > 1.5 and loader.order.shuffle == "global",

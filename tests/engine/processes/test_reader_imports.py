@@ -37,7 +37,7 @@ def libraries_of(source, options=()):
     with contextlib.closing(source), AsyncLoader(source, options) as loader:
         next(loader)  # may be read by a thread of this process
         next(loader)
-        maps = Path(f"/proc/{loader.machinery.engine.feed.pipeline.process_ids[0]}/maps").read_text()
+        maps = Path(f"/proc/{loader.machinery.engine.feed.pipeline._readers[0].channel.pid}/maps").read_text()
     return {name for name in ("libtorch", "h5py") if f"/{name}" in maps}
 
 

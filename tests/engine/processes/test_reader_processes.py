@@ -111,7 +111,7 @@ def test_the_first_batch_waits_for_no_process_where_that_costs_nothing(layout, t
     options = {"batch_size": 10, "worker_kind": "process"}
     with AsyncLoader(acts.ReadBy(layout), options, sample_transform=transform) as loader:
         first, *others = [set(batch["y"].tolist()) for batch in loader]
-        process = set(loader.machinery.engine.feed.pipeline.process_ids)
+        process = {each.channel.pid for each in loader.machinery.engine.feed.pipeline._readers}
     assert first == ({os.getpid()} if is_here else process)
     assert set().union(*others) == process
 
@@ -375,7 +375,7 @@ def test_a_killed_process_is_named_and_replaced(number, how, caplog):
 def pid_of(loader):
     pipeline = loader.machinery.engine.feed.pipeline
     assert isinstance(pipeline, ProcessPipeline)
-    return pipeline.process_ids[0]
+    return pipeline._readers[0].channel.pid
 
 
 def test_a_reason_longer_than_the_pipe_arrives_whole():
@@ -539,7 +539,7 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_a_fork_of_it_lives(
         "next(loader)\n"
         "fork = os.fork()\n"
         "if not fork: signal.pause()\n"
-        "print(loader.machinery.engine.feed.pipeline.process_ids[0], fork, flush=True)\n"
+        "print(loader.machinery.engine.feed.pipeline._readers[0].channel.pid, fork, flush=True)\n"
         "signal.pause()\n"
     )
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:
@@ -560,7 +560,7 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_c_code_holds_its_gi
         "from lit_async_data import AsyncLoader\n"
         "loader = AsyncLoader(Numbers(33, hold_the_gil), dict(batch_size=1, shuffle=False, worker_kind='process'))\n"
         "next(loader)\n"
-        "print(loader.machinery.engine.feed.pipeline.process_ids[0], flush=True)\n"
+        "print(loader.machinery.engine.feed.pipeline._readers[0].channel.pid, flush=True)\n"
         "list(loader)\n"
     )
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:

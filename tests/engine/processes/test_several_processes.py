@@ -38,11 +38,15 @@ def pipeline_of(loader):
     return loader.machinery.engine.feed.pipeline
 
 
+def process_ids(loader):
+    return {each.channel.pid for each in pipeline_of(loader)._readers}
+
+
 def in_two_processes(loader):
     """Take passes until two processes read; returns their ids."""
     for _ in patience():
         found = {pid for batch in loader for pid in batch["process"].tolist()}
-        if len(found) == 2 and found == set(pipeline_of(loader).process_ids):
+        if len(found) == 2 and found == process_ids(loader):
             return found
     raise AssertionError("the second process never started")
 
@@ -116,7 +120,7 @@ def test_processes_that_are_killed_are_each_named_once_and_cost_nothing(rest, ca
             pipeline.poll(None)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        while killed & set(pipeline.process_ids):
+        while killed & process_ids(loader):
             seen += [batch["y"][0].item() for batch in loader]
         assert seen == ORDER * (len(seen) // len(ORDER))
         in_two_processes(loader)
@@ -165,9 +169,9 @@ def test_fewer_workers_end_processes():
     with loader_of(PythonNumbers()) as loader:
         in_two_processes(loader)
         pipeline = pipeline_of(loader)
-        first, second = pipeline.process_ids
+        first, second = (each.channel.pid for each in pipeline._readers)
         pipeline.set_workers(1)
-        while second in pipeline.process_ids:
+        while second in process_ids(loader):
             assert [batch["y"][0].item() for batch in loader] == ORDER
         wait_for_the_end_of(second)
         assert {pid for batch in loader for pid in batch["process"].tolist()} == {first}
@@ -255,11 +259,11 @@ def test_a_killed_process_has_its_share_read_again(stored, caplog):
     options |= {"workers": 2, "worker_kind": "process"}
     with AsyncLoader(stored, options, sample_transform=acts.with_process) as loader:
         seen = [loader.next()["y"].tolist() for _ in range(15)]
-        killed = pipeline_of(loader).process_ids[1]
+        killed = pipeline_of(loader)._readers[1].channel.pid
         os.kill(killed, signal.SIGKILL)
         seen += [loader.next()["y"].tolist() for _ in range(185)]
         assert seen == wanted
-        assert killed not in pipeline_of(loader).process_ids
+        assert killed not in process_ids(loader)
 
 
 @pytest.mark.parametrize(("workers", "cache_bytes"), [(3, 0), (2, 2**20)])
