@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lit_async_data.errors import ConfigError, counted
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.storage_layout import HOW_READ
-from lit_async_data.tools.call import OPTIONS, Call, add_source_arguments
+from lit_async_data.tools.call import Call, add_source_arguments
 from lit_async_data.tools.inspect.command import given_call
 from lit_async_data.tools.terminal import indented, section, sized, table
 
@@ -49,28 +48,17 @@ def run(arguments: argparse.Namespace) -> None:
     loader = f"loader = AsyncLoader(source, LoaderOptions(batch_size={arguments.batch_size}{changed}))"
     report["python"] = f"from lit_async_data import AsyncLoader, LoaderOptions\n{call.python()}\n{loader}"
     report["command"] = call.command()
-    report["pack"] = pack_command(arguments.files, call) if report["why_pack"] else ""
+    report["pack"] = pack_lines(call) if report["why_pack"] else ""
     as_json = json.dumps(report, ensure_ascii=False, indent=2, default=vars) if arguments.json else ""
     sys.stdout.write(f"{as_json}\n" if arguments.json else text_of(report))
 
 
-def pack_command(paths: Sequence[str], call: Call) -> str:
-    """The command that packs the samples, of windows their rows; in Python, where no command can name the fields."""
-    given = [field for field in call.fields.values() if not isinstance(field, str)]
-    windows = any(isinstance(field, Mapping) and "window" in field for field in given)
-    if given and not windows:
-        return f'{call.python()}\nfrom lit_async_data.tools.pack.packing import pack\npack(source, "packed.h5")'
-    words = ["python", "-m", "lit_async_data", "pack", *paths, "-o", "packed.h5"]
-    fields = {key: call.name_of(key) for key in call.fields}
-    for name, value in {"fields": fields, **call.options}.items():
-        if not value or name not in ("fields", *OPTIONS[call.source]):
-            continue
-        words.append(f"--{name.replace('_', '-')}")
-        if isinstance(value, Mapping):
-            words += [f"{key}={each}" for key, each in value.items()]
-        else:
-            words += map(str, value if isinstance(value, list | tuple) else [value])
-    return shlex.join(words)
+def pack_lines(call: Call) -> str:
+    """The lines that pack the samples; of windows at equal steps, their rows."""
+    if "stride" in call.options:
+        options = {name: value for name, value in call.options.items() if name != "stride"}
+        call = dataclasses.replace(call, fields={key: call.name_of(key) for key in call.fields}, options=options)
+    return f'{call.python()}\nfrom lit_async_data.tools.pack.packing import pack\npack(source, "packed.h5")'
 
 
 # -- for people --------------------------------------------------------------------------------------------------------

@@ -15,14 +15,11 @@ import argparse
 import contextlib
 import csv
 import dataclasses
-import functools
-import itertools
 import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -33,15 +30,16 @@ from lit_async_data.sources.contract.derived import layout_of
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
 from lit_async_data.sources.table.reading import is_table
-from lit_async_data.system import usable_cores
 from lit_async_data.tools.call import NAMES, Call, add_source_arguments, given_source, source_of
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 from lit_async_data.tools.inspect.report import Report, Suggestion, text_of
 from lit_async_data.tools.inspect.tables import labelled, sized_images, table_report
+from lit_async_data.tools.pack.packing import INPUT_CHUNKS, in_threads
+from lit_async_data.tools.pack.plan import Piece
 from lit_async_data.tools.terminal import ProgressLine, indented, section
 
-# Bytes of samples that a thread reads at a time, or one chunk; blocks per thread until Ctrl-C is heard; decoded chunks.
-BLOCK_BYTES, AHEAD, CHUNKS = 4 * 2**20, 4, 2
+# Bytes of samples that a thread reads at a time, or one chunk.
+BLOCK_BYTES = 4 * 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,17 +125,13 @@ def unreadable(source: Source, progress: Callable[[str, int, int], object]) -> d
 
     Samples are read in storage order, in blocks. A block that fails is halved, down to single samples.
     """
-    layout, sample_bytes, each = layout_of(source), source.spec.nbytes, AHEAD * usable_cores()
+    layout, bad, release = layout_of(source), dict[int, AsyncDataError](), source.reserve(INPUT_CHUNKS, 0, 0)
     order = np.arange(len(source)) if layout.order is None else layout.order
-    most = -(-max(BLOCK_BYTES // max(sample_bytes, 1), 1) // layout.rows) * layout.rows
-    blocks = (order[first : first + most] for first in range(0, len(order), most))
-    bad, done, release = dict[int, AsyncDataError](), 0, source.reserve(CHUNKS, 0, 0)
-    with contextlib.closing(source), ThreadPoolExecutor(usable_cores(), "lit_async_data check") as pool:
-        while some := list(itertools.islice(blocks, each)):
-            progress("reading", sample_bytes * done, sample_bytes * len(order))
-            for found in pool.map(functools.partial(_errors, source), some):
-                bad |= found
-            done += sum(map(len, some))
+    most = -(-max(BLOCK_BYTES // max(source.spec.nbytes, 1), 1) // layout.rows) * layout.rows
+    pieces = (Piece("", len(order), row, order[row : row + most]) for row in range(0, len(order), most))
+    with contextlib.closing(source):
+        for _, found in in_threads(lambda piece: _errors(source, piece.samples), pieces, "reading", source, progress):
+            bad |= found
     release()
     if len(bad) == len(order):
         raise SourceError(f"{source.name}: no sample can be read; is the disk there, and is root right? {bad[0]}")

@@ -231,13 +231,13 @@ def layout_of(shape: Sequence[int], axis: int) -> str | None:
     """
     rest = [n for place, n in enumerate(shape) if place != axis]
     places = [place for place in (len(rest) - 1, 0) if len(rest) > 1 and _is_short(rest, place)]
-    channel = min(places, key=lambda place: rest[place], default=None)
-    letters = {0: "", 1: "W", 2: "HW", 3: "DHW"}.get(len(rest) - (channel is not None))
-    if letters is None or (axis == 0 and channel is None):
+    channel = min(places, key=rest.__getitem__, default=None)
+    others = len(rest) - (channel is not None)
+    if others > 3 or (axis == 0 and channel is None):
         return None
-    letters = "C" if len(rest) == 1 else letters
+    letters = "DHW"[3 - others :] if len(rest) > 1 else "C"
     if channel is not None:
-        letters = letters[:channel] + "C" + letters[channel:]
+        letters = f"{letters[:channel]}C{letters[channel:]}"
     return f"{letters[:axis]}N{letters[axis:]}"
 
 
@@ -248,11 +248,9 @@ def _is_short(rest: Sequence[int], place: int) -> bool:
 
 def _path_of(paths: Sequence[str]) -> str | list[str]:
     """One path for files: the file, a pattern that matches them and no others, or else a list."""
-    if len(paths) == 1:
-        return paths[0]
-    folder, name = os.path.split(common_start(paths))
-    begin, end = os.path.join(glob.escape(folder), ""), os.path.splitext(paths[0])[1]
-    for pattern in (f"{begin}*{end}", f"{begin}{glob.escape(name)}*{end}", f"{begin}**/*{end}"):
+    begin, end = common_start(paths), os.path.splitext(paths[0])[1]
+    folder = os.path.join(glob.escape(os.path.dirname(begin)), "")
+    for pattern in (f"{glob.escape(begin)}*{end}", f"{folder}**/*{end}") if len(paths) > 1 else ():
         if sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True))) == sorted(paths):
             return pattern
-    return list(paths)
+    return list(paths) if len(paths) > 1 else paths[0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from lit_async_data.errors import AsyncDataError
@@ -181,31 +181,27 @@ class _Guesses:
                 notes.append(f'split(source, {sides}, by="{column.name}") leaves one fold for validation')
         return notes
 
-    def joined(self, call: Call, path: str, files: Sequence[str]) -> Iterator[Suggestion]:
-        """The samples of HDF5 files with a label of the table, if one of its columns has the names of all files."""
-        layout = {"layout": {"x": call.options["layout"]["x"]}} if "x" in call.options.get("layout", {}) else {}
-        options = {name: value for name, value in call.options.items() if name != "layout"} | layout
-        for column in self.columns:
-            if column.distinct and {*map(_stem, files)} <= {*map(_stem, self.values(column))}:
-                options |= {"table": path, "on": "file" if column.name == "file" else {column.name: "file"}}
-                for y in self.labels:
-                    fields = {"x": call.fields["x"], "y": self.target(y)}
-                    title = f"{call.name_of('x')} with {y.name} of {path}"
-                    yield Suggestion(title, Call(call.source, call.path, fields, options), tuple(self.notes()))
-
 
 def labelled(report: Report, tables: Sequence[str]) -> None:
     """Put first what a table, given or beside several HDF5 files, labels, if it has a row for each file."""
-    folder, found = glob.escape(os.path.dirname(report.files[0])), Report("HDF5", report.files)
-    beside = glob.glob(os.path.join(folder, "*.csv")) if len(report.files) > 1 else []
-    for path, samples in itertools.product(tables or beside, report.suggestions[:1]):
+    names, found = {Path(path).stem for path in report.files}, Report("HDF5", report.files)
+    candidates = list[Suggestion]()
+    beside = Path(report.files[0]).parent.glob("*.csv") if len(names) > 1 else ()
+    for path, call in itertools.product(tables or map(str, beside), [each.call for each in report.suggestions[:1]]):
         with contextlib.suppress(*(() if tables else (AsyncDataError,))):
-            found.suggest(list(_Guesses(path).joined(samples.call, path, report.files)))
-    report.suggestions[:0] = found.suggestions[:1]
+            guesses = _Guesses(path)
+            options = {name: value for name, value in call.options.items() if name != "layout"} | {"table": path}
+            options |= {"layout": {"x": letters}} if (letters := call.options.get("layout", {}).get("x")) else {}
+            known = {
+                c.name: {Path(str(cell)).stem for cell in guesses.values(c)} for c in guesses.columns if c.distinct
+            }
+            for name, y in itertools.product([name for name in known if names <= known[name]], guesses.labels):
+                on = "file" if name == "file" else {name: "file"}
+                fields, title = {"x": call.fields["x"], "y": guesses.target(y)}, f"labels of {path}: {y.name}"
+                joined = Call(call.source, call.path, fields, {**options, "on": on})
+                candidates.append(Suggestion(title, joined, tuple(guesses.notes())))
+    found.suggest(candidates)
+    report.suggestions[:0] = found.suggestions
     if tables and not found.suggestions:
         none = f"no column of {tables[0]} has the names of all files, beside one that looks like labels"
         report.notes.append((found.notes or [none])[0])
-
-
-def _stem(path: object) -> str:
-    return os.path.splitext(os.path.basename(str(path)))[0]

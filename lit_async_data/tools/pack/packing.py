@@ -133,7 +133,7 @@ def _check_output(source: Source, path: str, *, force: bool) -> None:
 def _write(source: Source, plan: Plan, part: str, columns: Sequence[str], progress: Progress) -> None:
     with h5py.File(part, "x", libver=("earliest", "v110")) as file:  # for old programs, too
         writer = Writer(file, source, plan, {name: column(source, name) for name in columns})
-        with contextlib.closing(_done(writer.encoded, plan, "packing", source.spec.nbytes, progress)) as pieces:
+        with contextlib.closing(in_threads(writer.encoded, plan.pieces(), "packing", source, progress)) as pieces:
             for piece, encoded in pieces:
                 writer.write(piece, encoded)
     with open(part, "rb+", buffering=0) as written:
@@ -145,19 +145,20 @@ def _compare(source: Source, plan: Plan, part: str, columns: Sequence[str], prog
         release = packed.reserve(INPUT_CHUNKS, 0, 0)
         check_whole(source, packed, columns)
         work = functools.partial(check_piece, source=source, packed=packed)
-        collections.deque(_done(work, plan, "comparing", source.spec.nbytes, progress), maxlen=0)
+        collections.deque(in_threads(work, plan.pieces(), "comparing", source, progress), maxlen=0)
         release()
 
 
-def _done(
-    work: Callable[[Piece], _T], plan: Plan, step: str, sample_bytes: int, progress: Progress
+def in_threads(
+    work: Callable[[Piece], _T], pieces: Iterable[Piece], step: str, source: Source, progress: Progress
 ) -> Generator[tuple[Piece, _T], None, None]:
     """Each piece, in order, with the result of some work on it, which is done in as many threads as there are cores."""
-    threads, total, done = usable_cores(), sample_bytes * sum(rows for _, rows in plan.sections), 0
+    threads, sample_bytes, done = usable_cores(), source.spec.nbytes, 0
+    total = sample_bytes * len(source)
     progress(step, 0, total)
     waiting: collections.deque[tuple[Piece, Future[_T]] | None] = collections.deque()
-    with ThreadPoolExecutor(threads, "lit_async_data pack") as pool:
-        for piece in itertools.chain(plan.pieces(), itertools.repeat(None, AHEAD * threads)):
+    with ThreadPoolExecutor(threads, f"lit_async_data {step}") as pool:
+        for piece in itertools.chain(pieces, itertools.repeat(None, AHEAD * threads)):
             waiting.append((piece, pool.submit(work, piece)) if piece is not None else None)
             if len(waiting) > AHEAD * threads and (first := waiting.popleft()):
                 yield first[0], first[1].result()

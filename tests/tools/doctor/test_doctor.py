@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.__main__ import main
 from lit_async_data.engine.stats import ReadStats, Stage, StageTimes
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.call import Call
 from lit_async_data.tools.doctor import command, examination
 from lit_async_data.tools.doctor.examination import Trial, best, measured, why_pack
 
@@ -199,30 +197,24 @@ def test_the_python_lines_run(arguments, capsys):
         ["photos.csv", "--image-size", "8"],
         ["photos"],
         ["signal.h5"],
+        ["column.h5"],
     ],
 )
-def test_the_pack_command_packs(arguments):
+def test_the_lines_that_pack_run(arguments):
     examples.images("scan.h5")
     examples.recording("signal.h5", groups=1)
+    with h5py.File("column.h5", "w") as file:
+        file["x"], file["labels"] = np.zeros((6, 4, 4), "f4"), np.arange(6)[:, None]
     photos()
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     parsed = parser.parse_args(arguments)
     call = command.given_call(parsed.files, parsed)
-    assert main(shlex.split(command.pack_command(parsed.files, call))[3:]) == 0
+    names = {}
+    exec(command.pack_lines(call), names)
+    names["source"].close()
     with h5py.File("packed.h5") as file, contextlib.closing(call.build()) as source:
         assert len(file["origin/row"]) >= len(source)  # of a recording, all rows are packed
-
-
-def test_fields_that_no_command_can_name_are_packed_in_python():
-    with h5py.File("column.h5", "w") as file:
-        file["x"], file["labels"] = np.zeros((6, 4), "f4"), np.arange(6)[:, None]
-    call = Call("HDF5Source", "column.h5", {"x": "x", "y": {"name": "labels", "column": 0}}, {})
-    names = {}
-    exec(command.pack_command(["column.h5"], call), names)
-    names["source"].close()
-    with contextlib.closing(HDF5Source("packed.h5", {"y": "y"})) as packed:
-        assert packed.spec["y"].shape == ()
 
 
 def test_a_report_in_words(capsys, monkeypatch):
@@ -235,7 +227,7 @@ def test_a_report_in_words(capsys, monkeypatch):
     assert "from memory: 12,300 samples/s; each reader 210 MB/s while reading, 380 MB/s while decoding" in text
     assert "from the disk: not measured: left out (--warm)" in text
     assert "python train.py data=hdf5 data.train.path=scan.h5" in text
-    assert "it is slow python -m lit_async_data pack scan.h5" in text
+    assert "it is slow from lit_async_data import HDF5Source" in text
 
 
 @pytest.mark.parametrize(
