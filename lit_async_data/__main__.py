@@ -11,7 +11,7 @@ import lit_async_data
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.tools.doctor import command as doctor
 from lit_async_data.tools.inspect import command as inspect
-from lit_async_data.tools.pack import command as pack
+from lit_async_data.tools.pack import packing as pack
 
 # Modules with `add_arguments(parser)`, and `run(arguments)`, which prints.
 COMMANDS = {"inspect": inspect, "doctor": doctor, "pack": pack}

@@ -98,7 +98,8 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     elif (recording and _is_long(x)) or (_lies_across(x) and not labels):
         yield from _windows(scope, x, labels, None)
     else:
-        masks = [n for n in inputs if n is not x and len(x.shape) > 2 and n.shape[:3] == x.shape[:3] and _is_mask(n)]
+        masks = [n for n in inputs if n is not x and len(x.shape) > 2 and n.shape[:3] == x.shape[:3]]
+        masks = [n for n in masks if has_word(n.name, f"{words.MASKS}|{words.LABELS}") and n.dtype.kind in "biuf"]
         yield from (_samples(scope, x, y) for y in [*labels, *masks[:1], None])
 
 
@@ -175,10 +176,6 @@ def _is_start(x: Dataset, node: Dataset) -> bool:
     """Whether a dataset has the rows of a recording at which something begins."""
     named = has_word(node.name.rpartition(".")[2], words.STARTS) and node.dtype.kind in "iu"
     return named and _is_long(x) and len(node.shape) == 1 and node.shape[0] < _rows(x)
-
-
-def _is_mask(node: Dataset) -> bool:
-    return has_word(node.name, words.MASKS) or (has_word(node.name, words.LABELS) and node.dtype.kind in "biu")
 
 
 def _can_be_label(node: Dataset) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Self
 
@@ -46,7 +46,7 @@ class PackedField:
     dtype: np.dtype[np.generic]
     channel: int | None  # axis of the stored sample
     classes: tuple[str, ...]
-    packed: bool  # its attributes say how to unpack the values (NetCDF)
+    packing: Mapping[str, Any]  # attributes that say how to unpack the values (NetCDF)
     chunk: int = 0  # samples per chunk; 0 if it is contiguous
     shuffle: bool = False
 
@@ -144,13 +144,11 @@ def _rows(field: PackedField, chunk: int | None, *, auto: bool) -> int:
 
 def _contiguous(source: Source) -> list[PackedField]:
     """The fields of a source, contiguous, with the element types of the input."""
-    packed = _packed(source) if isinstance(source, HDF5Source) else set()
-    return [
-        PackedField(
-            key, each.stored_shape, _element_type(source, key), each.channel, each.classes or each.texts, key in packed
-        )
-        for key, each in source.spec.fields.items()
-    ]
+    packings, fields = _packings(source) if isinstance(source, HDF5Source) else {}, list[PackedField]()
+    for key, each in source.spec.fields.items():
+        dtype, classes = _element_type(source, key), each.classes or each.texts
+        fields.append(PackedField(key, each.stored_shape, dtype, each.channel, classes, packings.get(key, {})))
+    return fields
 
 
 def _element_type(source: Source, key: str) -> np.dtype[np.generic]:
@@ -165,24 +163,25 @@ def _element_type(source: Source, key: str) -> np.dtype[np.generic]:
     return field.dtype
 
 
-def _packed(source: HDF5Source) -> set[str]:
-    """The fields whose values are packed (NetCDF). They stay so, with the attributes of the first file."""
-    parts = source.stored_parts
+def _packings(source: HDF5Source) -> dict[str, dict[str, Any]]:
+    """The fields whose values stay packed (NetCDF), with the attributes that say how, alike in all files."""
+    parts, packings = source.stored_parts, dict[str, dict[str, Any]]()
     keys = {key for part in parts for key, field in part.fields.items() if field.packed}
-    first: dict[str, dict[str, bytes]] = {}
     for part in parts if keys else ():
         with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path) as file:
             for key in keys:
                 name = part.fields[key].stored.name
                 found: Any = file[name].attrs
-                packing = {each: np.asarray(found[each]).tobytes() for each in PACKING if each in found}
-                if packing != first.setdefault(key, packing):
+                packing = {each: found[each] for each in PACKING if each in found}
+                first = packings.setdefault(key, packing)
+                as_bytes = [{name: np.asarray(each[name]).tobytes() for name in each} for each in (first, packing)]
+                if as_bytes[0] != as_bytes[1]:
                     raise ConfigError(
                         f"fields: {key} is packed in another way in {part} than in {parts[0]}; pack unpacked values, "
                         f"in Python: from lit_async_data.tools.pack.packing import pack; pack(HDF5Source(…, {{{key!r}: "
                         f"Field({name!r}, mask_and_scale=True)}}), OUT)"
                     )
-    return keys
+    return packings
 
 
 def _check(codec: str, chunk: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,15 +11,9 @@ import numpy as np
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import FormatError
 from lit_async_data.sources.contract.source import Source, read
-from lit_async_data.sources.hdf5.schema.conversion import PACKING
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.source import HDF5Source
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.stored_chunk import write_chunk
 from lit_async_data.tools.pack.plan import FILTERS, PackedField, Piece, Plan, encoded
 
-# Attributes that say how a dataset belongs to others in its file.
-LINKS = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict"}
 TEXT = h5py.string_dtype()
 
 
@@ -36,11 +29,11 @@ class Writer:
         file.create_dataset(
             "origin/parts", data=[f"{name}:/{group}".removesuffix(":/") for name, group in parts], dtype=TEXT
         )
-        begin, attributes = 0, _attributes(source)
+        begin = 0
         for group, rows in plan.sections:
             holder = file.require_group(group or "/")
             for field in plan.fields:
-                self._make(holder, field, rows, attributes.get(field.key, {}))
+                self._make(holder, field, rows)
             for name, kind in {"part": np.int32, "row": np.int64, **dict.fromkeys(self._texts, TEXT)}.items():
                 holder.create_dataset(f"origin/{name}", (rows,), kind)
             for name, values in columns.items():
@@ -48,7 +41,7 @@ class Writer:
                 holder.create_dataset(name, data=values[begin : begin + rows], dtype=dtype)
             begin += rows
 
-    def _make(self, holder: h5py.Group, field: PackedField, rows: int, attributes: Mapping[str, Any]) -> None:
+    def _make(self, holder: h5py.Group, field: PackedField, rows: int) -> None:
         """Make a dataset: contiguous; or in chunks, whose filters libhdf5 need not know."""
         if field.categorical:  # as AnnData stores categories
             group = holder.require_group(field.key)
@@ -65,7 +58,7 @@ class Writer:
         kind, space = h5py.h5t.py_create(field.dtype, logical=True), h5py.h5s.create_simple((rows, *field.shape))
         above, _, name = field.dataset.rpartition("/")
         h5py.h5d.create(holder.require_group(above or holder.name).id, name.encode(), kind, space, properties).close()
-        holder[field.key].attrs.update(attributes)
+        holder[field.key].attrs.update(field.packing)
 
     def encoded(self, piece: Piece) -> dict[str, Any]:
         """Read a piece, and turn it into values and lists of stored chunks, by dataset. In any thread."""
@@ -109,23 +102,3 @@ def _stored(values: Array, field: PackedField, piece: Piece) -> Array:
         where = f"{field.key}, sample {sample}: {values[outside][0]} is none of its {len(field.classes)} classes"
         raise FormatError(f"{where}; leave such samples out", dataset=field.key, sample_id=sample)
     return values.astype(field.dtype, copy=False)
-
-
-def _attributes(source: Source) -> dict[str, dict[str, Any]]:
-    """The attributes of the datasets of the first file, by batch key: numbers and texts, but no references."""
-    if not isinstance(source, HDF5Source):
-        return {}
-    part, found = source.stored_parts[0], dict[str, dict[str, Any]]()
-    with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path) as file:
-        for key, field in part.fields.items():
-            own = isinstance(field.stored, StoredDataset) and field.mask_of is None and field.stored.name in file
-            own = own and not field.channels
-            given: Any = file[field.stored.name].attrs if own else {}
-            unpacked = field.conversion is not None and field.conversion.packing is not None
-            found[key] = {}
-            for name in [name for name in given if name not in LINKS and not (unpacked and name in PACKING)]:
-                with contextlib.suppress(*LIBRARY_ERRORS):  # of a type that h5py cannot read
-                    value = np.asarray(given[name])
-                    if value.dtype.kind in "biufcSU" or all(isinstance(each, str | bytes) for each in value.flat):
-                        found[key][name] = given[name]
-    return found

@@ -1,4 +1,4 @@
-"""`pack`: values, types, attributes and places survive; the result is read by the fast way; errors name what to do."""
+"""`pack`: values, types and places survive; the result is read by the fast way; errors name what to do."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lit_async_data.__main__ import main
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.pack import packing, plan, writing
-from lit_async_data.tools.pack.command import ProgressLine
 from lit_async_data.tools.pack.packing import pack, packed_source
+from lit_async_data.tools.terminal import ProgressLine
 
 rng = np.random.default_rng(0)
 NOISE = rng.integers(0, 256, (50, 64, 64), "u1")
@@ -80,22 +80,6 @@ def test_axes_come_in_the_order_of_batches_with_the_layout_to_read_them_by(h5, o
     packed = pack(source, out)
     assert packed.plan.fields[0].layout == "NHWC"
     same(source, packed_source(out, packed.plan))
-
-
-def test_attributes_are_kept_but_not_links_to_other_datasets(h5, out):
-    path = h5(data=SMOOTH, labels=np.arange(50))
-    with h5py.File(path, "r+") as file:
-        file["data"].attrs.update({"units": "counts", "gain": np.float32(0.5), "window": [1, 2]})
-        file["data"].attrs["of"] = file["labels"].ref
-        file["labels"].make_scale("number")
-    pack(HDF5Source(path), out)
-    with h5py.File(out) as file:
-        attributes = dict(file["data"].attrs)
-        assert attributes.pop("units") == "counts"
-        assert attributes.pop("gain").dtype == np.float32
-        assert attributes.pop("window").tolist() == [1, 2]
-        assert not attributes
-        assert not dict(file["labels"].attrs)
 
 
 def test_several_files_become_one_and_each_sample_remembers_its_row(h5, out, monkeypatch):
