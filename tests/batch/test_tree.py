@@ -186,9 +186,6 @@ def test_results_of_torch_with_names_are_rebuilt():
     assert result.indices is found.indices
 
 
-# -- containers of the user's classes ----------------------------------------------------------------------------------
-
-
 class Spread(tuple):
     """Its ``__new__`` takes the elements one by one, as in many tuple classes."""
 

@@ -135,9 +135,6 @@ def test_close_closes_loaders_and_files(h5):
     dm.close()
 
 
-# -- loaders that were described -----------------------------------------------------------------------------------
-
-
 class Counting(ArraySource):
     """Counts the reads of all values of a field."""
 
@@ -255,9 +252,6 @@ def test_the_loaders_of_a_datamodule_know_their_stage_and_share_what_was_said():
     train, (first, second) = dm.train_dataloader(), dm.val_dataloader()
     assert [each.machinery.wiring.label for each in (train, first, second)] == ["train", "val", "val[1]"]
     assert train.machinery.wiring.logged is first.machinery.wiring.logged is second.machinery.wiring.logged
-
-
-# -- statistics --------------------------------------------------------------------------------------------------------
 
 
 def recorded(length=20, tuples=False):

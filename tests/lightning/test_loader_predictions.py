@@ -94,9 +94,6 @@ def test_a_file_whose_name_is_no_text_is_named_with_its_bytes(tmp_path):
         assert {os.path.basename(each) for each in rows["file"]} == {"\\xe4 ö.h5"}
 
 
-# -- what cannot be merged ---------------------------------------------------------------------------------------------
-
-
 def test_a_rank_that_ended_early_or_predicts_something_else_has_a_fault(tmp_path):
     (first, _), (second, loader) = ranks_of(tmp_path, 2, numbered(16))
     for step in range(2):
@@ -122,9 +119,6 @@ def test_predictions_that_differ_between_batches_are_refused(tmp_path):
     predictions.add(0, predicted_of(range(4)))
     with pytest.raises(ConfigError, match=r"predict_step, batch 1: p int64; but it began with score float64"):
         predictions.add(1, {"p": torch.arange(4)})
-
-
-# -- values ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

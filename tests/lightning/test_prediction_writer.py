@@ -63,9 +63,6 @@ def test_a_bare_tensor_becomes_the_column_prediction(tmp_path):
     assert os.listdir(tmp_path / "out") == ["predictions.parquet"]
 
 
-# -- locations ---------------------------------------------------------------------------------------------------------
-
-
 def check_locations(source, found):
     """Assert that the location columns are what the source says, and return their names."""
     ids = source.ids(np.arange(len(source)))
@@ -109,9 +106,6 @@ def test_samples_with_and_without_ids_leave_the_column_empty_where_there_is_none
     assert rows["id"][4:] == ["005", None, None, None]
     assert arrays["id"][4:] == ["005", "", "", ""]
     assert rows["group"] == ["/"] * 5 + ["/g"] * 3
-
-
-# -- loaders and limits ------------------------------------------------------------------------------------------------
 
 
 def test_each_of_several_sources_has_its_own_files(tmp_path, caplog):
@@ -175,9 +169,6 @@ def test_a_dataloader_of_torch_is_refused_with_what_to_do(tmp_path, callbacks):
     assert os.listdir(tmp_path) == []
 
 
-# -- results that exist, and runs that end early -----------------------------------------------------------------------
-
-
 def test_a_result_that_exists_is_refused_before_anything_is_predicted(tmp_path):
     predict(tmp_path / "out", numbered(6))
     called = []
@@ -223,9 +214,6 @@ def test_a_predict_step_that_ends_the_run_early_leaves_no_result(tmp_path):
     with pytest.raises(MissingError, match="out: predict_step was called for 2 of 6 batches; predict again"):
         predict(tmp_path / "out", numbered(22), stops)
     assert os.listdir(tmp_path) == ["out.partial"]
-
-
-# -- bad input ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [None, 3, ""])

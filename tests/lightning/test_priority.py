@@ -155,9 +155,6 @@ def test_lightning_warns_of_a_shuffle_in_evaluation():
         trainer().predict(Recorder(), loader)
 
 
-# -- DataLoaders resume in mid-epoch -----------------------------------------------------------------------------------
-
-
 class Save(pl.Callback):
     def __init__(self, path, step):
         self.path, self.step = path, step

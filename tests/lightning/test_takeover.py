@@ -118,9 +118,6 @@ def test_a_trainer_can_be_copied_while_it_trains(make):
     assert strategy.process_dataloader.__self__ is strategy
 
 
-# -- what is left ------------------------------------------------------------------------------------------------------
-
-
 def test_the_loaders_of_somebodys_combined_loader_serve_after_the_run_too():
     """Lightning puts the processed loader into the user's own object."""
     combined = pl.utilities.CombinedLoader(numbers(), "max_size_cycle")
@@ -218,9 +215,6 @@ def test_an_error_of_copy_verification_leaves_no_other_loader_open(monkeypatch):
     assert [loader.fill for loader in loaders] == [QueueFill()] * 3
 
 
-# -- what copy verification finds when something else has gone wrong ---------------------------------------------------
-
-
 def test_what_is_found_after_an_error_does_not_take_its_place(caplog):
     """Raising would keep later callbacks from writing checkpoints."""
 
@@ -254,9 +248,6 @@ def test_the_callback_says_what_it_finds_after_an_error(monkeypatch, caplog):
     assert "found" in caplog.text
     with pytest.raises(TransferError):
         callback.teardown(None, None, "fit")
-
-
-# -- where batches go --------------------------------------------------------------------------------------------------
 
 
 class Moving(Model):
@@ -303,9 +294,6 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
     )
     # What was asked for at the start of each batch but the first.
     assert asked[:-1] == ([[0, 1]] * 2 if mode == "max_size" else [[0], [0], [0, 1], [0, 1], [0, 1]])
-
-
-# -- signals -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

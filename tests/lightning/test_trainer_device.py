@@ -32,8 +32,6 @@ from lit_async_data.testing import ArraySource, FakeStreams
 
 pytestmark = NO_STAGES
 
-# -- precision and hooks -----------------------------------------------------------------------------------------------
-
 
 class Hooked(pl.LightningModule):
     """Records the hooks that Lightning calls with each batch, and the dtype."""
@@ -166,9 +164,6 @@ def test_the_device_of_a_loader_can_be_set_and_the_order_goes_on(streams):
             loader.device = "nowhere"
 
 
-# -- copy verification -------------------------------------------------------------------------------------------------
-
-
 def test_the_callback_sets_verify_copies_on_every_loader():
     dm = datamodule(train=CountingSource(), val=CountingSource())
     loaders = []
@@ -195,9 +190,6 @@ def test_an_error_of_copy_verification_ends_training_and_closes_all_loaders():
     with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\] changed"):
         trainer(lad.DevicePrefetcher(verify_copies=2)).fit(Recorder(spoil), datamodule=dm)
     assert readers() == []
-
-
-# -- the progress bar --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -275,9 +267,6 @@ def test_where_no_loader_of_ours_trains_nothing_is_shown_and_that_is_said():
         fit.fit(Recorder(), Theirs())
     assert str(callback.waited).startswith("for an unknown time")
     assert [set(items) & {"data"} for items in shown.shown] == [set()]
-
-
-# -- reading before the turn comes -------------------------------------------------------------------------------------
 
 
 class Gate(CountingSource):
@@ -381,9 +370,6 @@ def test_reading_ahead_again_changes_nothing(streams):
         assert [next(loader)["index"].tolist() for _ in range(5)] == plan(0)[1:]
         reads = list(loader.source.reads)
         assert reads == [*plan(0), *plan(1)][: len(reads)]
-
-
-# -- transforms by stage -----------------------------------------------------------------------------------------------
 
 
 class Staged(Recorder):

@@ -171,9 +171,6 @@ def test_each_stage_has_its_transform_applied_once_to_each_batch_and_draws_in_tr
     assert marks == [(stage, {mark}, stage == "train") for stage, mark in expected.items() for _ in STORED]
 
 
-# -- tuners --------------------------------------------------------------------------------------------------------
-
-
 Tuner = importlib.import_module(f"{NAME}.tuner").Tuner
 # Since version 2.6, the finder of batch sizes keeps a margin. Before, it found the size after the last that fitted.
 FOUND = 8 if "margin" in inspect.signature(Tuner.scale_batch_size).parameters else 16
@@ -198,9 +195,6 @@ def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_pat
     run.fit(model, datamodule=dm)
     assert model.seen["train"][-2:] == [plan(0), plan(1)]
     assert readers() == []
-
-
-# -- metrics -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

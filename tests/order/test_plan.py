@@ -121,9 +121,6 @@ def test_a_step_outside_the_epoch_is_refused():
         plan(10).batch(3)
 
 
-# -- the endless order -------------------------------------------------------------------------------------------------
-
-
 def schedule(*, shuffled=True):
     return Schedule(functools.partial(plan, 10), shuffled=shuffled)
 
@@ -155,9 +152,6 @@ def test_no_key_comes_twice_without_a_shuffle_either():
     """Otherwise a worker that reads a whole epoch ahead would claim a claimed batch, and its slot would be lost."""
     endless = schedule(shuffled=False)
     assert endless.following(BatchIndex(0, 2)) == (1, 0)
-
-
-# -- amplification -----------------------------------------------------------------------------------------------------
 
 
 def test_samples_outside_chunks_are_decoded_once():

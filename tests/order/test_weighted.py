@@ -90,9 +90,6 @@ def chi2_is_likely(counts, expected):
     return abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=60))
 def test_each_label_has_the_same_total(labels):
     weights = class_weights(labels)
@@ -188,9 +185,6 @@ def test_chunks_are_weighed_once():
     assert table.chunks(runs).firsts.tolist() == [0, 4, 8]
 
 
-# -- draws ------------------------------------------------------------------------------------------------------------
-
-
 @given(weighted(), lengths, keys)
 def test_samples_are_drawn_as_by_the_reference(case, length, key):
     _, weights = case
@@ -266,8 +260,6 @@ def test_as_many_samples_as_draws_are_found_in_tables_of_any_length(samples):
     assert table.drawn(np.arange(samples) / samples + 1e-9).tolist() == list(range(samples))
 
 
-# -- statistics, with fixed keys --------------------------------------------------------------------------------------
-
 WEIGHTS = np.random.default_rng(5).choice([0, 0.5, 1, 1, 3, 10], 60)
 RUNS = [ChunkRun(31, 5), ChunkRun(29, 4)]
 
@@ -338,9 +330,6 @@ def test_the_chunk_says_nothing_about_the_row():
     order = WeightedChunkOrder([ChunkRun(16, 4)], 4, Weights(np.ones(16)), 50_000, key=4)
     places, rows = order.dealt(np.arange(order.length))
     assert chi2_is_likely(np.bincount(places * 4 + rows, minlength=16), np.full(16, order.length / 16))
-
-
-# -- groups -----------------------------------------------------------------------------------------------------------
 
 
 @given(weighted(), widths, lengths, keys)
@@ -414,9 +403,6 @@ def test_a_last_group_too_light_to_count_gets_nothing(length):
 def test_usual_rows_are_those_of_most_chunks():
     weights = Weights([0] * 40 + [1] * 9)
     assert WeightedChunkOrder([ChunkRun(40, 10), ChunkRun(9, 3)], 64, weights, 5, key=0).rows == 10
-
-
-# -- what it costs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

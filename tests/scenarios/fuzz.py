@@ -45,8 +45,6 @@ TABLES, ANY = ("csv", "tsv", "jsonl", "gz", "parquet"), np.zeros(0)
 BOUNDARIES = [0, 1, 2, 2**7, 2**8 - 1, 2**15, 2**16 - 1]
 BOUNDARIES += [2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
 
-# -- damage ------------------------------------------------------------------------------------------------------------
-
 
 def mutated(content, random):
     """Changes one to three parts of a file: a bit, a byte, an integer, a block, or the length."""
@@ -82,9 +80,6 @@ def mutated(content, random):
         else:
             data += random.bytes(100)
     return bytes(data)
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def write_hdf5(base, draw):
@@ -156,9 +151,6 @@ def write_table(base, draw):
             table.writeheader()
             table.writerows(rows)
     return path
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def opened(path):

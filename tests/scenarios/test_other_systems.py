@@ -62,8 +62,6 @@ def test_sources_work_without_what_the_system_lacks(played):
     assert ran.returncode == 0, ran.stdout[-4000:]
 
 
-# -- what the system is asked, where its answers are known -------------------------------------------------------------
-
 PAGE = mmap.PAGESIZE
 
 

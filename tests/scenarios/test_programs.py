@@ -38,7 +38,6 @@ from lit_async_data.engine.device import streams as device_streams
 
 pytestmark = WARNINGS
 
-# -- the matrix --------------------------------------------------------------------------------------------------------
 
 WAYS = {"read in the loop": (0, False), "read by a thread, copied": (1, True)}
 WORKERS_TELL = (  # programs whose facts differ with workers: in a message, a number, or random draws
@@ -108,9 +107,6 @@ def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(ho
     copies = sum(call[0] == "copy" for streams in pretended for call in streams.calls)
     said = sum(f"{hook} is your own hook" in record.getMessage() for record in caplog.records)
     assert (copies > 0, said) == ((True, 0) if hook == "on_after_batch_transfer" else (False, 1))
-
-
-# -- what the callback promises beyond that ----------------------------------------------------------------------------
 
 
 def fitted(*more, callback=None, workers=1, loaders=None, **options):
@@ -216,8 +212,6 @@ def test_copy_verification_of_a_clean_run_is_silent(workers, pretended):
     sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
     assert all(sums), "nobody looked"
 
-
-# -- two processes -----------------------------------------------------------------------------------------------------
 
 RANKS = """
 import json, logging, multiprocessing, os, sys, warnings

@@ -56,9 +56,6 @@ class Squares(Source):
             out["x"][...] = samples[:, None] + np.arange(3)
 
 
-# -- sources that keep it ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
@@ -118,9 +115,6 @@ def test_sources_in_memory_keep_the_contract():
         split(Squares(), {"train": 0.7, "val": 0.3})["train"],
     ):
         check_contract(source)
-
-
-# -- broken promises ---------------------------------------------------------------------------------------------------
 
 
 class Forgets(Squares):
@@ -265,9 +259,6 @@ def test_a_broken_promise_is_found(broken, message):
     assert re.search(message, str(caught.value))
 
 
-# -- a source as a dataset of torch ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_dataloader_takes_a_source_also_where_its_files_are_open(recordings, method):
     whole = HDF5Source(recordings / "*.h5", {"x": "gzip", "y": "label"})
@@ -299,9 +290,6 @@ def test_samples_are_taken_by_number():
     assert pair[1][0].tolist() == [2.0, 3.0]
     with pytest.raises(TypeError, match="not iterable"):  # it is no loader
         iter(pair)
-
-
-# -- what is not a source ----------------------------------------------------------------------------------------------
 
 
 class NoSubclass:

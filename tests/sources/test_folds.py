@@ -124,8 +124,6 @@ def test_folds_by_time_are_stretches_with_gaps():
         folds(source, 3)
 
 
-# -- folds and sides that are stored ---------------------------------------------------------------------------------
-
 SIDE = np.array(["train", "val", "train", "test", "train", "val"])
 FOLD = np.array([10, 9, 1, 10, 1, 9])
 

@@ -25,8 +25,6 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource, FakeStreams
 
-# -- the sum -----------------------------------------------------------------------------------------------------------
-
 CONTENTS = st.binary(min_size=1, max_size=60)
 
 
@@ -91,9 +89,6 @@ def test_the_sum_goes_by_memory_and_any_view_has_one():
 
 def test_a_tensor_with_gradients_is_summed_without():
     assert not checksum(torch.ones(3, requires_grad=True)).requires_grad
-
-
-# -- silence -----------------------------------------------------------------------------------------------------------
 
 
 @SLOW
@@ -184,8 +179,6 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
     assert all(re.search(r"batch 0 of epoch 0: .* did not arrive as it was read", each) for each in found)
 
 
-# -- in host memory ----------------------------------------------------------------------------------------------------
-
 ROWS = np.repeat(np.arange(40, dtype=np.float32)[:, None], 5000, axis=1)
 
 
@@ -271,9 +264,6 @@ def test_it_can_be_set_and_starts_to_count_anew():
         assert loader.machinery.engine.queue.verifier.left == 1
         with pytest.raises(ConfigError, match="verify_copies: -1 is not a whole number from 0 on"):
             loader.verify_copies = -1
-
-
-# -- through the loader ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -107,8 +107,6 @@ def test_a_signature_is_read_once():
     assert len(looks) == 1
 
 
-# -- through the loader ------------------------------------------------------------------------------------------------
-
 LENGTH, BATCH = 22, 4
 
 
@@ -210,9 +208,6 @@ def test_a_device_with_streams_draws_the_same(pretended, slow):
     assert found == wanted
 
 
-# -- modules -----------------------------------------------------------------------------------------------------------
-
-
 class Scaled(torch.nn.Module):
     """Counts how often it is moved."""
 
@@ -244,9 +239,6 @@ def test_a_module_is_where_the_batches_are():
     transform = DeviceTransform(module := Scaled(), torch.device("meta"))
     assert module.scale.device.type == "meta"
     assert transform({"x": torch.ones(2, device="meta")}, BatchIndex(0, 0))["x"].device.type == "meta"
-
-
-# -- what is no transform ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -303,9 +295,6 @@ def test_a_coroutine_is_no_batch():
 def test_what_is_none_may_stay_none():
     with prefetched([None, 1], device="cpu", device_transform=lambda batch: batch) as batches:
         assert list(batches) == [None, 1]
-
-
-# -- evaluation --------------------------------------------------------------------------------------------------------
 
 
 def flipped(batch):

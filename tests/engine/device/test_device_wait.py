@@ -206,9 +206,6 @@ def test_a_batch_that_failed_is_no_waiting():
         assert queue.waited.batches == 1
 
 
-# -- in words ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_devices_share_is_told_where_it_is_known_and_else_the_loops():
     loop = WaitSummary(10, wait_s=3.0, gap_s=1.0, busy_s=6.0)
     assert loop.share == 0.4
@@ -216,9 +213,6 @@ def test_the_devices_share_is_told_where_it_is_known_and_else_the_loops():
     assert (loop + WaitSummary(device_s=0.1) + WaitSummary(device_s=0.2)).device_s == pytest.approx(0.3)
     assert WaitSummary() + loop == loop
     assert WaitSummary().share == 0.0
-
-
-# -- through loader and Trainer ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -53,9 +53,6 @@ def prefetchers(depth):
     return [] if depth is None else [lad.DevicePrefetcher(device_depth=depth)]
 
 
-# -- hazards -----------------------------------------------------------------------------------------------------------
-
-
 by_name = pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.name)
 
 
@@ -145,9 +142,6 @@ def test_the_sanitizer_of_torch_sees_a_race_only_without_a_wait(mutant, races):
     assert (done.returncode != 0) is races, done.stderr
 
 
-# -- the program never waits -------------------------------------------------------------------------------------------
-
-
 class Looking(pl.LightningModule):
     """A model that learns, and may look at a value: that waits for the GPU."""
 
@@ -184,9 +178,6 @@ def test_a_copy_is_started_in_under_a_millisecond_while_both_streams_are_busy():
     assert max(seconds) < 0.025  # the streams sleep for 50 ms: whoever waits for one takes as long
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_allocator_holds_as_much_after_five_epochs_as_after_one():
     held = measures.reserved(5)
     assert held == held[:1] * 5
@@ -195,9 +186,6 @@ def test_the_allocator_holds_as_much_after_five_epochs_as_after_one():
 def test_with_a_stream_for_each_epoch_it_would_hold_more_and_more():
     held = measures.reserved(5, new_streams=True)
     assert held[-1] > held[0]
-
-
-# -- copies run beside kernels -----------------------------------------------------------------------------------------
 
 
 def test_copies_run_beside_kernels_and_come_from_pinned_memory(step):
@@ -218,9 +206,6 @@ def test_pageable_batches_of_other_loaders_are_copied_from_pinned_memory_too(ste
     contender = Contender("prefetched", lambda: lad.prefetched(batches, device="cuda"))
     events = measures.beside_kernels(contender, step)
     assert {event["name"] for event in measures.copies(events)} == {"Memcpy HtoD (Pinned -> Device)"}
-
-
-# -- what the Trainer makes of it --------------------------------------------------------------------------------------
 
 
 def numbered():
@@ -284,9 +269,6 @@ def test_accumulated_gradients_are_those_of_batches_in_memory(depth):
     torch.testing.assert_close(model.layer.bias, plain.layer.bias)
 
 
-# -- nested batches ----------------------------------------------------------------------------------------------------
-
-
 class Scenes(torch.utils.data.Dataset):
     """As Mask R-CNN has them: images of different sizes, and a dict of targets for each."""
 
@@ -341,9 +323,6 @@ def test_what_was_kept_of_a_batch_never_changes():
         torch.cuda.synchronize()
         for batch in kept:
             assert torch.equal(batch["x"], batch["y"][:, None].float().expand_as(batch["x"]))
-
-
-# -- predictions -------------------------------------------------------------------------------------------------------
 
 
 class Late(pl.LightningModule):

@@ -70,9 +70,6 @@ WANTED = read(loader_of(workers=0))
 STEPS = len(WANTED) // 2
 
 
-# -- random numbers ----------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=25)
 @given(
     workers=st.integers(0, 3),
@@ -152,9 +149,6 @@ def test_there_are_no_random_numbers_where_the_options_say_so():
     } == {-1}
 
 
-# -- the DataModule ----------------------------------------------------------------------------------------------------
-
-
 def test_evaluation_gets_no_random_numbers_and_stages_get_their_hooks():
     def marked(value):
         def mark(batch):
@@ -178,9 +172,6 @@ def test_evaluation_gets_no_random_numbers_and_stages_get_their_hooks():
             assert {n for batch in batches for n in batch["mark"].tolist()} == {mark}
             assert {n for batch in batches for n in batch["drawn"].tolist()} == {-1}
         assert "x uint8 (3, 8, 6)" in dm.describe()
-
-
-# -- errors at their place ---------------------------------------------------------------------------------------------
 
 
 WRONG = {
@@ -244,9 +235,6 @@ def test_a_wrong_batch_is_an_error_at_its_place(result, message):
             next(loader)
         assert next(loader)["y"].tolist() == [12, 13, 14, 15]
     assert (caught.value.sample_id, caught.value.row) == (8, 8)
-
-
-# -- threads and processes ---------------------------------------------------------------------------------------------
 
 
 def test_one_thread_at_a_time_calls_hooks_while_others_read():
@@ -360,9 +348,6 @@ def test_without_a_process_the_loop_calls_hooks_and_says_why(caplog):
     assert pickle.loads(pickle.dumps(loader.spec)) == loader.spec
 
 
-# -- sample numbers ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "workers", "as_tuple"),
@@ -386,9 +371,6 @@ def test_without_return_indices_hooks_get_no_numbers():
     with loader_of(sample=lambda sample: seen.append("index" in sample), batch=None, return_indices=False) as loader:
         next(loader)
     assert set(seen) == {False}
-
-
-# -- together with -----------------------------------------------------------------------------------------------------
 
 
 def test_a_device_transform_gets_what_the_host_hooks_return():

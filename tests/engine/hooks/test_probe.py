@@ -55,9 +55,6 @@ def tuples():
     return Tuples({"x": values, "y": np.arange(LENGTH) % 2}), values
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "dtype", "shape"),
     [
@@ -138,9 +135,6 @@ def test_a_batch_may_be_changed_in_place_and_lose_and_gain_fields():
 def test_few_samples_are_enough(length):
     with loader_of(source(length), batch=lambda batch: {"z": batch["y"] * 2}, shuffle=False) as loader:
         assert [batch["z"].tolist() for batch in loader] == [[2 * n for n in range(length)]]
-
-
-# -- when --------------------------------------------------------------------------------------------------------------
 
 
 class Unread(ArraySource):
@@ -259,8 +253,6 @@ def test_a_hook_that_panics_fails_its_batch_and_no_other():
             assert [next(batches)["y"][0].item() for _ in range(6)] == [40, 50, 60, 70, 80, 90]
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-
 HOW = [
     (lambda s: [s], r"returned a list for sample 0 \(row 0 of ArraySource\); return a dict with an array for each key"),
     (lambda s: {}, r"returned no field for sample 0 \(row 0 of ArraySource\); return at least one"),
@@ -371,9 +363,6 @@ def test_what_cannot_be_called_is_refused_by_name(name, given, why):
         AsyncDataModule(train=source(), loader={"batch_size": 4}, **{name: {"eval": given}})
     with pytest.raises(ConfigError, match=f"^{name}: 'training' is not one of train, val"):
         AsyncDataModule(train=source(), loader={"batch_size": 4}, **{name: {"training": dict}})
-
-
-# -- copies ------------------------------------------------------------------------------------------------------------
 
 
 def doubled(sample):

@@ -37,9 +37,6 @@ def in_another_thread(call):
         return threads.submit(call).result(LONG)
 
 
-# -- two threads that both find nobody there ---------------------------------------------------------------------------
-
-
 def of_a_source():
     options = {"batch_size": 2, "workers": 0, "shuffle": False}
     return lad.AsyncLoader(ArraySource({"x": np.arange(6)}), options, device_depth=0)
@@ -113,9 +110,6 @@ def test_of_two_threads_with_an_unexpected_error_one_logs_it(caplog):
     assert [record.message.splitlines()[-1] for record in caplog.records] == ["of another thread"]
 
 
-# -- attributes that are read twice ------------------------------------------------------------------------------------
-
-
 class GoneAtSecondRead:
     """An attribute that another thread has set to None when it is read for the second time.
 
@@ -185,9 +179,6 @@ def test_a_reader_that_two_threads_close_is_closed(monkeypatch):
     reader.get()
     monkeypatch.setattr(ReaderThread, "worker", GoneAtSecondRead("worker"), raising=False)
     assert reader.close()
-
-
-# -- containers that change --------------------------------------------------------------------------------------------
 
 
 class Places(np.ndarray):

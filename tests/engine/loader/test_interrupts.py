@@ -280,9 +280,6 @@ def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
     assert not worker.alive
 
 
-# -- other people's loaders --------------------------------------------------------------------------------------------
-
-
 class Numbers:
     """Batches of somebody else's loader, each of its own number."""
 

@@ -108,8 +108,6 @@ def test_ids_come_with_the_batch(images):
         assert torch.equal(batch["index"], batch["y"])
 
 
-# -- what the user keeps -----------------------------------------------------------------------------------------------
-
 KEPT = {
     "everything": lambda batch: batch,
     "a slice of a row": lambda batch: {"x": batch["x"][1:2, 5:6], "y": batch["y"][1:2]},
@@ -188,9 +186,6 @@ def test_batches_outlive_the_loader():
     assert torch.equal(batch["x"][:, 0].long(), batch["y"])
 
 
-# -- passes ------------------------------------------------------------------------------------------------------------
-
-
 def test_iterating_again_and_again_starts_no_threads():
     with loader_of(workers=2) as loader:
         for _ in range(30):
@@ -254,9 +249,6 @@ def test_prefetch_reads_without_being_asked_for_a_batch():
     with loader_of(Telling({"y": np.arange(LENGTH)})) as loader:
         loader.machinery.prefetch()
         assert read.wait(30)
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 class Bad(ArraySource):

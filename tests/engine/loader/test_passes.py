@@ -255,9 +255,6 @@ def test_an_iterator_beside_goes_on_behind_a_batch_that_failed():
             break
 
 
-# -- evaluation --------------------------------------------------------------------------------------------------------
-
-
 def test_in_evaluation_nothing_is_shuffled_unless_asked_for_by_name():
     with loader_of("auto") as loader, loader_of("global") as named:
         loader.evaluation = named.evaluation = True

@@ -62,9 +62,6 @@ class Counting(ArraySource):
         super().read_into(samples, out)
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "axis", "kept"),
     [
@@ -114,9 +111,6 @@ def test_classes_are_counted():
     found = statistics(source)
     assert [found[key].class_counts for key in ("id", "w")] == [None, None]
     assert [found[key].class_counts.tolist() for key in ("y", "z")] == [[1, 0, 0, 1], [0, 1]]
-
-
-# -- what is counted ---------------------------------------------------------------------------------------------------
 
 
 def test_filled_values_and_padding_are_left_out_and_overlapping_windows_count_twice(tmp_path):
@@ -175,9 +169,6 @@ def test_a_side_of_a_split_knows_nothing_of_the_others_and_each_chunk_is_read_on
     assert source.read[0].tolist() == sorted(sides["train"].samples.tolist())
 
 
-# -- kept --------------------------------------------------------------------------------------------------------------
-
-
 def test_kept_results_are_those_of_the_source_as_it_is(tmp_path, monkeypatch):
     path, kept = tmp_path / "x.h5", tmp_path / "kept"
 
@@ -213,9 +204,6 @@ def test_sources_that_only_differ_in_values_are_told_apart(tmp_path):
     for last in (0, 1):
         some[20_001] = 45_000 * last
         assert statistics(SubsetSource(whole, some), cache_dir=tmp_path)["x"].max == last
-
-
-# -- ranks -------------------------------------------------------------------------------------------------------------
 
 
 def together(sources, **options):
@@ -264,9 +252,6 @@ def test_no_rank_waits_for_one_that_fails():
     found = together([ArraySource({"x": IMAGES}), Broken({"x": IMAGES})])
     assert (type(found[0]), type(found[1])) == (SourceError, ReadError)
     assert "rank 1 cannot read its part: ReadError: " in str(found[0])
-
-
-# -- refused -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

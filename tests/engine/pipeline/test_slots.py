@@ -66,8 +66,6 @@ def test_the_readme_shows_the_table():
     assert "\n".join(lines) in readme
 
 
-# -- leases ------------------------------------------------------------------------------------------------------------
-
 KEPT = {
     "a slice": lambda array: array[1:2],
     "another type": lambda array: array.view(np.uint16)[3:],

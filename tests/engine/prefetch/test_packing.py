@@ -187,9 +187,6 @@ def test_the_side_stream_does_not_wait_for_a_step_that_came_later():
     feed.rest(wait=True)
 
 
-# -- pinned memory -----------------------------------------------------------------------------------------------------
-
-
 def test_blocks_are_allocated_once_by_the_consumer():
     memory = Memory()
     for _ in range(2):
@@ -309,9 +306,6 @@ def test_small_tensors_travel_in_one_block_and_large_ones_alone():
     host = packer([small, large, small.clone()], lambda work: work())
     assert list(host.large) == ["batch[1]"]
     assert host.block.numel() == 2 * SMALL_BYTES
-
-
-# -- what moves itself -------------------------------------------------------------------------------------------------
 
 
 class Subclass(torch.Tensor):

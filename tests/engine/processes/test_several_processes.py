@@ -177,9 +177,6 @@ def test_fewer_workers_end_processes():
         assert {pid for batch in loader for pid in batch["process"].tolist()} == {first}
 
 
-# -- transforms of samples that share compressed chunks ----------------------------------------------------------------
-
-
 @pytest.fixture
 def storage():
     return {"chunks": (16, 8, 8), "compression": "gzip"}

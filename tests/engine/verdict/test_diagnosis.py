@@ -103,9 +103,6 @@ def test_every_sentence_is_whole(cure):
     assert not set(said) & {"{", "}"}
 
 
-# -- what is measured --------------------------------------------------------------------------------------------------
-
-
 def readers(loader):
     next(iter(loader))
     with contextlib.closing(loader):

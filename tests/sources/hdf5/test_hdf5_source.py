@@ -31,8 +31,6 @@ STORAGE = {
 }
 SHUFFLED = np.random.default_rng(1).permutation(ROWS)
 
-# -- layout ------------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("shape", [(3, 6, 5), (3, 1, 2, 4)], ids=str)
 def test_delivering_moves_no_byte(h5, shape):
@@ -65,9 +63,6 @@ def test_channels_last_comes_out_of_the_loader_in_that_memory_format(h5, layout,
     assert_same_samples(torch.cat(batches).numpy(), Model(path, {"x": "data"}, layout=layout).values["x"])
 
 
-# -- fields and files --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def scans(h5):
     """Files scan1, scan2, scan10 with 3, 4 and 5 samples; sample n of them all has value and label n."""
@@ -94,9 +89,6 @@ def test_a_sample_that_is_not_there_is_an_index_error(scans, sample):
     for use in (source.locate, lambda samples: read(source, samples)):
         with pytest.raises(IndexError, match=f"{sample} of 12"):
             use([3, sample])
-
-
-# -- handles -----------------------------------------------------------------------------------------------------------
 
 
 def in_fork(act):
@@ -166,9 +158,6 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
         over.set()
         thread.join()
         source.close()
-
-
-# -- files that change -------------------------------------------------------------------------------------------------
 
 
 def cut(part):

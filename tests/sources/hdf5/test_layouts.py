@@ -58,9 +58,6 @@ def check(path, name, layout=None, reading=None):
     oracle.check(path, {"x": name}, layout=layout, reading=reading)
 
 
-# -- types -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["contiguous", "rows", "gzip", "lzf"])
 @pytest.mark.parametrize("dtype", ["u8", ">u8"])
 def test_a_label_beyond_int64_is_an_error_wherever_it_lies(new, path, kind, dtype):
@@ -108,9 +105,6 @@ def test_numbers_with_unusual_bits_are_read_as_h5py_does(new, path, name, storag
         except (TypeError, OSError) as error:
             pytest.skip(f"h5py itself cannot write it: {error}")
     check(path, "data")
-
-
-# -- chunks ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left_out", range(8))
@@ -167,8 +161,6 @@ def test_unfiltered_edge_chunks_that_were_partly_written_are_read(new, path, wri
         create(file, "data", SHAPE, "i4", **arguments)[written] = numbered(SHAPE)[written]
     check(path, "data")
 
-
-# -- the index of the chunks -------------------------------------------------------------------------------------------
 
 BTREE_1, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
 INDEXES = {
@@ -234,9 +226,6 @@ def test_one_unlimited_axis_that_is_not_the_first_is_read_right(new, path, *, li
         check(path, "data", layout, "locked")
 
 
-# -- what was never written --------------------------------------------------------------------------------------------
-
-
 @needs_libhdf5
 def test_a_dataset_with_no_values_at_all_is_an_error_as_in_h5py(new, path):
     with new() as file:
@@ -245,9 +234,6 @@ def test_a_dataset_with_no_values_at_all_is_an_error_as_in_h5py(new, path):
     with pytest.raises(SourceError, match="data"):
         read(source, [1])
     source.close()
-
-
-# -- files that have lived ---------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -282,8 +268,6 @@ def test_a_dataset_that_grew_and_shrank_is_what_it_is_now(life, place):
         check(path, "data", "".join(letters))
 
 
-# -- names, links and neighbours ---------------------------------------------------------------------------------------
-
 NAMES = ["data", "a/b/c", "größe/Zähler", "with space/and more", "日本/図", "*[?]", "N.C", " ", "a\nb", "é" * 60]
 
 
@@ -317,9 +301,6 @@ def test_links_inside_the_file_lead_to_the_dataset(new, path):
     refused(AsyncDataError, [path], path, {"x": "round"})
 
 
-# -- refused -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", ["HNW", "HWN"])
 def test_no_samples_on_another_axis_is_refused_too(new, path, layout):
     with new() as file:
@@ -349,9 +330,6 @@ def test_odd_datasets_are_right_or_refused(new, path, kind):
         assert path in str(error)  # noqa: PT017
     else:
         check(path, "x")
-
-
-# -- several files -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

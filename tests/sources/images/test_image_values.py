@@ -41,9 +41,6 @@ def refused(data, shape):
     return str(late.value)
 
 
-# -- class numbers -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_the_numbers_of_a_palette_are_delivered_as_they_are_stored(bits):
     classes = CLASSES & (2**bits - 1)
@@ -144,9 +141,6 @@ def test_each_field_has_its_own_limit_of_pixels_which_holds_before_memory_is_tak
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(FormatError, match=r"^row 0 .*m\.png: 40×30 pixels .* are more than max_pixels \(1199\)"):
         ManifestSource(table, {"m": small}, root=tmp_path, image_size=8)
-
-
-# -- more than 8 bits --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

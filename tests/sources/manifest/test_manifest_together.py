@@ -28,9 +28,6 @@ def labels(source, key="y"):
     return read(source, range(len(source)))[key].tolist()
 
 
-# -- classes -----------------------------------------------------------------------------------------------------------
-
-
 def test_numbers_in_validation_are_classes_where_training_has_classes(tmp_path):
     train = ManifestSource(csv(tmp_path, "train.csv", "y", "2a", "10", "3"), {"y": "y"})
     val = ManifestSource(csv(tmp_path, "val.csv", "y", "3", "10", "3"), {"y": "y"})
@@ -92,9 +89,6 @@ def test_so_many_different_texts_are_no_classes(tmp_path):
         ManifestSource(table, {"y": "p"})
 
 
-# -- rows that are dropped ---------------------------------------------------------------------------------------------
-
-
 def test_a_row_that_one_field_drops_counts_for_no_other():
     table = pa.table({"id": ["a", "b", "b"], "x": [1.5, 2.5, None], "y": ["owl", "auk", "rare"], "z": [1, 2, None]})
     source = ManifestSource(table, {"x": {"name": "x", "null": "drop"}, "y": "y", "z": "z"}, id="id")
@@ -135,9 +129,6 @@ def test_a_table_that_can_be_read_once_is_held():
     assert source.column("site").tolist() == ["a", "b"]
 
 
-# -- groups of files ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("groups", ["file", r"file:(\d+)_"])
 def test_files_are_never_on_two_sides_however_they_are_named(groups, tmp_path):
     """200 files of 20 patients, each named twice, in two ways."""
@@ -158,9 +149,6 @@ def test_files_are_never_on_two_sides_however_they_are_named(groups, tmp_path):
         for located in [side.locate(side.ids(np.arange(len(side))))]
     )
     assert not train & val
-
-
-# -- what a cell holds -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cell", ["nan", "NA", "NaN", " N/A "])

@@ -48,9 +48,6 @@ def checked(path, **options):
     return source
 
 
-# -- delimiters --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("delimiter", "name"),
     [*((each, "t.csv") for each in (";", "\t", "|", ",", " ", ":")), (",", "t.tsv"), (";", "t.csv.gz")],
@@ -92,9 +89,6 @@ def test_what_is_no_delimiter_and_no_encoding(option, wrong, folder):
     (folder / "t.csv").write_text(written(","))
     with pytest.raises(ConfigError, match=rf"^{option}: .* is not a (single character|text encoding of Python)"):
         checked(folder / "t.csv", **{option: wrong})
-
-
-# -- encodings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -147,9 +141,6 @@ def test_forms_of_text_say_nothing_of_other_tables(option, value, folder):
     ):
         with pytest.raises(ConfigError, match=f"^{option}: does not apply to {what}, only to CSV and TSV files"):
             ManifestSource(given, {"n": "number"}, **{option: value})
-
-
-# -- files of other kinds ----------------------------------------------------------------------------------------------
 
 
 def test_what_is_packed_and_called_csv_is_named(folder):
@@ -216,9 +207,6 @@ def test_a_damaged_file_says_how_to_leave_it_out(id, folder):  # noqa: A002  # t
     assert len(ManifestSource(table, {"x": "path"}, id=id, root=folder, filters=filters)) == 2
 
 
-# -- frames ------------------------------------------------------------------------------------------------------------
-
-
 def test_path_objects_are_paths(folder):
     paths = [folder / f"{number}.npy" for number in range(COUNT)]
     given = pd.DataFrame({"path": paths, "label": NAMES, "number": range(COUNT)})
@@ -238,9 +226,6 @@ def test_an_index_that_is_wanted_as_a_column_is_named(folder):
     with pytest.raises(ManifestError, match=r"no column 'id'; it has 'path'$"):
         ManifestSource(frame[["path"]], {"x": "path"}, id="id", root=folder)
     assert len(ManifestSource(frame.set_index("id").reset_index(), {"x": "path"}, id="id", root=folder)) == COUNT
-
-
-# -- paths -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

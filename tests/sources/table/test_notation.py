@@ -83,9 +83,6 @@ def test_whole_numbers_are_sorted_as_numbers():
     assert field(pa.table({"y": ["10", "2", "x"]})).classes == ("10", "2", "x")
 
 
-# -- several classes per cell ------------------------------------------------------------------------------------------
-
-
 def vectors(table, **options):
     source = ManifestSource(table, {"y": {"name": "tags", **options}})
     return source._fields.labels["y"].values.tolist(), source.spec["y"].classes

@@ -223,9 +223,6 @@ def delivered(values, field):
     return values.astype(values.dtype.newbyteorder("="))
 
 
-# -- comparing a source or a loader with the model ---------------------------------------------------------------------
-
-
 def read(source, samples, keys=None):
     """Reads samples into arrays of arbitrary bytes; returns the delivered fields by key."""
     samples = np.asarray(samples, np.int64)
@@ -322,9 +319,6 @@ def check_loader(path, fields, *, shuffle, workers, passes=2, worker_kind="auto"
                     assert_same_samples(batch[key].numpy(), values[samples], **named)
                 seen += samples
             assert (seen if shuffle == "none" else sorted(seen)) == list(range(len(model)))
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def assert_names(message, words, path):

@@ -62,9 +62,6 @@ def test_the_oracle_names_the_first_wrong_sample(h5):
     )
 
 
-# -- the model, literally ----------------------------------------------------------------------------------------------
-
-
 def test_the_model_takes_windows_as_one_would_by_hand(h5):
     path = h5(x=np.arange(10))
     model = Model(path, {"x": Field("x", window=(-1, 2))}, stride=3)

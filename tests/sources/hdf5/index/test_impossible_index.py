@@ -64,9 +64,6 @@ def check_refused(path, message):
     assert (caught.value.file, caught.value.dataset) == (str(path), "data")
 
 
-# -- chunks that are too short -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "whole"), [("scale-offset", 97), ("n-bit", 91)])
 @pytest.mark.parametrize("fewer", [1, 0, -1, -20, -56, -88])
 def test_a_packed_chunk_of_too_few_bytes_is_damage(tmp_path, kind, whole, fewer):
@@ -179,9 +176,6 @@ def test_the_head_of_a_packed_chunk_must_fit_the_dataset(filter_, head, message)
     short_chunks.check_chunk_length((filter_,), 1, np.zeros(120, np.uint8), 120)  # without the filter
 
 
-# -- corners -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", LOCKED)
 @pytest.mark.parametrize(
     ("column", "corner", "message"),
@@ -198,9 +192,6 @@ def test_an_impossible_corner_is_damage_where_h5py_reads_it_too(tmp_path, kind, 
     read_all(path)
     patch(path, key_of(path, info) + 8 + 8 * column, "<Q", corner)
     check_refused(path, message)
-
-
-# -- the head of the file ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("user_block", "begin"), [(0, 8), (0, 95), (512, 512), (512, 512 + 95), (512, 8)])

@@ -79,9 +79,6 @@ def key_of(path):
         return IndexKey.of(file["data"])
 
 
-# -- kept and found again ----------------------------------------------------------------------------------------------
-
-
 def test_the_second_opening_builds_nothing_and_reads_the_same(path, folder, built, tmp_path):
     os.symlink(path, tmp_path / "link.h5")  # all links share the index of the data
     for file in (path, path, str(tmp_path / "link.h5")):
@@ -114,9 +111,6 @@ def test_each_dataset_of_each_file_has_its_own_index(path, folder, built, tmp_pa
             out = oracle.read_from(file, ["data", "other"], cache_dir=folder)
             assert (out["other"] == out["data"] + 1).all()
     assert len(built) == len(os.listdir(folder)) == 4
-
-
-# -- not kept ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_index_of_a_small_file_is_not_cached(path, folder, monkeypatch):
@@ -174,9 +168,6 @@ def test_the_folder_of_another_user_is_refused(path, tmp_path):
     with pytest.raises(ConfigError, match="belongs to user 65534") as caught:
         HDF5Source(path, ["data"], cache_dir=tmp_path)
     assert caught.value.option == "cache_dir"
-
-
-# -- that do not fit ---------------------------------------------------------------------------------------------------
 
 
 def touched(path):

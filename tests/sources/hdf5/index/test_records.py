@@ -25,9 +25,6 @@ def way_of(path):
     return source.chunks.reading
 
 
-# -- the index ---------------------------------------------------------------------------------------------------------
-
-
 def chunked(h5, *, shape=(20, 6), chunks=(4, 6), **options):
     values = np.arange(np.prod(shape), dtype="i4").reshape(shape)
     return h5(data={"data": values, "chunks": chunks, **options}), values
@@ -192,9 +189,6 @@ def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
         HDF5Source(path, ["data"])
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("content", [zlib.compress(b"\1" * 16), zlib.compress(b"\1" * 160), b"\1" * 16])
 def test_a_chunk_of_the_wrong_length_is_an_error_and_no_garbage(h5, content):
     """h5py returns uninitialised memory for the first, and truncates the second."""
@@ -205,9 +199,6 @@ def test_a_chunk_of_the_wrong_length_is_an_error_and_no_garbage(h5, content):
     with pytest.raises(CorruptError, match=rf"{path}:/data, chunk \(8, 0\) at byte \d+: .*restore the file") as caught:
         read(path, [0, 9])
     assert (caught.value.file, caught.value.dataset, caught.value.row) == (path, "data", 8)
-
-
-# -- decoding once -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inflated", [100, 10_000], ids=["too few bytes", "too many bytes"])

@@ -23,9 +23,6 @@ def length(path, fields, **options):
         return len(source)
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
     values = numbered((29,), "f4")
     values[13] = 0.5
@@ -140,9 +137,6 @@ def test_rows_that_begin_no_window_are_said(h5):
         assert "begin no window" not in repr(HDF5Source(path, group="p_*", **each))
 
 
-# -- parts without rows ------------------------------------------------------------------------------------------------
-
-
 def sparse_group(file, name, rows):
     group = file.create_group(name)
     group.attrs.update({"encoding-type": "csr_matrix", "shape": [rows, 4]})
@@ -222,9 +216,6 @@ def test_samples_without_a_single_value_are_not_taken_for_no_samples(tmp_path, w
             del file["x"][name]
             file["x"][name] = np.zeros(len(dataset) if ends else 0, "i8")
     refused(FormatError, [f"{path}:/x", "3 rows without a single value"], path, {"x": "x"})
-
-
-# -- groups ------------------------------------------------------------------------------------------------------------
 
 
 def patients(h5, name="x.h5", counts={1: 4, 2: 5, 10: 3}, prefix="", first=0):  # noqa: B006  # it is not changed
@@ -357,8 +348,6 @@ def test_the_names_of_parts_differ_and_outlive_a_move_and_more_files(h5, tmp_pat
     (tmp_path / "moved").mkdir()
     assert names(*[shutil.move(path, tmp_path / "moved") for path in paths]) == before
 
-
-# -- rows --------------------------------------------------------------------------------------------------------------
 
 ORDERED = np.array([2, 3, 11, 17])
 ROWS = {

@@ -36,9 +36,6 @@ def fetched(slabs, key, *, wait=True):
     return slab is not None, bool(made)
 
 
-# -- recent slabs ------------------------------------------------------------------------------------------------------
-
-
 def test_the_slab_decoded_first_is_evicted_first_however_often_it_was_used():
     slabs = recent(2 * SLAB.nbytes)
     assert [fetched(slabs, key)[1] for key in (1, 2, 1, 1, 3)] == [True, True, False, False, True]
@@ -147,9 +144,6 @@ def test_a_thread_that_waits_for_a_failed_decoding_decodes_itself(monkeypatch):
     assert got == [(True, True)]
 
 
-# -- kept slabs --------------------------------------------------------------------------------------------------------
-
-
 def budget(nbytes):
     cache = ChunkCache()
     cache.reservation = cache.reserve({}, nbytes)
@@ -203,9 +197,6 @@ def test_only_what_the_budget_holds_is_allocated():
     out = np.zeros((4, 2**16), np.uint8)
     assert kept.copy_rows(np.array([9, 8, 7, 2**19]), out, lambda taken, _: taken).tolist() == [0]
     assert out[1:, 0].tolist() == [8, 7, 2**19 % 251]
-
-
-# -- through the loader ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -355,9 +346,6 @@ def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, h5):
     raw = HDF5Source(h5("raw.h5", data={"data": np.zeros((60, 50)), "chunks": (10, 50)}), ["data"])
     assert AsyncLoader(raw, {"batch_size": 4}).order.shuffle == "global"
     assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
-
-
-# -- interrupts --------------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupt_anywhere_leaves_a_cache_that_decodes_and_evicts():

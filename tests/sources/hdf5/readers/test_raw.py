@@ -139,9 +139,6 @@ def test_a_row_beyond_the_end_of_the_file_is_an_error(h5, monkeypatch):
     source.close()
 
 
-# -- what is not in memory ---------------------------------------------------------------------------------------------
-
-
 class Kernel:
     """Fakes which bytes are in memory, and records what it was told to fetch."""
 

@@ -81,9 +81,6 @@ def put(path, corner, content, mask=0):
         file["data"].id.write_direct_chunk(corner, content, filter_mask=mask)
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------------
-
-
 @every_codec
 def test_values_are_those_that_h5py_reads(h5, codec):
     """One row per chunk, several, and chunks beyond both edges; alone, after shuffle, before a checksum."""
@@ -180,9 +177,6 @@ def test_a_block_of_bitshuffle_as_long_as_its_content_is_decompressed(h5):
     assert expected[1].any()
     assert readers_of(path) == {"decoded"}
     assert (read(path, [1, 0]) == expected[[1, 0]]).all()
-
-
-# -- damage ------------------------------------------------------------------------------------------------------------
 
 
 @every_packing_codec
@@ -285,9 +279,6 @@ def test_damaged_chunks_decode_to_the_right_size_or_are_refused(h5, codec):
         except CorruptError:
             refused += 1
     assert refused > 50
-
-
-# -- without the library -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -54,9 +54,6 @@ def large(h5):
     return h5(data=np.arange(4 * 2**17, dtype="i4").reshape(4, -1))
 
 
-# -- opening -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("number", "said"),
     [
@@ -199,9 +196,6 @@ def test_why_a_file_is_not_opened_does_not_depend_on_what_h5py_says(h5, monkeypa
     assert "wait until" not in str(caught.value) or state == "locked"
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_input_error_names_file_and_byte(large, monkeypatch):
     source = HDF5Source(large, ["data"])
     read(source)
@@ -266,9 +260,6 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
         source.decode(np.array([0]), None)
     source.close()
-
-
-# -- damaged and odd files ---------------------------------------------------------------------------------------------
 
 
 def damaged(path, name):

@@ -167,9 +167,6 @@ def test_a_column_of_datasets_that_is_damaged_is_an_error(tmp_path):
         ManifestSource(tmp_path / "t.csv", {"x": "path"})
 
 
-# -- wrong rows --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def two(tmp_path):
     """A folder with two files, a damaged one and one of another kind, and with a link to a file outside."""

@@ -47,9 +47,6 @@ def of_paths(folder, paths, key="x", **options):
     return ManifestSource(pa.table({"path": [str(path) for path in paths]}), {key: "path"}, root=folder, **options)
 
 
-# -- formats and modes -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "kind"), [("a.jpg", None), ("a", None), ("a", "image")])
 def test_the_contents_and_not_the_name_say_what_a_file_is(name, kind, tmp_path):
     Image.fromarray(smooth(8, 8)).save(tmp_path / name, format="PNG")
@@ -70,9 +67,6 @@ def test_batches_are_channels_last_in_memory(tmp_path):
         stored = (batch + 1) * 127.5 if transform else batch
         for number in range(4):
             np.testing.assert_allclose(stored[number].permute(1, 2, 0), smooth(6, 5, number), atol=1e-4)
-
-
-# -- random crops ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -185,9 +179,6 @@ def test_the_chunk_order_keeps_files_of_a_folder_together(tmp_path):
         assert epochs[0] != epochs[1]
         for ids in epochs[0]:
             assert len({sample % 4 for sample in ids}) == 1
-
-
-# -- arrays that are read straight to their place ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -310,8 +310,6 @@ def test_wherever_an_interrupt_ends_the_giving_back_of_room_no_thread_waits_for_
     assert place > 20
 
 
-# -- loaders and what they read ahead ---------------------------------------------------------------------------------
-
 COUNT = 200
 
 
@@ -377,8 +375,6 @@ def test_a_loader_that_is_closed_early_leaves_nothing(disk, source):
     assert not [thread.name for thread in threading.enumerate() if "fetch" in thread.name or "ahead" in thread.name]
     assert numbers(source, 1) == [list(range(COUNT))]
 
-
-# -- how much --------------------------------------------------------------------------------------------------------
 
 BATCH = 16
 
