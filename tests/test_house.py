@@ -1,7 +1,5 @@
 """The structure of the package: imports go one way, rooms and modules stay small, importing costs nothing."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import graphlib

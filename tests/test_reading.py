@@ -1,7 +1,5 @@
 """`read` and `open_reader`: rows as numpy arrays, equal to those of h5py, decoded once each, without torch."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 

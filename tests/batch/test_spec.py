@@ -1,7 +1,5 @@
 """`FieldSpec`: the strides of channels-last fields."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """`Normalize`: what mean and std of integers refer to, along which axes they go, and how it is undone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

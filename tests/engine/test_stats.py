@@ -1,7 +1,5 @@
 """Where the time of batches goes is counted in its stage, by a clock that only slow things move."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import types

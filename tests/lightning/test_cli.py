@@ -1,7 +1,5 @@
 """LightningCLI: the YAML in the docs runs, and so does the configuration that it saves."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`AsyncDataModule` without a Trainer: options of stages, classes, and the description of loaders."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading

@@ -1,7 +1,5 @@
 """What simulated ranks write, how it is merged, and which values can be stored."""
 
-from __future__ import annotations
-
 import os
 
 import h5py

@@ -1,7 +1,5 @@
 """`PredictionWriter` in the Trainer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

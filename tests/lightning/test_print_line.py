@@ -1,7 +1,5 @@
 """Lines are printed above a progress bar, not into it."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

@@ -1,7 +1,5 @@
 """Callbacks that iterate over the Trainer's own loaders, as kNN monitors and image loggers do, change no training."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

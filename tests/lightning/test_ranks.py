@@ -1,7 +1,5 @@
 """Several processes share the samples, however they were started; see `support/ranks/rank_program.py`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The batches of a training step, made again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

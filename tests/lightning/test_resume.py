@@ -1,7 +1,5 @@
 """Resumed training: sees the batches of an uninterrupted run, from any checkpoint, or is refused."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """Training on several loaders at once, stopped anywhere, goes on with the batches that were due of each."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 

@@ -1,7 +1,5 @@
 """Users' DataLoaders, wrapped by the callback for one run: who reads them, and what is left afterwards."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import multiprocessing

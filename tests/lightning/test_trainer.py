@@ -3,8 +3,6 @@
 ``LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch`` runs this file under Lightning's other name.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """Bad samples under the Trainer: counted over ranks, listed in the folder of the log, marked among the predictions."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

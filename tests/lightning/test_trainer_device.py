@@ -1,7 +1,5 @@
 """The device side in a real Trainer: precision, the user's batch hooks, the progress bar, and reading ahead."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading

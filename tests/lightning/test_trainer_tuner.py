@@ -1,7 +1,5 @@
 """More of `test_trainer`: errors, tuners, metrics, and loaders without the DataModule."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Which keys a loader is asked for, over passes as Lightning makes them."""
 
-from __future__ import annotations
-
 import pytest
 
 from lit_async_data.order.epoch_cursor import EpochCursor

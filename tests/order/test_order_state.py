@@ -1,7 +1,5 @@
 """The saved place of a loader: plain values, checked when they are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Several readers share each batch: every sample has one reader, and every chunk is decoded by one."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 

@@ -4,8 +4,6 @@
 exit status is 1 if some of those are not in ``known.toml``.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 `prefetched`. The outcome of each test goes to the file OUTCOMES, a line each.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

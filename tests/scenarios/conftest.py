@@ -1,7 +1,5 @@
 """Fixtures of users' programs: a simulated device, and threads that libraries leave behind."""
 
-from __future__ import annotations
-
 import pytest
 from support.device.training_loop import pretend
 from support.lightning.runs import Loader

@@ -5,8 +5,6 @@ an image, an array or a table, and what is damaged of it. It is read in a proces
 an outcome too, unless another library does the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -5,8 +5,6 @@ processes were killed, at random moments. What a seed tries is always the same; 
 each loader a twin that reads in the caller's thread does the same; the order itself is that of the plan alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """A table of images of which 40 of 340 are bad, and a file with three damaged chunks, read around on 1 and 3 ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """Bad input: each kind raises the right exception at once, with a message that says where and what to do."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

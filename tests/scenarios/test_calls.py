@@ -1,7 +1,5 @@
 """How many Python calls one batch takes inside the package: each takes the GIL from the training loop."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import sys

@@ -3,8 +3,6 @@
 Links, and the pages and programs that documents and messages name, are where they say.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import functools

@@ -1,7 +1,5 @@
 """macOS and Windows, as far as Linux can play them: what they lack is taken away before the package loads."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import mmap

@@ -8,8 +8,6 @@ DataLoader and throws it away, or on several before it reads any, the draws come
 order, and there is no shuffle here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Users' programs through Lightning's Trainer, checked against h5py by ids."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Some seeds of `fuzz` and `soak`. One that has failed is added to them."""
 
-from __future__ import annotations
-
 import collections
 
 import pytest

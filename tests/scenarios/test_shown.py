@@ -1,7 +1,5 @@
 """What public objects show of themselves, in a console, a log or somebody else's error."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import os

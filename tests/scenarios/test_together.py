@@ -1,7 +1,5 @@
 """Bugs that show only in combinations of fields, loaders, sources and devices."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import string

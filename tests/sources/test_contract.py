@@ -1,7 +1,5 @@
 """`check_contract` accepts every source of the package, and finds each broken promise."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import functools

@@ -1,7 +1,5 @@
 """When no descriptor is left, every source says so and what to do, never that a file does not exist."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip

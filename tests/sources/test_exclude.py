@@ -1,7 +1,5 @@
 """``exclude``: which samples a list leaves out, wherever files lie now; and lists that do not fit."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

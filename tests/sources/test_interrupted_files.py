@@ -1,7 +1,5 @@
 """Ctrl-C while a file is opened, read or written: no descriptor stays open, and the next attempt succeeds."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """A pattern means the same files to every source and every tool."""
 
-from __future__ import annotations
-
 import argparse
 
 import h5py

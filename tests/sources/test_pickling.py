@@ -1,7 +1,5 @@
 """What keeps an object from being pickled is named by its attributes."""
 
-from __future__ import annotations
-
 import functools
 import threading
 

@@ -1,7 +1,5 @@
 """Datasets that open their files with their first sample go to a reader process as if nobody had looked at them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import tracemalloc

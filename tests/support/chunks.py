@@ -1,7 +1,5 @@
 """Chunks by their definition, counted one by one, for tests of orders over them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

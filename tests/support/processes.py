@@ -1,7 +1,5 @@
 """Processes, as tests see them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

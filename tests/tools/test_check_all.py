@@ -1,7 +1,5 @@
 """``inspect --check-all``: bad samples are found and listed, and what it prints leaves them out."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno

@@ -1,7 +1,5 @@
 """``inspect``: what it says of files is what sources do, and the lines that it suggests read them."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses

@@ -1,7 +1,5 @@
 """The command line: its commands, wrong words, and outputs that fail; and values as arguments of ``train.py``."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """Fixtures that compose the configuration of `train.py`, and that run it."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 

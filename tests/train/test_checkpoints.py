@@ -1,7 +1,5 @@
 """`ckpt_path=last` and `ckpt_path=best`, to go on with a training and to test it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

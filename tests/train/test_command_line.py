@@ -1,7 +1,5 @@
 """What is typed wrong after `train.py` ends with one line that says what was meant."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

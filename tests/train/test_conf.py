@@ -1,7 +1,5 @@
 """The groups of `lit_async_data.conf`, as projects of others use them: with nothing but Hydra's search path."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

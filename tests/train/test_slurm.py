@@ -1,7 +1,5 @@
 """`hydra=slurm`: a job that is requeued at its time limit goes on in its folder, with the next sample."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

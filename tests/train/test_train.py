@@ -1,7 +1,5 @@
 """`train.py` and its configurations, from the command line."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import os

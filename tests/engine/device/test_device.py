@@ -1,7 +1,5 @@
 """The way to a device, on one that is not there: what a missing wait breaks shows as wrong values, every time."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

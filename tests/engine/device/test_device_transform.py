@@ -1,7 +1,5 @@
 """Transforms on the device: who gets random numbers, and which; modules; and that nothing else decides about them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """How long the device waits for data: by its own clock, without stopping for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import weakref

@@ -4,8 +4,6 @@ What is forced and measured here is built in `benchmarks/waiting/on_device/`, wh
 turns into figures.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import statistics

@@ -1,7 +1,5 @@
 """The hazards of `benchmarks/waiting/on_device/hazards.py` on a simulated device: each shows only without its guard."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

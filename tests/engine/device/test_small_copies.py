@@ -1,7 +1,5 @@
 """Copies of small arrays: nothing that is kept changes, and memory is used again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """How a hook takes random numbers, and what those are."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What host hooks make of batches: the same however they are read; and errors at their place in the order."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

@@ -1,7 +1,5 @@
 """The fields that come out of host hooks are found before the first batch, and not before they are needed."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

@@ -3,8 +3,6 @@
 Each is forced here, in numbered steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

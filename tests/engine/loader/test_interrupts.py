@@ -1,7 +1,5 @@
 """Ctrl-C and then on, as in a notebook: wherever it comes, every batch is handed out once, in order, as it was read."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import signal

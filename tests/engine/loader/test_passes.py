@@ -1,7 +1,5 @@
 """Each ``iter`` of a loader is an iterator of its own, as with a DataLoader in one process."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """A loader goes on from a saved place: no sample is lost, none is repeated, whatever the ranks and batch sizes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

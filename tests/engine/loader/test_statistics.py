@@ -1,7 +1,5 @@
 """`statistics` is what numpy finds in the whole of the arrays; each sample is read once, or taken from the cache."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor

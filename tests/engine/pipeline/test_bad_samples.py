@@ -1,7 +1,5 @@
 """A loader that reads around bad samples does so in the same way whatever reads them, on any number of ranks."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

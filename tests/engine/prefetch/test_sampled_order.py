@@ -1,7 +1,5 @@
 """Which DataLoaders deal an order that can be dealt again, and from the middle on."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

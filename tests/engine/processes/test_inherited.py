@@ -1,7 +1,5 @@
 """What libraries keep for a whole process holds in a reader process, too."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Tasks on their way to reader processes."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """A reader process imports only what its source needs: torch takes a second, h5py a tenth of one."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

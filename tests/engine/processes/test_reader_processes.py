@@ -1,7 +1,5 @@
 """A reader process delivers the same batches as threads, and its end is an error that says what it read."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """Several reader processes read side by side, in order; one that ends is named, and another one takes its place."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import os

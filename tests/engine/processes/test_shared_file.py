@@ -1,7 +1,5 @@
 """Where the system has no memfd, a reader process shares a file without a name, whose bytes are reserved first."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

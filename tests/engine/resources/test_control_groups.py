@@ -1,7 +1,5 @@
 """What containers and jobs of SLURM allow, in both versions of control groups; and what each rank has of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

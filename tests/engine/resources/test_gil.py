@@ -1,7 +1,5 @@
 """Whether Python runs with the GIL, and what follows for who reads."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

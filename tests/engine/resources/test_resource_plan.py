@@ -1,7 +1,5 @@
 """Which readers a loader takes, and how many batches they read together, by what reading costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """The number of workers grows while the loop waits and it helps; batches stay in order meanwhile."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Each cause of waiting is named, with a change that can help and is not made yet."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

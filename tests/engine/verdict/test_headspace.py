@@ -1,7 +1,5 @@
 """`headspace=True`: batches are repeated, to show what a better loader would save."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What a Trainer's run says about its waits: at most a sentence per loop, none if it is quiet or nothing is new."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 

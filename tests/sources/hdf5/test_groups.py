@@ -1,7 +1,5 @@
 """Groups as samples, and attributes as fields."""
 
-from __future__ import annotations
-
 import csv
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """`HDF5Source` from outside: its fields and files, its handles, and files that change."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Fields, folds and groups from a table with a row for each file, group or subject."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 

@@ -1,7 +1,5 @@
 """Storage of HDF5 that the matrix cannot express: odd indexes, files that have lived, links, and what is refused."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import resource

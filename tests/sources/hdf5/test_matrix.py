@@ -1,7 +1,5 @@
 """Every storage × every type, layout, field and order of HDF5 samples, against `dataset[...]` of h5py."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import tempfile

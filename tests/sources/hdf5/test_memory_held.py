@@ -1,7 +1,5 @@
 """Reading takes no more memory than is counted beforehand and printed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Datasets of variable length, whose values lie in the global heap, are read as h5py reads them."""
 
-from __future__ import annotations
-
 import pickle
 import re
 

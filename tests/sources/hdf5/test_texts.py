@@ -1,7 +1,5 @@
 """Text as numbers: classes, and ids whose text `names` gives back."""
 
-from __future__ import annotations
-
 import pickle
 
 import h5py

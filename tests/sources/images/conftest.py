@@ -1,7 +1,5 @@
 """A photograph, and both decoders of PNG."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images

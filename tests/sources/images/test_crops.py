@@ -1,7 +1,5 @@
 """Which part of an image is wanted, and the options that say so."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random

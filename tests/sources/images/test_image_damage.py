@@ -3,8 +3,6 @@
 Nothing can find a flipped bit in a JPEG, WebP, BMP or TIFF for sure: they have no checksums.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import struct

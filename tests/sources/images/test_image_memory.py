@@ -1,7 +1,5 @@
 """Large images are decoded one at a time in a process, however many workers it has."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Values come out as they are stored: class numbers of palettes, and more than 8 bits; or an error says why not."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

@@ -1,7 +1,5 @@
 """Decoding images: against Pillow done plainly."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

@@ -1,7 +1,5 @@
 """`ManifestSource.from_folder`: trees with a folder for each class."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows of a manifest that are wrong: each is named by row, id and path, and the batches after it still come."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

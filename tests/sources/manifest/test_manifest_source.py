@@ -1,7 +1,5 @@
 """`ManifestSource` over every kind of table: which samples there are, what they are called, and their labels."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Tables of files where several things meet: stages, subsets, dropped rows, and tables that change."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

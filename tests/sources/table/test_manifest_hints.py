@@ -1,7 +1,5 @@
 """Tables as people have them: each is read, or the message says what to do; and what it says to do works."""
 
-from __future__ import annotations
-
 import ast
 import codecs
 import gzip

@@ -1,7 +1,5 @@
 """The table behind a manifest: every format gives what Python's own readers give, or an error that names the row."""
 
-from __future__ import annotations
-
 import csv
 import datetime as dt
 import decimal

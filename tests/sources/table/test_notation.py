@@ -1,7 +1,5 @@
 """Text that people write for numbers, booleans and lists never becomes classes unless they say so."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

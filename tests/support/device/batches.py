@@ -1,7 +1,5 @@
 """Batches of many forms, and a training step that checks them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

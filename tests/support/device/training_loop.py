@@ -1,7 +1,5 @@
 """A training loop on `FakeStreams`, and streams that lack one of the required waits."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

@@ -1,7 +1,5 @@
 """Files as people have them, each small: written here, inspected and read by tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import h5py

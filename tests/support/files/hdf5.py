@@ -1,7 +1,5 @@
 """Datasets of every storage that HDF5 knows, also those that h5py's `create_dataset` cannot make."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

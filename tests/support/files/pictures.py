@@ -1,7 +1,5 @@
 """Images in every format, written and decoded: by the package, and plainly by Pillow."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Random values of any type, with every bit pattern."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The command line of `train.py` in tests: options that make it quiet, and what Lightning says meanwhile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]

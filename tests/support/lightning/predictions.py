@@ -1,7 +1,5 @@
 """Predictions for numbered samples, simulated ranks that write them, and what the files hold."""
 
-from __future__ import annotations
-
 import h5py
 import numpy as np
 import pyarrow.csv

@@ -1,7 +1,5 @@
 """Datasets of numbered rows, which DataLoader workers import without Lightning."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils.data import Dataset, IterableDataset
 

@@ -1,7 +1,5 @@
 """A model that records its batches, a quiet Trainer, and the expected batches of an epoch."""
 
-from __future__ import annotations
-
 import collections
 import importlib
 import os

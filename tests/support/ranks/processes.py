@@ -1,7 +1,5 @@
 """Processes of a distributed run: their environment, and waiting for all of them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

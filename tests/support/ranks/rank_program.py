@@ -3,8 +3,6 @@
 ``WAY`` names a function below. Which rank it is, a process learns from its environment, or Lightning starts it.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import os

@@ -1,7 +1,5 @@
 """A job of SLURM: the environment of its tasks, and a `scontrol` and a `srun` that do what SLURM does."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

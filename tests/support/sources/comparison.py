@@ -1,7 +1,5 @@
 """`assert_same_samples`: a failure names the first sample that differs, its file and its row."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Host hooks that travel to reader processes, which import only this module, as they would a user's."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lit_async_data.batch.spec import BatchSpec

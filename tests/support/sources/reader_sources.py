@@ -1,7 +1,5 @@
 """Sources for reader processes, which import no torch: they do something when a sample is read."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

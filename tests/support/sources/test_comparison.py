@@ -1,7 +1,5 @@
 """The comparison that tests of sources and loaders use."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 

@@ -6,8 +6,6 @@ CPython checks for signals only when a Python function begins, when a call has r
 no interrupt can come between two statements without calls; the end of `AsyncLoader.__next__` relies on that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dis
 import functools

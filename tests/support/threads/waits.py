@@ -1,7 +1,5 @@
 """Waits for other threads, without a sleep."""
 
-from __future__ import annotations
-
 LONG = 30  # seconds until a test gives up
 
 

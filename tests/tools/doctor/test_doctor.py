@@ -1,7 +1,5 @@
 """``doctor``: what it measures is what loaders do, and every line that it prints can be used."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

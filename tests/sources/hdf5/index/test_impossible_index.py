@@ -1,7 +1,5 @@
 """Files with an impossible index are refused, naming the chunk. h5py returns heap memory or other bytes for it."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

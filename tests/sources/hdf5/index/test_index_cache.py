@@ -1,7 +1,5 @@
 """Cached indexes: the same values with and without them, whatever happened to them meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

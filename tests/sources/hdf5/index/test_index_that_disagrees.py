@@ -1,7 +1,5 @@
 """A B-tree in which libhdf5 lists chunks that it does not find is damage in every opening; h5py reads zeros there."""
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from pathlib import Path

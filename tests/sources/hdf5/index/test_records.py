@@ -1,7 +1,5 @@
 """The places of chunks in a file: believed, left to h5py, or an error that names the chunk."""
 
-from __future__ import annotations
-
 import os
 import zlib
 

@@ -1,7 +1,5 @@
 """Recordings as people store them: windows, groups, several files and chosen rows, literally, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """Fields as people store them: casts, tables, packed values, classes, sparse and ragged rows, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Chunks are decoded once, by one thread, and cached within their budget."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading

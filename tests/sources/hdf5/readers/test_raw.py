@@ -1,7 +1,5 @@
 """Rows copied from the file: at any offset, by map and by pread, from memory and from disk."""
 
-from __future__ import annotations
-
 import os
 import threading
 

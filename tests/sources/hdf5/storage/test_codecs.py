@@ -1,7 +1,5 @@
 """The filters of HDF5: a chunk decodes to what was encoded, or is refused."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Datasets with values in other files: refused, or, where they are allowed, right or an error."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 

@@ -1,8 +1,6 @@
 """Chunks of lzf, lz4, zstd, blosc or bitshuffle: the values that h5py reads, or an error that names the
 chunk; and the warnings where their library is missing."""
 
-from __future__ import annotations
-
 import logging
 import random
 import struct

@@ -1,7 +1,5 @@
 """Errors of h5py, numpy and the system reach the user as a `SourceError` with the file and what to do."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

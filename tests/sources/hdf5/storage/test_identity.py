@@ -1,7 +1,5 @@
 """Files that are rewritten in place with their old mtime while a source has them open."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

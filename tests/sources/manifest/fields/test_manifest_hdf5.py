@@ -1,7 +1,5 @@
 """Fields of a manifest that are rows of HDF5 files."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import pickle

@@ -1,7 +1,5 @@
 """What the paths of a manifest name: images, their random crops, and arrays."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Files read ahead: only where they are not in memory, each once, and nothing is left when nobody wants them."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """Files that a table names, and .npy files: where they may lie, and never a wrong value."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

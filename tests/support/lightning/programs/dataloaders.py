@@ -1,7 +1,5 @@
 """DataLoaders of every kind, and what users give them."""
 
-from __future__ import annotations
-
 import gc
 import random
 

@@ -1,7 +1,5 @@
 """Errors and signals, and the next run after them."""
 
-from __future__ import annotations
-
 import os
 import signal
 

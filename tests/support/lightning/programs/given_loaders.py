@@ -1,7 +1,5 @@
 """Where the Trainer gets its loaders from."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

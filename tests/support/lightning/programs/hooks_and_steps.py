@@ -1,7 +1,5 @@
 """Predictions, hooks of batches, and steps that do more than to return a loss."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Runs that are repeated, nested or resumed."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """Which batches the Trainer takes: limits, early stopping, checkpoints."""
 
-from __future__ import annotations
-
 import torch
 
 from support.lightning.runs import program
