@@ -131,7 +131,9 @@ class LoaderOptions:
         epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
         batch_by: Puts samples of like length together: the key of a field of variable length, or of one with the
             length of each sample, or an array of these. Fields of variable length are then padded to the bucket of
-            their batch instead of to the longest sample. All epochs and all ranks have the same number of batches.
+            their batch instead of to the longest sample. All epochs and all ranks have the same number of batches. With
+            ``shuffle="chunk"`` the samples of a batch lie in chunks that are mixed at the same time, if there are
+            enough of like length; each rank decodes these chunks.
             Not for prediction, which keeps the order of the dataset, unless ``predict_loader`` has it too.
         batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
             ``batch_size`` limits it.
@@ -251,9 +253,8 @@ class LoaderOptions:
                 f"batch_by: {self.batch_by!r} is neither the key of a field nor a length for each sample",
                 option="batch_by",
             )
-        for name in ("weights", "shuffle") if self.shuffle == "chunk" else ("weights",):
-            if getattr(self, name) is not None:
-                raise ConfigError(f"{name}: cannot be combined with batch_by; leave it out", option=name)
+        if self.weights is not None:
+            raise ConfigError("weights: cannot be combined with batch_by; leave it out", option="weights")
 
     def _check_bad_samples(self) -> None:
         most: Any = self.max_bad

@@ -44,7 +44,7 @@ def _drawing(loader: AsyncLoader) -> str:
 def _shuffle(loader: AsyncLoader) -> str:
     order, source, amplification = loader.order, loader.source, loader.footprint.amplification
     if order.buckets is not None:
-        return f"{order.shuffle}, {_by_length(order.buckets, order.batch_size)}"
+        return f"{order.shuffle}, {_by_length(loader, order.buckets)}"
     if order.shuffle == "none":
         return "none"
     if order.chunk_order is not None:
@@ -69,12 +69,15 @@ def _shuffle(loader: AsyncLoader) -> str:
     )
 
 
-def _by_length(buckets: Buckets, batch_size: int) -> str:
-    padding, mixed = buckets.padding(batch_size)
+def _by_length(loader: AsyncLoader, buckets: Buckets) -> str:
+    (padding, mixed), held, where = buckets.padding(loader.order.batch_size), LENGTH_BYTES, "all"
+    if loader.order.chunk_order is not None:
+        times, held = loader.footprint.amplification, held + 2 * 8  # and the place by chunks
+        where = f"those in {loader.options.shuffle_chunks} chunks; {times:.1f} samples are decoded for each one used"
     return (
         f"batches by length, padded to one of {len(buckets.bounds)} lengths up to {buckets.bounds[-1]:,}: "
         f"{padding:.0%} of all elements are padding, {mixed:.0%} in batches of any samples; those of a batch come from "
-        f"{buckets.mixing:.2f} of all; lengths and order take {readable(LENGTH_BYTES * len(buckets.lengths))}"
+        f"{buckets.mixing:.2f} of {where}; lengths and order take {readable(held * len(buckets.lengths))}"
     )
 
 

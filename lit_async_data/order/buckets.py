@@ -1,7 +1,7 @@
 """`Buckets`: which samples may share a batch by length, and the batches that an epoch makes of them.
 
 Batches are formed over all ranks: an epoch has the same ones whatever their number. A keyed permutation shuffles the
-samples, each bucket cuts its own into batches, and another one shuffles these.
+samples, each bucket cuts its own into batches, and another one shuffles these. A shuffle by chunks orders both instead.
 """
 
 from __future__ import annotations
@@ -99,21 +99,25 @@ class Buckets:
         """The length to which the samples of a batch are padded."""
         return int(self.bounds[self.numbers[samples].max()])
 
-    def dealt(self, key: int | None) -> tuple[Indices, Indices]:
-        """The samples of an epoch, batch after batch, and the edges of the batches; without a key, as stored."""
+    def dealt(self, key: int | None, order: Indices | None = None) -> tuple[Indices, Indices]:
+        """The samples of an epoch, batch after batch, and the edges of the batches; without a key, as stored.
+
+        In an ``order`` of all samples, each batch comes where its last sample does.
+        """
         every = np.arange(len(self.lengths))
-        samples = every if key is None else Permutation(len(every), key)(every)
-        samples = samples[np.argsort(self.numbers[samples], kind="stable")]
+        samples = order if order is not None else every if key is None else Permutation(len(every), key)(every)
+        places = np.argsort(self.numbers[samples], kind="stable")
         ends, batches = np.cumsum(self.counts), -(-self.counts // self.sizes)
         bucket = np.repeat(np.arange(len(batches)), batches)
         number = np.arange(len(bucket)) - (np.cumsum(batches) - batches)[bucket]
         firsts = (ends - self.counts)[bucket] + number * self.sizes[bucket]
         rows = np.minimum(self.sizes[bucket], ends[bucket] - firsts)
-        if key is not None:
-            order = Permutation(len(rows), derived_key(key, BATCHES))(np.arange(len(rows)))
-            firsts, rows = firsts[order], rows[order]
+        turns = np.arange(len(rows)) if order is None else np.argsort(places[firsts + rows - 1])
+        if order is None and key is not None:
+            turns = Permutation(len(rows), derived_key(key, BATCHES))(turns)
+        firsts, rows = firsts[turns], rows[turns]
         edges = np.concatenate([[0], np.cumsum(rows)])
-        return samples[every + np.repeat(firsts - edges[:-1], rows)], edges
+        return samples[places[every + np.repeat(firsts - edges[:-1], rows)]], edges
 
     def padding(self, batch_size: int) -> tuple[float, float]:
         """The share of all elements that is padding: in these buckets; in shuffled batches, padded to their longest."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.permutation import Indices, derived_key
 from lit_async_data.order.plan import SUBSTITUTES, EpochPlan
 
@@ -44,8 +45,12 @@ class LengthPlan(EpochPlan):
             )
 
     @functools.cached_property
-    def _dealt(self) -> tuple[Indices, Indices]:
-        return self.buckets.dealt(None if self.shuffle == "none" else self._key)
+    def _dealt(self) -> tuple[Indices, Indices, Indices]:
+        """The samples, batch after batch; the edges of batches; and the place of each sample in the order by chunks."""
+        if self.chunk_order is None:
+            return *self.buckets.dealt(None if self.shuffle == "none" else self._key), np.empty(0, np.int64)
+        order = self.numbered(self.chunk_order.samples(np.arange(self.length)))
+        return *self.buckets.dealt(None, order), np.argsort(order)
 
     @functools.cached_property
     def _edges(self) -> Indices:
@@ -90,6 +95,32 @@ class LengthPlan(EpochPlan):
 
     def samples(self, positions: Indices) -> Indices:
         return self._dealt[0][positions + self.start]
+
+    def front(self, step: int) -> int:
+        (samples, _, places), first = self._dealt, int(self._edges[step * self.world_size])
+        return int(places[samples[first - 1]]) if first and len(places) else first
+
+    def chunk_places(self, first: int, samples: Indices) -> Indices:  # noqa: ARG002  # batches have samples of any place
+        assert self.chunk_order is not None
+        return self.chunk_order.dealt(self._dealt[2][samples])[0]
+
+    def places_begun(self, group: int) -> Indices:
+        assert self.chunk_order is not None
+        return self.chunk_order.lanes(group)  # each rank has samples of each chunk
+
+    def amplification(self, per_chunk: int) -> float:
+        """Samples decoded per sample that this rank uses, if chunks stay until the group after theirs is used up.
+
+        A sample that comes later decodes one of the ``per_chunk`` stored chunks that make a chunk here.
+        """
+        order, counts, places = self.chunk_order, np.diff(self._edges), self._dealt[2][self._dealt[0]]
+        assert order is not None
+        lasts = np.repeat(places[self._edges[1:] - 1], counts)
+        own = np.repeat(np.arange(len(counts)) % self.world_size == self.rank, counts)
+        chunks, fronts = (order.dealt(each[own])[0] for each in (places[self._edges[0] : self._edges[-1]], lasts))
+        late = fronts // order.width - chunks // order.width
+        visits = len(distinct_of(chunks[late <= 1])), len(distinct_of((chunks * order.groups + late)[late > 1]))
+        return (visits[0] + visits[1] / per_chunk) * self.length / (order.chunks * len(chunks))
 
     def substitute(self, position: int, attempt: int) -> int:
         """As in `EpochPlan`, but of the same bucket."""

@@ -85,4 +85,4 @@ def _position(plan: EpochPlan, key: BatchIndex) -> int:
     """The position of a batch in this epoch; its start or end if the batch is of an earlier or later one."""
     if key.epoch != plan.epoch:
         return 0 if key.epoch < plan.epoch else plan.length
-    return int(plan.positions(key.step)[0])
+    return plan.front(key.step)

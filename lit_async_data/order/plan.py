@@ -193,6 +193,16 @@ class EpochPlan:
         first, end = self.bounds(step)
         return self.start + np.arange(first, end) * self.world_size + self.rank
 
+    def front(self, step: int) -> int:
+        """How far the order by chunks has been read before a step."""
+        return int(self.positions(step)[0])
+
+    def chunk_places(self, first: int, samples: Indices) -> Indices:
+        """The place in the order of chunks of each of the samples at this rank's positions from ``first`` on."""
+        assert self.chunk_order is not None
+        local = np.arange(first, first + len(samples))
+        return self.chunk_order.dealt(local * self.world_size + self.rank + self.start)[0]
+
     def substitute(self, position: int, attempt: int) -> int:
         """The sample that stands in for the one at a place of the whole order, if that cannot be read.
 

@@ -42,9 +42,7 @@ class Shares:
     def readers(self, plan: EpochPlan, first: int, samples: Indices, readers: int) -> Indices:
         """Returns the reader of each sample, from this rank's position ``first`` on; int64, shape (n,)."""
         if plan.chunk_order is not None:
-            local = np.arange(first, first + len(samples))
-            places, _ = plan.chunk_order.dealt(local * plan.world_size + plan.rank + plan.start)
-            return self.readers_of(plan, places, readers)
+            return self.readers_of(plan, plan.chunk_places(first, samples), readers)
         assert self.chunks is not None
         return self.chunks.chunks_of(samples) % readers
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.by_length import LengthPlan
+from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import Schedule
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=12, max_size=120).map(np.array)
@@ -17,9 +18,8 @@ LENGTHS = st.lists(st.integers(0, 40), min_size=12, max_size=120).map(np.array)
 def plan_of(lengths, rank=0, ranks=1, start=0, epoch=0, **options):
     options = {"shuffle": "global", "seed": 3, "batch_size": 5, **options}
     buckets = Buckets.of(lengths, options["batch_size"], options.pop("elements", 80), 4)
-    return LengthPlan(
-        length=len(lengths), buckets=buckets, rank=rank, world_size=ranks, start=start, epoch=epoch, **options
-    )
+    options |= {"runs": (ChunkRun(len(lengths), 7),), "shuffle_chunks": 2, "buckets": buckets}
+    return LengthPlan(length=len(lengths), rank=rank, world_size=ranks, start=start, epoch=epoch, **options)
 
 
 def flat(batches):
@@ -32,7 +32,7 @@ def steps_of(lengths, ranks, start=0, **options):
     return [[plan.batch(step).tolist() for plan in plans] for step in range(len(plans[0]))]
 
 
-@given(LENGTHS, st.integers(1, 4), st.sampled_from(["none", "global"]))
+@given(LENGTHS, st.integers(1, 4), st.sampled_from(["none", "global", "chunk"]))
 def test_ranks_share_the_batches_of_one_order(lengths, ranks, shuffle):
     alone = [step[0] for step in steps_of(lengths, 1, shuffle=shuffle)]
     shared = flat(steps_of(lengths, ranks, shuffle=shuffle))
@@ -44,16 +44,16 @@ def test_ranks_share_the_batches_of_one_order(lengths, ranks, shuffle):
         assert shared[:whole] == alone[:whole]
 
 
-@given(LENGTHS, st.integers(1, 4), st.integers(1, 4), st.data())
-def test_a_resume_on_other_ranks_goes_on_with_the_same_samples(lengths, before, after, data):
-    plan = plan_of(lengths, 0, before)
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 4), st.sampled_from(["global", "chunk"]), st.data())
+def test_a_resume_on_other_ranks_goes_on_with_the_same_samples(lengths, before, after, shuffle, data):
+    plan, steps = plan_of(lengths, 0, before, shuffle=shuffle), functools.partial(steps_of, lengths, shuffle=shuffle)
     done = data.draw(st.integers(0, len(plan)))
     position = plan.position(done)
     assume(len(lengths) - position >= 2 * after)
-    seen = flat(flat(steps_of(lengths, before)[:done]))
+    seen = flat(flat(steps(before)[:done]))
     assert len(seen) == position
-    seen += flat(flat(steps_of(lengths, after, position)))
-    assert seen == flat(flat(steps_of(lengths, 1)))
+    seen += flat(flat(steps(after, position)))
+    assert seen == flat(flat(steps(1)))
 
 
 @given(LENGTHS, st.integers(1, 4))
@@ -77,6 +77,22 @@ def test_all_epochs_have_as_many_steps_and_other_batches():
     plans = [schedule.plan(epoch) for epoch in range(4)]
     assert {len(plan) for plan in plans} == {schedule.steps}
     assert len({tuple(plan.batch(0).tolist()) for plan in plans}) == 4
+
+
+@given(LENGTHS)
+def test_by_chunks_a_batch_is_due_when_its_bucket_is_full(lengths):
+    plans = [plan_of(lengths, shuffle="chunk", epoch=epoch) for epoch in range(3)]
+    assert len({len(plan) for plan in plans}) == 1
+    for plan in plans:
+        found, waiting, left = [], [[] for _ in plan.buckets.sizes], plan.buckets.counts.tolist()
+        for sample in plan.chunk_order.samples(np.arange(len(lengths))).tolist():
+            bucket = plan.buckets.numbers[sample]
+            waiting[bucket].append(sample)
+            left[bucket] -= 1
+            if len(waiting[bucket]) == plan.buckets.sizes[bucket] or not left[bucket]:
+                found.append(waiting[bucket])
+                waiting[bucket] = []
+        assert found == [plan.batch(step).tolist() for step in range(len(plan))]
 
 
 def test_drop_last_drops_the_batches_that_fill_no_step():

@@ -8,6 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
+from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.due import due
 from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Limits, Schedule, Share
@@ -18,9 +20,9 @@ ROWS, WIDTH = 10, 8
 SHARES = Shares(ChunkExtents([ChunkRun(600, ROWS)]))
 
 
-def schedule_of(batch_size=16, *, shuffle="chunk", length=600, start=0, **options):
+def schedule_of(batch_size=16, *, kind=EpochPlan, shuffle="chunk", length=600, start=0, **options):
     plan = functools.partial(
-        EpochPlan,
+        kind,
         length=length,
         batch_size=batch_size,
         shuffle=shuffle,
@@ -43,16 +45,21 @@ def keys_of(schedule, epochs):
 def chunks_of_group(schedule, epoch, number):
     plan = schedule.plan(epoch)
     group = plan.chunk_order.group(number)
-    return set(plan.samples(np.arange(group.first, group.end)) // ROWS)
+    return set(plan.chunk_order.samples(np.arange(group.first, group.end)) // ROWS)
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 70}, {"weights": Weights(np.arange(600) + 1.0, 600)}])
+DRAWN = {"weights": Weights(np.arange(600) + 1.0, 600)}
+BY_LENGTH = {"kind": LengthPlan, "buckets": Buckets.of(np.arange(600) % 29, 16, None, 4)}
+ON_RANK_1 = BY_LENGTH | {"rank": 1, "world_size": 3, "drop_last": True}
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 70}, DRAWN, BY_LENGTH, ON_RANK_1])
 @pytest.mark.parametrize("shares", [[ALL], [Share(reader, 3) for reader in range(3)]])
 def test_each_chunk_falls_due_once_while_the_group_before_is_dealt(options, shares):
     schedule, found = schedule_of(**options), {}
     for begin, end in itertools.pairwise(keys_of(schedule, 2)):
         plan = schedule.plan(end.epoch)
-        reading = end.epoch, plan.chunk_order.group_of(plan.bounds(end.step)[0]).number
+        reading = end.epoch, plan.chunk_order.group_of(plan.front(end.step)).number
         for share in shares:
             for turn, samples in due(schedule, begin, end, SHARES, share):
                 assert turn >= reading

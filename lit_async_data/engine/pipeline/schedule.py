@@ -105,8 +105,6 @@ def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
 
 
 def _shuffle(source: Source, options: LoaderOptions) -> Order:
-    if options.batch_by is not None:
-        return "none" if options.shuffle == "none" else "global"
     if options.shuffle == "auto":
         return "chunk" if source.chunks.rows > 1 else "global"
     assert not isinstance(options.shuffle, bool)  # `LoaderOptions` has replaced it by a name

@@ -354,8 +354,7 @@ class ProcessPipeline(Pipeline):
         order, step = plan.chunk_order, self._cursor.step
         if order is None or not step:
             return True
-        firsts = (plan.bounds(each)[0] * plan.world_size + plan.rank + plan.start for each in (step - 1, step))
-        before, here = map(order.group_of, firsts)
+        before, here = (order.group_of(plan.front(each)) for each in (step - 1, step))
         return before != here
 
     @staticmethod

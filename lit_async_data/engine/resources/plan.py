@@ -11,6 +11,7 @@ from lit_async_data.engine.hooks.transformation import Transformation
 from lit_async_data.engine.resources.memory import Budget, default_budget, pinned_bytes
 from lit_async_data.engine.resources.workers import Workers
 from lit_async_data.options import LoaderOptions
+from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
@@ -167,8 +168,9 @@ def _chunks(plan: EpochPlan, in_hand: int) -> int:
     order = plan.chunk_order
     if order is None:
         return 0
-    # Groups that are read at a time: one, unless workers have more samples in hand than are in one.
-    groups = -(-in_hand // (order.width * order.rows))
+    # Groups that are read at a time: one, unless workers have more samples in hand than are in one; and the one before
+    # where batches wait for samples of their length.
+    groups = -(-in_hand // (order.width * order.rows)) + (plan.buckets is not None)
     return min((groups + 1) * order.width, order.chunks)
 
 
@@ -196,15 +198,18 @@ def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> 
     if plan.chunk_order is None:
         return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread
     drawn = plan.chunk_order.amplification() if isinstance(plan.chunk_order, WeightedChunkOrder) else 1.0
+    if isinstance(plan, LengthPlan):
+        drawn = plan.amplification(source.chunks.chunks_per_run)
     return drawn * source.chunks.spread
 
 
 def amplified(shuffle: Order, times: float, rows: int, *, by_length: bool = False) -> str:
     """In words for people: how much is decoded in vain, and what would help."""
     if by_length:
+        better = "a larger shuffle_chunks" if shuffle == "chunk" else "shuffle=chunk"
         return (
-            f"batch_by decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
-            "cache_bytes keeps what was decoded"
+            f"batch_by decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; {better} "
+            "decodes fewer again, and cache_bytes keeps what was decoded"
         )
     if shuffle == "global":
         return (

@@ -112,6 +112,14 @@ def test_all_readers_give_the_stored_samples(source, options, hooks):
             check_equal({n: x for batch in batches for n, x in samples_of(batch).items()}, wanted)
 
 
+def test_by_chunks_each_chunk_is_decoded_about_once(source):
+    with loader_of(source, batch_size=8, shuffle_chunks=8, workers=0) as loader:
+        assert loader.order.shuffle == "chunk"
+        used = sum(batch["x_length"].sum() for batch in loader) * 4  # bytes
+        decoded, predicted = loader.stats().read.stages.decode.bytes / used, loader.footprint.amplification
+    assert 0.7 * predicted < decoded < 1.2 * predicted < 2.4
+
+
 def test_ranks_have_equally_many_batches_and_share_the_samples(source):
     found, counts = {}, set()
     for rank in range(3):
@@ -395,7 +403,6 @@ def test_the_summary_says_what_is_padded(source):
         ({"batch_by": np.full(307, 5)}, "batch_by", "samples of x have other lengths"),
         ({"batch_elements": 100}, "batch_elements", "alone takes 180 elements"),
         ({"batch_by": None}, "batch_elements", "needs batch_by"),
-        ({"shuffle": "chunk"}, "shuffle", "cannot be combined with batch_by"),
         ({"weights": "y"}, "weights", "cannot be combined with batch_by"),
         ({"buckets": [9, 3]}, "buckets", "neither a number nor ascending lengths"),
         ({"buckets": [50, 100]}, "buckets", "the last bucket ends at 100"),
