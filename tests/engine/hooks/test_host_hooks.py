@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sources.hooks import LENGTH, Tuples, aged, cropped, explode, mixed, older, wrong_at
+from support.sources.hooks import LENGTH, Rows, aged, cropped, explode, mixed, older, wrong_at
 from support.sources.reader_sources import Numbers
 
 from lit_async_data import (
@@ -21,7 +21,6 @@ from lit_async_data import (
     HDF5Source,
     LoaderOptions,
     Normalize,
-    StorageLayout,
     SubsetSource,
 )
 from lit_async_data.engine.hooks.calls import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS
@@ -88,7 +87,7 @@ def test_workers_depths_and_earlier_passes_change_nothing(workers, queue_depth, 
 @pytest.mark.processes
 @pytest.mark.parametrize(("reading", "workers"), [("copied", 1), ("copied", 2), ("decoded", 3)])
 def test_reader_processes_change_nothing(reading, workers):
-    of = ArraySource({"x": IMAGES, "y": np.arange(LENGTH)}, parts={"a": LENGTH}, chunks=StorageLayout(reading=reading))
+    of = Rows({"x": IMAGES, "y": np.arange(LENGTH)}, reading)
     with loader_of(of, workers=workers, worker_kind="process") as loader:
         assert loader.footprint.workers[:3] == ("process", workers, "worker_kind=process")
         one = loader_of(of, workers=0).footprint.budget.scratch
@@ -99,7 +98,7 @@ def test_reader_processes_change_nothing(reading, workers):
 @pytest.mark.processes
 def test_an_error_in_one_of_two_processes_is_that_of_its_batch():
     hooks = {"sample": wrong_at(9, explode), "batch": None}
-    of = ArraySource({"y": np.arange(40)}, parts={"a": 40}, chunks=StorageLayout(reading="copied"))
+    of = Rows({"y": np.arange(40)}, "copied")
     with loader_of(of, **hooks, workers=2, worker_kind="process", shuffle=False) as loader:
         for _ in range(2):
             assert [loader.next()["y"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -353,7 +352,7 @@ def test_without_a_process_the_loop_calls_hooks_and_says_why(caplog):
 )
 def test_hooks_get_the_numbers_of_samples_in_the_whole_source(kind, workers, as_tuple):
     taken = np.arange(LENGTH - 1, 4, -2)
-    of = SubsetSource((Tuples if as_tuple else ArraySource)({"y": np.arange(LENGTH)}), taken)
+    of = SubsetSource(Rows({"y": np.arange(LENGTH)}, as_tuple=as_tuple), taken)
     with loader_of(of, sample=aged, batch=older, worker_kind=kind, workers=workers) as loader:
         keys = [*loader.spec]
         assert keys == ["y", "age", "older", "index"]
