@@ -105,16 +105,6 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not leaks, f"left behind: {leaks}"
 
 
-@pytest.fixture(autouse=True)
-def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps readers in threads, except in tests that are marked ``processes``: each process takes 0.3 s to start."""
-    if request.node.get_closest_marker("processes") is None:
-        monkeypatch.setattr("lit_async_data.engine.resources.workers.system_refusal", lambda: "a test of threads")
-    else:
-        # Without the GIL, threads would be chosen.
-        monkeypatch.setattr("lit_async_data.engine.resources.workers.has_gil", lambda: True)
-
-
 @pytest.fixture
 def process_as_before() -> Iterator[None]:
     """Restores what a run changes for good: loggers, which Hydra may disable, and the handlers of signals."""
