@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TextIO
 
+from lit_async_data.engine.resources.memory import readable
+
 # Lines of a section that are shown; the others are counted.
 MOST_SHOWN = 12
 
@@ -36,20 +38,6 @@ def indented(lines: Sequence[str]) -> list[str]:
     return ["", *(f"  {line}" for line in lines)] if lines else []
 
 
-def sized(nbytes: float) -> str:
-    """Bytes for people.
-
-    Example:
-        >>> sized(512), sized(3_300_000)
-        ('512 B', '3.3 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 999.5:
-            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 99.5 else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
-
-
 class ProgressLine:
     """One line on a terminal, which changes; otherwise a line every ten seconds, for logs."""
 
@@ -63,8 +51,11 @@ class ProgressLine:
             self._step, self._started, self._told = step, now, now
         if done and now - self._told >= self._every:
             self._told, rate = now, done / (now - self._started)
-            share, left = f"{100 * done // total} % of {sized(total)}", timedelta(seconds=round((total - done) / rate))
-            self._stream.write(f"{self._before}{step}: {share}, {sized(rate)}/s, {left} left{self._behind}")
+            share, left = (
+                f"{100 * done // total} % of {readable(total)}",
+                timedelta(seconds=round((total - done) / rate)),
+            )
+            self._stream.write(f"{self._before}{step}: {share}, {readable(rate)}/s, {left} left{self._behind}")
             self._stream.flush()
 
     def end(self) -> None:

@@ -500,6 +500,6 @@ def test_the_document_shows_what_is_printed(capsys):
     shown = re.search(r"```text\n(.*?)```", (ROOT / "docs/tools/inspect.md").read_text(), re.DOTALL)[1]
 
     def plain(text):  # without sizes, which depend on zlib, and what follows from their widths
-        return re.sub(r"[\d.]+ [kM]?B|[\s─]+", " ", text).split()
+        return re.sub(r"[\d.]+ [KM]?i?B|[\s─]+", " ", text).split()
 
     assert plain(shown) == plain(capsys.readouterr().out)

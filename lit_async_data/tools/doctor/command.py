@@ -15,12 +15,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, counted
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import Call, add_source_arguments
 from lit_async_data.tools.inspect.command import given_call
-from lit_async_data.tools.terminal import indented, section, sized, table
+from lit_async_data.tools.terminal import indented, section, table
 
 if TYPE_CHECKING:
     from lit_async_data.tools.doctor.examination import Rate, Trial
@@ -77,7 +78,7 @@ def text_of(report: dict[str, Any]) -> str:
             _rounded(trial.samples_per_s),
             f"{trial.amplification:.1f}",
             _mixing(trial),
-            sized(trial.memory),
+            readable(trial.memory),
             "use this" if number == report["chosen"] else "",
         )
         for number, trial in enumerate(report["trials"])

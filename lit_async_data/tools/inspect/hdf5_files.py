@@ -104,17 +104,11 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
 
 
 def _suggestion(
-    scope: Scope,
-    title: str,
-    fields: Mapping[str, Given],
-    notes: Sequence[str] = (),
-    groups: Sequence[str] = (),
-    **options: Any,
+    scope: Scope, title: str, fields: Mapping[str, Given], notes: Sequence[str] = (), **options: Any
 ) -> Suggestion:
     parts = [] if "sample" in options else ["group"] if scope.group else ["file"] if len(scope.paths) > 1 else []
     given = {name: value for name, value in {"group": scope.group, **options}.items() if value}
-    call = Call("HDF5Source", _path_of(scope.paths), fields, given)
-    return Suggestion(title, call, (*notes, *by_groups([*groups, *parts])))
+    return Suggestion(title, Call("HDF5Source", _path_of(scope.paths), fields, given), (*notes, *by_groups(parts)))
 
 
 def _is_image(x: Dataset) -> bool:
@@ -147,9 +141,8 @@ def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
         ),
         "MATLAB stores axes in reverse: images have width before height; transpose them in a transform": matlab,
     }
-    said = [note for note, holds in notes.items() if holds]
-    kept = [n.field for n in groups]
-    return _suggestion(scope, title, fields, said, kept, layout=layout)
+    said = [note for note, holds in notes.items() if holds] + by_groups([n.field for n in groups])
+    return _suggestion(scope, title, fields, said, layout=layout)
 
 
 def _windows(scope: Scope, x: Dataset, labels: Sequence[Dataset], start: Dataset | None) -> Iterator[Suggestion]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, counted
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.inspect.contents import SHOWN, Dataset
-from lit_async_data.tools.terminal import indented, section, shortened, sized, table
+from lit_async_data.tools.terminal import indented, section, shortened, table
 
 # Raised if a key of the JSON changes its meaning or goes.
 VERSION = 3
@@ -137,7 +138,7 @@ def text_of(report: Report) -> str:
     for each in described:
         names.setdefault(each.why, []).append(each.name)
     whys = [f"{', '.join(shortened(alike))}: {why}" for why, alike in names.items() if why]
-    title = [report.kind, *([] if report.bytes is None else [sized(report.bytes)])]
+    title = [report.kind, *([] if report.bytes is None else [readable(report.bytes)])]
     numbers = {"row": report.rows, "dataset": len(report.datasets), "other file": len(report.files) - 1}
     title += [counted(number, what) for what, number in numbers.items() if number]
     title += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
@@ -164,5 +165,5 @@ def _shape(dataset: Dataset) -> str:
 
 def _storage(dataset: Dataset) -> str:
     chunks = [f"chunks of {'×'.join(map(str, dataset.chunks))}"] if dataset.chunks else []
-    size = sized(dataset.stored_bytes or dataset.bytes)
+    size = readable(dataset.stored_bytes or dataset.bytes)
     return ", ".join([size, *dataset.filters, *chunks]) if dataset.bytes else ""

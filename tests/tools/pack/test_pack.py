@@ -20,7 +20,7 @@ from lit_async_data import Field, HDF5Source, StorageLayout
 from lit_async_data.__main__ import main
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.pack import packing, plan, writing
+from lit_async_data.tools.pack import packing, plan
 from lit_async_data.tools.pack.packing import pack, packed_source
 from lit_async_data.tools.terminal import ProgressLine
 
@@ -176,7 +176,7 @@ def test_a_sample_without_a_class_is_named(out):
 @pytest.mark.parametrize("key", ["x", "y"])
 def test_a_difference_names_dataset_and_sample_and_leaves_no_file(out, key, monkeypatch):
     source = ArraySource({"x": SMOOTH, "y": np.arange(50)})
-    original = writing._stored
+    original = packing._stored
 
     def wrong(values, field, piece):
         stored = original(values, field, piece)
@@ -185,7 +185,7 @@ def test_a_difference_names_dataset_and_sample_and_leaves_no_file(out, key, monk
             stored[17 - piece.row] += 1
         return stored
 
-    monkeypatch.setattr(writing, "_stored", wrong)
+    monkeypatch.setattr(packing, "_stored", wrong)
     with pytest.raises(CorruptError, match=f"{key}, sample 17 .*differs from the input") as error:
         pack(source, out)
     assert (error.value.dataset, error.value.sample_id) == (key, 17)
@@ -305,11 +305,11 @@ def test_a_terminal_has_one_line_which_is_cleared():
     stream.isatty = lambda: True
     shown = ProgressLine(stream, clock=itertools.count(0, 4).__next__)
     for done in (0, 2, 4):
-        shown("packing", done * 10**9, 10 * 10**9)
+        shown("packing", done * 2**30, 10 * 2**30)
     shown.end()
     assert stream.getvalue().split("\r\x1b[K") == [
         "",
-        "packing: 20 % of 10.0 GB, 500 MB/s, 0:00:16 left",
-        "packing: 40 % of 10.0 GB, 500 MB/s, 0:00:12 left",
+        "packing: 20 % of 10.0 GiB, 512.0 MiB/s, 0:00:16 left",
+        "packing: 40 % of 10.0 GiB, 512.0 MiB/s, 0:00:12 left",
         "",
     ]
