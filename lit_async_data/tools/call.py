@@ -84,12 +84,7 @@ class Call:
 
 
 def literal(value: Any) -> str:
-    """A value as it is written in Python.
-
-    Example:
-        >>> literal({"x": "images", "size": (2, 3)})
-        '{"x": "images", "size": (2, 3)}'
-    """
+    """A value as it is written in Python."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=not value.isprintable())
     if isinstance(value, Mapping):

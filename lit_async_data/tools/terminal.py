@@ -51,11 +51,9 @@ class ProgressLine:
             self._step, self._started, self._told = step, now, now
         if done and now - self._told >= self._every:
             self._told, rate = now, done / (now - self._started)
-            share, left = (
-                f"{100 * done // total} % of {readable(total)}",
-                timedelta(seconds=round((total - done) / rate)),
-            )
-            self._stream.write(f"{self._before}{step}: {share}, {readable(rate)}/s, {left} left{self._behind}")
+            share, left = 100 * done // total, timedelta(seconds=round((total - done) / rate))
+            said = f"{step}: {share} % of {readable(total)}, {readable(rate)}/s, {left} left"
+            self._stream.write(f"{self._before}{said}{self._behind}")
             self._stream.flush()
 
     def end(self) -> None:

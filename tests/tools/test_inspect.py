@@ -274,6 +274,7 @@ EVENTS = np.array([(400 * n, n % 3) for n in range(8)], [("onset", "i8"), ("labe
 # What writes a file; what the one suggestion says, None if there is none; what a note says; what is said nowhere.
 MEANT = [
     ({"images": IMAGES, "index": np.arange(40), "valid": np.ones(40, bool)}, '{"x": "images"}', "", "index"),
+    ({"x": ROWS, "y": np.full(40, np.nan)}, '{"x": "x", "y": "y"}', "float64", "y is from"),
     ({"x": ROWS, "counter": np.arange(40)}, '{"x": "x"}', "", "counter"),
     ({"x": IMAGES, "origin/part": np.arange(40) // 9}, '{"x": "x"}', "", "origin"),
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),

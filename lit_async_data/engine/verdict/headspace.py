@@ -10,10 +10,8 @@ from lit_async_data.engine.device.inline_queue import DeviceQueue, WrappedQueue
 from lit_async_data.engine.verdict.watch import Loader
 from lit_async_data.order.plan import BatchIndex
 
-# Steps of an epoch where nobody knows them; and the fewest of each kind that say anything.
-UNKNOWN, LEAST = 200, 4
-# Batches that are kept.
-KEPT = 4
+# Steps of an epoch where nobody knows them; the fewest of each kind that say anything; batches that are kept.
+UNKNOWN, LEAST, KEPT = 200, 4, 4
 
 
 class Headspace:

@@ -75,7 +75,8 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     labels = sorted(filter(_can_be_label, nodes), key=lambda n: (not has_word(n.name, words.LABELS), not n.flat))
     if not inputs:
         return
-    for start in [node for node in nodes if _is_start(inputs[0], node)]:
+    starts = [node for node in nodes if _is_start(inputs[0], node)]
+    for start in starts:
         yield from _windows(scope, inputs[0], [label for label in labels if label.shape == start.shape], start)
     x = next((n for n in inputs if any(_axis(n, label) is not None for label in labels)), inputs[0])
     labels = [label for label in labels if _axis(x, label) is not None][:4]
@@ -84,7 +85,7 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     alone += [{"attr": each} for each in scope.attributes if has_word(each, words.LABELS)]
     alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]
     recording = anywhere(x.name, words.RECORDINGS) or scope.group is not None
-    if not labels and (len(alike) > 2 or (_is_image(x) and not several)):
+    if not (labels or starts) and (len(alike) > 2 or (_is_image(x) and not several)):
         notes.append(
             f"{x.field} of shape {x.shape} may be one sample: its rows are none; this layout is not read yet: write "
             "samples one after the other into one dataset, or write a Source of your own (docs/data/sources.md)"

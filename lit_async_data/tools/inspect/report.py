@@ -63,11 +63,16 @@ class Report:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def suggest(self, candidates: Sequence[Suggestion]) -> None:
-        """Add the first that works; else a note why the likeliest does not."""
+        """Add the first whose source can be built, and its first sample read; else a note why the likeliest cannot."""
         errors = []
         for each in candidates:
             try:
-                self.suggestions.append(_verified(each))
+                with contextlib.closing(each.call.build()) as source:
+                    source[0]
+                    shapes = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
+                    notes = (*each.notes, *(note for note, holds in _notes(source).items() if holds))
+                    built: dict[str, Any] = {"samples": len(source), "batch": shapes, "notes": notes}
+                    self.suggestions.append(dataclasses.replace(each, reading=source.chunks.reading, **built))
             except AsyncDataError as error:
                 errors.append(f"{each.call.python().splitlines()[-1]} does not fit: {' '.join(str(error).split())}")
             else:
@@ -88,25 +93,13 @@ def by_groups(names: Sequence[str]) -> list[str]:
     return [call.format(name) for name in names[:1]]
 
 
-def _verified(suggestion: Suggestion) -> Suggestion:
-    """The suggestion, after its source has been built and the first sample read."""
-    with contextlib.closing(suggestion.call.build()) as source:
-        source[0]
-        return dataclasses.replace(
-            suggestion,
-            samples=len(source),
-            batch={key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in source.spec.items()},
-            reading=source.chunks.reading,
-            notes=(*suggestion.notes, *(note for note, holds in _notes(source).items() if holds)),
-        )
-
-
 def _notes(source: Source) -> dict[str, object]:
     """What to know of the labels, and of the types."""
     x, y = source.spec.get("x"), source.spec.get("y")
     single, classes = y is not None and not y.shape, y.classes if y is not None else ()
     labels = source.column("y") if single and not classes and len(source) <= MOST_LABELS else np.full(1, 0.5)
-    whole, low, high = (labels % 1 == 0).all(), int(labels.min()), int(labels.max())
+    whole = (labels % 1 == 0).all()
+    low, high = (int(labels.min()), int(labels.max())) if whole else (0, 0)
     wide = " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64)
     images = x is not None and len(x.shape) in (2, 3) and single and y is not None and y.dtype.kind in "iu"
     return {
@@ -132,8 +125,12 @@ def text_of(report: Report) -> str:
         columns.append([column.name, column.type, *counts, column.kind or "none", ", ".join(column.examples)])
     datasets, names = [["dataset", "shape", "type", "stored", "how"]], dict[str, list[str]]()
     for node in report.datasets:
+        rows = ["–".join(f"{n:,}" for n in dict.fromkeys(node.rows))] if node.rows else []
+        shape = "×".join([*rows, *map(str, node.shape[1:])]) or "one value" * bool(node.bytes)
+        chunks = [f"chunks of {'×'.join(map(str, node.chunks))}"] if node.chunks else []
+        stored = [readable(node.stored_bytes or node.bytes), *node.filters, *chunks] if node.bytes else []
         how = HOW_READ[node.reading] if node.reading else "not read"
-        datasets.append([node.name, _shape(node), node.type, _storage(node), how])
+        datasets.append([node.name, shape, node.type, ", ".join(stored), how])
     described: list[ColumnReport | Dataset] = [*report.columns, *report.datasets]
     for each in described:
         names.setdefault(each.why, []).append(each.name)
@@ -154,16 +151,3 @@ def text_of(report: Report) -> str:
         lines += indented(suggestion.call.python().splitlines())
         lines += [*indented([suggestion.call.command()]), "", *(f" · {note}" for note in suggestion.notes)]
     return "\n".join([*lines, ""])
-
-
-def _shape(dataset: Dataset) -> str:
-    if dataset.rows is None:
-        return "one value" if dataset.bytes else ""
-    first = "–".join(f"{n:,}" for n in dict.fromkeys(dataset.rows))
-    return "×".join([first, *map(str, dataset.shape[1:])])
-
-
-def _storage(dataset: Dataset) -> str:
-    chunks = [f"chunks of {'×'.join(map(str, dataset.chunks))}"] if dataset.chunks else []
-    size = readable(dataset.stored_bytes or dataset.bytes)
-    return ", ".join([size, *dataset.filters, *chunks]) if dataset.bytes else ""
