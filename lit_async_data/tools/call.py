@@ -95,14 +95,7 @@ def literal(value: Any) -> str:
 
 
 def override(key: str, value: Any) -> str:
-    r"""An argument for ``train.py``, as typed in a shell.
-
-    Example:
-        >>> override("data.train.path", "x (v2).h5")
-        '\'data.train.path="x (v2).h5"\''
-        >>> override("data.train.fields", {"x": "images", "y": {"name": "labels", "column": 0}})
-        "'data.train.fields={x: images, y: {name: labels, column: 0}}'"
-    """
+    """An argument for ``train.py``, as typed in a shell."""
     return shlex.quote(f"{key}={_of_hydra(value)}")
 
 

@@ -274,7 +274,7 @@ EVENTS = np.array([(400 * n, n % 3) for n in range(8)], [("onset", "i8"), ("labe
 # What writes a file; what the one suggestion says, None if there is none; what a note says; what is said nowhere.
 MEANT = [
     ({"images": IMAGES, "index": np.arange(40), "valid": np.ones(40, bool)}, '{"x": "images"}', "", "index"),
-    ({"x": ROWS, "y": np.full(40, np.nan)}, '{"x": "x", "y": "y"}', "float64", "y is from"),
+    ({"x": ROWS, "y": np.append(np.arange(39), np.nan)}, '{"x": "x", "y": "y"}', "float64", "y is from"),
     ({"x": ROWS, "counter": np.arange(40)}, '{"x": "x"}', "", "counter"),
     ({"x": IMAGES, "origin/part": np.arange(40) // 9}, '{"x": "x"}', "", "origin"),
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
@@ -393,7 +393,7 @@ TABLES = [
     ("a,tags\n" + "1,b|c\n2,c\n3,b\n4,b|c\n5,c|b\n", '{"name": "tags", "separator": "|"}', ""),
     ("a,tags\n" + "1,\n2,c\n3,b\n4,b|c\n", '{"name": "tags", "separator": "|", "null": "zero"}', ""),
     ("a,b,target,when\n" + "1,.5,1,x\n2,1,0,x\n3,2,1,x\n4,3,0,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
-    ("a,species,kinds\n" + "1,b,p\n2,c,p\n3,b,q\n4,c,q\n", '"y": "species"', 'may be labels too: "kinds"'),
+    ("a,species,kinds\n" + "1,b,p\n2,c,p\n3,b,q\n4,c,q\n", '"y": "species"', ""),
 ]
 
 
@@ -491,7 +491,7 @@ def test_json_tells_what_the_report_does(capsys):
 def test_the_document_names_every_key_of_the_json():
     page = (ROOT / "docs/tools/inspect.md").read_text()
     names = [field.name for part in (Report, ColumnReport) for field in dataclasses.fields(part)]
-    names += [*SHOWN, *Suggestion("", Call("HDF5Source", "x.h5")).as_dict()]
+    names += [*SHOWN, *Report("", [], suggestions=[Suggestion("", Call("HDF5Source", ""))]).as_dict()["suggestions"][0]]
     assert [name for name in names if f"`{name}`" not in page] == []
 
 

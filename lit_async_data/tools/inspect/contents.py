@@ -181,10 +181,8 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
         node.why = text.replace(f"{group.path}:/", "")
         return
     stored, node.dtype = field.values, field.spec.dtype
-    if field.images:
-        node.size = field.spec.shape[1:]
-    if field.sequences:
-        node.kind = "variable"
+    node.size = field.spec.shape[1:] if field.images else ()
+    node.kind = "variable" if field.sequences else node.kind
     way = "chunks" if field.images or field.sequences else choice(stored, mapped=True)
     node.reading = "copied" if way in ("raw", "strided", "kept") else "decoded" if way == "chunks" else "locked"
     slow, index = stored.slow if way != "raw" else None, stored.index if way == "chunks" else None

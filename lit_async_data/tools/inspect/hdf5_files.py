@@ -75,22 +75,25 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     labels = sorted(filter(_can_be_label, nodes), key=lambda n: (not has_word(n.name, words.LABELS), not n.flat))
     if not inputs:
         return
-    starts = [node for node in nodes if _is_start(inputs[0], node)]
+    starts = [n for n in nodes if has_word(n.name.rpartition(".")[2], words.STARTS) and n.dtype.kind in "iu"]
+    starts = [n for n in starts if len(n.shape) == 1 and _is_long(inputs[0]) and n.shape[0] < _rows(inputs[0])]
     for start in starts:
         yield from _windows(scope, inputs[0], [label for label in labels if label.shape == start.shape], start)
     x = next((n for n in inputs if any(_axis(n, label) is not None for label in labels)), inputs[0])
     labels = [label for label in labels if _axis(x, label) is not None][:4]
     several = max(scope.count, len(scope.paths)) > 1
+    h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
+    image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
     alone: list[Given] = [n.field for n in scope.nodes if not n.shape and has_word(n.name, words.LABELS)]
     alone += [{"attr": each} for each in scope.attributes if has_word(each, words.LABELS)]
     alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]
     recording = anywhere(x.name, words.RECORDINGS) or scope.group is not None
-    if not (labels or starts) and (len(alike) > 2 or (_is_image(x) and not several)):
+    if not (labels or starts) and (len(alike) > 2 or (image and not several)):
         notes.append(
             f"{x.field} of shape {x.shape} may be one sample: its rows are none; this layout is not read yet: write "
             "samples one after the other into one dataset, or write a Source of your own (docs/data/sources.md)"
         )
-    elif not labels and several and (_is_image(x) or alone):
+    elif not labels and several and (image or alone):
         title, letters = f"one {'group' if scope.group else 'file'} per sample: {x.field}", layout_of((1, *x.shape), 0)
         layout = {"x": letters[1:]} if letters else {}
         for y in [*alone, None]:
@@ -110,11 +113,6 @@ def _suggestion(
     parts = [] if "sample" in options else ["group"] if scope.group else ["file"] if len(scope.paths) > 1 else []
     given = {name: value for name, value in {"group": scope.group, **options}.items() if value}
     return Suggestion(title, Call("HDF5Source", _path_of(scope.paths), fields, given), (*notes, *by_groups(parts)))
-
-
-def _is_image(x: Dataset) -> bool:
-    h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
-    return c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
 
 
 def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
@@ -164,12 +162,6 @@ def _windows(scope: Scope, x: Dataset, labels: Sequence[Dataset], start: Dataset
             layout, note = layout | ({"y": "CN"} if across else {}), f"{note}the {ahead} rows after a window"
         options = {"rows": start.field} if start else {"stride": ahead}
         yield _suggestion(scope, title, fields, [note], layout=layout, **options)
-
-
-def _is_start(x: Dataset, node: Dataset) -> bool:
-    """Whether a dataset has the rows of a recording at which something begins."""
-    named = has_word(node.name.rpartition(".")[2], words.STARTS) and node.dtype.kind in "iu"
-    return named and _is_long(x) and len(node.shape) == 1 and node.shape[0] < _rows(x)
 
 
 def _can_be_label(node: Dataset) -> bool:

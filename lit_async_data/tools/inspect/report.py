@@ -45,10 +45,6 @@ class Suggestion:
     batch: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     reading: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        found = {"title": self.title, "python": self.call.python(), "command": self.call.command()}
-        return found | {name: getattr(self, name) for name in ("samples", "batch", "reading", "notes")}
-
 
 @dataclasses.dataclass
 class Report:
@@ -83,7 +79,11 @@ class Report:
         values = {"version": VERSION, **vars(self)}
         values["datasets"] = [{key: getattr(each, key) for key in SHOWN} for each in self.datasets]
         values["columns"] = [vars(each) for each in self.columns]
-        values["suggestions"] = [each.as_dict() for each in self.suggestions]
+        values["suggestions"] = [
+            {name: value for name, value in vars(each).items() if name != "call"}
+            | {"python": each.call.python(), "command": each.call.command()}
+            for each in self.suggestions
+        ]
         return values
 
 

@@ -110,18 +110,15 @@ class _Guesses:
         targets: list[ColumnReport | None] = [*masks[:1], *self.labels[:3]]
         for y in targets or [None]:
             fields = {"x": x} if y is None else {"x": x, "y": self.target(y)}
-            others = [literal(self.target(each)) for each in self.labels if y in self.labels and each is not y]
-            more = [f"may be labels too: {', '.join(others)}"] if others else []
             title = what if y is None else f"{what} with {y.name}"
-            suggestion = Suggestion(title, Call("ManifestSource", path, fields, options), (*notes, *more))
+            suggestion = Suggestion(title, Call("ManifestSource", path, fields, options), tuple(notes))
             yield suggestion
             if what == "images":
                 yield sized_images(suggestion)
 
     def values(self, column: ColumnReport) -> list[Any]:
         """The different values of a column."""
-        found: list[Any] = self.table.array(column.name).unique().drop_null().to_pylist()
-        return found
+        return list(self.table.array(column.name).unique().drop_null().to_pylist())
 
     def _score(self, column: ColumnReport) -> int:
         """How likely a column is what a network learns; 0 for none."""
