@@ -233,7 +233,8 @@ def _path_of(paths: Sequence[str]) -> str | list[str]:
     """One path for files: the file, a pattern that matches them and no others, or else a list."""
     begin, end = common_start(paths), os.path.splitext(paths[0])[1]
     folder = os.path.join(glob.escape(os.path.dirname(begin)), "")
-    for pattern in (f"{glob.escape(begin)}*{end}", f"{folder}**/*{end}") if len(paths) > 1 else ():
+    patterns = f"{folder}*{end}", f"{glob.escape(begin)}*{end}", f"{folder}**/*{end}"
+    for pattern in patterns if len(paths) > 1 else ():
         if sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True))) == sorted(paths):
             return pattern
     return list(paths) if len(paths) > 1 else paths[0]
