@@ -22,10 +22,8 @@ from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion, by_groups
 from lit_async_data.tools.inspect.words import GROUPS, LABELS, MASKS, OTHERS, TRAINING, has_word
 
-# Side of images that have no common size.
-IMAGE_SIZE = 224
-# The most folds that are listed.
-MOST_FOLDS = 20
+# Side of images that have no common size; the most folds that are listed.
+IMAGE_SIZE, MOST_FOLDS = 224, 20
 _EXAMPLES, _WIDTH = 3, 24
 _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
 
