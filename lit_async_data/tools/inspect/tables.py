@@ -167,7 +167,7 @@ class _Guesses:
     def notes(self) -> list[str]:
         """What keeps samples together; and what the stages of samples are in."""
         notes = by_groups([c.name for c in self.columns if has_word(c.name, GROUPS) and (c.distinct or 0) > 1])
-        for column in self.columns:
+        for column in [each for each in self.columns if each not in self.labels[:1]]:
             values = sorted(self.values(column)) if 1 < (column.distinct or 0) <= MOST_FOLDS else []
             if any(has_word(str(each), TRAINING) for each in values):
                 notes.append(f'split(source, by="{column.name}") has the sides that it names: {", ".join(values)}')
