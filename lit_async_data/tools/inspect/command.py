@@ -1,6 +1,7 @@
 """Shows what HDF5 files, tables and folders hold, how each dataset is read, and the lines that read them.
 
   python -m lit_async_data inspect scans/*.h5
+  python -m lit_async_data inspect scans/*.h5 patients.csv
   python -m lit_async_data inspect birds.csv --json
   python -m lit_async_data inspect birds.csv --check-all
 
