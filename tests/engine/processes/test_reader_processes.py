@@ -264,8 +264,7 @@ def around(workers, on_error="skip", size=10):
     return {**options, "workers": workers, "on_error": on_error}
 
 
-@PROCESSES
-@pytest.mark.parametrize("size", [1, 10])
+@pytest.mark.parametrize(("workers", "chunk", "size"), [(1, 1, 1), (2, 1, 10), (2, 4, 10)])
 def test_a_sample_transform_that_ends_processes_is_named_by_its_stage(workers, chunk, size):
     with AsyncLoader(deadly(-1, chunk), around(workers, "raise", size), sample_transform=acts.kill_at_33) as loader:
         with pytest.raises(WorkerError, match="while it transformed sample 33 of epoch 0") as caught:
