@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sources.hooks import Rows
 
 from lit_async_data import AsyncLoader, Balanced, ConcatSource, HDF5Source, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.errors import ReadError, ResumeError
@@ -159,8 +160,9 @@ def test_on_the_same_ranks_the_batches_are_those_of_an_uninterrupted_run(kind, s
 @pytest.mark.parametrize("transforms", [{}, {"sample_transform": lambda sample: sample}], ids=["threads", "workers"])
 def test_a_reader_process_goes_on_from_a_place_too(transforms):
     options = {"worker_kind": "process", "workers": 2, "shuffle": "global"}
-    state = saved(2)
-    with loader_of(transforms=transforms, **options) as loader:
+    source = numbers(kind=Rows)
+    state = saved(2, source=source)
+    with loader_of(source, transforms=transforms, **options) as loader:
         loader.load_state_dict(state)
         assert [seen(loader), seen(loader)] == [whole()[2:], whole(1)]
         loader.set_epoch(1)

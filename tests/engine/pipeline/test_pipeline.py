@@ -669,10 +669,10 @@ def test_a_fork_is_told_that_it_cannot_use_it():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("ending", ["del loader, batch; gc.collect()", "sys.exit(3)", "raise KeyError('mine')"])
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise KeyError('mine')"])
 def test_an_interpreter_that_forgets_to_close_ends_at_once(ending):
     program = f"""
-import gc, sys
+import sys
 import numpy as np
 from lit_async_data import AsyncLoader
 from lit_async_data.testing import ArraySource
