@@ -45,8 +45,11 @@ def run(arguments: argparse.Namespace) -> None:
     options, call = LoaderOptions(batch_size=arguments.batch_size), given_call(arguments.files, arguments)
     with contextlib.closing(call.build()) as source:
         report = examination(source, options, arguments.seconds, cold=not arguments.warm)
+        ragged = [json.dumps(key) for key, field in source.spec.fields.items() if field.ragged]
     changed = "".join(f", {name}={json.dumps(value)}" for name, value in report["options"].items())
     loader = f"loader = AsyncLoader(source, LoaderOptions(batch_size={arguments.batch_size}{changed}))"
+    if len(ragged) == 1:  # of several, all must have the same lengths
+        loader += f"  # batch_by={ragged[0]} puts samples of like length together"
     report["python"] = f"from lit_async_data import AsyncLoader, LoaderOptions\n{call.python()}\n{loader}"
     report["command"] = call.command()
     report["pack"] = pack_lines(call) if report["why_pack"] else ""

@@ -220,6 +220,10 @@ def test_a_report_in_words(capsys, monkeypatch):
     rate = examination.Rate(12_345.6, 210.0, 380.0, 0.6, 0.0)
     monkeypatch.setattr(examination, "measured", lambda *_, **__: rate)
     monkeypatch.setattr(examination, "why_pack", lambda *_, **__: "it is slow")
+    with h5py.File("tokens.h5", "w") as file:
+        file["x/values"], file["x/offsets"] = np.arange(40), [0, 5, 20, 40]
+    assert main(["doctor", "tokens.h5", "--warm"]) == 0
+    assert '))  # batch_by="x" puts samples of like length together' in capsys.readouterr().out
     assert main(["doctor", "scan.h5", "--warm"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "from memory: 12,300 samples/s; each reader 210 MB/s while reading, 380 MB/s while decoding" in text
