@@ -179,8 +179,7 @@ class HDF5Source(Source):
         except MissingError as error:
             raise (error if self._joined is None else self._joined.missing(error)) from error.__cause__
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
-        parts = named_alike(with_rows([part for _, of_file in inspected for part in of_file]))
-        parts = with_lengths(parts, request)
+        parts = with_lengths(named_alike(with_rows([part for _, of_file in inspected for part in of_file])), request)
         parts = with_longest(parts if self._joined is None else self._joined.join(parts, list(chosen)))
         for part in parts:
             check_compatible(part, parts[0])

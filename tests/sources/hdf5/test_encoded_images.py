@@ -94,7 +94,18 @@ def in_bytes(data):
     return np.frombuffer(data, np.uint8)
 
 
+def flat(**options):
+    def write(file, images):
+        file.create_dataset("x/values", data=np.frombuffer(b"".join(images), np.uint8), **options)
+        file["x/offsets"] = np.cumsum([0, *map(len, images)])
+
+    return write
+
+
 STORAGES = {
+    "one after the other": flat(),
+    "one after the other in chunks": flat(chunks=(999,)),
+    "one after the other in compressed chunks": flat(chunks=(999,), compression="gzip"),
     "variable": variable,
     "variable in chunks": lambda file, images: variable(file, images, chunks=(5,), maxshape=(None,)),
     "variable in compressed chunks": lambda file, images: variable(file, images, chunks=(5,), compression="gzip"),
@@ -292,6 +303,8 @@ BAD = {
     "truncated": ("variable", TRUNCATED, CorruptError, "the JPEG cannot be decoded"),
     "truncated in a group": ("a dataset for each", IMAGES[0][:-9], CorruptError, "x/4: the PNG cannot be decoded"),
     "empty": ("variable", b"", CorruptError, "empty"),
+    "empty between others": ("one after the other", b"", CorruptError, "empty"),
+    "no image in chunks": ("one after the other in chunks", b"hello", FormatError, "begins with b'hello'"),
     "zeros": ("strings", b"", CorruptError, "empty"),
     "of another size": ("variable", picture(1, sides=(9, 8)), FormatError, "9×8 pixels.*give image_size"),
 }
@@ -353,6 +366,8 @@ def test_a_damaged_reference_or_heap_is_named_by_its_row(tmp_path, damage):
 REFUSED = {
     "numbers": (FormatError, ["y: holds int64 of shape (23,), not encoded images"], {"name": "y"}),
     "a group of others": (FormatError, ["mixed/b", "does not hold one image in this file"], {"name": "mixed"}),
+    "flat numbers": (FormatError, ["n/values: holds int64 (4,), not the bytes of images"], {"name": "n"}),
+    "falling offsets": (CorruptError, ["o/offsets, row 0", "9 to 4"], {"name": "o"}),
     "nothing": (MissingError, ["has no dataset 'z'"], {"name": "z"}),
     "no first image": (FormatError, ["text, row 0: begins with b'abc'"], {"name": "text"}),
     "lengths of another shape": (FormatError, ["fields.x.lengths", "23 images"], {"lengths": "two"}),
@@ -372,6 +387,7 @@ REFUSED = {
 def test_what_cannot_be_meant_is_refused(tmp_path, case):
     kind, words, options = REFUSED[case]
     more = {"mixed/a": np.frombuffer(IMAGES[0], "u1"), "mixed/b": 1.5, "text": np.array([b"abc"] * ROWS), "two": [1, 2]}
+    more |= {"n/values": [1] * 4, "n/offsets": [0, 4], "o/values": np.zeros(9, "u1"), "o/offsets": [9, 4]}
     path = written(tmp_path / "x.h5", **more)
     layout = options.pop("layout", None) if "layout" in options else None
     refused(kind, words, path, {"x": {"name": "x", "decode": "image", **options}}, layout=layout)

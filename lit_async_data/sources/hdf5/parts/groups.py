@@ -70,7 +70,10 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
             if all(f"{key} values" in found or f"{key} offsets" in found for key in request.fields):
                 cache.store(kept, found)
         names = found["names"]
-        stored = {key: _field(group, key, request, found) for key in request.fields}
+        try:
+            stored = {key: _field(group, key, request, found) for key in request.fields}
+        except SourceError as error:
+            raise of_group(error, names) from error.__cause__
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
     return identity, [StoredPart(path, "*", stored, anchors, names=names)]
 
@@ -225,27 +228,20 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
     external_files(node, group.file, name, allowed=False)
     offset = node.id.get_offset() if in_one_file(node) and has_numpy_layout(node) else None
     slow = "it is not contiguous" if offset is None else None
-    spec = FieldSpec(shape, dtype)
-    return StoredDataset(group.path, name, shape, dtype, 0, spec, offset, 1, filtered=False, slow=slow)
+    return StoredDataset(group.path, name, shape, dtype, 0, FieldSpec(shape, dtype), offset, 1, False, slow=slow)
 
 
 def _field(group: OpenGroup, key: str, request: PartRequest, found: dict[str, Array]) -> StoredField:
     where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"]
     if f"{key} values" in found:
         label = full_name("*", field.dataset) + (f"@{field.attr}" if field.attr else "")
-        try:
-            return kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
-        except FormatError as error:
-            raise of_group(error, names) from error
+        return kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
     if field.decode:
         if key in request.layouts:
             raise ConfigError(f"layout: {request.layouts[key]!r} for {key}: images have their channels first")
-        rows = datasets_as_rows(path, full_name("*", field.dataset), found[f"{key} offsets"], found[f"{key} sizes"])
-        rows = dataclasses.replace(rows, names=names)
-        try:
-            images = images_in_groups(group, field, rows, in_group(rows.name, names, 0))
-        except SourceError as error:
-            raise of_group(error, names) from error
+        name, places = full_name("*", field.dataset), (found[f"{key} offsets"], found[f"{key} sizes"])
+        rows = datasets_as_rows(path, name, *places, names=names)
+        images = images_in_groups(group, field, rows, in_group(name, names, 0))
         return StoredField(images.rows, images.decoder.spec, images=images)
     of_key = {name.removeprefix(f"{key} "): each for name, each in found.items()}
     sequences = _stacked(group, field, request.layouts.get(key), of_key)
@@ -275,8 +271,7 @@ def _settled(part: StoredPart, key: str, request: PartRequest, *, uneven: bool) 
     field, of_key = request.fields[key], part.fields[key]
     fields, sequences = {key: dataclasses.replace(of_key, sequences=None)}, of_key.sequences
     if uneven:
-        taken = length_key(key) in request.fields
-        if sequences is None or key in request.layouts or field.classes or taken:
+        if sequences is None or key in request.layouts or field.classes or length_key(key) in request.fields:
             needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
             raise ConfigError(f"fields.{key}: {of_key.stored}: samples of variable length {needs}; change these")
         try:

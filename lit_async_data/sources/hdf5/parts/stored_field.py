@@ -286,12 +286,11 @@ def _inspect_ranges(
             file=group.path,
             dataset=name,
         )
-    node = group.node(name)
+    node, most = group.node(name), field.max_length
     if elements is not None:
-        return padded_fields(key, field, inspect_sequences(group, name, elements, field.max_length))
+        return padded_fields(key, field, inspect_sequences(group, name, elements, most))
     if kind == "csr":
         return padded_fields(key, field, inspect_sparse(node, group.path, name, group.inspect_dataset))
-    most = field.max_length
     return padded_fields(key, field, inspect_variable(node, group.path, name, group.inspect_dataset, most=most))
 
 

@@ -134,7 +134,9 @@ class PartReader:
         if field.lengths is not None:
             return KeptReader(field.lengths)
         if field.images is not None:
-            rows = None if field.images.alone else self._dataset_reader(field.images.rows)
+            ranges = field.images.ranges
+            rows = None if field.images.alone or ranges else self._dataset_reader(field.images.rows)
+            rows = PaddedReader(ranges, self._dataset_reader(ranges.values)) if ranges else rows
             reader: Reader = ImageReader(field.images, rows, self._file)
         elif field.sequences is not None:
             of_kind = SequenceReader if field.sequences.heap else GroupSequenceReader
@@ -213,7 +215,7 @@ class DecodeMemory:
 
     def _slabs(self, name: str, rows: int) -> int | None:
         """The largest number of slabs of a dataset that the samples of one group read; None if unknown."""
-        span = self._spans[name]
+        span = self._spans.get(name)  # none of flat bytes of images
         if name in self._own and span == self._own_span:
             return self._grouping.max_slabs
         if span is None:

@@ -33,6 +33,8 @@ class SequenceReader(Reader):
     def __init__(self, sequences: StoredSequences, file: OpenFile) -> None:
         self._stored, self._file, self._ahead = sequences.rows, file, ReadAhead(file)
         self._sequences: Any = sequences
+        if sequences.heap is None and sequences.rows.index is None:
+            self.reading = "locked"  # by h5py
 
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
@@ -66,17 +68,12 @@ class SequenceReader(Reader):
 class GroupSequenceReader(SequenceReader):
     """Reads sequences of which each is a dataset in a group; without a lock if there is an index."""
 
-    def __init__(self, sequences: StoredSequences, file: OpenFile) -> None:
-        super().__init__(sequences, file)
-        self._by_h5py = GroupsReader(sequences.rows, file)
-        self.reading = "locked" if sequences.rows.index is None else "decoded"
-
     def _values(self, row: int) -> Array:
         index, stored = self._stored.index, self._stored.dtype
         values = np.empty((self._sequences.lengths[row], *self._stored.shape[2:]), stored.newbyteorder("="))
         _, first, end = self._sequences.references[row].tolist()
         if index is None or (index.offsets[first:end] < 0).any():  # some were never written
-            self._by_h5py.read(np.array([row]), values[None])
+            GroupsReader(self._stored, self._file).read(np.array([row]), values[None])
             return values
         shape = self._sequences.chunks[row].tolist()
         pipeline = FilterPipeline(index.filters.filters, math.prod(shape) * stored.itemsize)

@@ -56,7 +56,8 @@ class Field(ImageOptions):
             label of each event. None: for each row of the part.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
             as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, bytes of one length
-            with zeros at the end, or, if ``name`` is a group, a dataset in it; those come in natural order.
+            with zeros at the end, or, if ``name`` is a group, what its ``offsets`` cut from its ``values``, or else a
+            dataset in it; those come in natural order.
         channels: What an ordinary decoder makes of the stored images. ``"BGR"``: red and blue change places, since RGB
             arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
         lengths: A dataset with the number of bytes of each image. None: an image ends before the zeros behind it.

@@ -13,6 +13,7 @@ from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import FormatError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import ChunkIndex
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, encoding, inspect_variable
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
@@ -36,6 +37,7 @@ class StoredImages:
         names: The datasets in a group; empty for a dataset.
         heap: What references lead to; None if rows hold the bytes, or h5py must read them.
         alone: Whether images are read one by one, and not their rows together.
+        ranges: Where their bytes are, if they lie one after the other, but not in one piece of the file.
     """
 
     rows: StoredDataset
@@ -45,15 +47,25 @@ class StoredImages:
     names: tuple[str, ...]
     heap: GlobalHeap | None
     alone: bool
+    ranges: StoredRanges | None = None
 
 
 def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
     """Inspect the rows of a field, and the first image if it gives the size of all."""
     import h5py
 
-    name, names, heap = group.name(field.dataset), tuple[str, ...](), None
+    name, names, heap, ranges = group.name(field.dataset), tuple[str, ...](), None, None
     node: Any = group.node(name)
-    if isinstance(node, h5py.Group):
+    if isinstance(node, h5py.Group) and encoding(node) == "variable":
+        ranges = inspect_variable(node, group.path, name, group.inspect_dataset, most=None)
+        values, sizes = ranges.values, np.diff(ranges.offsets).astype(np.uint32)
+        if values.dtype != np.uint8 or len(values.shape) > 1:
+            what = f"holds {values.dtype} {values.shape}, not the bytes of images as uint8 on one axis; write these"
+            raise FormatError(f"{values}: {what}", file=group.path, dataset=values.name)
+        alone, first, node = values.offset is not None, (-1, int(sizes[0])), group.file[values.name]
+        places = np.full(len(sizes), -1) if values.offset is None else values.offset + ranges.offsets[:-1]
+        stored = datasets_as_rows(group.path, name, places, sizes, slow=values.slow, external=values.external)
+    elif isinstance(node, h5py.Group):
         names = tuple(sorted(node, key=natural))
         stored, alone, node = _inspect_group(group, name, names), True, node[names[0]]
         first = (int(stored.index.offsets[0]), int(stored.index.sizes[0])) if stored.index else (-1, 0)
@@ -64,13 +76,15 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
             alone = stored.offset is None and stored.index is None
             heap = None if alone else GlobalHeap.of(node.file)
             stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
-    lengths = None if field.lengths is None else _lengths(group, field.lengths, stored, where)
+    known = None if ranges is None else np.diff(ranges.offsets)
+    lengths = known if field.lengths is None else _lengths(group, field.lengths, stored, where)
     data: Any = b""
     if field.image.image_size is None and first[0] >= 0:
         data = system.pread(node.file.id.get_vfd_handle(), first[1], first[0])
     elif field.image.image_size is None:
-        data = np.asarray(node[()] if names else node[0]).tobytes()
-    return StoredImages(stored, _decoder(field, data, stored), field.channels == "BGR", lengths, names, heap, alone)
+        data = np.asarray(node[()] if names else node[0] if ranges is None else node[: first[1]]).tobytes()
+    decoder, ranges = _decoder(field, data, stored), None if alone else ranges
+    return StoredImages(stored, decoder, field.channels == "BGR", lengths, names, heap, alone, ranges)
 
 
 def images_in_groups(group: OpenGroup, field: Field, stored: StoredDataset, first: str) -> StoredImages:
@@ -102,12 +116,12 @@ def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> Store
     return datasets_as_rows(group.path, name, places[:, 0], places[:, 1].astype(np.uint32))
 
 
-def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[np.uint32]) -> StoredDataset:
+def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[Any], **more: Any) -> StoredDataset:
     """Datasets of bytes at places in a file as chunks of one dataset."""
     count, most = len(offsets), max(int(sizes.max()), 1)
     index = ChunkIndex((1, most), (count, 1), offsets, sizes, np.zeros_like(sizes), FilterPipeline((), most), 0)
     spec = FieldSpec((most,), np.dtype(np.uint8))
-    return StoredDataset(path, name, (count, most), spec.dtype, 0, spec, None, 1, filtered=False, index=index)
+    return StoredDataset(path, name, (count, most), spec.dtype, 0, spec, None, 1, filtered=False, index=index, **more)
 
 
 def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int]:
