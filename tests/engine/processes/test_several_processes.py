@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.processes import patience, wait_for_the_end_of
 from support.sources import reader_sources as acts
+from support.sources.cut_while_read import CutWhileRead
 from support.sources.reader_sources import (
-    CutWhileRead,
     FailsToStart,
     KilledAtStart,
     KilledOnce,

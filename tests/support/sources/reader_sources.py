@@ -1,4 +1,4 @@
-"""Sources for reader processes, which import no torch: they do something when a sample is read."""
+"""Sources for reader processes, without torch and what reads HDF5: they do something when a sample is read."""
 
 import contextlib
 import ctypes
@@ -9,9 +9,8 @@ import threading
 
 import numpy as np
 
-from lit_async_data import BatchSpec, FieldSpec, HDF5Source, Source, StorageLayout
+from lit_async_data import BatchSpec, FieldSpec, Source, StorageLayout
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 
 
 class Numbers(Source):
@@ -64,26 +63,6 @@ class Damaged(Numbers):
             if sample in self._bad:
                 raise self._error(f"sample {sample} is damaged")
         out["y"][...] = samples
-
-
-class CutWhileRead(HDF5Source):
-    """In a reader process, its file is cut after it was checked, and before sample 50 is copied from the map."""
-
-    def __init__(self, path):
-        super().__init__(path, {"y": "data"})
-        self._cut, self._trainer = path, os.getpid()
-
-    def read_into(self, samples, out):
-        if 50 in samples and os.getpid() != self._trainer:
-            read = PartReader.read
-
-            def read_from_the_rest(reader, rows, out, keys):
-                reader._file.map()
-                os.truncate(self._cut, 8192)
-                read(reader, rows, out, keys)
-
-            PartReader.read = read_from_the_rest
-        super().read_into(samples, out)
 
 
 class Deadly(Damaged):
