@@ -265,6 +265,11 @@ def test_folders_that_fit_are_all_named(folder):
 
 # -- what is suggested, and what never is -----------------------------------------------------------------------------
 
+MOLECULES = {
+    f"mol_{n}/{name}": of(n)
+    for n in range(3)
+    for name, of in (("target", float), ("pos", lambda n: np.zeros((20 + n, 3))))
+}
 EPISODES = {f"data/demo_{number}/actions": np.zeros((20 + number, 7), "f4") for number in (1, 2, 10)}
 EPISODES |= {f"data/demo_{number}/obs/rgb": np.zeros((20 + number, 24, 24, 3), "u1") for number in (1, 2, 10)}
 EPISODES["mask/train"] = [b"demo_1"]
@@ -295,6 +300,7 @@ MEANT = [
     (lambda path: examples.grid(path, "lat", "lon"), None, "no dataset looks like samples", ""),
     (examples.one_each, '"y": "label"}, group="*", sample="group", layout={"x": "HWC"})', "", "0 samples"),
     (lambda path: examples.one_each(path, label=None), '{"x": "image", "y": {"attr": "label"}}', "", "0 samples"),
+    (MOLECULES, '{"x": "pos", "y": "target"}, group="mol_*", sample="group")', "batch_by=x", "0 samples"),
     (
         lambda path: examples.one_each(path, "img_{}", ""),
         None,

@@ -31,6 +31,7 @@ _NEVER = "origin|electrodes?"
 _SPACE = "lat|latitude|lon|longitude|x|y|z|level"
 # Windows: the most rows; the fewest rows of a recording; how many times as many columns it has if it lies across.
 WINDOW, FEWEST_ROWS, ACROSS = 512, 256, 64
+_BY_LENGTH = "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together"
 # Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
 FEW, MOST_CHANNELS = 4, 32
 
@@ -95,10 +96,11 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
         )
     elif not labels and several and (image or alone):
         title, letters = f"one {'group' if scope.group else 'file'} per sample: {x.field}", layout_of((1, *x.shape), 0)
-        layout = {"x": letters[1:]} if letters else {}
+        differ = x.rows is not None and x.rows[0] < x.rows[1]
+        layout = {"x": letters[1:]} if letters and not differ else {}
         for y in [*alone, None]:
             fields: dict[str, Given] = {"x": x.field} | ({} if y is None else {"y": y})
-            yield _suggestion(scope, title, fields, sample="group", layout=layout)
+            yield _suggestion(scope, title, fields, [_BY_LENGTH] * differ, sample="group", layout=layout)
     elif (recording and _is_long(x)) or (_lies_across(x) and not labels):
         yield from _windows(scope, x, labels, None)
     else:
@@ -135,8 +137,9 @@ def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
     notes: dict[str, object] = {
         "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing": x.size,
         "x holds encoded images: decode them in a sample_transform": joined,
-        "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together": (
-            x.kind == "variable" and not joined
+        _BY_LENGTH: x.kind == "variable" and not joined,
+        'sample="group" (data.train.sample=group) makes one sample of each group; x then has its length': (
+            scope.group is not None and y is None
         ),
         "MATLAB stores axes in reverse: images have width before height; transpose them in a transform": matlab,
     }
