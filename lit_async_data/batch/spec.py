@@ -78,6 +78,11 @@ class FieldSpec:
         return tuple(rest)
 
     @property
+    def labels(self) -> bool:
+        """Whether these are classes, flags, or one integer per sample: nothing to normalise unless somebody says so."""
+        return bool(self.classes) or self.dtype.kind == "b" or (self.dtype.kind in "iu" and not self.shape)
+
+    @property
     def moves(self) -> bool:
         """Whether the channels are elsewhere in the slot than in the delivered sample."""
         return self.channel not in (None, self.lead)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from lit_async_data.batch.spec import Array, FieldSpec
+from lit_async_data.errors import ConfigError
 
 # Values counted at a time: enough to make up for the calls, few enough for the cache that cores share.
 BLOCK = 2**20
@@ -46,6 +47,7 @@ class FieldStatistics:
         axis: The axes of a sample that were kept: ``(0,)`` per channel, ``()`` for one number.
         class_counts: Samples of each class 0, 1, 2, …; int64, shape (classes,). None if the field has no names of
             classes, and is not one whole number up to 65,535 per sample.
+        labels: Whether these are classes, flags or one integer per sample.
 
     Example:
         >>> from lit_async_data import statistics
@@ -63,6 +65,19 @@ class FieldStatistics:
     nans: Array
     axis: tuple[int, ...] = ()
     class_counts: Array | None = None
+    labels: bool = False
+
+
+def first_measured(fields: Mapping[Any, FieldSpec | FieldStatistics]) -> tuple[Any]:
+    """The key of the field to normalise where none is named: the first that holds no labels."""
+    for key, field in fields.items():
+        if not field.labels:
+            return (key,)
+    raise ConfigError(
+        f"fields: no field is named, and {', '.join(map(repr, fields)) or 'none'} hold classes, flags or one integer "
+        'per sample; name what to normalise: fields="x", or device_transform=Normalize(fields="x") with statistics',
+        option="fields",
+    )
 
 
 class Moments(NamedTuple):
@@ -115,7 +130,9 @@ class Moments(NamedTuple):
         if not field.shape:  # the last are numbers too large for a class
             used = max(len(field.classes), len(np.trim_zeros(classes, "b")))
             classes = classes[: 0 if classes[-1:].any() else used]
-        return FieldStatistics(mean, std, number, least, largest, nans, axis, classes if classes.size else None)
+        return FieldStatistics(
+            mean, std, number, least, largest, nans, axis, classes if classes.size else None, field.labels
+        )
 
 
 @_infinity

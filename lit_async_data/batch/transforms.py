@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_async_data.batch.spec import Array
-from lit_async_data.batch.statistics import FieldStatistics
+from lit_async_data.batch.statistics import FieldStatistics, first_measured
 from lit_async_data.errors import ConfigError
 
 Fields = str | int | Sequence[str | int]
@@ -114,7 +114,7 @@ class Normalize:
 
         Args:
             statistics: What `statistics` returns.
-            fields: Some of its keys. None: the first.
+            fields: Some of its keys. None: the first that holds no classes, flags or one integer per sample.
             dtype: As in `ToFloat`.
 
         Raises:
@@ -128,7 +128,7 @@ class Normalize:
             >>> made.tolist(), normalize.inverse(made).tolist()
             ([-1.0, 0.0, 1.0], [1.0, 2.0, 3.0])
         """
-        made = cls(scale="stored", fields=tuple(statistics)[:1] if fields is None else fields, dtype=dtype)
+        made = cls(scale="stored", fields=first_measured(statistics) if fields is None else fields, dtype=dtype)
         for key in made._scalings:
             if key not in statistics:
                 raise ConfigError(f"fields: no statistics of {key!r}; choose from {', '.join(map(repr, statistics))}")
@@ -161,13 +161,19 @@ class Normalize:
 
         Args:
             batch: A dict or a tuple; its fields of shape (N, C, …), or of any shape if mean and std are one number. Or
-                the values of the first field alone, such as predictions.
+                the values alone, such as predictions, of the one field that is normalised.
 
         Raises:
-            ConfigError: The batch lacks a field, a field has another number of channels, or it holds integers and
-                ``scale`` must be given.
+            ConfigError: The batch lacks a field, or is the values of one of several; a field has another number of
+                channels, or it holds integers and ``scale`` must be given.
         """
         if isinstance(batch, Tensor):
+            if len({*map(str, self._scalings.values())}) > 1:
+                listed, last = ", ".join(map(repr, self._scalings)), next(reversed(self._scalings))
+                raise ConfigError(
+                    f"fields: {listed} are normalised each by its own numbers, and a tensor does not say which it is; "
+                    f"give it a batch: inverse({{**batch, {last!r}: values}})[{last!r}]"
+                )
             return self._normalize(batch, next(iter(self._scalings)))
         return _with_replaced(batch, self.fields, self._normalize)
 

@@ -102,9 +102,9 @@ class AsyncDataModule(pl.LightningDataModule):
         batch_transform: Called with each batch on the host, after ``sample_transform``; likewise for each stage.
         device_transform: Called with each batch on its device, on the stream that copies; likewise for each stage.
         statistics: ``"train"`` normalises a field by its mean and std in training, in all stages: the fields of a
-            `Normalize` as ``device_transform``, whose numbers do not matter then, or the first. They are found when the
-            first loader is built; ranks share the work. They are those of the source, before host transforms, which
-            then must not scale or shift the values.
+            `Normalize` as ``device_transform``, whose numbers do not matter then, or the first that holds no labels.
+            They are found when the first loader is built; ranks share the work. They are those of the source, before
+            host transforms, which then must not scale or shift the values.
         cache_dir: Keeps them, as in `statistics`.
         force_resume: Whether to resume in the middle of an epoch at the same position though its order is another one
             now: other data, seed, shuffle or weights.

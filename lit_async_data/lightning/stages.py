@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.batch.statistics import first_measured
 from lit_async_data.batch.transforms import Normalize
 from lit_async_data.engine.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
 from lit_async_data.engine.hooks.host_hooks import CALLED_WITH
@@ -204,8 +205,9 @@ def check_statistics(statistics: Any, train: Sequence[Source], device_transform:
 def normalizing(
     source: Source, spec: BatchSpec, given: Any, cache_dir: str | os.PathLike[str] | None, *, trained: bool
 ) -> Normalize:
-    """A `Normalize` of the fields that the given one names, or of the first; ``trained`` if all ranks call this."""
-    fields = (given and given.fields) or (next(iter(source.spec)) if source.spec.as_mapping else 0,)
+    """A `Normalize` of the fields that the given one names, or of one; ``trained`` if all ranks call this."""
+    known = {key: source.spec[name] for key, name in chosen_fields(source.spec, None).items()}
+    fields = (given and given.fields) or first_measured(known)
     for name in chosen_fields(source.spec, fields).values():
         if name in spec and spec[name].dtype != source.spec[name].dtype:
             raise ConfigError(

@@ -64,6 +64,8 @@ def test_statistics_make_a_mean_of_0_and_a_std_of_1_and_predictions_come_back(dt
             pytest.approx(0, abs=1e-4),
             pytest.approx(1, rel=1e-4),
         )
+    with pytest.raises(ConfigError, match=r"^fields: 'x', 'y' are normalised .*inverse\(\{\*\*batch, 'y': values\}\)"):
+        normalize.inverse(made["y"])
     back = normalize.inverse(made)
     assert torch.allclose(back["x"], torch.from_numpy(x).float(), atol=1e-3)
     assert torch.allclose(Normalize.of(found, "y").inverse(made["y"]), back["y"])
@@ -88,6 +90,16 @@ def test_a_channel_without_spread_is_named(value, said):
         assert not Normalize(mean, np.where(std > 0, std, 1), scale="stored", axis=0)(torch.from_numpy(x))[:, 1].any()
     with pytest.raises(ConfigError, match=r"^fields: no statistics of 'z'; choose from 'x'"):
         Normalize.of(found, "z")
+
+
+@pytest.mark.parametrize("labels", [np.arange(5), np.arange(5) > 2, np.eye(5, dtype="?")])
+def test_labels_are_normalised_only_by_name(labels):
+    found = statistics(ArraySource({"y": labels, "x": np.arange(10, dtype="u1").reshape(5, 2)}))
+    assert Normalize.of(found).fields == ("x",)
+    assert Normalize.of(found, "y").fields == ("y",)
+    del found["x"]
+    with pytest.raises(ConfigError, match=r"^fields: no field is named, and 'y' hold .*; name what to normalise"):
+        Normalize.of(found)
 
 
 def test_axes_may_be_named_in_any_order_but_once():

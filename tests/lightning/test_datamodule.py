@@ -254,7 +254,7 @@ def test_the_loaders_of_a_datamodule_know_their_stage_and_share_what_was_said():
 
 def recorded(length=20, tuples=False):
     x = (np.random.default_rng(0).random((length, 3, 4, 4)) * 200).astype("u1")
-    return ArraySource({"x": x, "y": np.arange(length) % 3})
+    return ArraySource({"y": np.arange(length) % 3, "x": x})  # labels come first
 
 
 @pytest.mark.parametrize("given", [None, Normalize(0.5, 0.5, scale="type", fields=["x", "y"], dtype="float64")])
