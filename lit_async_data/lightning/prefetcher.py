@@ -223,6 +223,7 @@ class DevicePrefetcher(pl.Callback):
         self._gauge.detach()
         for loader in self._driven:
             loader.machinery.wiring.externally_driven = False
+        self._tell_bad_samples()
         self._active = []
         self._verdicts.release()
         self._takeover.detach(failed=failed)
@@ -277,6 +278,12 @@ class DevicePrefetcher(pl.Callback):
         if around := self._read_around():
             count = float(sum(each.machinery.wiring.quarantine.count for each in around))
             pl_module.log(name, count, reduce_fx="sum", sync_dist=True, batch_size=1)
+            self._tell_bad_samples()
+
+    def _tell_bad_samples(self) -> None:
+        """Say now what a loader else says when it is asked for more: the pass of the Trainer is over."""
+        for loader in self._read_around():
+            loader.machinery.wiring.quarantine.tell()
 
     def _evaluate(self, trainer: pl.Trainer, loaders: Any) -> None:
         training = driven_loaders(trainer.train_dataloader)

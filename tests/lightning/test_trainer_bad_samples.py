@@ -41,7 +41,7 @@ def module(on_error, **options):
     return lad.AsyncDataModule(loader=loader, **{stage: Damaged(BAD) for stage in options} or {"train": Damaged(BAD)})
 
 
-def test_bad_samples_are_counted_in_metrics_and_listed_once(tmp_path):
+def test_bad_samples_are_counted_in_metrics_listed_once_and_told_for_each_pass(tmp_path, caplog):
     model, logger = Model(), pl.loggers.CSVLogger(tmp_path)
     run = trainer(lad.DevicePrefetcher(), max_epochs=2, log_every_n_steps=1, logger=logger, default_root_dir=tmp_path)
     run.fit(model, datamodule=module("skip", train=True, val=True))
@@ -51,11 +51,14 @@ def test_bad_samples_are_counted_in_metrics_and_listed_once(tmp_path):
     lines = (tmp_path / "lightning_logs" / "version_0" / "quarantine-0.jsonl").read_text().splitlines()
     listed = [json.loads(line)["id"] for line in lines]
     assert sorted(listed) == sorted([*BAD, *BAD])  # of the training and of the validation source
+    told = [line.split(" was read around")[0] for line in caplog.messages if "was read around 6 bad" in line]
+    assert told == [f"epoch {epoch} of Damaged" for epoch in (0, 0, 1, 1)]
 
 
-def test_a_bad_sample_keeps_its_row_among_the_predictions_and_is_marked(tmp_path):
+def test_a_bad_sample_keeps_its_row_among_the_predictions_and_is_marked(tmp_path, caplog):
     run = trainer(lad.DevicePrefetcher(), lad.PredictionWriter(tmp_path / "out"), default_root_dir=tmp_path)
     run.predict(Model(), datamodule=module("skip", predict=True), return_predictions=False)
+    assert sum("was read around 6 bad" in line for line in caplog.messages) == 1
     rows = pyarrow.parquet.read_table(tmp_path / "out" / "predictions.parquet").to_pydict()
     assert rows["sample"] == list(range(100))
     assert [sample for sample, missing in enumerate(rows["missing"]) if missing] == sorted(BAD)

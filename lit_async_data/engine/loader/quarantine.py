@@ -75,10 +75,12 @@ class Quarantine:
             )
 
     def tell(self) -> None:
-        """Warn once of the bad samples of the pass, which has ended."""
+        """Warn once of the bad samples of the pass, which has ended, or is given up."""
         if self._bad and self._epoch >= 0:
-            listed = "" if self.path is None else f"; {self.path} lists them"
-            log.warning("epoch %d was read around %s%s", self._epoch, self._described(), listed)
+            listed = "" if self.path is None or not self._writes else f"; {self.path} lists them"
+            log.warning(
+                "epoch %d of %s was read around %s%s", self._epoch, self._source.name, self._described(), listed
+            )
             self._epoch = -1
 
     def _described(self) -> str:

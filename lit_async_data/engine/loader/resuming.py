@@ -222,6 +222,10 @@ class ResumableLoader(BaseLoader):
     _cursor: EpochCursor
     _wiring: AsyncWiring
 
+    def close(self) -> None:
+        self._wiring.quarantine.tell()
+        super().close()
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that begins the one of this epoch, counted from 0."""
         self._cursor.set_epoch(epoch)

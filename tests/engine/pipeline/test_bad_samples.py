@@ -146,14 +146,23 @@ def test_each_bad_sample_is_listed_once_and_each_epoch_has_a_line(tmp_path, capl
     assert sorted(each["id"] for each in listed) == sorted(BAD)
     assert all(f"sample {each['id']} is damaged" == each["cause"] for each in listed)
     said = [record.getMessage() for record in caplog.records if "was read around" in record.getMessage()]
-    assert [line.split(" was ")[0] for line in said] == ["epoch 0", "epoch 1"]
+    assert [line.split(" was ")[0] for line in said] == ["epoch 0 of Damaged", "epoch 1 of Damaged"]
     assert "7 bad samples" in said[0]
+    assert "lists them" in said[0]
+
+
+def test_a_pass_that_is_given_up_has_a_line_too(caplog):
+    with loader_of("skip", shuffle="none") as loader:
+        next(loader)
+    loader.close()
+    assert sum("was read around 1 bad" in line for line in caplog.messages) == 1
 
 
 def test_a_list_that_cannot_be_written_stops_nothing(tmp_path, caplog):
     found = epochs(loader_of("skip", shuffle="none", quarantine=tmp_path), 1)[0]
     assert sum(map(len, found)) == 100 - len(BAD)
     assert len([record for record in caplog.records if "cannot be written" in record.getMessage()]) == 1
+    assert "lists them" not in caplog.text
 
 
 @pytest.mark.parametrize(("most", "allowed"), [(2, 2), (0.03, 3), (0.001, 1), (0, 0)])
