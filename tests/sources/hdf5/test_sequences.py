@@ -96,7 +96,7 @@ def test_a_packed_file_holds_them_padded_with_their_lengths(path, where):
     check(HDF5Source(path.with_name("packed.h5"), {"x": "x", "x_length": "x_length"}), values)
 
 
-@pytest.mark.parametrize(("dtype", "fill"), [(None, -100), (None, 0), ("int64", -100), ("float32", -100)])
+@pytest.mark.parametrize(("dtype", "fill"), [(None, -100), (None, 0), (None, 300), ("int64", -100), ("float32", -100)])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("where", ["heap", "offsets"])
 def test_padding_has_the_value_and_the_side_that_are_asked_for(path, where, dtype, fill, side):

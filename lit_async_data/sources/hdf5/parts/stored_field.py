@@ -332,7 +332,10 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
-    return not value or np.can_cast(np.min_scalar_type(float(value) if dtype.kind in "fc" else value), dtype)
+    if dtype.kind in "fc":
+        return not value or np.can_cast(np.min_scalar_type(float(value)), dtype)
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    return float(value).is_integer() and (limits.min <= value <= limits.max if limits else value in (0, 1))
 
 
 def _lookup_table(
