@@ -14,6 +14,7 @@ from lit_async_data import (
     Balanced,
     ConfigError,
     Field,
+    FormatError,
     HDF5Source,
     LoaderOptions,
     ManifestError,
@@ -193,3 +194,18 @@ def test_files_of_one_name_need_their_folders(files):
         match=r"2 of 2 files have no row: 'a/s\.h5', 'b/s\.h5'; 's' is the name of 2 of them; write b/s\.h5$",
     ):
         HDF5Source(files / "*/s.h5", table=pa.table({"file": ["s"], "y": [1]}), **options)
+
+
+def test_empty_ids_are_an_error_or_left_out(files, caplog):
+    with h5py.File(files / "p2.h5", "a") as file:
+        file["who"] = ["p1", "", "p3", "", "p1"]
+        file["none"] = [""] * 5
+    options = {"path": files / "p2.h5", "fields": FIELDS, "table": table_of(files, "who")}
+    with pytest.raises(FormatError, match=r"p2\.h5:/who, row 1: no id, as in 2 rows in all; .*'skip'") as raised:
+        HDF5Source(**options, on="who")
+    assert (raised.value.dataset, raised.value.row) == ("who", 1)
+    assert HDF5Source(**options, on="who", unmatched="skip").column("x").tolist() == [5, 7, 9]
+    assert "row 1: no id, as in 2 rows in all; their samples are left out" in caplog.text
+    for unmatched in ("error", "skip"):
+        with pytest.raises(FormatError, match="none, row 0: no id, as in 5 rows in all; write it"):
+            HDF5Source(**options, on={"who": "none"}, unmatched=unmatched)

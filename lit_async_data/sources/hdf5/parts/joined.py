@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.parts.part import StoredPart
+from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.selection import FieldLike, check_options
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.parts.texts import names_of
@@ -92,6 +92,7 @@ class JoinedTable:
         if isinstance(self._what, Field):
             units = {text: [text] for text in names_of(parts[0].fields[KEY])}
             own = [part.fields[KEY].values.kept for part in parts]
+            self._check_ids(parts, own)
         else:
             found = [_groups(part) if self._what == "group" else [part.path] for part in parts]
             numbers = {name: number for number, name in enumerate(dict.fromkeys(itertools.chain(*found)))}
@@ -99,6 +100,20 @@ class JoinedTable:
             own = [np.array([numbers[name] for name in each]) for each in found]
         rows = self._kept(np.append(self._rows_of(units), -1))  # the last is that of samples without an id
         return [self._joined(part, rows[np.maximum(each, -1)], order) for part, each in zip(parts, own, strict=True)]
+
+    def _check_ids(self, parts: Sequence[StoredPart], own: Sequence[Indices]) -> None:
+        """Report empty ids, which are negative numbers."""
+        lacks = [(part, np.flatnonzero(each < 0)) for part, each in zip(parts, own, strict=True) if (each < 0).any()]
+        if not lacks:
+            return
+        part, row, count = lacks[0][0], int(lacks[0][1][0]), sum(len(rows) for _, rows in lacks)
+        what = f"{part.fields[KEY].stored}, row {row}: no id, as in {count} rows in all"
+        if self._skip and count < sum(map(len, own)):
+            _log.warning("%s; their samples are left out", what)
+            return
+        cure = "write it" if self._skip else "write it, or set unmatched='skip' to leave such samples out"
+        error = FormatError(f"{what}; {cure}", file=part.path, dataset=part.fields[KEY].values.name, row=row)
+        raise of_group(error, part.names)
 
     def _rows_of(self, units: Mapping[str, Sequence[str]]) -> Indices:
         """The row of each unit, which has several names; −1 without one."""
