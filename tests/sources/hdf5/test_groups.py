@@ -16,6 +16,7 @@ from lit_async_data import (
     FormatError,
     HDF5Source,
     MissingError,
+    SubsetSource,
     split,
 )
 from lit_async_data.sources.hdf5.index import cache as index_cache
@@ -316,6 +317,20 @@ def test_groups_by_length_without_padding_around_a_damaged_one(kind, tmp_path):
             for y, x in zip(batch["y"].tolist(), batch["x"].split(batch["x_length"].tolist()), strict=True):
                 np.testing.assert_array_equal(x, values[y // 10 * 8 + y % 10])
     assert sorted(seen) == [y for y in [*range(8), *range(10, 18)] if y != 12]
+
+
+def test_a_group_may_hold_4_gib(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["s0/x"] = np.arange(3, dtype=np.uint8)
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # so that the file is sparse
+        space = h5py.h5s.create_simple((2**32 + 1,))
+        h5py.h5d.create(file.create_group("s1").id, b"x", h5py.h5t.STD_U8LE, space, properties)
+    source = opened(tmp_path / "x.h5", {"x": Field("x", ragged="concat")})
+    assert (source.chunks.reading, source.column("x_length").tolist()) == ("locked", [3, 2**32 + 1])
+    with AsyncLoader(SubsetSource(source, np.zeros(1, np.int64)), {"batch_size": 1, "workers": 0}) as loader:
+        assert next(loader)["x"].tolist() == [0, 1, 2]
 
 
 def test_files_that_are_samples_may_differ_in_length(tmp_path):

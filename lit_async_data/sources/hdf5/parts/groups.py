@@ -164,7 +164,7 @@ class _Places:
         self._alike: Any = None  # the first: its name, itself, and its type
         self._first: Any = None  # the first that is not empty, and how it is stored
         self._unwritten = group.file.userblock_size - 1
-        columns = zip(("lengths", "counts", "chunks", *Columns._fields), "qIIqII", strict=True)
+        columns = zip(("lengths", "counts", "chunks", *Columns._fields), "qIqqII", strict=True)
         self.found: dict[str, Any] = {name: array.array(code) for name, code in columns}
 
     def add(self, node: Any, full: str) -> None:
@@ -187,7 +187,7 @@ class _Places:
         else:
             first, like = self._first = self._first or (_inspect_sample(group, full), found.get_create_plist())
             offset = None if first.offset is None else found.get_offset()
-            if offset not in (None, self._unwritten):
+            if offset not in (None, self._unwritten) and found.get_storage_size() < 2**32:  # as sizes are uint32
                 columns = [offset], [found.get_storage_size()], [0]
             elif first.index is not None and (dataset := h5py.Dataset(found)).chunks:
                 chunk, properties = dataset.chunks, found.get_create_plist()
@@ -307,7 +307,7 @@ def _stacked(group: OpenGroup, field: Field, layout: str | None, found: dict[str
         index = ChunkIndex((1, *one.shape), (len(names), *one.grid), *places, one.filters, one.fill)
         if _verified(group, field, names, index, references):
             return dataclasses.replace(sequences, rows=dataclasses.replace(stored, index=index))
-    slow = first.slow or "its groups store it in different ways, or a library that decodes it is missing"
+    slow = first.slow or "its groups store it in different ways or in 4 GiB, or a library that decodes it is missing"
     return dataclasses.replace(sequences, rows=dataclasses.replace(stored, slow=slow))
 
 
