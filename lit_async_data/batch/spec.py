@@ -40,7 +40,7 @@ class FieldSpec:
         classes: Names of the values 0, 1, 2, …; empty if they have none.
         narrow: Stored element type, if it takes fewer bytes than ``dtype``. A source can fill arrays of either type;
             values for a device are copied in the narrow one and cast there.
-        lead: Axes of the delivered sample before the channels: 1 for a window of images.
+        lead: Axes of the delivered sample before the channels: 1 for a window whose rows come first.
         ragged: Whether samples have fewer elements on axis 0, and are padded there.
         texts: What the values 0, 1, 2, … stand for, if that is text but no class, such as the id of a patient.
         concat: Whether a batch has the elements of its samples one after the other, without padding.

@@ -60,7 +60,7 @@ def statistics(
         fields: Keys of a dict batch, or indices into a tuple batch. None: all of real numbers.
         axis: Which axes of a sample, without N, to keep: ``0`` gives a number for each place on axis 0, ``(0, 1)`` for
             each pair, None one for the whole field. ``"channels"``: axis 0, or the axis that ``layout`` calls C, of
-            samples with three axes or more or a C; None for others.
+            samples with three axes or more or a C; None for others. In windows, the same axis of a row.
         cache_dir: A folder of yours that keeps the result. The source is read again if its fingerprint, the time of a
             file or one of up to 32 samples has changed. Images that a table names are not checked.
 

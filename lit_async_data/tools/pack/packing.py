@@ -165,7 +165,7 @@ def _check_names(source: Source, columns: Sequence[str]) -> None:
     if source.chunks.random:
         larger = "pack with resize: crop or pad, in a larger image_size, and crop at random in a transform"
         raise ConfigError(f"resize: a packed file has the same crop in every epoch; {larger}")
-    if windows := [key for key, field in source.spec.fields.items() if field.lead]:
+    if windows := [key for key, field in source.spec.fields.items() if field.lead and field.channel is not None]:
         raise ConfigError(f"fields.{windows[0]}.window: pack single images, and give the packed file the window")
     names = [*source.spec.fields, *columns]
     for name in names:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import h5py
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.threads.waits import LONG
@@ -16,6 +17,7 @@ from lit_async_data import (
     ConfigError,
     Field,
     HDF5Source,
+    Normalize,
     ReadError,
     SourceError,
     StorageLayout,
@@ -154,6 +156,28 @@ def test_channels_are_where_the_layout_says(tmp_path):
         check(found[0], IMAGES, (0,))  # batches are tuples
         check(found[1], IMAGES.reshape(40, 3, 400), (0,))
         assert list(statistics(source, 1)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kept"),
+    [
+        (["u", "v"], {}, (1,)),  # each variable, not each hour
+        (["u", "v"], {"pad": "last"}, (1,)),
+        ("rows", {}, (1,)),
+        ("u", {}, ()),  # rows of two axes have no channels
+    ],
+)
+def test_in_a_window_channels_are_those_of_its_rows(name, options, kept, h5):
+    path = h5(u=IMAGES[:, 0], v=9 * IMAGES[:, 1], rows=IMAGES)
+    with contextlib.closing(HDF5Source(path, {"x": Field(name, window=(0, 6), **options)})) as source:
+        found, values = statistics(source), np.stack([source[at]["x"] for at in range(len(source))])
+        assert found["x"].axis == kept
+        if not options:  # padding is left out
+            check(found["x"], values, kept)
+        made = Normalize.of(found, "x")({"x": torch.from_numpy(values)})["x"].numpy()
+        over = tuple(axis for axis in range(values.ndim) if axis - 1 not in kept)
+        assert np.allclose(made.mean(over), 0, atol=0.1)
+        assert np.allclose(made.std(over), 1, atol=0.1)
 
 
 def test_a_side_of_a_split_knows_nothing_of_the_others_and_each_chunk_is_read_once_in_order():

@@ -230,9 +230,8 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
             raise FormatError(f"fields.{key}: {has}; channels must be alike, in type too, which dtype= chooses")
     shape = first.spec.shape
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
-    spec = FieldSpec(
-        (*shape[:axis], len(fields), *shape[axis:]), first.spec.dtype, narrow=narrow, masked=first.spec.masked
-    )
+    shape = (*shape[:axis], len(fields), *shape[axis:])
+    spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=())
     # That of the most chunks is shuffled by them.
     most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))
     stacked = dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))
@@ -312,11 +311,11 @@ def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences)
 
 def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     """The field in a batch, given its rows before the window and the cast."""
-    shape, channel, dtype = row.shape, row.channel, row.dtype
+    shape, channel, dtype, lead = row.shape, row.channel, row.dtype, 0
     if field.rows is not None:
         # N, then C, then the rest as stored, which begins with the rows of the window.
         shape = (field.rows, *shape) if channel is None else (shape[0], field.rows, *shape[1:])
-        channel = None if channel is None else channel + 1
+        channel, lead = (None, 1) if channel is None else (channel + 1, 0)
     to = np.dtype(np.int64) if not shape and dtype.kind in "iu" else dtype
     if field.dtype is not None:
         to = np.dtype(field.dtype)
@@ -328,7 +327,7 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None
     concat = row.ragged and field.ragged == "concat"
-    return FieldSpec(shape, to, channel, row.classes, narrow, ragged=row.ragged, texts=row.texts, concat=concat)
+    return FieldSpec(shape, to, channel, row.classes, narrow, lead, row.ragged, texts=row.texts, concat=concat)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
