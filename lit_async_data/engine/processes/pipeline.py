@@ -273,6 +273,7 @@ class ProcessPipeline(Pipeline):
                 self._send(reader, task._replace(deaths=0))
             elif task.deaths >= self._restarts:
                 final = explained(error, self._source, reader.number, begun)
+                final.in_its_place = True
                 self._done(task, unplanned=dict.fromkeys(range(task.batches), final))
             else:
                 self._send_each(reader, task)
