@@ -79,7 +79,6 @@ class BaseLoader(abc.ABC):
         self._verify_copies = verify_copies
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
-        self._has_failed = False  # whether the last request for a batch ended in an error or an interrupt
         self.local_world_size = None
         self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
@@ -141,7 +140,7 @@ class BaseLoader(abc.ABC):
         cursor, run, taken = self._cursor, self._run, self._taken()
         # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
         # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
-        cursor.state, run.interrupted, run.inside = taken.after, False, {}
+        cursor.state, run.interrupted, run.unanswered, run.inside = taken.after, False, False, {}
         return taken.batch
 
     def _taken(self) -> Taken:
@@ -159,11 +158,11 @@ class BaseLoader(abc.ABC):
                 "two threads called next of this loader at once, but one thread may iterate at a time; give each "
                 "thread its own loader, or take batches in one thread and hand them to the others"
             )
-        self._has_failed = False
+        self._run.unanswered = True
         try:
             return self._take()
         except BaseException as error:
-            self._run.inside, self._has_failed = {}, True
+            self._run.inside = {}
             if isinstance(error, Exception):
                 self._run.interrupted = False  # the request has come to an end
             raise
@@ -179,13 +178,15 @@ class BaseLoader(abc.ABC):
         priority = None if needs is None else needs(one)
         if priority is None:
             # The traceback of an error may keep a pass that the program has left, as in a notebook.
-            takes = owner is None or self._epoch_is_named or self._has_failed
+            alone = self._run.inside.get("thread", thread := threading.get_ident()) == thread
+            takes = owner is None or self._epoch_is_named or (self._run.unanswered and alone)
         else:
             assert needs is not None
             takes = priority > (0 if owner is None else needs(owner) or 0)
         if takes:
             self._release()
             self._restart()
+            self._run.unanswered = True
             self._owner = weakref.ref(one)
         return takes
 

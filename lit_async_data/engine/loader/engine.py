@@ -92,6 +92,7 @@ class Run:
     closer: weakref.finalize[Any, Any] | None = None  # closes the engine when the loader is dropped
     # Whether a request did not come to its end. The engine may be in any state, and must be replaced.
     interrupted: bool = False
+    unanswered: bool = False  # whether the last request for a batch gave none: it goes on, or ended in an error
     closed: bool = False  # whether the loader is closed for good
     # What earlier engines read; likewise ``copied`` and ``waited``.
     read: ReadStats = dataclasses.field(default_factory=ReadStats)

@@ -64,7 +64,7 @@ class Pass:
             self.close()
             raise
         # From here on nothing is called: see `BaseLoader.__next__`.
-        cursor.state, run.interrupted, run.inside = taken.after, False, {}
+        cursor.state, run.interrupted, run.unanswered, run.inside = taken.after, False, False, {}
         return taken.batch
 
     def close(self) -> None:

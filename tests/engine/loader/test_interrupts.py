@@ -179,6 +179,27 @@ def check_batch(loader, batch, at):
     assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
 
 
+@pytest.mark.parametrize("loader", ["in the caller's thread", "one worker"], indirect=True)
+def test_a_pass_that_an_interrupt_kept_from_its_first_batch_gives_way(loader):
+    """Though the traceback of the interrupt keeps it, as in a notebook."""
+    kept, at = [], 0
+    with contextlib.suppress(StopIteration):
+        while True:
+            kept.append(iter(loader))
+            try:
+                with interrupted(at // STEPS):
+                    next(kept[-1])
+                break
+            except KeyboardInterrupt:
+                check_batch(loader, next(begun := iter(loader)), at)
+            for step in range(at + 1, at + STEPS):
+                check_batch(loader, next(begun), step)
+            with pytest.raises(StopIteration):
+                next(begun)
+            at += STEPS
+    assert at > 20 * STEPS
+
+
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 13])
 @pytest.mark.parametrize("loader", QUICK_KINDS, indirect=True)
 def test_a_loader_begins_again_wherever_its_beginning_was_interrupted(loader, every):
