@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lit_async_data.engine.pipeline.sample_reader import SampleReader
-from lit_async_data.errors import AsyncDataError, ChangedError, ReadError, SourceError, TransformError, batch_error
+from lit_async_data.errors import AsyncDataError, ChangedError, ReadError, SourceError, TransformError, batch_error, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, EpochPlan
 
@@ -116,10 +116,13 @@ class AroundBadSamples:
             if (error := self._tried(plan.epoch, step, sample)) is None:
                 return sample
             bad.append(BadSample(position, sample, error))
+        tried = {each.sample: each.error for each in bad}
+        numbers = self._read.source.ids(np.array(list(tried), np.int64)).tolist()
         raise SourceError(
-            f"on_error: none of {ATTEMPTS} samples that were tried can stand in for sample {bad[0].sample}: "
-            f"{bad[-1].error}; check the data: python -m lit_async_data inspect --check-all",
-            sample_id=bad[0].sample,
+            f"on_error: none of {ATTEMPTS} samples that were tried can stand in for sample {numbers[0]}; bad are "
+            f"{few(numbers)}; the last: {bad[-1].error}; check the data: python -m lit_async_data inspect --check-all",
+            sample_id=numbers[0],
+            errors=[error for error in tried.values() if isinstance(error, SourceError)],
         ) from bad[-1].error
 
     def _tried(self, epoch: int, step: int, sample: int) -> Exception | None:

@@ -223,9 +223,12 @@ def test_a_transform_that_needs_the_whole_batch_and_fails_is_an_error():
         next(loader)
 
 
-def test_a_source_of_which_nothing_can_be_read_is_an_error_that_says_so():
-    with loader_of("substitute", bad=range(100)) as loader, pytest.raises(SourceError, match="none of 64 samples"):
+@pytest.mark.parametrize(("options", "hooks"), [READERS[0], READERS[2]])
+def test_a_source_of_which_nothing_can_be_read_is_an_error_that_lists_what_was_tried(options, hooks):
+    loader = loader_of("substitute", bad=range(100), hooks=hooks, **options)
+    with loader, pytest.raises(SourceError, match=r"none of 64 samples .* bad are 64, 94, 10, .* in all") as caught:
         next(loader)
+    assert len({str(error) for error in caught.value.errors}) == len(caught.value.errors) == 47
 
 
 def test_in_evaluation_nothing_stands_in_for_a_bad_sample():
