@@ -15,7 +15,7 @@ from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.local_files.descriptors import advice_on
 from lit_async_data.sources.local_files.file_times import changed_recently
-from lit_async_data.sources.local_files.retrying import retry_once
+from lit_async_data.sources.local_files.retrying import TRANSIENT, retry_once
 from lit_async_data.system import is_cold
 
 # Most paths: names below the root, none of them hidden, "." or "..". Others need a closer look.
@@ -151,9 +151,10 @@ def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple
     except (FileNotFoundError, NotADirectoryError):
         raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
     except OSError as error:
-        advice = advice_on(error)
-        problem = f"({error.strerror}); check its permissions and the mount" if advice is None else f"({advice})"
-        raise SourceError(f"{path}: cannot be read {problem}", file=path) from error
+        failed = error.errno in TRANSIENT
+        advice = "it failed twice in a row: check dmesg" if failed else "check its permissions and the mount"
+        problem = advice_on(error) or f"[Errno {error.errno}] {error.strerror}; {advice}"
+        raise SourceError(f"{path}: cannot be read: {problem}", file=path) from error
     return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
 
 
@@ -195,9 +196,12 @@ def _checked_status(number: int, path: str, most_bytes: int) -> os.stat_result:
 
 def _all_bytes(number: int, path: str, size: int) -> bytes:
     pieces, left = [], size + 1  # one byte more, to detect a file that grew
-    while left > 1 and (piece := os.read(number, min(left, _PIECE))):
-        pieces.append(piece)
-        left -= len(piece)
+    try:
+        while left > 1 and (piece := os.read(number, min(left, _PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} at byte {size + 1 - left}") from error
     if left != 1:
         raise _changed(path)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

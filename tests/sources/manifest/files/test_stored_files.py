@@ -181,7 +181,9 @@ def test_an_input_error_is_raised_if_it_comes_twice(tmp_path, monkeypatch, numbe
     if times == 1:
         assert fetched(str(path), 10)[0] == b"abc"
     else:
-        with pytest.raises(SourceError, match=rf"{path}: cannot be read \({os.strerror(number)}\)"):
+        with pytest.raises(
+            SourceError, match=rf"{path}: cannot be read: \[Errno {number}\] {os.strerror(number)} at byte 0"
+        ):
             fetched(str(path), 10)
     assert pauses == [retrying.PAUSE_S]
 
