@@ -19,7 +19,7 @@ from pyarrow import parquet
 from support.files import examples
 from support.lightning.command_line import CONFIGS
 
-from lit_async_data import AsyncLoader, HDF5Source, split
+from lit_async_data import AsyncLoader, Field, HDF5Source, split
 from lit_async_data.__main__ import main
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.inspect import hdf5_files
@@ -364,14 +364,25 @@ def test_a_table_with_a_row_for_each_file_labels_the_samples(folder, given, stag
     names["source"].close()
 
 
+def test_groups_of_one_image_each_are_samples():
+    examples.jpegs("all.h5")
+    with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
+        for number in range(3):
+            every.copy(f"separate/{number}", file.create_group(f"s{number}"), "photo")
+    assert "hold one image each: group='*'" in report_on(["x.h5"]).notes[0]
+    fields = {"x": Field("photo", decode="image")}
+    with contextlib.closing(HDF5Source("x.h5", fields, group="*", sample="group")) as source:
+        assert len(source) == 3
+
+
 def test_encoded_images_are_recognised_by_their_first_bytes():
     examples.jpegs("x.h5")
     found = {each.name: (each.type, each.shape[0], each.reading) for each in report_on(["x.h5"]).datasets}
-    assert found.pop("joined") == ("variable, JPEG images", 6, "copied")
+    assert found.pop("joined") == ("variable, JPEG images", 6, "decoded")
     assert found == dict.fromkeys(("text", "opaque", "variable", "padded", "separate"), ("JPEG images", 6, "decoded"))
 
 
-@pytest.mark.parametrize("name", ["text", "opaque", "variable", "padded", "separate"])
+@pytest.mark.parametrize("name", ["text", "opaque", "variable", "padded", "separate", "joined"])
 def test_encoded_images_are_decoded_by_what_is_suggested(name):
     examples.jpegs("all.h5")
     with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
@@ -384,13 +395,6 @@ def test_encoded_images_are_decoded_by_what_is_suggested(name):
     )
     assert any("channels: BGR" in each for each in suggestion.notes)
     check(suggestion)
-
-
-def test_joined_images_are_to_be_decoded_in_a_transform():
-    examples.jpegs("all.h5")
-    with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
-        every.copy("joined", file)
-    assert "x holds encoded images: decode them in a sample_transform" in only(report_on(["x.h5"])).notes
 
 
 TABLES = [

@@ -135,13 +135,13 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
 
 def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     """A group that stands for one dataset."""
-    values: Any = group[{"categorical": "codes", "variable": "values"}.get(kind, "data")]
+    values: Any = group[{"categorical": "codes", "variable": "values"}.get(stored := kind, "data")]
     made, sides = next(_of_dataset(values, name)), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
     shape: tuple[int, ...] = tuple(map(int, sides)) if kind in ("csr", "csc") else values.shape
     if kind == "variable":
         offsets: Any = group["offsets"]
-        shape = (offsets.shape[0] - 1, *shape[1:])
-    return dataclasses.replace(made, type=f"{kind}, {made.type}", shape=shape, rows=None, kind=kind)
+        shape, kind = (offsets.shape[0] - 1, *shape[1:]), made.kind or kind
+    return dataclasses.replace(made, type=f"{stored}, {made.type}", shape=shape, rows=None, kind=kind)
 
 
 def _format_in_group(group: h5py.Group) -> str:

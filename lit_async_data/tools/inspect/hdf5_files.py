@@ -91,8 +91,11 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     recording = anywhere(x.name, words.RECORDINGS) or scope.group is not None
     if not (labels or starts) and (len(alike) > 2 or (image and not several)):
         notes.append(
-            f"{x.field} of shape {x.shape} may be one sample: its rows are none; this layout is not read yet: write "
-            "samples one after the other into one dataset, or write a Source of your own (docs/data/sources.md)"
+            f"groups such as {x.field} hold one image each: group='*', or a pattern of these groups, sample='group' "
+            "and Field(NAME, decode='image') make each of them a sample"
+            if x.kind == "images" and x.shape == (1,)
+            else f"{x.field} of shape {x.shape} may be one sample: its rows are none; this layout is not read yet: "
+            "write samples one after the other into one dataset, or write a Source of your own (docs/data/sources.md)"
         )
     elif not labels and several and (image or alone):
         title, letters = f"one {'group' if scope.group else 'file'} per sample: {x.field}", layout_of((1, *x.shape), 0)
@@ -133,11 +136,10 @@ def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
         layout["x"] = letters
         layout |= {"y": letters} if y is not None and len(y.shape) == len(x.shape) > 2 else {}
     groups = [n for n in scope.nodes if n.shape == (x.shape[axis],) and has_word(n.name, words.GROUPS)]
-    matlab, joined = "MATLAB_class" in x.attributes and len(x.shape) > 2, "images" in x.type and not x.size
+    matlab = "MATLAB_class" in x.attributes and len(x.shape) > 2
     notes: dict[str, object] = {
         "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing": x.size,
-        "x holds encoded images: decode them in a sample_transform": joined,
-        _BY_LENGTH: x.kind == "variable" and not joined,
+        _BY_LENGTH: x.kind == "variable",
         'sample="group" (data.train.sample=group) makes one sample of each group; x then has its length': (
             scope.group is not None and y is None
         ),

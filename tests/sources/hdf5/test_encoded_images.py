@@ -369,7 +369,7 @@ REFUSED = {
     "flat numbers": (FormatError, ["n/values: holds int64 (4,), not the bytes of images"], {"name": "n"}),
     "falling offsets": (CorruptError, ["o/offsets, row 0", "9 to 4"], {"name": "o"}),
     "nothing": (MissingError, ["has no dataset 'z'"], {"name": "z"}),
-    "no first image": (FormatError, ["text, row 0: begins with b'abc'"], {"name": "text"}),
+    "no first image": (FormatError, ["text, row 0: begins with b'abc'", "unless image_size=(height"], {"name": "text"}),
     "lengths of another shape": (FormatError, ["fields.x.lengths", "23 images"], {"lengths": "two"}),
     "no lengths": (MissingError, ["fields.x.lengths", "'z'"], {"lengths": "z"}),
     "a layout": (ConfigError, ["layout", "leave it out"], {"layout": {"x": "NC"}}),

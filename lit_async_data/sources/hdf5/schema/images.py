@@ -97,7 +97,8 @@ def _decoder(field: Field, first: bytes, stored: StoredDataset) -> ImageDecoder:
     try:
         return ImageDecoder.of(field.image, first, f"{stored}, row 0")
     except SourceError as error:
-        raise of_row(error, stored, 0) from error.__cause__
+        of_all = "the first image gives the size of all, unless image_size=(height, width) says it"
+        raise of_row(type(error)(f"{error}; {of_all}"), stored, 0) from error.__cause__
 
 
 def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:
