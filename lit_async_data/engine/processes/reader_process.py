@@ -15,6 +15,7 @@ from lit_async_data.engine import supervisor
 from lit_async_data.engine.processes import inherited
 from lit_async_data.engine.processes.messages import ASKED, OPENED
 from lit_async_data.errors import WorkerError
+from lit_async_data.sources.local_files.descriptors import advice_on
 from lit_async_data.system import ProcessGuard
 
 # Libraries that would start threads of their own for each batch.
@@ -49,7 +50,12 @@ class ReaderProcess:
                 self._users.append(user)
             if self._process is None or self._process.poll() is not None:
                 self._end()
-                self._process = self._started()
+                try:
+                    self._process = self._started()
+                except OSError as error:
+                    advice = advice_on(error) or f"{error}; raise the system's limit on processes"
+                    what = f"a reader process could not be started: {advice}, or set worker_kind=thread"
+                    raise WorkerError(what) from error
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the user finds that it has ended
                 self._control[0].sendmsg([OPENED], rights)
@@ -95,11 +101,6 @@ class ReaderProcess:
             return subprocess.Popen(  # noqa: S603  # our own program
                 program, pass_fds=[control, lifeline], env=environment, stdin=subprocess.DEVNULL, process_group=0
             )
-        except OSError as error:
-            raise WorkerError(
-                f"a reader process could not be started: {error}; raise the system's limit on processes, or set "
-                "worker_kind=thread"
-            ) from error
         finally:
             for _, its in pairs:
                 its.close()

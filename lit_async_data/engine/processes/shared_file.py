@@ -11,6 +11,9 @@ import errno
 import os
 import tempfile
 
+from lit_async_data.errors import MemoryBudgetError
+from lit_async_data.sources.local_files.descriptors import advice_on
+
 FOLDER = "/dev/shm"  # noqa: S108  # the file in it has no name
 # Bytes of zeros written per step.
 _STEP = 2**20
@@ -29,7 +32,8 @@ class SharedFile:
             self.file = open(name, "w+b", buffering=0, opener=_memory_descriptor)  # noqa: SIM115
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
-                raise
+                what = "memory_budget: the system refuses a file in memory, which processes share"
+                raise MemoryBudgetError(f"{what}: {advice_on(error) or error.strerror}") from error
             self.folder = FOLDER if os.access(FOLDER, os.W_OK | os.X_OK) else tempfile.gettempdir()
             # Linux creates it without a name (O_TMPFILE); elsewhere it has one for a moment.
             self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115

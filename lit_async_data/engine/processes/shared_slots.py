@@ -22,6 +22,7 @@ from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.local_files.descriptors import ADVICE
 
 # The file begins with a row that says to reader processes what holds at present: the generation of tasks, and the
 # threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 5 + NOTED). A note is
@@ -65,12 +66,14 @@ class SharedSlots:
             try:
                 with self._refused(NOTES_BYTES, "the notes of workers"):
                     self._created.reach(NOTES_BYTES)
+                    notes = mmap.mmap(self.fd, NOTES_BYTES)
             except MemoryBudgetError:
                 self._file.close()
                 raise
         else:
             self._file = io.FileIO(fd, "r+b", closefd=False)
-        rows = np.frombuffer(mmap.mmap(self.fd, NOTES_BYTES), np.int64).reshape(2 + MOST_NOTES, 5 + NOTED)
+            notes = mmap.mmap(self.fd, NOTES_BYTES)
+        rows = np.frombuffer(notes, np.int64).reshape(2 + MOST_NOTES, 5 + NOTED)
         self.now, self.notes, self.deadly = rows[0], rows[1:-1], rows[-1]
         self._slots: list[Bytes] = []
         self.thread = threading.local()
@@ -128,7 +131,7 @@ class SharedSlots:
         except OSError as error:
             raise MemoryBudgetError(
                 f"memory_budget: the system refuses {readable(nbytes)} for {what} ({error.strerror}); "
-                f"{self._created.advice()}"
+                f"{ADVICE.get(error.errno or 0, self._created.advice())}"
             ) from error
 
     def slot(self, number: int) -> Bytes:

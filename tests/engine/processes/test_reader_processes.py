@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import copy
+import errno
 import io
 import itertools
 import logging
@@ -31,7 +32,15 @@ from lit_async_data.engine.processes.pipeline import ProcessPipeline
 from lit_async_data.engine.processes.pipelines import pipeline_of
 from lit_async_data.engine.processes.reader_server import LogToParent
 from lit_async_data.engine.processes.shared_slots import NOTED, SharedSlots
-from lit_async_data.errors import ClosedError, ConfigError, CorruptError, ReadError, StalledError, WorkerError
+from lit_async_data.errors import (
+    AsyncDataError,
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    ReadError,
+    StalledError,
+    WorkerError,
+)
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex, EpochPlan
 from lit_async_data.testing import FakeStreams
@@ -340,6 +349,18 @@ def test_a_sample_that_ends_more_processes_than_restarts_is_an_error_in_its_plac
         if restarts:  # else its slot was not read again, and the next batch may have been in it
             assert next(loader)["y"][0].item() == 40
     assert sum("while it read sample" in line and "epoch 0" in line for line in caplog.messages) == restarts + 1
+
+
+@pytest.mark.parametrize("name", ["os.memfd_create", "mmap.mmap", "os.pipe", "socket.socketpair"])
+def test_a_want_of_descriptors_is_named_with_the_limit_to_raise(name, monkeypatch):
+    def none_left(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    loader = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process"})
+    with monkeypatch.context() as patched:
+        patched.setattr(name, none_left)
+        with loader, pytest.raises(AsyncDataError, match=r"Too many open files.*ulimit -n"):
+            next(loader)
 
 
 def test_a_process_that_was_killed_for_lack_of_memory_says_so(monkeypatch, caplog):
