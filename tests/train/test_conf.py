@@ -75,7 +75,8 @@ def foreign(tmp_path):
 def test_labels_come_from_a_table(foreign, choice, at):
     for key, on in {"who": "{who: file}", "file": "file"}.items():
         Path("t.csv").write_text(f"{key},kind\nx,auk\n")
-        given = [f"data.{at}.{each}" for each in ("table=t.csv", f"on={on}", "fields={x: data, y: kind}")]
+        options = ["table=t.csv", f"on={on}", "fields={x: data, y: kind}", "filters=[[kind, '==', auk]]", "sample=row"]
+        given = [f"data.{at}.{each}" for each in options]
         dm = hydra.utils.instantiate(foreign(f"data={choice}", *GIVEN[choice], *given).data)
         assert dm.classes == {"y": ("auk",)}
 
