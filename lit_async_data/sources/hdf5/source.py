@@ -159,9 +159,10 @@ class HDF5Source(Source):
             raise ConfigError("table: goes with on, which says whose rows they are: 'file', 'group', …; give both")
         self._joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen)
         stored = {key: field for key, field in chosen.items() if not self._joined or key not in self._joined.fields}
-        if split := [key for key, field in stored.items() if field.separator]:
-            what = f"{chosen[split[0]].dataset!r} is no column of a table, whose cells are cut; leave separator out"
-            raise ConfigError(f"fields.{split[0]}.separator: {what}")
+        for key, field in stored.items():
+            if option := "separator" if field.separator else "null" * (field.null == "zero"):
+                what = f"{field.dataset!r} is no column of a table, whose cells hold several classes; leave it out"
+                raise ConfigError(f"fields.{key}.{option}: {what}")
         request = PartRequest(
             fields=stored | (self._joined.keys if self._joined else {}),
             layouts=chosen_layouts(layout, list(chosen)),

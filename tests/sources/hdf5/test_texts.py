@@ -174,7 +174,7 @@ def test_what_is_no_field_of_text_is_named(field, error, message, two):
         file["square"] = np.array([["a", "b"]] * 4, "S")
     with pytest.raises(error, match=message):
         HDF5Source(two, {"y": field})
-    for wrong in ({"kind": "id"}, {"null": "zero"}):
+    for wrong in ({"kind": "id"}, {"null": "none"}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: '"):
             Field.of({"name": "y", **wrong})
     assert Field.of({"name": "y", None: "drop"}).null == "drop"

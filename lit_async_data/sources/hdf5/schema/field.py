@@ -39,6 +39,7 @@ class Field(ImageOptions):
         kind: ``"text"``: text, or whole numbers, that are no classes, such as ids: numbers whose text `Source.names`
             gives. ``"class"`` and ``"number"``: what to take the text of a table's column for. None: text is classes.
         null: What to do with empty text that is no class: ``"error"``, ``"ignore"`` (−100), or ``"drop"`` the sample.
+            ``"zero"``: it has none of several classes, in a column of the source's ``table``.
         lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
             small table that is kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
@@ -98,7 +99,7 @@ class Field(ImageOptions):
     attr: str | None = None
     per: Literal["anchor"] | None = None
     kind: Literal["class", "number", "text"] | None = None
-    null: Literal["error", "ignore", "drop"] = "error"
+    null: Literal["error", "ignore", "drop", "zero"] = "error"
     decode: Literal["image"] | None = None
     channels: Literal["RGB", "BGR"] = "RGB"
     lengths: str | None = None
@@ -223,7 +224,7 @@ _CHOICES = {
     "ragged": ("pad", "concat"),
     "pad_side": ("left", "right"),
     "kind": ("class", "number", "text", None),
-    "null": ("error", "ignore", "drop"),
+    "null": ("error", "ignore", "drop", "zero"),
     "per": ("anchor", None),
 }
 
