@@ -235,6 +235,11 @@ class TableReader:
         self._states = after
         return table if self._selected is None else table.taken(self._selected)
 
+    def unfiltered(self, name: str) -> set[str]:
+        """The texts of a column in all rows, also in those that the filters leave out."""
+        array = Table.of(self._given, [name], None, self._text_format).array(name)
+        return set(map(str, array.unique().drop_null().to_pylist()))
+
     def _file_states(self) -> dict[str, tuple[int, ...]]:
         """Inode, bytes and time of each file; empty for a table in memory."""
         states: dict[str, tuple[int, ...]] = {}

@@ -35,7 +35,7 @@ def files(tmp_path):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file["x"], file["patient"] = np.arange(5) + 5 * number, [f"p{1 + (number + row) % 3}" for row in range(5)]
             file["number"], file.attrs["id"] = (number + np.arange(5)) % 3 + 1, name
-            file["half"] = np.arange(5) / 2
+            file["half"], file["flag"] = np.arange(5) / 2, [True] * 5
             for group in ("p1", "p3"):
                 file[f"g/{group}/x"] = np.arange(2) + 10 * number
     return tmp_path
@@ -124,8 +124,26 @@ def test_several_classes_in_a_cell_and_rows_that_no_sample_has(files):
     fields["y"] = Field("y", separator=";", classes=["c", "b", "a"])
     source = opened(files, table.drop(index=3), "file", fields)
     assert read(source, np.array([0, 5, 10]))["y"].tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]
-    with pytest.raises(ConfigError, match=r"fields\.y\.separator: 'z' is no column of a table"):
-        HDF5Source(files / "*.h5", {"x": "x", "y": Field("z", separator=";")})
+    fields["y"] = Field("y", separator=";", null="zero")
+    source = opened(files, table.drop(index=3).replace({"a": None}), "file", fields)
+    assert read(source, np.array([0, 5, 10]))["y"].tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 0]]
+    for option in ({"separator": ";"}, {"null": "zero"}):
+        with pytest.raises(ConfigError, match=rf"fields\.y\.{next(iter(option))}: 'z' is no column of a table"):
+            HDF5Source(files / "*.h5", {"x": "x", "y": Field("z", **option)})
+
+
+@pytest.mark.parametrize(("on", "x"), [("file", range(5)), ("number", [0, 7, 11, 14, 3])])
+def test_filters_leave_out_samples_but_not_those_that_have_no_row(on, x, files, caplog):
+    caplog.set_level(logging.INFO)
+    names = {"file": ["p1", "p2", "p3"], "number": [1, 2, 3]}[on]
+    table, options = pd.DataFrame({on: names, "q": [0.9, 0.1, 0.2]}), {"filters": [["q", ">", 0.5]]}
+    source = opened(files, table, on, {"x": "x"}, **options)
+    assert source.column("x").tolist() == sorted(x)
+    assert "the filters leave out the rows of 2 of 3" in caplog.text
+    with pytest.raises(ManifestError, match=r"1 of 3 .* have no row"):
+        opened(files, table[:2], on, {"x": "x"}, **options)
+    with pytest.raises(ManifestError, match=r"filters leave out the rows of 2 of 3 .*; change filters"):
+        opened(files, table.replace({"p1": "p4", 1: 4}), on, {"x": "x"}, **options)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +167,9 @@ def test_several_classes_in_a_cell_and_rows_that_no_sample_has(files):
             ConfigError,
             "has no column 'file'; it has 'who'; .* on={COLUMN: 'file'}",
         ),
+        ({"file": ["p1"]}, {"filters": [["q", ">", 1]]}, ConfigError, "^filters: .*has no column 'q'; it has 'file'"),
+        ({"who": ["p1"]}, {"on": "who"}, MissingError, "has no dataset 'who'"),
+        ({"flag": ["p1"]}, {"on": "flag"}, ConfigError, "^on: .*flag holds bool; name a dataset of ids: text or"),
         ({"who": ["p1"]}, {"on": {"file": "who"}}, ConfigError, "has no column 'file'; .* on={COLUMN: 'file'}"),
         (
             {"file": ["p1"], "age": 1},

@@ -62,13 +62,15 @@ class JoinedTable:
         try:
             self._table = self._reader.columns([self._column, *(field.dataset for field in self.fields.values())])
         except NoColumnError as error:
+            if error.dataset != self._column:
+                raise ConfigError(f"filters: {error}") from None
             what = self._what if isinstance(self._what, str) else on
             if isinstance(on, Mapping) and self._column in ("file", "group"):
                 what = self._column  # and not the other way round
             raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {what!r}}}") from None
         self.labels = dict[str, Labels]()
         of = self._what
-        self.keys = {KEY: dataclasses.replace(of, kind="text", null="ignore")} if isinstance(of, Field) else {}
+        self.keys = {KEY: dataclasses.replace(of, kind="text", null="error")} if isinstance(of, Field) else {}
 
     def _find(self, name: str) -> Table | None:
         """A column of the table; None if it has no such column, or the files have the same ids."""
@@ -91,8 +93,7 @@ class JoinedTable:
             self._refuse_both(field.dataset, parts[0])
         if isinstance(self._what, Field):
             units = {text: [text] for text in names_of(parts[0].fields[KEY])}
-            own = [part.fields[KEY].values.kept for part in parts]
-            self._check_ids(parts, own)
+            own = self._ids(parts)
         else:
             found = [_groups(part) if self._what == "group" else [part.path] for part in parts]
             numbers = {name: number for number, name in enumerate(dict.fromkeys(itertools.chain(*found)))}
@@ -101,19 +102,21 @@ class JoinedTable:
         rows = self._kept(np.append(self._rows_of(units), -1))  # the last is that of samples without an id
         return [self._joined(part, rows[np.maximum(each, -1)], order) for part, each in zip(parts, own, strict=True)]
 
-    def _check_ids(self, parts: Sequence[StoredPart], own: Sequence[Indices]) -> None:
-        """Report empty ids, which are negative numbers."""
-        lacks = [(part, np.flatnonzero(each < 0)) for part, each in zip(parts, own, strict=True) if (each < 0).any()]
-        if not lacks:
-            return
-        part, row, count = lacks[0][0], int(lacks[0][1][0]), sum(len(rows) for _, rows in lacks)
-        what = f"{part.fields[KEY].stored}, row {row}: no id, as in {count} rows in all"
-        if self._skip and count < sum(map(len, own)):
+    def _ids(self, parts: Sequence[StoredPart]) -> list[Indices]:
+        """The number of the id of each row, negative if it is empty."""
+        for stored in (part.fields[KEY].values for part in parts):
+            if stored.kept is None:
+                raise ConfigError(f"on: {stored} holds {stored.dtype}; name a dataset of ids: text or whole numbers")
+        own: list[Indices] = [part.fields[KEY].values.kept for part in parts]
+        at = [(part, row) for part, each in zip(parts, own, strict=True) for row in np.flatnonzero(each < 0).tolist()]
+        if at:
+            (part, row), stored = at[0], at[0][0].fields[KEY].values
+            what = f"{stored}, row {row}: no id, as in {len(at)} rows in all"
+            if not self._skip or len(at) == sum(map(len, own)):
+                what += "; write it" + ", or set unmatched='skip' to leave such samples out" * (not self._skip)
+                raise of_group(FormatError(what, file=part.path, dataset=stored.name, row=row), part.names)
             _log.warning("%s; their samples are left out", what)
-            return
-        cure = "write it" if self._skip else "write it, or set unmatched='skip' to leave such samples out"
-        error = FormatError(f"{what}; {cure}", file=part.path, dataset=part.fields[KEY].values.name, row=row)
-        raise of_group(error, part.names)
+        return own
 
     def _rows_of(self, units: Mapping[str, Sequence[str]]) -> Indices:
         """The row of each unit, which has several names; −1 without one."""
@@ -127,8 +130,16 @@ class JoinedTable:
                 what = f"{quoted(text)} is in {origin.where(rows[unit])} too; keep one of them"
                 raise origin.error(what, row=row, column=self._column)
         lost, unused = [unit for unit in units if unit not in rows], [each for each in rows if each not in units]
+        of = f"of {len(units)} {self._what if isinstance(self._what, str) else 'id'}s"
+        whole = self._reader.unfiltered(self._column) if lost else []
+        if filtered := {unit_of.get(text, text) for text in whole}.intersection(lost):
+            away = f"the filters leave out the rows of {len(filtered)} {of}"
+            if len(lost) == len(units):
+                raise origin.error(f"{away}, and no other has one; change filters", column=self._column)
+            _log.info("%s: %s", origin.name, away)
+            lost = [unit for unit in lost if unit not in filtered]
         own = {unit: [name for name in units[unit] if counts[name] == 1] or [unit] for unit in lost}
-        what = f"{len(lost)} of {len(units)} {self._what if isinstance(self._what, str) else 'id'}s have no row"
+        what = f"{len(lost)} {of} have no row"
         what += f": {_few([own[unit][-1] for unit in lost])}" if lost else ""
         left = f"{len(unused)} of its rows have no samples" + (f": {_few(unused)}" if unused else "")
         if lost or not units:

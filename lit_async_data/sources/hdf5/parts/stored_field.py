@@ -170,6 +170,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         classes = classes or names
     for option in ("null", *VARIABLE):
         if getattr(field, option) != getattr(Field, option):
+            group.inspect_dataset(*group.split(name))  # says if there is none
             lacks = "text" if option == "null" else "samples of variable length"
             raise ConfigError(f"{where}.{option}: {group.path}:/{name.strip('/')} holds no {lacks}; leave it out")
     file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
