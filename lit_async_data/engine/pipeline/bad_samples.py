@@ -135,7 +135,9 @@ class AroundBadSamples:
         except Exception as caught:
             if not is_of_a_sample(caught):
                 raise
-            error = batch_error(caught, *BatchIndex(epoch, step), self._read.source.ids(number).tolist(), None)
+            ids = self._read.source.ids(number).tolist()
+            error = batch_error(caught, *BatchIndex(epoch, step), ids, None)
+            error.sample_id = ids[0] if error.sample_id is None else error.sample_id
             _forget_frames(error)
         else:
             return None

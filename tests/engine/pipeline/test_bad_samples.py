@@ -228,7 +228,7 @@ def test_a_source_of_which_nothing_can_be_read_is_an_error_that_lists_what_was_t
     loader = loader_of("substitute", bad=range(100), hooks=hooks, **options)
     with loader, pytest.raises(SourceError, match=r"none of 64 samples .* bad are 64, 94, 10, .* in all") as caught:
         next(loader)
-    assert len({str(error) for error in caught.value.errors}) == len(caught.value.errors) == 47
+    assert len({error.sample_id for error in caught.value.errors}) == len(caught.value.errors) == 47
 
 
 def test_in_evaluation_nothing_stands_in_for_a_bad_sample():
