@@ -101,7 +101,10 @@ def _lines_of(path: str) -> list[tuple[str, str, int, str]]:
     found: list[tuple[str, str, int, str]] = []
     try:
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-            lines: Iterable[Any] = map(json.loads, file) if path.endswith(".jsonl") else csv.DictReader(file)
+            lines: Iterable[Any] = map(json.loads, file)
+            if not path.endswith(".jsonl"):
+                header = dict.fromkeys(next(csv.reader(file), ()))
+                lines = csv.DictReader(file, [*header]) if header.keys() >= {*COLUMNS[1:4], "path"} else [header]
             found.extend((str(at["file"]), str(at["dataset"]), int(at["row"]), at["path"] or "") for at in lines)
     except OSError as error:
         raise _error(f"{path} cannot be read: {error.strerror}") from error
