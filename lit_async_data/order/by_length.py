@@ -100,8 +100,9 @@ class LengthPlan(EpochPlan):
         (samples, _, places), first = self._dealt, int(self._edges[step * self.world_size])
         return int(places[samples[first - 1]]) if first and len(places) else first
 
-    def chunk_places(self, first: int, samples: Indices) -> Indices:  # noqa: ARG002  # batches have samples of any place
+    def chunk_places(self, first: int, samples: Indices) -> Indices:
         assert self.chunk_order is not None
+        del first  # a batch has samples of any place
         return self.chunk_order.dealt(self._dealt[2][samples])[0]
 
     def places_begun(self, group: int) -> Indices:

@@ -32,7 +32,6 @@ class Quarantine:
         self.known: set[int] = set()
         self._listed: set[int] = set()
         self._writes = True
-        self._there, self._end = set[str](), 0  # the lines of the file, also of other loaders, up to a position
         # Of the present pass: its epoch, its bad samples by number, its batches that were read around them by step.
         self._epoch = -1
         self._bad: dict[int, BadSample] = {}
@@ -99,11 +98,12 @@ class Quarantine:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         try:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-            with open(self.path, "a+", encoding="utf-8", errors="backslashreplace") as file:
-                file.seek(self._end)
-                self._there.update(file)
-                file.writelines(line for line in lines if line not in self._there)
-                self._end = file.tell()
+            there = set[str]()
+            if os.path.isfile(self.path):  # what other loaders have listed
+                with open(self.path, encoding="utf-8", errors="backslashreplace") as file:
+                    there.update(file)
+            with open(self.path, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.writelines(line for line in lines if line not in there)
         except OSError as error:
             log.warning("quarantine: %s cannot be written: %s; bad samples are only counted", self.path, error.strerror)
             self._writes = False

@@ -86,7 +86,7 @@ class HDF5Source(Source):
             The column of the table has the same name, or is named by ``{"column": "file"}``. Ids are compared as text.
         unmatched: What to do where the table has no row: ``"error"``, or ``"skip"`` the samples. A row without samples
             is logged.
-        filters: Conditions that rows of the table must all meet, as for `ManifestSource`; others count as missing.
+        filters: Conditions that rows of the table must meet, as for `ManifestSource`; samples of others are left out.
         exclude: Samples to leave out: a list of bad ones, as ``inspect --check-all`` and ``on_error`` write it, or a
             pattern of several; or sample numbers, as they are without ``exclude``. A listed file is the one at that
             path or, if nothing lies there any more, the one of that name, below folders that are most alike. A list may

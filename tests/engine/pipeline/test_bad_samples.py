@@ -158,8 +158,10 @@ def test_a_pass_that_is_given_up_has_a_line_too(caplog):
     assert sum("was read around 1 bad" in line for line in caplog.messages) == 1
 
 
-def test_a_list_that_cannot_be_written_stops_nothing(tmp_path, caplog):
-    found = epochs(loader_of("skip", shuffle="none", quarantine=tmp_path), 1)[0]
+@pytest.mark.parametrize("path", ["a folder", "/dev/full"])  # no end of the latter can be read
+def test_a_list_that_cannot_be_written_stops_nothing(path, tmp_path, caplog):
+    (tmp_path / "a folder").mkdir()
+    found = epochs(loader_of("skip", shuffle="none", quarantine=tmp_path / path), 1)[0]
     assert sum(map(len, found)) == 100 - len(BAD)
     assert len([record for record in caplog.records if "cannot be written" in record.getMessage()]) == 1
     assert "lists them" not in caplog.text
