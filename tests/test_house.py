@@ -116,6 +116,7 @@ IMAGES = {"pyarrow", "PIL"}
             "import lit_async_data": LIGHTNING | IMAGES | {"torch", "tqdm", "h5py", "numpy"},
             "import lit_async_data.reading": LIGHTNING | IMAGES | {"torch", "tqdm"},
             "from lit_async_data import HDF5Source": LIGHTNING | IMAGES | {"torch", "tqdm"},
+            "from lit_async_data.testing import ArraySource": LIGHTNING | IMAGES | {"torch", "tqdm"},
             "from lit_async_data import AsyncLoader, prefetched": LIGHTNING,
             "from lit_async_data import AsyncDataModule, DevicePrefetcher": {"hydra", "omegaconf", "pyarrow"},
         },

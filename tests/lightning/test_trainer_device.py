@@ -23,10 +23,11 @@ from support.lightning.trainer import (
     trainer,
     with_and_without,
 )
+from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 pytestmark = NO_STAGES
 

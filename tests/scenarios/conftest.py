@@ -3,8 +3,7 @@
 import pytest
 from support.device.training_loop import pretend
 from support.lightning.runs import Loader
-
-from lit_async_data.testing import FakeStreams
+from waiting.on_device.fake_streams import FakeStreams
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from support.device.training_loop import pretend
 from support.threads.waits import until
+from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 PACKAGE = Path(lit_async_data.__file__).parent
 ROWS, BATCH, WARM_UP, BATCHES = 20_000, 256, 8, 32

@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from support.device.training_loop import pretend
 from support.lightning.trainer import NO_STAGES, pl, trainer
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import (
     AsyncDataModule,
@@ -28,7 +29,7 @@ from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 pytestmark = NO_STAGES
 

@@ -19,7 +19,7 @@ from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.streams import Streams
 from lit_async_data.engine.resources import memory
-from lit_async_data.testing import FakeEvent, FakeStream, FakeStreams, raw
+from waiting.on_device.fake_streams import FakeEvent, FakeStream, FakeStreams, raw
 
 # Fields up to this many bytes are copied in no time.
 SMALL = 64 * 1024

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import lit_async_data as lad
 from lit_async_data import AsyncLoader
-from lit_async_data.testing import ArraySource, raw
+from lit_async_data.testing import ArraySource
+from waiting.on_device.fake_streams import raw
 from waiting.on_device.simulated import SimulatedDevice, replaced_streams
 
 DEVICE_STEP_S = 0.050

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from lit_async_data import AsyncLoader
-from lit_async_data.testing import ArraySource, raw
+from lit_async_data.testing import ArraySource
+from waiting.on_device.fake_streams import raw
 from waiting.on_device.simulated import SMALL, SimulatedDevice, replaced_streams
 
 INK, QUIET = "#1f2328", "#8b949e"

@@ -74,7 +74,7 @@ def no_inference() -> contextlib.AbstractContextManager[Any]:
 
 
 class Streams(Protocol):
-    """The operations of a device that `StreamQueue` uses; `testing.FakeStreams` is a fake of it."""
+    """The operations of a device that `StreamQueue` uses."""
 
     def compute(self) -> Any:
         """The stream that the training step runs on now."""

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.device import training_loop as test_device
 from support.device.training_loop import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.engine.device.copy_verifier import CopyVerifier
 from lit_async_data.engine.device.streams import checksum
@@ -23,7 +24,7 @@ from lit_async_data.engine.pipeline.slots import SlotPool
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 CONTENTS = st.binary(min_size=1, max_size=60)
 

@@ -22,6 +22,7 @@ from support.device.training_loop import (
     write_numbers,
 )
 from torch.utils.data import DataLoader
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import StorageLayout, prefetched
 from lit_async_data.engine.device import streams as device_streams
@@ -32,7 +33,7 @@ from lit_async_data.engine.resources import memory
 from lit_async_data.errors import ConfigError, FormatError, ReadError, TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
 from lit_async_data.engine.device.transform import DeviceTransform
@@ -20,7 +21,7 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.composed.subset import SubsetSource
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 CPU = torch.device("cpu")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.device.training_loop import STEPS, pretend, queue_on, write_numbers
 from support.lightning.trainer import Recorder, Recording, trainer
+from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
 from lit_async_data.engine.device.clock import DeviceClock
@@ -18,7 +19,7 @@ from lit_async_data.lightning import verdicts
 from lit_async_data.lightning.waits import WaitSummary
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 COPY_S, STEP_S = 0.03, 0.05
 # A batch travels in two copies.

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from waiting.on_device.fake_streams import FakeStreams, raw
 from waiting.on_device.hazards import HAZARDS, OTHER, mixed
-
-from lit_async_data.testing import FakeStreams, raw
 
 by_name = pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.name)
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 from support.device.training_loop import new_schedule, queue_on
 from torch.cuda import _sanitizer
+from waiting.on_device.fake_streams import FakeStreams, raw
 from waiting.on_device.hazards import DropsRawTensorsEarly
 
 from lit_async_data.engine.device import stream_queue
@@ -28,7 +29,6 @@ from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.testing import FakeStreams, raw
 
 
 class Note(NamedTuple):

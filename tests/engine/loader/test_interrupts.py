@@ -13,13 +13,14 @@ import pytest
 import torch
 from support.device.training_loop import pretend
 from support.threads.interrupts import interrupted
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.engine.supervisor import ThreadWorker
 from lit_async_data.errors import ClosedError
 from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
 STEPS = 6

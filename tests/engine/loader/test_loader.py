@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.device.training_loop import pretend
 from support.threads.waits import until
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.engine.device import clock
@@ -22,7 +23,7 @@ from lit_async_data.engine.pipeline.slots import READY
 from lit_async_data.errors import ClosedError, ConfigError, ReadError, TransformError
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.storage_layout import StorageLayout
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 # Over 64 KiB per batch of 4, so that x is handed out as the slot itself.
 WIDE = 20_000

@@ -11,11 +11,12 @@ import torch
 from support.device.training_loop import pretend
 from support.threads.interrupts import interrupted
 from torch.utils.data import DataLoader
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, ConcatSource, prefetched
 from lit_async_data.errors import ClosedError, TransformError
 from lit_async_data.order.plan import EpochPlan
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 LENGTH, BATCH, STEPS = 18, 4, 5
 

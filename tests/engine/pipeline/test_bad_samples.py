@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from support.device.training_loop import pretend
 from support.sources import reader_sources as acts
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, LoaderOptions, StorageLayout
 from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError, SourceError, TransformError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import EpochPlan
-from lit_async_data.testing import FakeStreams
 
 BAD = {3, 17, 18, 19, 40, 77, 99}
 CHUNKS = StorageLayout((ChunkRun(100, 4),), compressed=True, reading="decoded")

@@ -11,6 +11,7 @@ import torch
 from support.device.training_loop import pretend
 from support.lightning.trainer import pl, trainer
 from support.sources import reader_sources as acts
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import (
     AsyncDataModule,
@@ -25,7 +26,7 @@ from lit_async_data import (
 from lit_async_data.errors import ConfigError, FormatError, ResumeError, TransformError
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.order.by_length import LengthPlan
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 ELEMENTS = 600
 

@@ -17,6 +17,7 @@ from support.device.training_loop import (
     CopiesCountAsDoneAtOnce,
 )
 from torch.nn.utils.rnn import pack_sequence
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.engine.device.feed import Arrived
@@ -27,7 +28,6 @@ from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool, moves
 from lit_async_data.engine.resources.memory import pinned
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.testing import FakeStreams
 
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
 STEPS = 6

@@ -25,13 +25,14 @@ from support.device.training_loop import pretend
 from support.threads.waits import LONG, until
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.prefetch import reader_thread as puller
 from lit_async_data.errors import ClosedError, ConfigError, TransferError, WorkerError
-from lit_async_data.testing import ArraySource, FakeStreams
+from lit_async_data.testing import ArraySource
 
 
 class Loader:

@@ -24,6 +24,7 @@ from support.device.training_loop import pretend
 from support.processes import wait_for_the_end_of
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import BadInChild, BadInChildAtLength, Numbers
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, Balanced, DatasetSource, HDF5Source, ManifestSource, StorageLayout
 from lit_async_data.engine.processes.__main__ import Endpoint
@@ -43,7 +44,6 @@ from lit_async_data.errors import (
 )
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex, EpochPlan
-from lit_async_data.testing import FakeStreams
 
 # With the first file that it reads, pyarrow opens a pipe for signals, and keeps it.
 pytest.importorskip("pyarrow.csv").read_csv(io.BytesIO(b"a\n1\n"))

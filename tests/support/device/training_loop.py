@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from waiting.on_device.fake_streams import FakeStreams, raw
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.engine.device import streams as device_streams
@@ -17,7 +18,6 @@ from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
-from lit_async_data.testing import FakeStreams, raw
 
 # x is large and has its own copy to the device; y and z share one.
 SPEC = BatchSpec(

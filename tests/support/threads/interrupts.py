@@ -17,14 +17,12 @@ import lit_async_data
 
 # `threading` holds locks while Python code runs.
 WATCHED = (str(Path(lit_async_data.__file__).parent), threading.__file__)
-# Code of the fake device, which on a real one is a single C call.
-ATOMIC = ("fake_device.py", "checksum.py")
 
 
 @functools.cache
 def places(code):
     """Offsets of a function's instructions before which an interrupt can arrive; none if it is not watched."""
-    if not code.co_filename.startswith(WATCHED) or code.co_filename.endswith(ATOMIC):
+    if not code.co_filename.startswith(WATCHED):
         return frozenset()
     if code.co_name == "<genexpr>" and sys.version_info[:2] == (3, 12):
         return frozenset()  # it is traced also while it is closed, where no interrupt can arrive

@@ -1,4 +1,4 @@
-"""A fake device: streams without an accelerator, one as fast and the other as slow as possible."""
+"""`FakeStreams`: a device without an accelerator, one of whose streams is as fast and the other as slow as possible."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FakeStream:
 
 
 class FakeStreams:
-    """`Streams` without an accelerator, in which one stream is as fast and the other as slow as possible.
+    """`Streams` without an accelerator. It needs only a clone: tests and the benchmarks beside it use it.
 
     It allocates memory like torch's caching allocator: a block that Python no longer refers to can be handed out again
     at once, even if work enqueued earlier still reads it; but not to work of another stream that `record_stream` has
