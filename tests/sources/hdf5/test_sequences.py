@@ -9,6 +9,8 @@ import pytest
 
 from lit_async_data import AsyncLoader, Field, HDF5Source
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.sources.hdf5.index import cache
+from lit_async_data.sources.hdf5.schema import sequences as stored_sequences
 from lit_async_data.tools.pack.packing import pack
 
 STORED = {
@@ -152,6 +154,17 @@ def test_a_reference_out_of_the_file_is_found_at_opening(path):
     with pytest.raises(CorruptError, match="row 1: refers to a place outside of the file") as caught:
         HDF5Source(path, {"x": "x"})
     assert caught.value.row == 1
+
+
+def test_references_are_kept_until_the_file_changes(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "changed_recently", lambda *_: False)
+    monkeypatch.setattr(cache, "FEWEST_CHUNKS", 9)
+    for values in (sequences(np.int32), sequences(np.int32)[::-1]):
+        written(path, values, np.int32, **STORED["chunks"])
+        check(HDF5Source(path, {"x": "x"}, cache_dir=tmp_path), values)
+        with monkeypatch.context() as patch:
+            patch.setattr(stored_sequences, "_stored_references", None)
+            check(HDF5Source(path, {"x": "x"}, cache_dir=tmp_path), values)
 
 
 def test_references_that_cannot_be_decoded_are_found_at_opening(path):

@@ -14,6 +14,7 @@ from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, Bytes, FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.index.columns import IndexKey
 from lit_async_data.sources.hdf5.schema.encoded import padded_spec
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -81,7 +82,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
         )
     stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
     heap = GlobalHeap.of(dataset.file)
-    references = heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle()))
+    references = _references(group, stored, dataset, heap)
     references[:, 0] *= dtype.itemsize
     wrong = (references[:, 1] < 0) & (references[:, 0] > 0)
     if wrong.any():
@@ -91,6 +92,18 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
         )
     spec = padded_spec(references[:, 0] // dtype.itemsize, most, FieldSpec((), dtype.newbyteorder("=")), context)
     return StoredSequences(stored, heap, references, dtype, spec)
+
+
+def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, heap: GlobalHeap) -> Indices:
+    """The references of a dataset, as of `GlobalHeap`; those in many chunks are kept for the next opening."""
+    key = dataclasses.replace(IndexKey.of(dataset), name=f"{dataset.name} references")
+    found = group.cache.load(key) if key.chunk else None
+    if found is None:
+        references = heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle()))
+        found = {"references": references.ravel()}
+        if key.chunk:
+            group.cache.store(key, found)
+    return found["references"].reshape(-1, 3)
 
 
 def _stored_references(stored: StoredDataset, file: int) -> Bytes:
