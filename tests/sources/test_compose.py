@@ -159,6 +159,9 @@ def test_samples_are_named_by_their_numbers_in_the_innermost_whole():
         Location("files/b.h5", "/", 5),
         Location("files/b.h5", "/", 4),
     ]
+    for numbers, lost in (([0, 1], 0), ([9, 5], 5)):  # not even one that the source within has
+        with pytest.raises(IndexError, match=f"^sample {lost} is not one of the 3 of 4 samples of "):
+            outer.locate(numbers)
 
 
 def test_a_subset_says_what_it_is():

@@ -18,7 +18,7 @@ from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of
 from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
-from lit_async_data.sources.contract.source import Source, check_range
+from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 
 
@@ -115,9 +115,21 @@ class SubsetSource(ComposedSource):
         """Find where samples are stored, by their numbers in the whole source.
 
         Raises:
-            IndexError: The whole source has no such sample.
+            IndexError: A number is not that of a sample of this subset.
         """
-        return self.source.locate(ids)
+        numbers = whole_numbers(ids, self)
+        lost = self._sorted_ids[np.searchsorted(self._sorted_ids[:-1], numbers)] != numbers
+        if lost.any():
+            raise IndexError(
+                f"sample {numbers[lost][0]} is not one of the {self.name}; locate takes their numbers in the whole "
+                "source, as errors and return_indices give them: side.locate(side.ids(np.arange(len(side))))"
+            )
+        return self.source.locate(numbers)
+
+    @functools.cached_property
+    def _sorted_ids(self) -> Indices:
+        ids = self.source.ids(self.samples)
+        return ids if (ids[1:] >= ids[:-1]).all() else np.sort(ids)
 
     def _source_numbers(self, samples: Indices) -> Indices:
         check_range(samples, self)
