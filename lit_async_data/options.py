@@ -137,8 +137,8 @@ class LoaderOptions:
             Not for prediction, which keeps the order of the dataset, unless ``predict_loader`` has it too.
         batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
             ``batch_size`` limits it.
-        buckets: The lengths to which samples are padded, ascending; or how many there are, which are chosen
-            for the least padding.
+        buckets: With ``batch_by``, the lengths to which samples are padded, ascending; or how many there are, which are
+            chosen for the least padding.
         augment: Whether training draws random numbers, differently in each epoch: a source that can, such as a random
             part of each image (``resize="random_crop"``) instead of the middle; and for transforms as ``rng``, which is
             None otherwise. Evaluation never draws any.
@@ -243,10 +243,10 @@ class LoaderOptions:
         if self.batch_elements is not None:
             self._check_int("batch_elements", 1, also="null")
         if self.batch_by is None:
-            if self.batch_elements is not None:
-                raise ConfigError(
-                    "batch_elements: needs batch_by, which says what the length of a sample is", option="batch_elements"
-                )
+            for name in ("batch_elements", "buckets"):
+                if (given := getattr(self, name)) != getattr(LoaderOptions, name):
+                    what = f"{name}: {given!r} needs batch_by, which says what the length of a sample is"
+                    raise ConfigError(what, option=name)
             return
         if not _is_key_or_numbers(self.batch_by):
             raise ConfigError(
@@ -323,7 +323,7 @@ class LoaderOptions:
             check_names(values, [field.name for field in dataclasses.fields(cls)])  # before **, which needs str keys
             return cls(**values)
         except ConfigError as error:
-            raise ConfigError(f"{where}{error}") from None
+            raise error.within(where) from None
 
     def merged(self, overrides: Mapping[str, Any] | None, where: str = "") -> LoaderOptions:
         """Returns these options with some replaced.

@@ -99,7 +99,7 @@ def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> 
             raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once, as it is")
     evaluated = options.for_evaluation()
     if stage == "predict":  # predictions come in the order of the dataset
-        evaluated = dataclasses.replace(evaluated, batch_by=None, batch_elements=None)
+        evaluated = dataclasses.replace(evaluated, batch_by=None, batch_elements=None, buckets=LoaderOptions.buckets)
     return evaluated.merged(overrides, f"{where}.")
 
 

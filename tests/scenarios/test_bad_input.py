@@ -402,6 +402,16 @@ def test_fields_that_are_none_are_quoted(file, fields, said):
     refused(ConfigError, said, lambda: HDF5Source(file, fields))
 
 
+@pytest.mark.parametrize("given", [{"max_length": 9}, {"pad_side": "left"}, {"fill": 1}], ids=repr)
+def test_an_option_of_padding_that_would_be_ignored_is_named(file, given):
+    unpadded = {"ragged": "concat"} if "fill" not in given else {}  # host transforms see the fill of concat
+    field = {"x": {"name": "labels", **unpadded, **given}}
+    assert (
+        refused(ConfigError, ["leave it out"], lambda: HDF5Source(file, field)).option
+        == f"fields.x.{next(iter(given))}"
+    )
+
+
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
@@ -448,8 +458,9 @@ BAD = {
     "weights": [True, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],
     "epoch_size": [*NO_NUMBER[1:], 0, -1],
     "batch_by": [True, 2.5, "", [], {"y": 1}, [[1], [2]]],
-    "batch_elements": [*NO_NUMBER[1:], 0, -1],
-    "buckets": [*NO_NUMBER, 0, -1, [], [3, 2], [[1]], [0.5]],
+    # The last ones of these two lack batch_by.
+    "batch_elements": [*NO_NUMBER[1:], 0, -1, 512],
+    "buckets": [*NO_NUMBER, 0, -1, [], [3, 2], [[1]], [0.5], 8, (4, 9)],
 }
 
 

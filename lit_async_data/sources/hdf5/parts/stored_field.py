@@ -172,7 +172,8 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         if getattr(field, option) != getattr(Field, option):
             group.inspect_dataset(*group.split(name))  # says if there is none
             lacks = "text" if option == "null" else "samples of variable length"
-            raise ConfigError(f"{where}.{option}: {group.path}:/{name.strip('/')} holds no {lacks}; leave it out")
+            what = f"{option}: {group.path}:/{name.strip('/')} holds no {lacks}; leave it out"
+            raise ConfigError(what, option=option).within(f"{where}.")
     file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
     if field.lookup is None:
         table, looked_up = None, group.inspect_dataset(*group.split(name), layout)

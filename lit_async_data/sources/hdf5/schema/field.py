@@ -193,7 +193,7 @@ class Field(ImageOptions):
                 raise _NO_NAME
             return cls(**values)
         except ConfigError as error:
-            raise ConfigError(f"{where}{error}") from None
+            raise error.within(where) from None
 
     @property
     def span(self) -> tuple[int, int]:
@@ -235,7 +235,7 @@ def _check_combination(field: Field) -> None:
             raise ConfigError(f"{name}: {getattr(field, name)!r} is not one of {', '.join(filter(None, values))}")
     for name in ("max_length", "pad_side") if field.ragged == "concat" else ():
         if getattr(field, name) != _DEFAULTS[name]:
-            raise ConfigError(f"{name}: nothing is padded with ragged: concat; leave it out")
+            raise ConfigError(f"{name}: nothing is padded with ragged: concat; leave it out", option=name)
     refused = ("column", "window", "lookup", "mask_and_scale", "decode", "per", *VARIABLE)
     for option in refused if field.attr else ("window",) if field.per else ():
         if getattr(field, option) != _DEFAULTS[option]:
