@@ -138,10 +138,18 @@ def test_a_column_of_text_names_the_sides_and_others_are_listed():
     listed = split(source, {"train": [1, 9], "val": [10]}, by="fold", groups=[0, 1, 2, 0, 2, 1])
     assert listed["train"].samples.tolist() == [1, 2, 4, 5]
     assert listed["val"].group_codes.tolist() == [0, 0]
-    none = ArraySource({"fold": np.array([0, -100, 1, 0])})
-    assert [each["val"].samples.tolist() for each in folds(none, by="fold")] == [[0, 3], [2]]
     # Numbers in their order, not in that of their text.
     assert folds_of(folds(source, by="fold"), 6).tolist() == [2, 1, 0, 2, 0, 1]
+    assert folds_of(folds(numbered(4), by=[1, -1, 10, 0]), 4).tolist() == [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize("fold", [[0, -100, 1, 0], ["0", "", "1", "0"], [b"0", b"", b"1", b"0"]], ids=repr)
+def test_samples_without_a_fold_are_in_none_and_counted(fold, caplog):
+    field = {"fold": np.array(fold)} if 0 in fold else {}
+    source = ArraySource({"y": np.arange(4), **field}, columns=None if field else {"fold": np.array(fold)})
+    assert [each["val"].samples.tolist() for each in folds(source, by="fold")] == [[0, 3], [2]]
+    assert split(source, {"train": [0], "val": [1]}, by="fold")["val"].samples.tolist() == [2]
+    assert [record.message for record in caplog.records] == ["ArraySource: no value in fold, so left out: 1 sample"] * 2
 
 
 def test_an_attribute_may_name_the_sides(tmp_path):
@@ -155,11 +163,17 @@ def test_an_attribute_may_name_the_sides(tmp_path):
     assert (list(sides), sides["train"].samples.tolist()) == (["val", "test", "train"], [0, 2])
 
 
+BALANCE = r"^balance: the given array has no value \(None\) for sample 1 \(row 1 of .*nor for 1 other; add a value"
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda s: folds(s, 1), "^folds: 1 is not a whole number from 2 to 6"),
         (lambda s: folds(s, 7), "^folds: 7 is not"),
+        (lambda s: folds(s, 3, by="fold"), "^k: 3, but by says the folds"),
+        (lambda s: folds(s, 2, balance=np.array(["a", None, "b", "a", None, "b"], object)), BALANCE),
+        (lambda s: folds(s, 2, balance=np.array([1, np.nan, 2, 1, np.nan, 2])), BALANCE.replace("None", "nan")),
         (lambda s: folds(s, np.int64(4), groups="fold"), r"^split: 4 sides or folds need .* groups \(fold\) is 3"),
         (lambda s: folds(s, by="side", groups=[7, 7, 8, 9, 8, 7]), r"^groups: 7 .* is in train, val \(side\)"),
         (lambda s: split(s, by="side", groups=[7, 7, 8, 9, 8, 7]), r"^groups: 7 .* is in train, val \(side\)"),

@@ -324,7 +324,7 @@ class NAType:
 def test_a_sample_without_a_value_is_named(values):
     source = SubsetSource(parted({"a.h5": 10}), [9, 8, 7, 6])
     with pytest.raises(
-        ConfigError, match=r"no value \(.*\) for sample 7 \(row 7 of files/a\.h5\), nor for 1 others;"
+        ConfigError, match=r"no value \(.*\) for sample 7 \(row 7 of files/a\.h5\), nor for 1 other;"
     ) as caught:
         split(source, HALVES, groups=values)
     assert (caught.value.sample_id, caught.value.row, caught.value.file) == (7, 7, "files/a.h5")

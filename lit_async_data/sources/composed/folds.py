@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def folds(
     source: Source,
-    k: int = 5,
+    k: int | None = None,
     *,
     groups: str | npt.ArrayLike | None = None,
     by: str | npt.ArrayLike | None = None,
@@ -35,10 +35,10 @@ def folds(
 
     Args:
         source: The source to cut: a side of a `split`, to keep a test set apart.
-        k: Number of folds, from 2 on.
+        k: Number of folds, from 2 on. None: 5, or those of ``by``.
         groups: Which samples stay together, as for `split`. With ``"time"``, a fold is a block of each file or group.
         by: The column, dataset or batch key with the fold of each sample, instead of k; see `split`. There is a fold
-            for each value, in the order of numbers.
+            for each value, in the order of numbers. Samples whose text is empty are in none, which a warning counts.
         balance: The classes that all folds hold alike, as for `split`; groups then make folds less equal in size.
         seed: Another seed gives other folds; 0 to 2**63 − 1.
 
@@ -54,7 +54,9 @@ def folds(
         >>> [(len(fold["train"]), len(fold["val"])) for fold in folds(source, 4, groups="dog")]
         [(75, 25), (75, 25), (75, 25), (75, 25)]
     """
-    drawn = draw_folds(source, k, groups=groups, by=by, balance=balance, seed=seed)
+    if by is not None and k is not None:
+        raise ConfigError(f"k: {k!r}, but by says the folds; leave k out", option="k")
+    drawn = draw_folds(source, 5 if k is None else k, groups=groups, by=by, balance=balance, seed=seed)
     return [fold_of(source, drawn, name) for name in drawn.names]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
+from lit_async_data.errors import AsyncDataError, ConfigError, MissingError, counted
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.derived import grouped_by_path
@@ -44,7 +44,7 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
         return _of_column(source, given.removeprefix(COLUMN), option)
     found = _of_rule(source, given.removeprefix(RULE), places)
     if found is not None:
-        check_unambiguous(source, given, found)
+        check_rule(source, given, found)
     return found or _of_column(source, given, option)
 
 
@@ -57,7 +57,7 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
     return found._replace(names=[texts[int(n)] if n else "" for n in names] if texts else names)
 
 
-def check_unambiguous(source: Source, given: str, found: Groups | None = None) -> None:
+def check_rule(source: Source, given: str, found: Groups | None = None) -> None:
     """Refuse a word that is a rule and a column, unless both give the same groups."""
     if given not in RULES:
         return
@@ -157,11 +157,16 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
         raise ConfigError(
             f"{option}: {what} has {len(values)} values for {len(source)} samples; give one value per sample"
         )
+    return Groups(*_factorized(_comparable(complete(source, values, what, option), what, option)), what)
+
+
+def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -> npt.NDArray[Any]:
+    """The values of samples, of which none may be missing."""
     missing = np.flatnonzero(_is_missing(values))
     if missing.size:
         first = int(missing[0])
         value = values[first : first + 1].tolist()[0]
-        more = f", nor for {missing.size - 1} others" if missing.size > 1 else ""
+        more = f", nor for {counted(missing.size - 1, 'other')}" if missing.size > 1 else ""
         number = int(source.ids(missing[:1])[0])
         place = source.locate([number])[0]
         raise ConfigError(
@@ -171,7 +176,7 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
             row=place.row,
             sample_id=number,
         )
-    return Groups(*_factorized(_comparable(values, what, option)), what)
+    return values
 
 
 def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -14,7 +14,7 @@ from lit_async_data.errors import ConfigError, counted, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import Labels
-from lit_async_data.sources.composed.groups import RULE, Groups, check_unambiguous, groups_of, hashed, stored_values
+from lit_async_data.sources.composed.groups import RULE, Groups, check_rule, complete, groups_of, hashed, stored_values
 from lit_async_data.sources.composed.sides import UNUSED, dealt, drawn_sides, named_sides
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
@@ -127,15 +127,18 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
         raise ConfigError("balance: only where sides are drawn, not where they are stored, listed or cut by time")
     if by is not None or given is not None:
         values = groups_of(source, groups, places) if by is None else stored_values(source, by, places)
-        given = given or {
-            name: [name] for name in sorted(filter(None, values.names), key=lambda name: (len(name), name))
-        }
+        names = sorted(filter(None, values.names), key=lambda name: (len(name.lstrip("-")), name))  # -1, 0, 9, 10
+        given = given or {name: [name] for name in names}
         sides, how = named_sides(values, given)[values.codes], f"by {values.what}"
+        empty = np.array([not name for name in values.names])[values.codes] & (sides == UNUSED)
+        if empty.any():
+            lost = counted(int(empty.sum()), "sample")
+            log.warning("%s: no value in %s, so left out: %s", source.name, values.what, lost)
         kept = values if by is None or groups is None else _kept_whole(groups_of(source, groups, places), values, sides)
         return Drawn(list(given), sides, how if by is not None else f"{how}, groups by name", places, kept)
     edges, names = upper_edges(fractions), list(fractions)
     if _is_time(groups):
-        check_unambiguous(source, groups)
+        check_rule(source, groups)
         return Drawn(names, _by_time(places, edges, names, source.chunks.overlap), BY_TIME, places)
     labels = None if balance is None else _labels_of(source, balance)
     shares = np.diff(edges, prepend=0).tolist()
@@ -166,11 +169,14 @@ def parted(source: Source, names: list[str], drawn: Drawn) -> Split:
 
 
 def _labels_of(source: Source, balance: Any) -> Labels:
+    what = "the given array"
     if isinstance(balance, str):
-        is_field = balance in source.spec.fields
-        balance = values_of(source, balance, "balance", several=True) if is_field else source.column(balance)
+        what, own = balance, balance in source.spec.fields
+        balance = values_of(source, balance, "balance", several=True) if own else source.column(balance)
     if len(balance) != len(source):
         raise ConfigError(f"balance: {len(balance)} labels for {len(source)} samples; give one per sample")
+    if np.ndim(balance) == 1:
+        balance = complete(source, np.asanyarray(balance), what, "balance")
     return Labels.of(balance, "balance")
 
 
