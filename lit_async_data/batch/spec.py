@@ -202,16 +202,11 @@ def longest_of(specs: Sequence[BatchSpec]) -> BatchSpec:
 
 
 class Extent(NamedTuple):
-    """The size of a batch.
+    """The size of a batch."""
 
-    Attributes:
-        rows: Its samples.
-        width: Elements of samples of variable length, where they are batched by length.
-        totals: Elements of all samples together, of each field in which they come one after the other.
-    """
-
-    rows: int
-    width: int | None = None
+    rows: int  # its samples
+    width: int | None = None  # elements of samples of variable length, where they are batched by length
+    # Elements of all samples together, of each field in which they come one after the other.
     totals: tuple[int, ...] = ()
 
 

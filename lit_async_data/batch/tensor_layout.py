@@ -11,17 +11,11 @@ from lit_async_data.batch.spec import Bytes
 
 
 class TensorLayout(NamedTuple):
-    """How a flat row of values becomes a tensor.
+    """How a flat row of values becomes a tensor."""
 
-    Attributes:
-        shape: In elements.
-        stride: In elements.
-        dtype: Element type.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
+    shape: tuple[int, ...]  # in elements
+    stride: tuple[int, ...]  # in elements
+    dtype: torch.dtype  # element type
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorLayout:

@@ -25,20 +25,15 @@ CANDIDATES, BUCKETS = 256, 16
 class Buckets:
     """Which samples may share a batch, by their lengths. Immutable.
 
-    Attributes:
-        lengths: The length of each sample; int64.
-        bounds: The longest sample of each bucket, to which its samples are padded; ascending.
-        sizes: Samples of a batch of each bucket.
-
     Example:
         >>> buckets = Buckets.of(np.array([1, 9, 2, 8, 2]), 4, elements=16, given=[2, 9])
         >>> buckets.sizes.tolist(), [part.tolist() for part in buckets.dealt(None)]
         ([4, 1], [[0, 2, 4, 1, 3], [0, 3, 4, 5]])
     """
 
-    lengths: Indices
-    bounds: Indices
-    sizes: Indices
+    lengths: Indices  # the length of each sample; int64
+    bounds: Indices  # the longest sample of each bucket, to which its samples are padded; ascending
+    sizes: Indices  # samples of a batch of each bucket
 
     @classmethod
     def of(

@@ -22,25 +22,15 @@ StepsWanted = Callable[[], tuple[int | None, int | None]]
 
 
 class CursorState(NamedTuple):
-    """Where the consumer is.
+    """Where the consumer is."""
 
-    Attributes:
-        epoch: Epoch of the last pass begun; -1 before the first. Without a shuffle, the number of the pass.
-        step: Next step of that pass.
-        fresh: Whether the next batch begins a pass.
-        requested: Epoch that ``set_epoch`` requested for the next pass.
-        origin: Where that pass began.
-        saved: Where the next pass begins if it is of that epoch; None for the start.
-        steps: Steps of that pass.
-    """
-
-    epoch: int = -1
-    step: int = 0
-    fresh: bool = True
-    requested: int | None = None
-    origin: Place = Place(-1)
-    saved: Place | None = None
-    steps: int = 0
+    epoch: int = -1  # epoch of the last pass begun; -1 before the first. Without a shuffle, the number of the pass
+    step: int = 0  # next step of that pass
+    fresh: bool = True  # whether the next batch begins a pass
+    requested: int | None = None  # epoch that ``set_epoch`` requested for the next pass
+    origin: Place = Place(-1)  # where that pass began
+    saved: Place | None = None  # where the next pass begins if it is of that epoch; None for the start
+    steps: int = 0  # steps of that pass
 
     @property
     def between(self) -> bool:

@@ -18,17 +18,11 @@ MOST_EPOCHS = 2**62  # the order takes epochs of 63 bits, and the one after this
 
 
 class Segment(NamedTuple):
-    """Consecutive steps of an epoch that were dealt alike.
+    """Consecutive steps of an epoch that were dealt alike."""
 
-    Attributes:
-        position: Where they begin, in samples over all ranks.
-        world_size: Number of ranks.
-        batch_size: Samples per batch and rank.
-    """
-
-    position: int
-    world_size: int
-    batch_size: int
+    position: int  # where they begin, in samples over all ranks
+    world_size: int  # number of ranks
+    batch_size: int  # samples per batch and rank
 
     @property
     def step(self) -> int:
@@ -36,19 +30,12 @@ class Segment(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an epoch is continued.
+    """Where an epoch is continued."""
 
-    Attributes:
-        epoch: The epoch, as ``set_epoch`` names it.
-        position: Samples of the epoch that are done, over all ranks.
-        over: Whether nothing remains of the epoch.
-        history: How the samples before were dealt.
-    """
-
-    epoch: int
-    position: int = 0
-    over: bool = False
-    history: tuple[Segment, ...] = ()
+    epoch: int  # the epoch, as ``set_epoch`` names it
+    position: int = 0  # samples of the epoch that are done, over all ranks
+    over: bool = False  # whether nothing remains of the epoch
+    history: tuple[Segment, ...] = ()  # how the samples before were dealt
 
     def dealt(self, world_size: int, batch_size: int) -> tuple[Segment, ...]:
         """The history, with the segment that begins here.
@@ -64,28 +51,17 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OrderState:
-    """A place in the order, and what the order depends on.
-
-    Attributes:
-        position: Samples of the epoch that are done, over all ranks.
-        samples: Samples of the whole epoch.
-        seed: Key of the order.
-        shuffle: The shuffle in effect: ``"none"``, ``"chunk"`` or ``"global"``.
-        shuffle_chunks: Chunks of a group, in a shuffle by chunks.
-        drawn: Digest of the weights by which samples are drawn; None if each comes once.
-        source: See `Source.fingerprint`.
-        history: How the samples before the position were dealt.
-    """
+    """A place in the order, and what the order depends on."""
 
     epoch: int
-    position: int
-    samples: int
-    seed: int
-    shuffle: str
-    shuffle_chunks: int = 1
-    drawn: str | None = None
-    source: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
-    history: tuple[Segment, ...] = ()
+    position: int  # samples of the epoch that are done, over all ranks
+    samples: int  # samples of the whole epoch
+    seed: int  # key of the order
+    shuffle: str  # the shuffle in effect: ``"none"``, ``"chunk"`` or ``"global"``
+    shuffle_chunks: int = 1  # chunks of a group, in a shuffle by chunks
+    drawn: str | None = None  # digest of the weights by which samples are drawn; None if each comes once
+    source: Mapping[str, int | str] = dataclasses.field(default_factory=dict)  # see `Source.fingerprint`
+    history: tuple[Segment, ...] = ()  # how the samples before the position were dealt
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:

@@ -296,18 +296,12 @@ class Limits(NamedTuple):
 
     A sanity check before training takes fewer steps than the epochs after it. A resumed epoch begins at a later
     position than those after it.
-
-    Attributes:
-        epoch: Epoch of the current pass.
-        steps: Most steps of this epoch; None for all.
-        later: Most steps of the epochs after it; None for all.
-        start: Position at which this epoch begins; other epochs begin at 0.
     """
 
-    epoch: int = 0
-    steps: int | None = None
-    later: int | None = None
-    start: int = 0
+    epoch: int = 0  # epoch of the current pass
+    steps: int | None = None  # most steps of this epoch; None for all
+    later: int | None = None  # most steps of the epochs after it; None for all
+    start: int = 0  # position at which this epoch begins; other epochs begin at 0
 
     def of(self, epoch: int) -> int | None:
         return self.later if epoch > self.epoch else self.steps

@@ -19,10 +19,6 @@ class Shares:
     * If a reader keeps chunks, or the order goes by samples, the chunks fall to the readers as they are stored: to the
       same one in each epoch.
 
-    Attributes:
-        chunks: Which samples share chunks; None if each is stored alone, for a single reader.
-        kept: Whether readers keep chunks from epoch to epoch.
-
     Example:
         >>> plan = EpochPlan(length=8, batch_size=4, shuffle="none", seed=0, epoch=0)
         >>> samples = plan.batch(1)
@@ -31,8 +27,8 @@ class Shares:
         [1, 1, 0, 0]
     """
 
-    chunks: ChunkExtents | None
-    kept: bool = False
+    chunks: ChunkExtents | None  # which samples share chunks; None if each is stored alone, for a single reader
+    kept: bool = False  # whether readers keep chunks from epoch to epoch
 
     @property
     def rows(self) -> int:

@@ -233,17 +233,11 @@ class _Release:
 
 
 class _Parts(NamedTuple):
-    """The parts of a slot that are copied.
+    """The parts of a slot that are copied."""
 
-    Attributes:
-        views: The fields that travel by themselves, over all batches.
-        block: The bytes of the other fields; None if there are none.
-        extent: The size of all batches.
-    """
-
-    views: Mapping[str, Array]
-    block: Bytes | None
-    extent: Extent
+    views: Mapping[str, Array]  # the fields that travel by themselves, over all batches
+    block: Bytes | None  # the bytes of the other fields; None if there are none
+    extent: Extent  # the size of all batches
 
 
 class _Travel:

@@ -34,16 +34,11 @@ Kinds = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype of e
 
 @dataclasses.dataclass(frozen=True)
 class HostHooks:
-    """The host hooks of a loader; false if there are none.
+    """The host hooks of a loader; false if there are none."""
 
-    Attributes:
-        sample: ``sample_transform``.
-        batch: ``batch_transform``.
-        lock: Held by the thread that calls them. A copy has its own.
-    """
-
-    sample: Hook | None
-    batch: Hook | None
+    sample: Hook | None  # ``sample_transform``
+    batch: Hook | None  # ``batch_transform``
+    # Held by the thread that calls them. A copy has its own.
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> Any:

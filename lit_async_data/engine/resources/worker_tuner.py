@@ -18,19 +18,12 @@ class WorkerTuner:
     """Starts with few workers, adds one while the queue runs dry, and takes it back if that does not help.
 
     Told only of waits, so that it costs nothing while the queue is full. Not thread-safe.
-
-    Args:
-        count: Workers to begin with.
-        most: The most workers.
-        window_s: Seconds after which the waiting is judged, at least; a process takes a part of a second to
-            start.
-        clock: Seconds that pass.
     """
 
-    count: int
-    most: int
-    window_s: float
-    clock: Callable[[], float] = time.monotonic
+    count: int  # workers to begin with
+    most: int  # the most workers
+    window_s: float  # seconds after which the waiting is judged, at least; a process takes a part of a second to start
+    clock: Callable[[], float] = time.monotonic  # seconds that pass
     # Of the window: its first batch and moment, and the seconds waited in it.
     _first: int | None = None
     _began: float = 0.0

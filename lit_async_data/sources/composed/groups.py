@@ -24,17 +24,11 @@ RULE, COLUMN = "rule:", "column:"
 
 
 class Groups(NamedTuple):
-    """The group of each sample.
+    """The group of each sample."""
 
-    Attributes:
-        codes: The group number of each sample; int64, shape (n,).
-        names: The name of each group; all different.
-        what: What a group is, for messages.
-    """
-
-    codes: Indices
-    names: Sequence[str]
-    what: str
+    codes: Indices  # the group number of each sample; int64, shape (n,)
+    names: Sequence[str]  # the name of each group; all different
+    what: str  # what a group is, for messages
 
 
 def groups_of(source: Source, given: Any, places: Places, option: str = "groups") -> Groups:

@@ -13,24 +13,16 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What one thread, or several together, did.
+    """What one thread, or several together, did."""
 
-    Attributes:
-        seconds: All of it: reading, decoding and transforming.
-        decode_s: Of these, decoding.
-        transform_s: Of these, the user's transforms.
-        cpu_s: Of these, those in which a core worked, and those spent waiting for another worker that had the same
-            chunk or transform. The rest waited for storage, for the GIL or for a core.
-        stored: Bytes as stored, of what was decoded.
-        decoded: Bytes of the results.
-    """
-
-    seconds: float = 0.0
-    decode_s: float = 0.0
-    transform_s: float = 0.0
+    seconds: float = 0.0  # all of it: reading, decoding and transforming
+    decode_s: float = 0.0  # of these, decoding
+    transform_s: float = 0.0  # of these, the user's transforms
+    # Of these, those in which a core worked, and those spent waiting for another worker that had the same chunk or
+    # transform. The rest waited for storage, for the GIL or for a core.
     cpu_s: float = 0.0
-    stored: int = 0
-    decoded: int = 0
+    stored: int = 0  # bytes as stored, of what was decoded
+    decoded: int = 0  # bytes of the results
 
     def plus(self, other: Work) -> Work:
         return Work._make(map(operator.add, self, other))

@@ -25,44 +25,29 @@ from lit_async_data.sources.images.orientation import ORIENTATION, UPRIGHT, orie
 
 
 class Head(NamedTuple):
-    """What is known of an image before it is decoded.
+    """What is known of an image before it is decoded."""
 
-    Attributes:
-        size: (width, height) of the decoded pixels, before they are turned.
-        mode: Pillow's mode.
-        turned: The orientation of the decoded pixels, 1 to 8.
-        bits: Bits per stored value.
-        image: The image in Pillow; None if another library decodes it.
-    """
-
-    size: tuple[int, int]
-    mode: str
-    turned: int
-    bits: int = 8
+    size: tuple[int, int]  # (width, height) of the decoded pixels, before they are turned
+    mode: str  # pillow's mode
+    turned: int  # the orientation of the decoded pixels, 1 to 8
+    bits: int = 8  # bits per stored value
     white_is_zero: bool = False
-    image: Any = None
+    image: Any = None  # the image in Pillow; None if another library decodes it
 
 
 class Format(NamedTuple):
-    """A format of image files.
+    """A format of image files."""
 
-    Attributes:
-        name: In messages.
-        suffixes: Of file names, in lower case.
-        magic: Matches the first bytes.
-        head: Reads the header of a file, which messages call by the second argument. Any error means damage, except
-            those of this package.
-        decode: Decodes a file at its size divided by a factor, into an array (uint8, C-contiguous) if one is given.
-            Returns that array, an array of its own in the mode of the file, or the image in Pillow.
-        factors: Divisors of both sides that ``decode`` knows besides 1, the largest first.
-    """
-
-    name: str
-    suffixes: tuple[str, ...]
-    magic: re.Pattern[bytes]
+    name: str  # in messages
+    suffixes: tuple[str, ...]  # of file names, in lower case
+    magic: re.Pattern[bytes]  # matches the first bytes
+    # Reads the header of a file, which messages call by the second argument. Any error means damage, except those of
+    # this package.
     head: Callable[[bytes, str], Head]
+    # Decodes a file at its size divided by a factor, into an array (uint8, C-contiguous) if one is given. Returns that
+    # array, an array of its own in the mode of the file, or the image in Pillow.
     decode: Callable[[bytes, Head, int, Bytes | None], Any]
-    factors: tuple[int, ...] = ()
+    factors: tuple[int, ...] = ()  # divisors of both sides that ``decode`` knows besides 1, the largest first
 
 
 def format_of(data: bytes, where: str) -> Format:

@@ -157,17 +157,11 @@ _LARGE = 128
 
 
 class Crop(NamedTuple):
-    """A part of an image, and the part of the output that it becomes.
+    """A part of an image, and the part of the output that it becomes."""
 
-    Attributes:
-        box: Left, upper, right and lower edge in pixels of the image; inside of it and not empty.
-        size: (height, width) that the box is resized to.
-        corner: Row and column of the output where it begins.
-    """
-
-    box: Box
-    size: tuple[int, int]
-    corner: tuple[int, int] = (0, 0)
+    box: Box  # left, upper, right and lower edge in pixels of the image; inside of it and not empty
+    size: tuple[int, int]  # (height, width) that the box is resized to
+    corner: tuple[int, int] = (0, 0)  # row and column of the output where it begins
 
 
 def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int], key: int | None) -> Crop:

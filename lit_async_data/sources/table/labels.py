@@ -36,20 +36,16 @@ Fail = Callable[[int, str], SourceError]
 
 
 class Labels(NamedTuple):
-    """One value per row.
+    """One value per row."""
 
-    Attributes:
-        values: int64, bool or floats, shape (rows, ...). With several classes per row: uint8 of shape (rows, classes),
-            or float32 with ``null="ignore"``.
-        classes: The names of the values 0, 1, 2, …; with several classes per row, of the columns; empty for numbers.
-        dropped: Rows without a value that are to be dropped, ascending; int64. Their values are undefined.
-        texts: What the values 0, 1, 2, … stand for, if that is text but no class.
-    """
-
+    # Int64, bool or floats, shape (rows, ...). With several classes per row: uint8 of shape (rows, classes), or float32
+    # with ``null="ignore"``.
     values: Array
+    # The names of the values 0, 1, 2, …; with several classes per row, of the columns; empty for numbers.
     classes: tuple[str, ...] = ()
+    # Rows without a value that are to be dropped, ascending; int64. Their values are undefined.
     dropped: Indices = _NONE
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # what the values 0, 1, 2, … stand for, if that is text but no class
 
     @property
     def spec(self) -> FieldSpec:

@@ -33,23 +33,14 @@ def printable_path(path: str) -> str:
 
 
 class RowOrigin(NamedTuple):
-    """The file and row that each row of a table comes from.
+    """The file and row that each row of a table comes from."""
 
-    Attributes:
-        files: Paths; empty for a table in memory.
-        starts: The first row of each file, counted over all files, and the total at the end; int64.
-        kept: The rows of the files that the table has; int64, ascending. None: all.
-        ids: The id of each row of the table, an Arrow array; None if rows have no ids.
-        folder: The folder that was listed as a table, whose rows are files; None for a table.
-        orders: By column, orders of its categories that do not fit together, in words.
-    """
-
-    files: Sequence[str]
-    starts: Indices
-    kept: Indices | None = None
-    ids: Any = None
-    folder: str | None = None
-    orders: Mapping[str, str] = {}
+    files: Sequence[str]  # paths; empty for a table in memory
+    starts: Indices  # the first row of each file, counted over all files, and the total at the end; int64
+    kept: Indices | None = None  # the rows of the files that the table has; int64, ascending. None: all
+    ids: Any = None  # the id of each row of the table, an Arrow array; None if rows have no ids
+    folder: str | None = None  # the folder that was listed as a table, whose rows are files; None for a table
+    orders: Mapping[str, str] = {}  # by column, orders of its categories that do not fit together, in words
 
     @classmethod
     def of_file(cls, path: str, rows: int = 0) -> RowOrigin:

@@ -15,40 +15,29 @@ if TYPE_CHECKING:
 
 
 class Columns(NamedTuple):
-    """Where the chunks of a dataset are: 16 bytes per chunk, in grid order (last axis fastest).
+    """Where the chunks of a dataset are: 16 bytes per chunk, in grid order (last axis fastest)."""
 
-    Attributes:
-        offsets: int64: offset of each chunk in the file; -1 if it was never written.
-        sizes: uint32: stored bytes of each chunk.
-        masks: uint32: bit i means that filter i was skipped.
-    """
-
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.uint32]
-    masks: npt.NDArray[np.uint32]
+    offsets: npt.NDArray[np.int64]  # int64: offset of each chunk in the file; -1 if it was never written
+    sizes: npt.NDArray[np.uint32]  # uint32: stored bytes of each chunk
+    masks: npt.NDArray[np.uint32]  # uint32: bit i means that filter i was skipped
 
 
 @dataclasses.dataclass(frozen=True)
 class IndexKey:
-    """Identifies an index: a dataset (or the choice of groups, without shapes), and the state of its file.
-
-    Attributes:
-        inode: Inode of the file. Its device number differs between machines and mounts, so it is left out.
-        ctime_ns: Time of the last change, which no program can set. A cached index must have the same; it does not
-            count for equality, since chmod and new hard links change it too.
-        filters: Numbers of the filters, in the order of the mask bits.
-    """
+    """Identifies an index: a dataset (or the choice of groups, without shapes), and the state of its file."""
 
     path: str = dataclasses.field(compare=False)
     name: str
-    inode: int
+    inode: int  # inode of the file. Its device number differs between machines and mounts, so it is left out
     size: int
     mtime_ns: int
+    # Time of the last change, which no program can set. A cached index must have the same; it does not count for
+    # equality, since chmod and new hard links change it too.
     ctime_ns: int = dataclasses.field(compare=False)
     dtype: str
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
-    filters: tuple[int, ...]
+    filters: tuple[int, ...]  # Numbers of the filters, in the order of the mask bits
 
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> IndexKey:

@@ -53,21 +53,15 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ChunkIndex:
-    """The chunks of one dataset, with `Columns` in grid order (last axis fastest).
+    """The chunks of one dataset, with `Columns` in grid order (last axis fastest)."""
 
-    Attributes:
-        shape: Shape of a chunk.
-        grid: Number of chunks along each axis.
-        fill: Value of chunks that were never written.
-    """
-
-    shape: tuple[int, ...]
-    grid: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of a chunk
+    grid: tuple[int, ...]  # number of chunks along each axis
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.uint32]
     masks: npt.NDArray[np.uint32]
     filters: FilterPipeline
-    fill: Any
+    fill: Any  # value of chunks that were never written
 
 
 def unsupported_reason(dataset: h5py.Dataset) -> str | None:

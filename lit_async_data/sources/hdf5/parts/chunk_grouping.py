@@ -24,16 +24,12 @@ MIN_SHARE = 0.1
 
 
 class ChunkGrouping(NamedTuple):
-    """How the samples of one field share chunks; the first three as in `StorageLayout`.
-
-    Attributes:
-        max_slabs: The largest number of stored chunks that the samples of one group read.
-    """
+    """How the samples of one field share chunks; the first three as in `StorageLayout`."""
 
     runs: tuple[ChunkRun, ...]
     spread: float
     chunks_per_run: int
-    max_slabs: int
+    max_slabs: int  # the largest number of stored chunks that the samples of one group read
 
 
 def grouping_key(part: StoredPart) -> str:

@@ -36,39 +36,27 @@ READ_BY_H5PY = "%s: is read by h5py, one thread at a time: %s"
 
 @dataclasses.dataclass(frozen=True)
 class PartRequest:
-    """What the user asks of each part.
-
-    Attributes:
-        layouts: Letters of the axes, by batch key, where given.
-        rows: Name of a dataset with row numbers or a mask, or None.
-    """
+    """What the user asks of each part."""
 
     fields: Mapping[str, Field]
-    layouts: Mapping[str, str]
+    layouts: Mapping[str, str]  # letters of the axes, by batch key, where given
     group: str | Sequence[str] | None
-    rows: str | None
+    rows: str | None  # name of a dataset with row numbers or a mask, or None
     stride: int
     allow_external: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredPart:
-    """One part of a source.
-
-    Attributes:
-        group: The group in it; ``"/"`` for the root.
-        anchors: The row of each sample.
-        empty: Why there are no fields; None if there are.
-        names: The group of each row, as bytes, if a group is a sample; else None.
-        table_rows: The row of the table of each row, or one for all; −1 for none. None without a table.
-    """
+    """One part of a source."""
 
     path: str
-    group: str
+    group: str  # the group in it; ``"/"`` for the root
     fields: Mapping[str, StoredField]
-    anchors: WindowStarts
-    empty: FormatError | None = None
-    names: npt.NDArray[np.bytes_] | None = None
+    anchors: WindowStarts  # the row of each sample
+    empty: FormatError | None = None  # why there are no fields; None if there are
+    names: npt.NDArray[np.bytes_] | None = None  # the group of each row, as bytes, if a group is a sample; else None
+    # The row of the table of each row, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
 
     @property

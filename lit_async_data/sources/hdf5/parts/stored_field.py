@@ -42,42 +42,28 @@ RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples o
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredField:
-    """One field of one part.
-
-    Attributes:
-        span: First row of a sample and the end, relative to its anchor.
-        windowed: Whether the rows of a sample have an axis of their own.
-        pad: How windows that reach beyond the part are filled; None if there are none.
-        lengths: The length of each row, if the field holds these; None if it holds the rows.
-        mask_of: The window whose real rows the field marks; None if it holds values.
-        step: Rows from one row of a window to the next.
-        images: How its rows are decoded; None if they are values.
-        sequences: Its rows, if they have variable lengths but are no ranges of one dataset; else None.
-        fill: What samples of variable length are padded with.
-        left: Whether these are padded on the left.
-        channels: The fields that are its channels; empty if it is of one dataset.
-        at: If it has a value for each anchor: their rows, ascending, and the number of each; else None.
-        text: What the user asked for, if its values are numbers of text; else None.
-        packed: NetCDF attributes of packed values that are delivered as stored.
-    """
+    """One field of one part."""
 
     stored: StoredDataset | StoredRanges
     spec: FieldSpec
-    span: Span = (0, 1)
+    span: Span = (0, 1)  # first row of a sample and the end, relative to its anchor
     conversion: Conversion | None = None
-    windowed: bool = False
+    windowed: bool = False  # whether the rows of a sample have an axis of their own
+    # How windows that reach beyond the part are filled; None if there are none.
     pad: Literal["last", "zero"] | None = None
-    lengths: Indices | None = None
-    mask_of: Span | None = None
-    packed: tuple[str, ...] = ()
-    step: int = 1
-    images: StoredImages | None = None
+    lengths: Indices | None = None  # the length of each row, if the field holds these; None if it holds the rows
+    mask_of: Span | None = None  # the window whose real rows the field marks; None if it holds values
+    packed: tuple[str, ...] = ()  # NetCDF attributes of packed values that are delivered as stored
+    step: int = 1  # rows from one row of a window to the next
+    images: StoredImages | None = None  # how its rows are decoded; None if they are values
+    # Its rows, if they have variable lengths but are no ranges of one dataset; else None.
     sequences: StoredSequences | None = None
-    fill: float = 0
-    text: Field | None = None
-    channels: tuple[StoredField, ...] = ()
+    fill: float = 0  # what samples of variable length are padded with
+    text: Field | None = None  # what the user asked for, if its values are numbers of text; else None
+    channels: tuple[StoredField, ...] = ()  # the fields that are its channels; empty if it is of one dataset
+    # If it has a value for each anchor: their rows, ascending, and the number of each; else None.
     at: tuple[Indices, Indices] | None = None
-    left: bool = False
+    left: bool = False  # whether these are padded on the left
 
     @property
     def plain(self) -> bool:

@@ -161,17 +161,12 @@ def runs(rows: Indices) -> list[tuple[int, int, Indices]]:
 
 
 class Pieces(NamedTuple):
-    """Pieces of ranges, each within one chunk; int64, shape (m,).
-
-    Attributes:
-        inside: First row, counted from the start of the chunk.
-        where: First row among those of all ranges, one after the other.
-    """
+    """Pieces of ranges, each within one chunk; int64, shape (m,)."""
 
     chunk: Indices
-    inside: Indices
+    inside: Indices  # first row, counted from the start of the chunk
     rows: Indices
-    where: Indices
+    where: Indices  # first row among those of all ranges, one after the other
 
 
 def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:

@@ -22,17 +22,12 @@ PACKING = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsign
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packing:
-    """How NetCDF packed values: ``stored · scale + offset``, with markers for missing values.
-
-    Attributes:
-        missing: Markers for missing values, in the stored type.
-        unsigned: Whether signed storage holds unsigned integers.
-    """
+    """How NetCDF packed values: ``stored · scale + offset``, with markers for missing values."""
 
     scale: float
     offset: float
-    missing: tuple[Any, ...]
-    unsigned: bool
+    missing: tuple[Any, ...]  # markers for missing values, in the stored type
+    unsigned: bool  # whether signed storage holds unsigned integers
     dtype: np.dtype[Any]
 
     @classmethod
@@ -93,27 +88,17 @@ def attribute(dataset: h5py.Dataset, name: str, default: Any = None) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conversion:
-    """Turns stored values into delivered ones. Immutable; thread-safe.
-
-    Attributes:
-        member: The member of compound values; None if they are no bytes of such.
-        column: The column of each row; None for all.
-        table: Table to look values up in; None if the values themselves are delivered.
-        packing: How values are packed; None if they are not unpacked.
-        classes: Number of classes 0, 1, …; None if values are not checked.
-        last_row: The last row of the dataset, if a sample is a window of rows, on axis 1; else None.
-        step: Rows from one row of a window to the next.
-    """
+    """Turns stored values into delivered ones. Immutable; thread-safe."""
 
     file: str
     dataset: str
-    member: Member | None = None
-    column: int | None = None
-    table: Array | None = None
-    packing: Packing | None = None
-    classes: int | None = None
-    last_row: int | None = None
-    step: int = 1
+    member: Member | None = None  # the member of compound values; None if they are no bytes of such
+    column: int | None = None  # the column of each row; None for all
+    table: Array | None = None  # table to look values up in; None if the values themselves are delivered
+    packing: Packing | None = None  # how values are packed; None if they are not unpacked
+    classes: int | None = None  # number of classes 0, 1, …; None if values are not checked
+    last_row: int | None = None  # the last row of the dataset, if a sample is a window of rows, on axis 1; else None
+    step: int = 1  # rows from one row of a window to the next
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
         """Convert the values of samples, shape (n, …) in native byte order, to a dtype.

@@ -33,20 +33,14 @@ VARIABLE = ("values", "offsets")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredRanges:
-    """A field whose samples are ranges of stored elements, in the order of the samples.
-
-    Attributes:
-        offsets: The first element of each sample, and the end of the last; int64, shape (rows + 1,).
-        columns: The column of each element of a sparse matrix; None for samples of variable length.
-        spec: The field as delivered, padded or filled with zeros.
-    """
+    """A field whose samples are ranges of stored elements, in the order of the samples."""
 
     path: str
     name: str
-    offsets: Indices
+    offsets: Indices  # the first element of each sample, and the end of the last; int64, shape (rows + 1,)
     values: StoredDataset
-    columns: StoredDataset | None
-    spec: FieldSpec
+    columns: StoredDataset | None  # the column of each element of a sparse matrix; None for samples of variable length
+    spec: FieldSpec  # the field as delivered, padded or filled with zeros
 
     @property
     def rows(self) -> int:

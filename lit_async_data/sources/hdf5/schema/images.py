@@ -27,26 +27,19 @@ from lit_async_data.sources.local_files.patterns import natural
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredImages:
-    """Rows that are encoded images.
+    """Rows that are encoded images."""
 
-    Attributes:
-        rows: Their bytes, or references to them. If they are the datasets of a group, each is a chunk; its offset is −1
-            if h5py must read it.
-        swapped: Whether red and blue change places.
-        lengths: Bytes of each image; int64, shape (rows,). None: a row ends with its image, or with zeros behind it.
-        names: The datasets in a group; empty for a dataset.
-        heap: What references lead to; None if rows hold the bytes, or h5py must read them.
-        alone: Whether images are read one by one, and not their rows together.
-        ranges: Where their bytes are, if they lie one after the other, but not in one piece of the file.
-    """
-
+    # Their bytes, or references to them. If they are the datasets of a group, each is a chunk; its offset is −1 if h5py
+    # must read it.
     rows: StoredDataset
     decoder: ImageDecoder
-    swapped: bool
+    swapped: bool  # whether red and blue change places
+    # Bytes of each image; int64, shape (rows,). None: a row ends with its image, or with zeros behind it.
     lengths: Indices | None
-    names: tuple[str, ...]
-    heap: GlobalHeap | None
-    alone: bool
+    names: tuple[str, ...]  # the datasets in a group; empty for a dataset
+    heap: GlobalHeap | None  # what references lead to; None if rows hold the bytes, or h5py must read them
+    alone: bool  # whether images are read one by one, and not their rows together
+    # Where their bytes are, if they lie one after the other, but not in one piece of the file.
     ranges: StoredRanges | None = None
 
 

@@ -52,36 +52,27 @@ NAMES_SHOWN = 12
 
 @dataclasses.dataclass(frozen=True)
 class StoredDataset:
-    """One dataset of one file.
-
-    Attributes:
-        dtype: As stored, with byte order.
-        axis: The stored axis that counts samples.
-        offset: Offset in the file of the raw values, if they are contiguous; else None.
-        chunk_rows: Samples per chunk; 1 if the dataset is not chunked.
-        filtered: Whether its chunks have filters, so that each must be decoded as a whole.
-        index: Its chunk index, if chunks may be read without libhdf5; else None.
-        slow: Why h5py must read it, one thread at a time; None if it need not.
-        kept: Its values, one for each row or one for all, if they are in no dataset but in memory; else None.
-        names: If each row is a dataset of its own, in a group of its own: these groups, as bytes. ``name`` then has a
-            ``*`` for them.
-        member: If its rows are the bytes of compound values, the member that a field takes from them; else None.
-    """
+    """One dataset of one file."""
 
     path: str
     name: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    axis: int
+    dtype: np.dtype[Any]  # as stored, with byte order
+    axis: int  # the stored axis that counts samples
     spec: FieldSpec
-    offset: int | None
-    chunk_rows: int
-    filtered: bool
+    offset: int | None  # offset in the file of the raw values, if they are contiguous; else None
+    chunk_rows: int  # samples per chunk; 1 if the dataset is not chunked
+    filtered: bool  # whether its chunks have filters, so that each must be decoded as a whole
+    # Its chunk index, if chunks may be read without libhdf5; else None.
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
     external: ExternalFiles = ()
-    slow: str | None = None
+    slow: str | None = None  # why h5py must read it, one thread at a time; None if it need not
+    # Its values, one for each row or one for all, if they are in no dataset but in memory; else None.
     kept: Any = dataclasses.field(default=None, compare=False)
+    # If each row is a dataset of its own, in a group of its own: these groups, as bytes. ``name`` then has a ``*`` for
+    # them.
     names: Any = dataclasses.field(default=None, compare=False)
+    # If its rows are the bytes of compound values, the member that a field takes from them; else None.
     member: Member | None = None
 
     @property

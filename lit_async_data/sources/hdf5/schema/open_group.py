@@ -27,19 +27,14 @@ Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class OpenGroup:
-    """A group of an open file.
-
-    Attributes:
-        group: Name of the group; ``"/"`` for the root.
-        tables: Lookup tables that have been read so far.
-    """
+    """A group of an open file."""
 
     file: h5py.File
     path: str
-    group: str
+    group: str  # name of the group; ``"/"`` for the root
     cache: IndexCache
     allow_external: bool
-    tables: Tables = dataclasses.field(default_factory=dict)
+    tables: Tables = dataclasses.field(default_factory=dict)  # lookup tables that have been read so far
 
     def name(self, given: str) -> str:
         """The name of a dataset from the root of the file."""

@@ -30,24 +30,17 @@ TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredSequences:
-    """Sequences of one axis, each in the global heap; or datasets of groups, whose first axes differ.
+    """Sequences of one axis, each in the global heap; or datasets of groups, whose first axes differ."""
 
-    Attributes:
-        rows: The references to them; or the datasets as one, as long as the longest. Its index has the chunks of all.
-        heap: None for datasets of groups.
-        references: As `GlobalHeap.references` gives them; of a dataset, its bytes, the first of its chunks, and their
-            end; int64, shape (rows, 3).
-        dtype: Of their elements, as stored.
-        spec: The field, padded.
-        chunks: The shape of the chunks of each dataset; shape (rows, axes).
-    """
-
+    # The references to them; or the datasets as one, as long as the longest. Its index has the chunks of all.
     rows: StoredDataset
-    heap: GlobalHeap | None
+    heap: GlobalHeap | None  # none for datasets of groups
+    # As `GlobalHeap.references` gives them; of a dataset, its bytes, the first of its chunks, and their end; int64,
+    # shape (rows, 3).
     references: Indices
-    dtype: np.dtype[Any]
-    spec: FieldSpec
-    chunks: npt.NDArray[Any] | None = None
+    dtype: np.dtype[Any]  # of their elements, as stored
+    spec: FieldSpec  # the field, padded
+    chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
 
     @functools.cached_property
     def lengths(self) -> Indices:

@@ -162,15 +162,11 @@ WRITING, SWMR = 1, 4
 
 
 class Superblock(NamedTuple):
-    """The fields of a superblock that are of use here; see the HDF5 file format specification.
+    """The fields of a superblock that are of use here; see the HDF5 file format specification."""
 
-    Attributes:
-        flags: `WRITING` and `SWMR`, as long as a program writes, or if it was killed meanwhile. 0 before version 3.
-        end: Bytes that the file should have at least; 0 if the head is cut off.
-    """
-
+    # `WRITING` and `SWMR`, as long as a program writes, or if it was killed meanwhile. 0 before version 3.
     flags: int = 0
-    end: int = 0
+    end: int = 0  # bytes that the file should have at least; 0 if the head is cut off
 
     @classmethod
     def of(cls, path: str) -> Self | None:

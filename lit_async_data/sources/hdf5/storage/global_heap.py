@@ -25,17 +25,11 @@ _INTEGERS = {2: "H", 4: "I", 8: "Q"}  # by their bytes, as struct calls them
 
 @dataclasses.dataclass(frozen=True)
 class GlobalHeap:
-    """The global heap of a file.
+    """The global heap of a file."""
 
-    Attributes:
-        length_bytes: Of each length in it.
-        begin: Bytes of the user block, from whose end addresses count.
-        end: Bytes of the file.
-    """
-
-    length_bytes: int
-    begin: int
-    end: int
+    length_bytes: int  # of each length in it
+    begin: int  # bytes of the user block, from whose end addresses count
+    end: int  # bytes of the file
 
     @classmethod
     def of(cls, file: Any) -> GlobalHeap:
