@@ -15,7 +15,7 @@ class TensorLayout(NamedTuple):
 
     shape: tuple[int, ...]  # in elements
     stride: tuple[int, ...]  # in elements
-    dtype: torch.dtype  # element type
+    dtype: torch.dtype
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorLayout:

@@ -33,7 +33,7 @@ Replace = Callable[[Any, str], Any]
 class Placeholder(NamedTuple):
     """Takes the place of a leaf in a skeleton."""
 
-    path: str  # path at which the leaf was found first, such as ``batch['x'][0]``
+    path: str  # where the leaf was found first, such as ``batch['x'][0]``
 
 
 def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any], Any]:

@@ -21,7 +21,7 @@ class Segment(NamedTuple):
     """Consecutive steps of an epoch that were dealt alike."""
 
     position: int  # where they begin, in samples over all ranks
-    world_size: int  # number of ranks
+    world_size: int
     batch_size: int  # samples per batch and rank
 
     @property
@@ -56,7 +56,7 @@ class OrderState:
     epoch: int
     position: int  # samples of the epoch that are done, over all ranks
     samples: int  # samples of the whole epoch
-    seed: int  # key of the order
+    seed: int
     shuffle: str  # the shuffle in effect: ``"none"``, ``"chunk"`` or ``"global"``
     shuffle_chunks: int = 1  # chunks of a group, in a shuffle by chunks
     drawn: str | None = None  # digest of the weights by which samples are drawn; None if each comes once

@@ -43,23 +43,6 @@ Order = Literal["none", "chunk", "global"]
 class EpochPlan:
     """The batches of one epoch for one rank. Safe to use from any thread.
 
-    Args:
-        length: Samples of the epoch: those in the source, or, with ``weights``, the number to draw.
-        batch_size: Samples per batch and rank.
-        shuffle: ``"none"``, ``"chunk"`` or ``"global"``.
-        seed: Key of the order.
-        epoch: Number of the epoch; without a shuffle it changes nothing.
-        rank: Rank of this process, from 0 to ``world_size - 1``.
-        world_size: Processes that share each step.
-        drop_last: Drop the samples that do not fill a step.
-        start: Position at which the epoch begins (after a resume).
-        runs: The samples of each file in chunks, for ``"chunk"``; see `ChunkRun`.
-        order: Sample numbers in storage order, int64; None if samples are numbered in storage order.
-        shuffle_chunks: Chunks of a group, for ``"chunk"``.
-        weights: How likely each sample is drawn, with replacement; None to take each sample once.
-        buckets: Which samples may share a batch; see `LengthPlan`. None if any may.
-        alike: Whether all epochs have the order of epoch 0.
-
     Raises:
         ConfigError: There are too few samples for the ranks, or for one whole step with ``drop_last``; or ``rank`` or
             ``world_size`` is out of range.
@@ -70,21 +53,24 @@ class EpochPlan:
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
-    length: int
-    batch_size: int
-    shuffle: Order
-    seed: int
-    epoch: int
-    rank: int = 0
-    world_size: int = 1
-    drop_last: bool = False
-    start: int = 0
-    runs: tuple[ChunkRun, ...] = ()
+    length: int  # samples of the epoch: those in the source, or, with ``weights``, the number to draw
+    batch_size: int  # samples per batch and rank
+    shuffle: Order  # ``"none"``, ``"chunk"`` or ``"global"``
+    seed: int  # key of the order
+    epoch: int  # number of the epoch; without a shuffle it changes nothing
+    rank: int = 0  # rank of this process, from 0 to ``world_size - 1``
+    world_size: int = 1  # processes that share each step
+    drop_last: bool = False  # drop the samples that do not fill a step
+    start: int = 0  # position at which the epoch begins (after a resume)
+    runs: tuple[ChunkRun, ...] = ()  # the samples of each file in chunks, for ``"chunk"``; see `ChunkRun`
+    # Sample numbers in storage order, int64; None if samples are numbered in storage order.
     order: Indices | None = dataclasses.field(default=None, compare=False, repr=False)
-    shuffle_chunks: int = 64
+    shuffle_chunks: int = 64  # chunks of a group, for ``"chunk"``
+    # How likely each sample is drawn, with replacement; None to take each sample once.
     weights: Weights | None = dataclasses.field(default=None, compare=False)
+    # Which samples may share a batch; see `LengthPlan`. None if any may.
     buckets: Buckets | None = dataclasses.field(default=None, compare=False)
-    alike: bool = False
+    alike: bool = False  # whether all epochs have the order of epoch 0
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
     _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)

@@ -41,19 +41,13 @@ W = TypeVar("W", bound=Wiring)
 
 
 class Machinery(NamedTuple, Generic[W]):
-    """What callbacks, tests and benchmarks use of a loader.
+    """What callbacks, tests and benchmarks use of a loader."""
 
-    Attributes:
-        engine: The running part at this moment; None before the first batch.
-        started: Whether the pass has had its first batch.
-        prefetch: Starts reading and copying the next batches; returns at once. With ``copy=False``, for a loader whose
-            turn is yet to come, only reads them into host memory. A pass over somebody else's loader begins with its
-            first batch only. May raise `WorkerError` and `ClosedError`.
-        wiring: What is connected to the loader.
-    """
-
-    engine: Engine | None
-    started: bool
+    engine: Engine | None  # the running part at this moment; None before the first batch
+    started: bool  # whether the pass has had its first batch
+    # Starts reading and copying the next batches; returns at once. With ``copy=False``, for a loader whose turn is yet
+    # to come, only reads them into host memory. A pass over somebody else's loader begins with its first batch only.
+    # May raise `WorkerError` and `ClosedError`.
     prefetch: Callable[..., None]
     wiring: W
 

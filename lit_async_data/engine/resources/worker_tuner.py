@@ -20,10 +20,10 @@ class WorkerTuner:
     Told only of waits, so that it costs nothing while the queue is full. Not thread-safe.
     """
 
-    count: int  # workers to begin with
-    most: int  # the most workers
+    count: int  # to begin with
+    most: int
     window_s: float  # seconds after which the waiting is judged, at least; a process takes a part of a second to start
-    clock: Callable[[], float] = time.monotonic  # seconds that pass
+    clock: Callable[[], float] = time.monotonic
     # Of the window: its first batch and moment, and the seconds waited in it.
     _first: int | None = None
     _began: float = 0.0

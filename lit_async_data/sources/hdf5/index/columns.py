@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Columns(NamedTuple):
     """Where the chunks of a dataset are: 16 bytes per chunk, in grid order (last axis fastest)."""
 
-    offsets: npt.NDArray[np.int64]  # int64: offset of each chunk in the file; -1 if it was never written
-    sizes: npt.NDArray[np.uint32]  # uint32: stored bytes of each chunk
-    masks: npt.NDArray[np.uint32]  # uint32: bit i means that filter i was skipped
+    offsets: npt.NDArray[np.int64]  # of each chunk in the file; -1 if it was never written
+    sizes: npt.NDArray[np.uint32]  # stored bytes of each chunk
+    masks: npt.NDArray[np.uint32]  # bit i means that filter i was skipped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class IndexKey:
 
     path: str = dataclasses.field(compare=False)
     name: str
-    inode: int  # inode of the file. Its device number differs between machines and mounts, so it is left out
+    inode: int  # the device number differs between machines and mounts, so it is left out
     size: int
     mtime_ns: int
     # Time of the last change, which no program can set. A cached index must have the same; it does not count for
@@ -37,7 +37,7 @@ class IndexKey:
     dtype: str
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
-    filters: tuple[int, ...]  # Numbers of the filters, in the order of the mask bits
+    filters: tuple[int, ...]  # their numbers, in the order of the mask bits
 
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> IndexKey:

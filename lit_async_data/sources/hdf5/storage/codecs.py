@@ -133,15 +133,11 @@ def _undo_shuffle(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Byt
 
 
 class Codec(NamedTuple):
-    """Undoes a filter.
-
-    Attributes:
-        extra: The extra of this package that installs the library, if the filter needs one.
-    """
+    """Undoes a filter."""
 
     name: str
     decode: Decoder
-    extra: str | None = None
+    extra: str | None = None  # the extra of this package that installs the library, if the filter needs one
 
     @property
     def missing(self) -> bool:
@@ -180,12 +176,9 @@ class Filter(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FilterPipeline:
-    """The filters of a dataset.
+    """The filters of a dataset."""
 
-    Attributes:
-        filters: In the order of writing. At most one of them changes the size, so that the size of its result is known.
-    """
-
+    # In the order of writing. At most one of them changes the size, so that the size of its result is known.
     filters: tuple[Filter, ...]
     nbytes: int
 

@@ -31,16 +31,13 @@ class FileIdentity:
     Programs such as rsync, touch and tar set the mtime, so it can hide a write. Nobody can set the ctime, but chmod, a
     new hard link or a backup changes it too. So the ctime is not compared; if it alone differs, pieces of the file
     decide.
-
-    Attributes:
-        mtime_ns: Time of the last write, unless a program has set it.
-        ctime_ns: Time of the last change to the content or the metadata.
     """
 
     device: int
     inode: int
     size: int
-    mtime_ns: int
+    mtime_ns: int  # time of the last write, unless a program has set it
+    # Time of the last change to the content or the metadata.
     ctime_ns: int = dataclasses.field(default=0, compare=False)
     pieces: tuple[Piece, ...] = dataclasses.field(default=(), compare=False, repr=False)
 

@@ -25,8 +25,8 @@ from lit_async_data.sources.table.table import Table
 class TableRow(Location):
     """The `Location` of a sample of a table: ``file`` is the table."""
 
-    id: str | None  # id of the sample; None if samples have no ids
-    path: str | None  # path of the first file that the row names; None if it names none
+    id: str | None  # None if samples have none
+    path: str | None  # of the first file that the row names; None if it names none
 
     def __new__(cls, file: str, row: int, id: str | None = None, path: str | None = None) -> Self:  # noqa: A002
         location = super().__new__(cls, file, "/", row)
