@@ -370,11 +370,7 @@ def _is_key_or_numbers(given: object) -> bool:
 
 
 def check_names(given: Mapping[Any, object], known: list[str]) -> None:
-    """Checks that names are options.
-
-    Raises:
-        ConfigError: A name is not; the message suggests the probable one.
-    """
+    """Refuses a name that is no option; the message suggests the probable one."""
     import difflib
 
     for name in given:
@@ -390,11 +386,6 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
 
 
 def non_negative_int(name: str, given: int) -> int:
-    """Checks that an option is a whole number from 0 on, and returns it.
-
-    Raises:
-        ConfigError: It is not.
-    """
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
         raise ConfigError(f"{name}: {given!r} is not a whole number from 0 on")
     return given

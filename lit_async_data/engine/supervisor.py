@@ -45,12 +45,9 @@ def awaited(
 ) -> T:
     """What ``found`` returns once that is not None.
 
-    Args:
-        found: Waits at most for the seconds that it gets, and raises if the other side has ended.
-        limit_s: Seconds after which ``late`` is called, which raises.
-        late: See there.
-        warn_after_s: Seconds after which ``warn`` is called with the seconds so far, and again when they have doubled.
-        warn: See there.
+    It waits at most for the seconds that it gets, and raises if the other side has ended. After ``limit_s``, ``late``
+    is called, which raises. After ``warn_after_s``, ``warn`` is called with the seconds so far, and again when they
+    have doubled.
     """
     began, result = time.monotonic(), found(0.0)
     while result is None:
@@ -90,16 +87,14 @@ class ThreadWorker:
         number: Number of the worker, for messages.
         work: Does one piece of work and returns True, or returns False to end the thread. It gets the worker, and
             reports what it does with `begin` and `rest`.
-
-    Attributes:
-        error: The error that ended the thread, or kept it from starting; None if there was none.
-        task: What the thread is at, and since which `time.monotonic`; None if it rests.
     """
 
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
         self.number = number
         self._work: Callable[[ThreadWorker], bool] | None = work  # None once the thread will do no more work
+        # What the thread is at, and since which `time.monotonic`; None if it rests.
         self.task: tuple[object, float] | None = None
+        # The error that ended the thread, or kept it from starting; None if there was none.
         self.error: BaseException | None = None
         self._started = self._refused = self._ended = False
         self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working

@@ -92,11 +92,9 @@ def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
 
 
 def count_classes(source: Source) -> dict[str, int]:
-    """The number of classes of each field with one whole number per sample.
+    """The number of classes of each field with one whole number per sample, by batch key.
 
-    Returns:
-        By batch key: the number of class names, or one more than the largest label. Fields with negative values are
-        left out.
+    It is the number of class names, or one more than the largest label. Fields with negative values are left out.
     """
     counts = {key: len(names) for key, names in class_names(source).items()}
     for key, field in source.spec.fields.items():

@@ -204,9 +204,6 @@ class ChunkExtents:
 
     Args:
         runs: The samples of each file. Samples and chunks are numbered across files.
-
-    Attributes:
-        usual_rows: Samples of most chunks. Chunks with another number are odd.
     """
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:
@@ -218,6 +215,7 @@ class ChunkExtents:
         self._samples = np.append(0, np.cumsum(self._counts * self._rows))
         self.chunks, self.length = int(self._chunks[-1]), int(self._samples[-1])
         sizes, which = np.unique(self._rows, return_inverse=True)
+        # Samples of most chunks. Chunks with another number are odd.
         self.usual_rows = int(sizes[np.bincount(which, self._counts).argmax()])
 
     def extents(self, chunks: Indices) -> tuple[Indices, Indices]:

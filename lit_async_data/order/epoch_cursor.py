@@ -42,14 +42,11 @@ class EpochCursor:
     """Tracks where the consumer is. Holds no reference to the loader, so that a dropped loader closes at once.
 
     The whole state is one tuple that is replaced in a single assignment: an interrupt leaves the old or the new one.
-
-    Attributes:
-        schedule: The order, limited to the steps that the current pass will take.
-        state: Where the consumer is. The loader sets it to `after` once a batch was handed out or has failed.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+        self.schedule = schedule  # the order, limited to the steps that the current pass will take
+        # Where the consumer is. The loader sets it to `after` once a batch was handed out or has failed.
         self.state = CursorState()
 
     def set_epoch(self, epoch: int) -> None:

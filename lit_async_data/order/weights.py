@@ -183,14 +183,8 @@ def drawn(edges: Floats, low: Indices, high: Indices, numbers: Floats) -> Indice
 def _bisected(edges: Floats, low: Indices, high: Indices, values: Floats) -> Indices:
     """Finds the last i for each value with ``edges[i] <= value``.
 
-    The same as ``np.searchsorted`` from the right, minus one; but it searches only between two edges, which takes half
-    the time.
-
-    Args:
-        edges: Sorted.
-        low: Index of an edge that is at most the value, shape (n,).
-        high: Index of an edge above the value, shape (n,).
-        values: Values to find, shape (n,).
+    The same as ``np.searchsorted`` from the right, minus one; but it searches only between an edge that is at most the
+    value and one above it, which takes half the time.
     """
     while low.size and (high - low).max() > 1:
         middle = (low + high) >> 1

@@ -46,11 +46,7 @@ class DeviceClock:
         self._timed, self._copied_bytes = Stage(), 0
 
     def copy_begins(self) -> Any:
-        """The copies of a batch are about to be enqueued.
-
-        Returns:
-            An event for `copy_ends`, if these are timed; else None.
-        """
+        """The copies of a batch are about to be enqueued; returns an event for `copy_ends`, if these are timed."""
         self._copies += 1
         return self._streams.timed(self._streams.side) if self._copies % TIMED == 2 else None
 

@@ -72,12 +72,7 @@ class Copying:
 
 
 class StreamQueue:
-    """Copies batches to a device while it computes. Keeps `DeviceQueue`.
-
-    Attributes:
-        tickets: Batches on their way to the device, in order.
-        copying: Host memory that side may still read, in the order of the copies.
-    """
+    """Copies batches to a device while it computes. Keeps `DeviceQueue`."""
 
     transform_s = 0.0
 
@@ -87,7 +82,8 @@ class StreamQueue:
         self.depth = depth
         self._transform = transform
         self._clock = DeviceClock(streams)
-        self.tickets: collections.deque[Ticket] = collections.deque()
+        self.tickets: collections.deque[Ticket] = collections.deque()  # batches on their way to the device, in order
+        # Host memory that side may still read, in the order of the copies.
         self.copying: collections.deque[Copying] = collections.deque()
 
     @property

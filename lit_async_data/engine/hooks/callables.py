@@ -49,10 +49,6 @@ class Hook:
         function: Takes one value, or a value and random numbers: as a parameter ``rng``, or as a second required
             parameter. May be a `StageTransform`.
         where: What errors name, unless it is a `StageTransform`, which has a name.
-
-    Attributes:
-        function: The user's function itself.
-        alike: The `EvaluatedAlike` around it, if there is one.
     """
 
     def __init__(self, function: Function, where: str) -> None:
@@ -64,7 +60,7 @@ class Hook:
             else:
                 self.alike = function
             function = function.function
-        self.function = function
+        self.function = function  # the user's itself
         self._parameter = _rng_parameter(function)
 
     @property

@@ -26,14 +26,7 @@ Values = npt.NDArray[Any]
 
 
 def label_evenness(source: Source, order: EpochPlan) -> Iterator[tuple[str, float]]:
-    """How well labels, and groups or parts, are mixed in batches, compared with a global shuffle.
-
-    Returns:
-        Names of label fields, or ``groups`` or ``parts``, each with its `evenness`.
-
-    Raises:
-        SourceError: Labels cannot be read.
-    """
+    """How well labels, and ``groups`` or ``parts``, are mixed in batches: the `evenness` of each, by name."""
     if source.chunks.reading == "python":
         return  # the user's code may be slow
     size = min(order.batch_size, -(-order.length // order.world_size))

@@ -28,11 +28,7 @@ class Taken(NamedTuple):
 
 
 class Pass:
-    """One iteration over a loader, whose place is the ``state`` of a cursor. One thread may advance it at a time.
-
-    Attributes:
-        left: Where the pass was when another one took the engine from it; else None.
-    """
+    """One iteration over a loader, whose place is the ``state`` of a cursor. One thread may advance it at a time."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class Pass:
     ) -> None:
         self._taken, self._cursor, self._run, self._claim, self._read_beside = taken, cursor, run, claim, beside
         self._beside: Iterator[Batch] | None = None
-        self.left: Any = None
+        self.left: Any = None  # where the pass was when another one took the engine from it; else None
 
     def __iter__(self) -> Self:
         return self

@@ -19,17 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class Quarantine:
-    """The bad samples that a loader has met. One thread at a time.
-
-    Attributes:
-        path: The file to which each bad sample is appended once, as a line of JSON; None to write none.
-        known: The numbers of the samples that cannot be read.
-    """
+    """The bad samples that a loader has met. One thread at a time."""
 
     def __init__(self, source: Source, most: float, path: str | os.PathLike[str] | None) -> None:
         self._source, self._most = source, most
+        # The file to which each bad sample is appended once, as a line of JSON; None to write none.
         self.path = None if path is None else os.fspath(path)
-        self.known: set[int] = set()
+        self.known: set[int] = set()  # the numbers of the samples that cannot be read
         self._listed: set[int] = set()
         self._writes = True
         # Of the present pass: its epoch, its bad samples by number, its batches that were read around them by step.

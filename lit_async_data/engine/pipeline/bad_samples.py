@@ -68,16 +68,13 @@ class AroundBadSamples:
         read: Reads and transforms samples.
         policy: What becomes of a bad sample.
         known: Samples that are known to be bad, which are not read again.
-
-    Attributes:
-        deadly: How many samples have ended reader processes, and which; int64.
-        noted: Notes that the thread reads samples of a batch (its index, the samples), until its context ends.
     """
 
     def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
         self._read, self._policy = read, policy
         self._bad: dict[int, Exception] = {sample: SourceError("bad before the run was resumed") for sample in known}
-        self.deadly: Indices = np.zeros(1, np.int64)
+        self.deadly: Indices = np.zeros(1, np.int64)  # how many samples have ended reader processes, and which; int64
+        # Notes that the thread reads samples of a batch (its index, the samples), until its context ends.
         self.noted: Callable[..., contextlib.AbstractContextManager[None]] = lambda *_: contextlib.nullcontext()
 
     def knows(self, samples: Indices) -> bool:

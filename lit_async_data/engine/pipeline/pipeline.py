@@ -78,10 +78,6 @@ class Pipeline(abc.ABC):
         most_slots: Slots that the memory budget allows.
         timeout_s: Seconds to wait for a batch.
         tuner: Says how many workers there should be; None leaves it at those that there are.
-
-    Attributes:
-        ready: Batches that wait on the host.
-        warn_after_s: Seconds after which a warning says what a batch waits for.
     """
 
     # Why a forked child cannot use the pipeline.
@@ -98,7 +94,7 @@ class Pipeline(abc.ABC):
         tuner: WorkerTuner | None = None,
     ) -> None:
         self.schedule, self.layout, self.timeout_s = schedule, layout, timeout_s
-        self.warn_after_s = math.inf
+        self.warn_after_s = math.inf  # seconds after which a warning says what a batch waits for
         self.pool = SlotPool([])
         self._slots, self._most_slots = slots, most_slots
         self._tuner = tuner
@@ -110,7 +106,7 @@ class Pipeline(abc.ABC):
         self.meter = ReadMeter()  # what the workers did
         self.worker_count = 0  # at present; 0 where the consumer reads
         self._starved = 0  # counts the batches that the consumer had to wait for
-        self.ready = 0
+        self.ready = 0  # batches that wait on the host
         # The lock guards everything below.
         self._cursor: BatchIndex | None = None  # the next batch to be claimed; None before the first request
         # By the first index in each slot, in order; None while the slot is being filled.

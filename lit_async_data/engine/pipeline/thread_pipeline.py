@@ -41,10 +41,6 @@ class ThreadPipeline(Pipeline):
         workers: Reader threads; 0 reads in the consumer's thread when it asks.
         ahead: Called by a worker after each read, to fetch or decode what comes later.
         source: Says by what numbers errors name samples, and where these are stored.
-
-    Attributes:
-        arrived: Wakes the consumer when a slot has been filled, and when the pipeline is closed.
-        workers: The reader threads.
     """
 
     _not_forked = "its threads do not exist there; build it in the child"
@@ -74,7 +70,7 @@ class ThreadPipeline(Pipeline):
         self._retired: list[ThreadWorker] = []  # they end with the task that they are at
         self._started = False
         self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
-        self.arrived = Bell()
+        self.arrived = Bell()  # wakes the consumer when a slot has been filled, and when the pipeline is closed
 
     def prefetch(self, key: BatchIndex) -> None:
         with self._lock:

@@ -72,9 +72,6 @@ class IteratorFeed:
     Args:
         depth: Batches that are read ahead, in a thread; 0 reads each when it is asked for.
         state: The loader's ``state_dict``, called for each batch that is read ahead.
-
-    Attributes:
-        continued: Begins the next pass in the middle, in place of ``iter(loader)``; None for a whole pass.
     """
 
     copied = 0
@@ -92,6 +89,7 @@ class IteratorFeed:
         self._state = state
         #: The loader's state before the first batch of the pass; None where none is taken.
         self.begun: Snapshot | None = None
+        # Begins the next pass in the middle, in place of ``iter(loader)``; None for a whole pass.
         self.continued: Callable[[], Iterator[Any]] | None = None
         self._process = ProcessGuard()
         #: Reads the current pass; None between passes.

@@ -26,27 +26,19 @@ class DealtOrder(NamedTuple):
 
 
 class SampledOrder:
-    """The order of a DataLoader over a map-style dataset.
-
-    Args:
-        loader: Anything.
-
-    Attributes:
-        unknown: Why the order cannot be dealt again; empty if it can.
-        generator: What the sampler draws from; None if it draws nothing.
-        is_global: Whether each batch may draw from the generator that all code of the process shares.
-    """
+    """The order of a DataLoader over a map-style dataset; of any other loader it is `unknown`."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self.generator: torch.Generator | None = None
-        self.is_global = False
+        self.generator: torch.Generator | None = None  # what the sampler draws from; None if it draws nothing
+        self.is_global = False  # whether each batch may draw from the generator that all code of the process shares
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             self.unknown = f"{type(loader).__name__} keeps no place in its data"
             return
         batches: Any = loader.batch_sampler
         samplers: list[Any] = [loader.sampler] if batches is None else [batches, getattr(batches, "sampler", None)]
         foreign = [type(each).__name__ for each in samplers if type(each).__module__.partition(".")[0] not in KNOWN]
+        # Why the order cannot be dealt again; empty if it can.
         self.unknown = f"{foreign[0]} is not one of torch's samplers" if foreign else ""
         sampler = samplers[-1]
         if not (foreign or isinstance(sampler, SequentialSampler | DistributedSampler)):

@@ -26,12 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Channel:
-    """A channel to a process, which it starts if need be. One thread at a time.
-
-    Attributes:
-        ready: Whether the process takes tasks.
-        failure: The error with which the process has ended: another one would raise it, too.
-    """
+    """A channel to a process, which it starts if need be. One thread at a time."""
 
     def __init__(self, process: ReaderProcess) -> None:
         self._process = process
@@ -44,8 +39,9 @@ class Channel:
         # Allocated once: a new buffer for each batch took up to 0.7 ms.
         self._buffer = bytearray(READ_BYTES)
         self._data = b""
+        # The error with which the process has ended: another one would raise it, too.
         self.failure: BaseException | None = None
-        self.ready = False
+        self.ready = False  # whether the process takes tasks
 
     def open(self, setup: int, slots: SharedSlots) -> None:
         """Have the process read what a `ReaderSetup` says, given by its descriptor."""

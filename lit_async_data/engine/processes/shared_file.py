@@ -20,14 +20,10 @@ _STEP = 2**20
 
 
 class SharedFile:
-    """A new file in memory; its descriptor is closed with the object.
-
-    Attributes:
-        folder: The folder whose space it takes; None if it takes only memory.
-    """
+    """A new file in memory; its descriptor is closed with the object."""
 
     def __init__(self, name: str) -> None:
-        self.folder: str | None = None
+        self.folder: str | None = None  # the folder whose space it takes; None if it takes only memory
         try:
             self.file = open(name, "w+b", buffering=0, opener=_memory_descriptor)  # noqa: SIM115
         except (AttributeError, OSError) as error:

@@ -42,13 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class JoinedTable:
-    """A table with a row for each file, group or subject.
-
-    Attributes:
-        fields: The fields that are columns of the table.
-        labels: Their values, one for each row of the table that has samples.
-        keys: The field that says whose each sample is, by `KEY`; empty if its file or group does.
-    """
+    """A table with a row for each file, group or subject."""
 
     def __init__(
         self, table: Any, on: On | None, unmatched: Unmatched, filters: Any, fields: Mapping[str, Field]
@@ -57,6 +51,7 @@ class JoinedTable:
             raise ConfigError(f"unmatched: {unmatched!r} is not one of error, skip")
         self._column, self._what = _column_and_what(on)
         self._skip, self._reader, self._lacks = unmatched == "skip", TableReader(table, filters), dict[str, str]()
+        # The fields that are columns of the table.
         self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.dataset)}
         check_options(self.fields, OPTIONS, "to a column of the table")
         try:
@@ -68,8 +63,9 @@ class JoinedTable:
             if isinstance(on, Mapping) and self._column in ("file", "group"):
                 what = self._column  # and not the other way round
             raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {what!r}}}") from None
-        self.labels = dict[str, Labels]()
+        self.labels = dict[str, Labels]()  # their values, one for each row of the table that has samples
         of = self._what
+        # The field that says whose each sample is, by `KEY`; empty if its file or group does.
         self.keys = {KEY: dataclasses.replace(of, kind="text", null="error")} if isinstance(of, Field) else {}
 
     def _find(self, name: str) -> Table | None:

@@ -84,14 +84,11 @@ def fastest_reader(stored: StoredDataset, file: OpenFile, cache: ChunkCache, nam
 
 
 class PartReader:
-    """Reads one part. Thread-safe.
-
-    Attributes:
-        datasets: The reader of each dataset. Fields of one dataset share it, so that it is decoded once.
-    """
+    """Reads one part. Thread-safe."""
 
     def __init__(self, part: StoredPart, file: OpenFile, cache: ChunkCache) -> None:
         self._part, self._file, self._cache = part, file, cache
+        # The reader of each dataset. Fields of one dataset share it, so that it is decoded once.
         self.datasets: dict[str, Reader] = {}
         # Of each field, its readers, and the channels that they fill, if there are several.
         self.fields: dict[str, list[tuple[Any, Reader]]] = {}
@@ -227,11 +224,7 @@ class DecodeMemory:
 
 
 class PartReaders:
-    """Reads samples of all parts. Thread-safe.
-
-    Attributes:
-        starts: The first sample of each part, and the end of the last.
-    """
+    """Reads samples of all parts. Thread-safe."""
 
     def __init__(
         self,
@@ -243,6 +236,7 @@ class PartReaders:
         mapped: bool,
     ) -> None:
         self._stored = stored
+        # The first sample of each part, and the end of the last.
         self.starts = np.cumsum([0] + [part.anchors.count for part in stored])
         external: dict[str, set[Any]] = {path: set() for path in files}
         for part in stored:

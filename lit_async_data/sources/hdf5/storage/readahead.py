@@ -19,15 +19,11 @@ MAX_FETCH_BYTES = 128 * 1024
 
 
 class ReadAhead:
-    """Fetches pieces of one file, if a probe finds some of them cold. Thread-safe.
-
-    Attributes:
-        cold: Whether the last probe found a piece that is not in memory.
-    """
+    """Fetches pieces of one file, if a probe finds some of them cold. Thread-safe."""
 
     def __init__(self, file: OpenFile) -> None:
         self._file = file
-        self.cold = True
+        self.cold = True  # whether the last probe found a piece that is not in memory
         self._lock = threading.Lock()
 
     def fetch(self, offsets: Indices, sizes: Indices | int) -> None:
