@@ -131,7 +131,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--layout", nargs="+", metavar="KEY=NHWC", help="letters of the stored axes (HDF5)")
     add("--group", metavar="NAME", help="group of the datasets, or a pattern of groups (HDF5)")
-    add("--sample", help="row, or group if each group is a sample (HDF5)")
+    add("--sample", help="row; group or dataset if each of these is a sample (HDF5)")
     add("--rows", metavar="NAME", help="a dataset with the rows to take (HDF5)")
     add("--root", metavar="DIR", help="the folder that relative paths start from (tables)")
     add("--id", metavar="NAME", help="column of sample ids (tables)")

@@ -106,6 +106,10 @@ def workplace(tmp_path, monkeypatch):
         for patient in range(4):
             file[f"patients/{patient}/image"] = np.zeros((8, 8, 3), np.uint8)
             file[f"patients/{patient}"].attrs.update({"label": patient, "sex": "fm"[patient % 2]})
+    with h5py.File("each.h5", "w") as file:
+        for number in range(4):
+            file[f"images/{number:06}"] = np.void(stored(Image.new("RGB", (64, 48)), "JPEG"))
+            file[f"images/{number:06}"].attrs["species"], file[f"boxes/{number:06}"] = "ab"[number % 2], np.zeros(4)
     rows = [("id", "path", "species", "site")]
     for number in range(20):
         Image.new("RGB", (300, 260), (number, 0, 0)).save(f"photos/{number}.jpg")

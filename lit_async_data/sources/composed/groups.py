@@ -81,7 +81,7 @@ def _of_rule(source: Source, given: str, places: Places) -> Groups | None:
                 f"groups: {given!r} needs a source that knows its files, and {source.name} does not; group by a "
                 "column, as with groups='column:NAME'"
             )
-        if given == "group" and places.parts[0].group == EACH:  # each sample is one
+        if given == "group" and EACH in places.parts[0].group:  # each sample is one
             return Groups(np.arange(len(source)), source.column(given).tolist(), given)
         return _of_parts(places, given)
     return None

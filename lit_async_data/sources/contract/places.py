@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 
-# The group of a part in which each sample is a group; their names are its column ``group``.
+# In the group of a part in which each sample is a group or dataset; their names are its column ``group``.
 EACH = "*"
 
 _Name = TypeVar("_Name", str, tuple[str, str, str])
@@ -24,7 +24,8 @@ class Location(NamedTuple):
     Attributes:
         file: Path of the file.
         group: Group inside the file, ``"/"`` for its root.
-        row: Row of the datasets in that group, counted from 0. If the group is the sample, its number among all groups.
+        row: Row of the datasets in that group, counted from 0. If the group, or a dataset in its place, is the sample,
+            its number among all of them.
     """
 
     file: str

@@ -73,7 +73,8 @@ class HDF5Source(Source):
             Each group is a part; those of a pattern come in natural order. Parts without rows are left out.
         sample: What a sample is: ``"row"`` of datasets, or ``"group"``: each group that ``group`` matches, or each file
             without ``group``. A field is then a whole dataset, of one type and shape in all groups but for their
-            lengths, or an encoded image; or an attribute (`Field`). ``layout`` has no ``N``.
+            lengths, or an encoded image; or an attribute (`Field`). ``layout`` has no ``N``. ``"dataset"``: each that
+            the name of the first field matches, such as ``"images/*"``; fields have one ``*``, for the same name.
         rows: The rows to take as samples, or as anchors of windows: row numbers or a mask over the rows of all parts,
             or the name of a dataset in each part that holds either.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
@@ -82,8 +83,9 @@ class HDF5Source(Source):
         table: A table with one row for each file, group or subject, of any kind that `ManifestSource` takes. Fields
             with the name of a column take its values: numbers as they are, text as classes (`Field`).
         on: Whose rows the table has: ``"file"`` (a path, or an end of it that no other file has, with its ending or
-            without), ``"group"``, or the name of a dataset, or a `Field` of an attribute, that holds ids of subjects.
-            The column of the table has the same name, or is named by ``{"column": "file"}``. Ids are compared as text.
+            without), ``"group"`` (or the dataset that is a sample), or a dataset, or attribute (`Field`), of ids of
+            subjects. The column of the table has the same name, or is named by ``{"column": "file"}``. Ids are compared
+            as text.
         unmatched: What to do where the table has no row: ``"error"``, or ``"skip"`` the samples. A row without samples
             is logged.
         filters: Conditions that rows of the table must meet, as for `ManifestSource`; samples of others are left out.
@@ -135,7 +137,7 @@ class HDF5Source(Source):
         *,
         layout: str | Mapping[str, str] | None = None,
         group: str | Sequence[str] | None = None,
-        sample: Literal["row", "group"] = "row",
+        sample: Literal["row", "group", "dataset"] = "row",
         rows: str | npt.ArrayLike | None = None,
         stride: int | None = None,
         table: Any = None,
@@ -150,10 +152,10 @@ class HDF5Source(Source):
         for name, value in {"memory_map": memory_map, "allow_external": allow_external}.items():
             if not isinstance(value, bool):
                 raise ConfigError(f"{name}: {value!r} is not true or false")
-        if sample not in ("row", "group"):
-            raise ConfigError(f"sample: {sample!r} is not one of row, group", option="sample")
-        if sample == "group" and (allow_external or isinstance(rows, str)):
-            raise ConfigError("sample: 'group' goes neither with allow_external nor with the name of a dataset as rows")
+        if sample not in ("row", "group", "dataset"):
+            raise ConfigError(f"sample: {sample!r} is not one of row, group, dataset", option="sample")
+        if sample != "row" and (allow_external or isinstance(rows, str)):
+            raise ConfigError(f"sample: {sample!r} goes neither with allow_external nor with a dataset's name as rows")
         chosen, as_mapping = chosen_fields(fields)
         if (table is None) != (on is None) or (table is None and filters):
             raise ConfigError("table: goes with on, which says whose rows they are: 'file', 'group', …; give both")
@@ -167,6 +169,7 @@ class HDF5Source(Source):
             fields=stored | (self._joined.keys if self._joined else {}),
             layouts=chosen_layouts(layout, list(chosen)),
             group=group,
+            sample=sample,
             rows=rows if isinstance(rows, str) else None,
             stride=checked_stride(stride, rows),
             allow_external=allow_external,
@@ -174,7 +177,7 @@ class HDF5Source(Source):
         self._names = chosen_files(path)
         self.paths = list(self._names)
         cache = IndexCache(cache_dir)
-        inspect = inspect_groups if sample == "group" else inspect_file
+        inspect = inspect_file if sample == "row" else inspect_groups
         try:
             inspected = [inspect(file, request, cache) for file in self.paths]
         except MissingError as error:
@@ -291,7 +294,7 @@ class HDF5Source(Source):
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample: a field of single numbers, a column of the table, or a dataset in each part.
 
-        Where each group is a sample, ``"group"`` is its file and name.
+        Where each group or dataset is a sample, ``"group"`` is its file and name.
         """
         if name == "group" and self._stored[0].names is not None:
             places = self.locate(range(len(self)))

@@ -36,7 +36,7 @@ def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, s
 class StoredSamples(NamedTuple):
     """Consecutive samples of a source: their file and group, the number of rows there, and the row of each sample.
 
-    If each row is a group of its own, ``names`` has these groups, as bytes.
+    If each row is a group or dataset of its own, ``names`` has what the ``*`` in ``group`` stands for, as bytes.
     """
 
     file: str
@@ -86,7 +86,7 @@ def _listed(exclude: str | os.PathLike[str], parts: Sequence[StoredSamples], nam
     for number, part in enumerate(parts):
         places[part.file, part.group.strip("/")] = number, None
         for row, group in enumerate(() if part.names is None else part.names.tolist()):
-            places[part.file, group.decode(errors="surrogateescape")] = number, row
+            places[part.file, part.group.replace("*", group.decode(errors="surrogateescape"))] = number, row
     found: dict[int, dict[int, str]] = {}
     for file, group, row, path in lines:
         if (place := places.get((same.get(file, ""), group.strip("/")))) is not None:

@@ -27,6 +27,7 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, SourceError, counted
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.places import starts
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.stored_chunk import write_chunk
@@ -228,7 +229,9 @@ class Writer:
     def __init__(self, file: h5py.File, source: Source, plan: Plan, columns: Mapping[str, Array]) -> None:
         self._file, self._source, self._plan = file, source, plan
         parts = dict.fromkeys((part.file, part.group.strip("/")) for part in source.parts)
-        self._parts = {part: number for number, part in enumerate(parts)}
+        numbers = {part: number for number, part in enumerate(parts)}
+        self._parts = np.array([numbers[part.file, part.group.strip("/")] for part in source.parts])
+        self._starts = starts([part.samples for part in source.parts])
         first: Any = source.locate(source.ids(np.zeros(1, np.int64)))[0]
         self._texts = [name for name in ("id", "path") if getattr(first, name, None) is not None]
         file.create_dataset(
@@ -279,9 +282,7 @@ class Writer:
             else:
                 found[field.dataset] = stored
         places: Any = self._source.locate(self._source.ids(piece.samples))
-        numbers = self._parts  # a part of groups that are samples is named *
-        groups = [((each.file, each.group.strip("/")), (each.file, "*")) for each in places]
-        found["origin/part"] = [numbers.get(own, numbers.get(every, -1)) for own, every in groups]
+        found["origin/part"] = self._parts[np.searchsorted(self._starts, piece.samples, side="right") - 1]
         found["origin/row"] = [each.row for each in places]
         for name in self._texts:  # bytes of a file name that are no text are spelled out
             texts = (getattr(each, name) or "" for each in places)

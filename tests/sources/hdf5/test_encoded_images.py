@@ -424,8 +424,9 @@ def test_files_whose_images_differ_in_size_are_told_how_to_agree(tmp_path):
         (lambda data: np.frombuffer(data, "u1"), {}),
         (lambda data: np.frombuffer(data, "u1"), {"compression": "gzip"}),
         (np.void, {}),
+        (lambda data: np.array((np.frombuffer(data, "u1"), 0), "O,i")["f0"], {"dtype": h5py.vlen_dtype("u1")}),
     ],
-    ids=["bytes", "compressed", "opaque"],
+    ids=["bytes", "compressed", "opaque", "variable"],
 )
 def test_a_group_per_sample_holds_an_image_and_its_label(tmp_path, value, options):
     def written(path, images):

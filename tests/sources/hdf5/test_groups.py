@@ -128,8 +128,8 @@ def link(file):
         (another(data=np.zeros(SHAPE, "u2")), FormatError, "holds uint16", "s5/image"),
         (link, FormatError, "another file", "s5/image"),
         (of_attribute(None), MissingError, "'label' is missing", "s5"),
-        (of_attribute(0.5), FormatError, r"float64 \(\), but int64 in the first group", "s5"),
-        (of_attribute("x"), FormatError, r"\|S1 \(\), but int64 in the first group", "s5"),
+        (of_attribute(0.5), FormatError, r"float64 \(\), but int64 in the first sample", "s5"),
+        (of_attribute("x"), FormatError, r"\|S1 \(\), but int64 in the first sample", "s5"),
         (of_attribute([1, 2]), FormatError, "not one number", "s5"),
         (of_attribute(11), FormatError, "11 is not one of its 7 classes", "s5@label"),
     ],
@@ -185,7 +185,7 @@ def test_a_place_beyond_the_file_is_refused(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"fields": {"x": Field("image", window=(0, 2))}}, r"fields\.x\.window: does not apply"),
-        ({"sample": "file"}, "sample: 'file' is not one of row, group"),
+        ({"sample": "file"}, "sample: 'file' is not one of row, group, dataset"),
         ({"rows": "image"}, "sample: 'group' goes neither"),
         ({"layout": {"x": "NHWC"}}, "different capital letters"),
     ],
@@ -343,3 +343,78 @@ def test_files_that_are_samples_may_differ_in_length(tmp_path):
     for options in ({"layout": {"x": "TC"}}, {"fields": {"x": "x", "x_length": "x"}}):
         with pytest.raises(ConfigError, match="x: samples of variable length need an axis, no layout"):
             opened(tmp_path / "*.h5", **({"fields": {"x": "x"}, "group": None} | options))
+
+
+ONE_EACH = {
+    "x": Field("scans/*.npy", ragged="concat"),
+    "z": "targets/*",
+    "y": Field(attr="kind"),
+    "age": "age",
+    "deep": "deep/*/n",
+}
+
+
+def write_datasets(path):
+    """A dataset for each sample, in natural order c0 to c11, and what has the same name elsewhere."""
+    with h5py.File(path, "w") as file:
+        for number in reversed(range(COUNT)):
+            dataset = file.create_dataset(f"scans/c{number}.npy", data=np.full((number, 2), number))
+            dataset.attrs["kind"] = ["cat", "dog"][number % 2]
+            file[f"targets/c{number}"], file[f"deep/c{number}/n"] = number / 4, number
+        file["scans/about"] = np.arange(3)
+
+
+def of_datasets(path, fields, **options):
+    return HDF5Source(path, fields, sample="dataset", **options)
+
+
+def test_each_dataset_is_a_sample_with_what_has_its_name_in_other_groups(tmp_path, monkeypatch):
+    for name in ("a.h5", "b.h5"):
+        write_datasets(tmp_path / name)
+    rows = [f"c{number},{number * 10}" for number in range(COUNT)]
+    (tmp_path / "t.csv").write_text("\n".join(["scan,age", *(f"/scans/{row}".replace(",", ".npy,") for row in rows)]))
+    (tmp_path / "bad.csv").write_text(",".join(COLUMNS) + f"\ns,{tmp_path / 'b.h5'},/scans/c10.npy,0,,,c\n")
+    flat = of_datasets(tmp_path / "*.h5", {"y": "targets/*"})
+    packed = packed_source(str(tmp_path / "z"), pack(flat, str(tmp_path / "z")).plan)
+    assert packed.column("origin/part").tolist() == [0] * COUNT + [1] * COUNT
+    options = {"table": tmp_path / "t.csv", "on": {"scan": "group"}, "cache_dir": tmp_path / "kept"}
+    monkeypatch.setattr(index_cache, "changed_recently", lambda *_: False)
+    numbers = np.delete(np.r_[:COUNT, :COUNT], COUNT + 10)
+    for _ in range(2):
+        source = of_datasets(tmp_path / "*.h5", ONE_EACH, exclude=tmp_path / "bad.csv", **options)
+        samples = source.__getitems__(range(len(source)))
+        assert [sample["x"][: sample["x_length"]].tolist() for sample in samples] == [[[n, n]] * n for n in numbers]
+        for key, factor in {"z": 1 / 4, "deep": 1, "age": 10}.items():
+            np.testing.assert_array_equal(source.column(key), numbers * factor)
+        assert (source.column("y") == numbers % 2).all()
+        monkeypatch.setattr(groups, "_listed", None)  # the list is kept
+    assert source.locate([COUNT + 10])[0] == (str(tmp_path / "b.h5"), "/scans/c11.npy", 11)
+    assert set(source.column("group").tolist()[::COUNT]) == {"a.h5:/scans/c0.npy", "b.h5:/scans/c0.npy"}
+    assert sum(map(len, split(source, {"a": 0.5, "b": 0.5}, groups="group").values())) == len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message", "dataset"),
+    [
+        ({"x": "scans"}, ConfigError, r"fields\.x: 'scans' needs one \*", None),
+        ({"x": "*/*"}, ConfigError, r"'\*/\*' needs one \*", None),
+        ({"x": "none/*"}, MissingError, "has no group 'none'", "none"),
+        ({"x": "scans/d*"}, MissingError, r"'scans/d\*' matches no dataset", None),
+        ({"x": "targets/*", "y": "scans/*"}, MissingError, "has no dataset 'scans/c0'", "scans/c0"),
+        ({"x": "targets/*", "y": Field("scans/*", attr="kind")}, MissingError, "no dataset", "scans/c0"),
+        ({"x": "deep/*"}, FormatError, "deep/c0: is a group, not a dataset", "deep/c0"),
+        ({"x": "scans/*"}, FormatError, r"c0.npy: holds int64 \(0, 2\), but scans/about", "scans/c0.npy"),
+        ({"x": Field("targets/*", decode="image")}, FormatError, "targets/c0: does not hold one image", "targets"),
+        ({"x": "null/*"}, FormatError, "null/1: holds int64 None, but null/0", "null/1"),
+        ({"x": "kinds/*"}, FormatError, "kinds/1: holds float64", "kinds/1"),
+    ],
+)
+def test_a_dataset_that_is_no_sample_is_named(fields, error, message, dataset, tmp_path):
+    write_datasets(tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        file["null/0"], file["null/1"], file["kinds/0"], file["kinds/1"] = [1, 2], h5py.Empty("i8"), 1, 2.5
+    with pytest.raises(error, match=message) as raised:
+        of_datasets(tmp_path / "x.h5", fields)
+    assert raised.value.dataset == dataset
+    with pytest.raises(ConfigError, match="group: does not go with sample='dataset'"):
+        of_datasets(tmp_path / "x.h5", fields, group="scans")

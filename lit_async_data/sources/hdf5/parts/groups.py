@@ -1,4 +1,4 @@
-"""Groups that are samples: the datasets of one name in all of them become the chunks of one dataset.
+"""Groups, or datasets, that are samples: the datasets of one name in all of them become the chunks of one dataset.
 
 So the readers of chunks read them, from any number of groups and without libhdf5.
 """
@@ -12,14 +12,16 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, length_key
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.places import EACH
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file, unsupported_reason
@@ -41,6 +43,7 @@ from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.local_files.patterns import natural
 
 Array = npt.NDArray[Any]
 # Groups that are compared with what libhdf5 finds each time, beside the first and the last.
@@ -55,103 +58,145 @@ _log = logging.getLogger(__name__)
 
 
 def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
-    """The groups of a file as one part, with a row for each; otherwise as `inspect_file`."""
+    """The groups, or datasets, of a file as one part, with a row for each; otherwise as `inspect_file`."""
     for key, field in request.fields.items():
-        check_options({key: field}, ENCODED if field.decode else OPTIONS, "where a group is a sample")
+        check_options({key: field}, ENCODED if field.decode else OPTIONS, f"where a {request.sample} is a sample")
+    names_of = _names_of_samples(request)
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
         fields = [(key, each.dataset, each.attr, each.kind, each.decode) for key, each in request.fields.items()]
         state = identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns
-        kept = IndexKey(path, f"{request.group} {fields}", *state, "", (), (), ())
+        kept = IndexKey(path, f"{request.sample} {request.group} {fields}", *state, "", (), (), ())
         found = cache.load(kept)
         if found is None:
-            found = _listed(group, request)
+            found = _listed(group, request, names_of)
             if all(f"{key} values" in found or f"{key} offsets" in found for key in request.fields):
                 cache.store(kept, found)
         names = found["names"]
         try:
-            stored = {key: _field(group, key, request, found) for key in request.fields}
+            stored = {key: _field(group, key, name, request, found) for key, name in names_of.items()}
         except SourceError as error:
             raise of_group(error, names) from error.__cause__
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
-    return identity, [StoredPart(path, "*", stored, anchors, names=names)]
+    each = EACH if request.sample == "group" else next(iter(names_of.values()))
+    return identity, [StoredPart(path, each, stored, anchors, names=names)]
 
 
-def _listed(group: OpenGroup, request: PartRequest) -> dict[str, Array]:
-    """The groups that match and, for each field, where its datasets are, or the values of its attributes."""
+def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]) -> dict[str, Array]:
+    """The samples that match and, for each field, where its datasets are, or the values of its attributes."""
     import h5py
 
-    listed = chosen_groups(group.file, group.path, request.group, allow_external=False)
+    if request.sample == "group":
+        listed, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
+    else:
+        listed, above = _named_alike(group, names_of)
     names, shown = list[bytes](), time.monotonic()
     columns: dict[str, _Values | _Images | _Places] = {}
     for number, name in enumerate(each.strip("/") for each in listed):
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
             advice = "cache_dir= keeps the list, and pack writes them into one dataset"
-            _log.warning("%s: %d of %d groups are listed; %s", group.path, number, len(listed), advice)
-        stored = name.encode(errors="surrogateescape")
+            what = f"{request.sample}s are listed; {advice}"
+            _log.warning("%s: %d of %d %s", group.path, number, len(listed), what)
+        stored, node = name.encode(errors="surrogateescape"), None
         try:
-            _refuse_link(group, group.file.id, stored, name, checked=True)
-            node = h5py.h5g.open(group.file.id, b"/" + stored)
+            if not above:
+                _refuse_link(group, group.file.id, stored, name, checked=True)
+                node = h5py.h5g.open(group.file.id, b"/" + stored)
         except LIBRARY_ERRORS:
             if isinstance(group.node(name), h5py.Dataset):
                 continue  # beside the groups
             open_dataset(group.file, group.path, name)  # says what is wrong
             raise
         for key, field in request.fields.items():
+            full = names_of[key].replace("*", name, 1).strip("/")
+            within, own = above[key] if above else (node, field.dataset)
             if not names:
-                text = not (field.attr or field.decode) and is_numbered(group, full_name(name, field.dataset), field)
-                kind = _Values if field.attr or text else _Images if field.decode else _Places
-                columns[key] = kind(group, field, name)
-            full = full_name(name, field.dataset)
+                text = not (field.attr or field.decode) and is_numbered(group, full, field)
+                columns[key] = (_Values if field.attr or text else _Images if field.decode else _Places)(group, field)
             try:
-                columns[key].add(node, full)
+                columns[key].add(within, own.replace("*", name, 1), full)
             except LIBRARY_ERRORS:
-                if not field.attr:
+                if not field.attr or group.node(full) is None:
                     open_dataset(group.file, group.path, full)  # says what is wrong
                 raise
         names.append(stored)
     if not names:
-        raise FormatError(f"{group.path}: {request.group!r} matches no group; check group=", file=group.path)
+        pattern = next(iter(names_of.values())) if above else request.group
+        raise MissingError(f"{group.path}: {pattern!r} matches no {request.sample}; check the name", file=group.path)
     found = {f"{key} {each}": np.array(of) for key, one in columns.items() for each, of in one.found.items()}
     return {"names": np.array(names), **found}
+
+
+def _names_of_samples(request: PartRequest) -> dict[str, str]:
+    """The dataset of each field, with a ``*`` for the name of the group, or of the dataset, that is a sample."""
+    names = {key: field.dataset.strip("/") for key, field in request.fields.items()}
+    if request.sample == "group":
+        return {key: full_name(EACH, field.dataset) for key, field in request.fields.items()}
+    if request.group is not None:
+        raise ConfigError("group: does not go with sample='dataset'; write it before the names of fields: 'images/*'")
+    first = next(iter(names.values()), "")
+    for key, name in names.items():
+        names[key] = name if name or not request.fields[key].attr else first  # the attribute is that of the sample
+        if names[key].count("*") != 1:
+            what = f"{name!r} needs one *, which stands for the name of a sample, as in 'images/*'"
+            raise ConfigError(f"fields.{key}: {what}; sample='dataset' reads one dataset for each")
+    return names
+
+
+def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[str], dict[str, tuple[Any, str]]]:
+    """What the ``*`` stands for in the first name, in natural order; and for each name, the group that it lies in."""
+    import h5py
+
+    above, found = dict[str, tuple[Any, str]](), list[str]()
+    for key, name in names_of.items():
+        path = name.partition("*")[0].rpartition("/")[0]
+        node, own = group.node(path or "/"), name.removeprefix(path).strip("/")
+        if not isinstance(node, h5py.Group):
+            raise MissingError(f"{group.path}: has no group {path!r}; check fields=", file=group.path, dataset=path)
+        if not above:
+            begin, end = own.partition("/")[0].split("*")
+            alike = [each for each in node if len(each) >= len(begin + end) and each.startswith(begin)]
+            found = [each[len(begin) : len(each) - len(end)] for each in alike if each.endswith(end)]
+        above[key] = node.id, own
+    return sorted(found, key=natural), above
 
 
 class _Values:
     """The attributes, or the single texts, of one name."""
 
-    def __init__(self, group: OpenGroup, field: Field, _: str) -> None:
+    def __init__(self, group: OpenGroup, field: Field) -> None:
         self._group, self._path, self._field = group, group.path, field
         self.found: dict[str, Any] = {"values": []}
 
-    def add(self, node: Any, full: str) -> None:
+    def add(self, node: Any, name: str, full: str) -> None:
         import h5py
 
         low: Any = h5py
         values, attr = self.found["values"], self._field.attr
         if attr:
-            _refuse_link(self._group, node, self._field.dataset.encode(), full)
-            of = low.h5o.open(node, self._field.dataset.encode() or b".")
+            _refuse_link(self._group, node, name.encode(), full)
+            of = low.h5o.open(node, name.encode() or b".")
             value = value_of(of, self._field, self._path, full)
         else:
             value = np.asarray(self._group.whole(f"/{full}", "")[()])
         values.append(value[()])
         if value.shape or (value.dtype != values[0].dtype and not value.dtype.kind == values[0].dtype.kind == "S"):
-            what = f"its {attr or 'value'!r} is {value.dtype} {value.shape}, but {values[0].dtype} in the first group"
+            what = f"its {attr or 'value'!r} is {value.dtype} {value.shape}, but {values[0].dtype} in the first sample"
             raise FormatError(f"{self._path}:/{full}: {what}; write it as one type", file=self._path, dataset=full)
 
 
 class _Images:
     """Where the encoded images of one name are in the file."""
 
-    def __init__(self, group: OpenGroup, field: Field, _: str) -> None:
-        self._group, self._name = group, field.dataset
+    def __init__(self, group: OpenGroup, _: Field) -> None:
+        self._group = group
         self.found: dict[str, Any] = {"offsets": array.array("q"), "sizes": array.array("I")}
 
-    def add(self, node: Any, full: str) -> None:
-        _refuse_link(self._group, node, self._name.encode(), full)
-        place = place_of_image(self._group, node, full.removesuffix(self._name).strip("/"), self._name)
+    def add(self, node: Any, name: str, full: str) -> None:
+        _refuse_link(self._group, node, name.encode(), full)
+        place = place_of_image(self._group, node, full.removesuffix(name).strip("/"), name)
         for listed, each in zip(self.found.values(), place, strict=True):
             listed.append(each)
 
@@ -159,26 +204,26 @@ class _Images:
 class _Places:
     """Where the datasets of one name are in the file, and their lengths; only these if libhdf5 must find them."""
 
-    def __init__(self, group: OpenGroup, field: Field, _: str) -> None:
-        self._group, self._name = group, field.dataset.encode()
+    def __init__(self, group: OpenGroup, _: Field) -> None:
+        self._group = group
         self._alike: Any = None  # the first: its name, itself, and its type
         self._first: Any = None  # the first that is not empty, and how it is stored
         self._unwritten = group.file.userblock_size - 1
         columns = zip(("lengths", "counts", "chunks", *Columns._fields), "qIqqII", strict=True)
         self.found: dict[str, Any] = {name: array.array(code) for name, code in columns}
 
-    def add(self, node: Any, full: str) -> None:
+    def add(self, node: Any, name: str, full: str) -> None:
         import h5py
 
         group = self._group
-        _refuse_link(group, node, self._name, full)
-        found: Any = h5py.h5d.open(node, self._name)
+        _refuse_link(group, node, name.encode(), full)
+        found: Any = h5py.h5d.open(node, name.encode())
         shape = found.shape
-        name, alike, kind = self._alike = self._alike or (full, found, found.get_type())
+        first_name, alike, kind = self._alike = self._alike or (full, found, found.get_type())
         same = shape == alike.shape or (shape and alike.shape and shape[1:] == alike.shape[1:])
         if not same or not found.get_type().equal(kind):
-            what = f"holds {found.dtype} {shape}, but {name} holds {alike.dtype} {alike.shape}"
-            advice = "only lengths may differ: choose groups that agree by group=, or write values and offsets"
+            what = f"holds {found.dtype} {shape}, but {first_name} holds {alike.dtype} {alike.shape}"
+            advice = "only lengths may differ: choose samples that agree by their names, or write values and offsets"
             raise FormatError(f"{group.path}:/{full}: {what}; {advice}", file=group.path, dataset=full)
         length, chunk = shape[0] if shape else 1, shape
         columns: Any = None
@@ -231,20 +276,19 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
     return StoredDataset(group.path, name, shape, dtype, 0, FieldSpec(shape, dtype), offset, 1, False, slow=slow)
 
 
-def _field(group: OpenGroup, key: str, request: PartRequest, found: dict[str, Array]) -> StoredField:
+def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: dict[str, Array]) -> StoredField:
     where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"]
     if f"{key} values" in found:
-        label = full_name("*", field.dataset) + (f"@{field.attr}" if field.attr else "")
+        label = name + (f"@{field.attr}" if field.attr else "")
         return kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
     if field.decode:
         if key in request.layouts:
             raise ConfigError(f"layout: {request.layouts[key]!r} for {key}: images have their channels first")
-        name, places = full_name("*", field.dataset), (found[f"{key} offsets"], found[f"{key} sizes"])
-        rows = datasets_as_rows(path, name, *places, names=names)
+        rows = datasets_as_rows(path, name, found[f"{key} offsets"], found[f"{key} sizes"], names=names)
         images = images_in_groups(group, field, rows, in_group(name, names, 0))
         return StoredField(images.rows, images.decoder.spec, images=images)
-    of_key = {name.removeprefix(f"{key} "): each for name, each in found.items()}
-    sequences = _stacked(group, field, request.layouts.get(key), of_key)
+    of_key = {column.removeprefix(f"{key} "): each for column, each in found.items()}
+    sequences = _stacked(group, name, request.layouts.get(key), of_key)
     stored = sequences.rows
     native = stored.dtype.newbyteorder("=")
     if field.classes and native.kind not in "iub":
@@ -284,9 +328,9 @@ def _settled(part: StoredPart, key: str, request: PartRequest, *, uneven: bool) 
     return dataclasses.replace(part, fields={**part.fields, **fields})
 
 
-def _stacked(group: OpenGroup, field: Field, layout: str | None, found: dict[str, Array]) -> StoredSequences:
-    """The datasets of all groups as one, as long as the longest."""
-    path, name, names, lengths = group.path, full_name("*", field.dataset), found["names"], found["lengths"]
+def _stacked(group: OpenGroup, name: str, layout: str | None, found: dict[str, Array]) -> StoredSequences:
+    """The datasets of all samples as one, as long as the longest."""
+    path, names, lengths = group.path, found["names"], found["lengths"]
     first = _inspect_sample(group, in_group(name, names, int(lengths.argmax())))
     shape = (len(names), *first.shape)
     _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
@@ -305,14 +349,14 @@ def _stacked(group: OpenGroup, field: Field, layout: str | None, found: dict[str
         plain = FilterPipeline((), first.nbytes)
         one = first.index or ChunkIndex(first.shape, (1,) * len(first.shape), *places, plain, 0)
         index = ChunkIndex((1, *one.shape), (len(names), *one.grid), *places, one.filters, one.fill)
-        if _verified(group, field, names, index, references):
+        if _verified(group, name, names, index, references):
             return dataclasses.replace(sequences, rows=dataclasses.replace(stored, index=index))
-    slow = first.slow or "its groups store it in different ways or in 4 GiB, or a library that decodes it is missing"
+    slow = first.slow or "its samples store it in different ways or in 4 GiB, or a library that decodes it is missing"
     return dataclasses.replace(sequences, rows=dataclasses.replace(stored, slow=slow))
 
 
-def _verified(group: OpenGroup, field: Field, names: Array, index: ChunkIndex, references: Indices) -> bool:
-    """Whether probed groups have their chunks where the index says. Checks that all lie in the file."""
+def _verified(group: OpenGroup, name: str, names: Array, index: ChunkIndex, references: Indices) -> bool:
+    """Whether probed samples have their chunks where the index says. Checks that all lie in the file."""
     path, (_, firsts, ends) = group.path, references.T
     filled = np.flatnonzero(ends - firsts)
     head = group.file.userblock_size + superblock_bytes(group.file)
@@ -321,7 +365,7 @@ def _verified(group: OpenGroup, field: Field, names: Array, index: ChunkIndex, r
     probed = filled[[0, -1, *(secrets.randbelow(len(filled)) for _ in range(PROBES))]] if len(filled) else filled
     wrong = np.searchsorted(ends, outside.nonzero()[0][:1], side="right")
     for number in (wrong if len(wrong) else np.unique(probed)).tolist():
-        full = in_group(full_name("*", field.dataset), names, number)
+        full = in_group(name, names, number)
         found = _inspect_sample(group, full)
         if found.offset is None and found.index is None:
             return False

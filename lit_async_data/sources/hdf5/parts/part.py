@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.places import EACH
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
 from lit_async_data.sources.hdf5.parts.selection import chosen_groups
@@ -41,6 +40,7 @@ class PartRequest:
     fields: Mapping[str, Field]
     layouts: Mapping[str, str]  # letters of the axes, by batch key, where given
     group: str | Sequence[str] | None
+    sample: str  # what is one: ``row``, ``group`` or ``dataset``
     rows: str | None  # name of a dataset with row numbers or a mask, or None
     stride: int
     allow_external: bool
@@ -51,11 +51,11 @@ class StoredPart:
     """One part of a source."""
 
     path: str
-    group: str  # the group in it; ``"/"`` for the root
+    group: str  # the group in it; ``"/"`` for the root; with a ``*`` if a group or dataset is a sample
     fields: Mapping[str, StoredField]
     anchors: WindowStarts  # the row of each sample
     empty: FormatError | None = None  # why there are no fields; None if there are
-    names: npt.NDArray[np.bytes_] | None = None  # the group of each row, as bytes, if a group is a sample; else None
+    names: npt.NDArray[np.bytes_] | None = None  # what the ``*`` stands for in each row, as bytes
     # The row of the table of each row, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
 
@@ -113,7 +113,7 @@ class StoredPart:
         return None
 
     def group_of(self, row: int) -> str:
-        return self.group if self.names is None else in_group(EACH, self.names, row)
+        return self.group if self.names is None else in_group(self.group, self.names, row)
 
     def rows_of_table(self) -> Indices:
         """The row of the table of each sample."""
@@ -174,12 +174,12 @@ class StoredPart:
 
 
 def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
-    """A name with a ``*`` for the group, with the group of a row in its place."""
+    """A name with a ``*`` for a group or dataset that is a sample, with that of a row in its place."""
     return name.replace("*", names[row].decode(errors="surrogateescape"), 1).strip("/")
 
 
 def of_group(error: SourceError, names: npt.NDArray[np.bytes_] | None) -> SourceError:
-    """An error of a row, for the dataset in its group, if a group is a sample."""
+    """An error of a row, for its own dataset, if a group or dataset is a sample."""
     if names is None or error.row is None or error.dataset is None:
         return error
     full = in_group(error.dataset, names, error.row)

@@ -52,7 +52,7 @@ class Field(ImageOptions):
         pad_side: Where samples of variable length are padded: ``"right"``, behind their values, or ``"left"``.
         attr: An attribute that holds one number, or text: that of the dataset ``name`` or,
             without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
-            group that is a sample has its own.
+            group or dataset that is a sample has its own.
         per: ``"anchor"``: the dataset has a value for each row number in the dataset that ``rows`` names, such as the
             label of each event. None: for each row of the part.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered

@@ -82,7 +82,8 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
 
 def images_in_groups(group: OpenGroup, field: Field, stored: StoredDataset, first: str) -> StoredImages:
     """Images of which each is a dataset in a group of its own."""
-    data = b"" if field.image.image_size is not None else np.asarray(group.file[first]).tobytes()
+    node: Any = group.file[first]
+    data = b"" if field.image.image_size is not None else np.asarray(node[()]).tobytes()
     return StoredImages(stored, _decoder(field, data, stored), field.channels == "BGR", None, (), None, alone=True)
 
 
