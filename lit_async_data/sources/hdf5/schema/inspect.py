@@ -211,12 +211,6 @@ def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5p
         node = file[name]
     except KeyError as error:
         raise _not_found(file, path, name, error, advice) from error
-    except RuntimeError as error:
-        if "too many links" not in str(error):
-            raise
-        raise FormatError(
-            f"{where}: cannot be opened, since its links lead in a circle: {error}; correct them", **context
-        ) from error
     if isinstance(node, h5py.Group):
         raise FormatError(f"{where}: is a group, not a dataset; {_names_in(node)}", **context)
     if not isinstance(node, h5py.Dataset):

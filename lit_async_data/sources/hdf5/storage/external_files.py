@@ -45,6 +45,9 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
             left, links = [*link.path.split("/"), *left], links + 1
         else:
             place = f"{place}/{part}"
+    if left:
+        what = "cannot be opened, since its links lead in a circle; correct them"
+        raise FormatError(f"{here}:/{name.strip('/')}: {what}", file=here, dataset=name)
 
 
 def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> ExternalFiles:
