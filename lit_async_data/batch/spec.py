@@ -187,7 +187,6 @@ class BatchSpec(Mapping[str, FieldSpec]):
         return dict(values) if self.as_mapping else tuple(map(values.__getitem__, self.fields))
 
     def with_field(self, key: str, field: FieldSpec) -> BatchSpec:
-        """Returns this spec with one more field at the end."""
         return BatchSpec({**self.fields, key: field}, as_mapping=self.as_mapping)
 
 
@@ -288,7 +287,6 @@ class BatchLayout:
         return end
 
     def extent(self, samples: Indices) -> Extent:
-        """Returns the size of a batch of these samples."""
         width = None if self.buckets is None else self.buckets.width(samples)
         return Extent(len(samples), width, tuple(int(of[samples].sum()) for of in self.concat.values()))
 

@@ -112,7 +112,6 @@ class Moments(NamedTuple):
     @classmethod
     @_infinity
     def together(cls, several: Sequence[Moments]) -> Self:
-        """The moments of all values of these, in one row."""
         numbers, means, squares, least, largest, nans, classes = map(np.concatenate, zip(*several, strict=True))
         number = numbers.sum(0)
         mean = (numbers * means).sum(0) / np.maximum(number, 1)

@@ -230,7 +230,6 @@ class ReadMeter:
         self.slot_s = self.loop_s = 0.0
 
     def read(self, batches: int, nbytes: int, work: Work) -> None:
-        """Some more batches were read."""
         self.batches += batches
         self.bytes += nbytes
         self.work = self.work.plus(work)

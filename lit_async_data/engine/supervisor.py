@@ -145,7 +145,6 @@ class ThreadWorker:
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 
     def _place(self) -> str:
-        """The innermost frames."""
         frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  # documented, and the only way
         if frame is None:
             return ""

@@ -38,7 +38,6 @@ def print_line(line: str) -> None:
 
 
 def _handlers() -> Iterator[logging.StreamHandler[Any]]:
-    """The handlers that write Lightning's lines to a stream."""
     logger: logging.Logger | None = logging.getLogger(pl.__name__)
     while logger is not None:
         yield from (each for each in logger.handlers if isinstance(each, logging.StreamHandler))

@@ -176,15 +176,12 @@ class DevicePrefetcher(pl.Callback):
         self._begin_epoch(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drive the validation loaders."""
         self._evaluate(trainer, trainer.val_dataloaders)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log how many samples are missing in the metrics of validation."""
         self._log_bad_samples(pl_module, "val/bad_samples")
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log how many samples are missing in the metrics of the test."""
         self._log_bad_samples(pl_module, "test/bad_samples")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -193,19 +190,15 @@ class DevicePrefetcher(pl.Callback):
         self._activate(trainer, trainer.train_dataloader)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drive the test loaders."""
         self._evaluate(trainer, trainer.test_dataloaders)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say how long the test waited."""
         print_line(self._verdicts.end(trainer, "test"))
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drive the prediction loaders."""
         self._evaluate(trainer, trainer.predict_dataloaders)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say how long prediction waited."""
         print_line(self._verdicts.end(trainer, "predict"))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -236,7 +236,6 @@ def _resuming(loader: AsyncLoader) -> Resuming:
 
 
 def _counters(trainer: pl.Trainer) -> Any:
-    """Lightning's counters of the batches of this epoch."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # Any: its annotations name another class of counters
     return progress.current
 

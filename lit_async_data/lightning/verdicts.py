@@ -50,7 +50,6 @@ class Verdicts:
             )
 
     def check_resumed(self, trainer: Any) -> None:
-        """A checkpoint is about to be restored."""
         if self._headspace is not None and trainer.state.fn == "fit":
             raise ConfigError(
                 "headspace: this run resumes from a checkpoint, but with headspace=True it is no training; leave out "
@@ -65,7 +64,6 @@ class Verdicts:
             self._headspace.begin(int(steps) if math.isfinite(steps) else None)
 
     def begin_step(self, loaders: Sequence[Loader]) -> None:
-        """The loaders run."""
         if self._headspace is not None:
             for loader in loaders:
                 self._headspace.attach(loader)

@@ -61,7 +61,6 @@ class HostBatch:
 
     @property
     def buffers(self) -> DeviceBuffers:
-        """The device memory that it takes."""
         if self.known is not None:
             return self.known
         large = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.large.items()}

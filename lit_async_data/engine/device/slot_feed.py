@@ -261,7 +261,6 @@ class _Travel:
         self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
 
     def buffers(self, extent: Extent) -> DeviceBuffers:
-        """The device memory that a batch takes."""
         known, layout = self._known.get(extent), self._layout
         if known is None:
             shapes = layout.shapes(extent)
@@ -335,7 +334,6 @@ class SmallCopies:
         self._block, self._end = NOTHING, 0
 
     def of(self, array: Array) -> Array:
-        """Returns a copy of an array."""
         if array.nbytes > SMALL_BYTES:
             return array.copy()
         if self._end + array.nbytes > len(self._block):

@@ -154,7 +154,6 @@ class AsyncLoader(ResumableLoader):
         vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).shuffle != "none"}
 
     def _begin(self, schedule: Schedule, device: torch.device | str, device_depth: int) -> None:
-        """Begin as a loader from which nothing has been read."""
         self._reset(device, device_depth)
         self._cursor = EpochCursor(schedule)
         self._wiring = AsyncWiring(

@@ -67,7 +67,6 @@ class BaseLoader(abc.ABC):
     _cursor: Any  # has a `state`, which is replaced in one assignment
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
-        """Begin as new: nothing has been read."""
         self._device = None if device is None else streams.checked_device(device)
         self._depth = non_negative_int("device_depth", device_depth)
         self._verify_copies = verify_copies

@@ -51,8 +51,6 @@ COALESCED_S = 0.02
 
 
 class Reading(NamedTuple):
-    """What a worker does."""
-
     words: str
     key: BatchIndex | None = None  # the first batch that it reads, or is to read
     since: float = math.inf  # the `time.monotonic` of its begin
@@ -227,7 +225,6 @@ class Pipeline(abc.ABC):
         self.ready = 0
 
     def _claim(self) -> list[BatchIndex]:
-        """The next batches for a slot."""
         assert self._cursor is not None
         keys = [self._cursor]
         following = self.schedule.following(self._cursor)

@@ -174,7 +174,6 @@ class PrefetchedLoader(BaseLoader):
 
     @property
     def _threaded(self) -> bool:
-        """Whether the loader may be read in a thread."""
         if not isinstance(self.loader, DataLoader):
             return True
         return self.loader.num_workers > 0 and not SampledOrder(self.loader).is_global

@@ -47,7 +47,6 @@ class Packer:
         return self._staging.has_room
 
     def __call__(self, batch: Batch, ask: Ask[Any]) -> HostBatch:
-        """Make a batch ready to be copied; it is released after that."""
         leaves, skeleton = flatten(batch, moves)
         with torch.inference_mode(False):  # else blocks that are written in inference mode could not be reused
             tensors = {place: dense(leaf) for place, leaf in leaves.items() if is_plain(leaf)}

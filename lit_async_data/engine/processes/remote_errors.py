@@ -26,7 +26,6 @@ def packed_results(batches: Sequence[BatchResult]) -> bytes:
 
 
 def unpacked_results(payload: bytes, process: int) -> dict[int, Unplanned]:
-    """By number of the batch in its task."""
     errors, around = pickle.loads(payload)  # noqa: S301  # from the reader process
     found: dict[int, Unplanned] = {**unpacked_errors(errors, process)}
     return found | {

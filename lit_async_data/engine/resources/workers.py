@@ -29,8 +29,6 @@ _COSTS = {
 
 
 class Workers(NamedTuple):
-    """Who reads."""
-
     # ``"caller"``: the loop itself, when it asks for a batch. ``"thread"``: threads of this process. ``"process"``:
     # threads of a reader process, or several processes, which take nothing of this process's GIL.
     kind: Literal["caller", "thread", "process"]

@@ -35,7 +35,6 @@ class Readers:
 
     @classmethod
     def of(cls, loader: Loader, stats: LoaderStats) -> Readers:
-        """The readers of a loader, which has had a batch."""
         if isinstance(loader, PrefetchedLoader):
             count, dataset = getattr(loader.loader, "num_workers", -1), getattr(loader.loader, "dataset", None)
             mapped = not isinstance(dataset, IterableDataset | None)

@@ -71,14 +71,12 @@ class Places:
 
     @staticmethod
     def of_parts(parts: Sequence[Part]) -> Places:
-        """The places of all samples of these parts."""
         counts = np.array([part.samples for part in parts], np.int64)
         which = np.repeat(np.arange(len(parts)), counts)
         return _distinct(tuple(parts), which, np.arange(which.size) - starts(counts)[which])
 
     @staticmethod
     def joined(several: Iterable[Places]) -> Places:
-        """Concatenate places."""
         listed = list(several)
         first = starts([len(places.parts) for places in listed])
         return _distinct(
@@ -88,7 +86,6 @@ class Places:
         )
 
     def taken(self, samples: Indices) -> Places:
-        """The places of selected samples."""
         return Places(self.parts, self.which[samples], self.rows[samples])
 
     def order(self) -> Indices:

@@ -381,7 +381,6 @@ def whole_numbers(given: Any, source: Source) -> Indices:
 
 
 def check_range(samples: Indices, source: Source) -> None:
-    """Check that a source has these samples."""
     # As unsigned integers, negative numbers are the largest: one comparison instead of two.
     if samples.size and samples.view(np.uint64).max() >= len(source):
         wrong = samples[(samples < 0) | (samples >= len(source))][0]

@@ -279,7 +279,6 @@ class HDF5Source(Source):
         return fingerprint | {"names and rows of files": digest(parts)}
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text numbered by other names; see `Source.with_classes`."""
         if not found_names(self._stored[0]):
             return self
         cure = "give all classes: classes=[…]; or kind='text', if it only says whose samples these are"

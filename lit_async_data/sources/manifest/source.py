@@ -250,7 +250,6 @@ class ManifestSource(DerivedSource):
 
     @property
     def spec(self) -> BatchSpec:
-        """Keys, shapes, dtypes and class names of the fields."""
         return self._spec
 
     def fingerprint(self) -> dict[str, int | str]:
@@ -270,7 +269,6 @@ class ManifestSource(DerivedSource):
         self._fields.read(samples, out, None)
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples into arrays, with the image crops that the keys select; see `Source.read_random`."""
         check_range(samples, self)
         self._fields.read(samples, out, keys)
 
@@ -289,7 +287,6 @@ class ManifestSource(DerivedSource):
     # -- classes and columns -----------------------------------------------------------------------------------------
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text labels encoded by other classes; see `Source.with_classes`."""
         changed, fields = copy.copy(self), self._fields.with_classes(classes)
         vars(changed).update(_fields=fields, _spec=BatchSpec(fields.specs, as_mapping=self._spec.as_mapping))
         return changed
@@ -319,7 +316,6 @@ class ManifestSource(DerivedSource):
         return self._fields.rows.parts()
 
     def places(self) -> Places:
-        """File and row of each sample in the table."""
         return self._fields.rows.places()
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
@@ -359,14 +355,12 @@ class ManifestSource(DerivedSource):
     # -- reading ahead -----------------------------------------------------------------------------------------------
 
     def fetch(self, samples: Indices) -> bool:
-        """Read files ahead; see `Source.fetch`."""
         check_range(samples, self)
         cold = [fields.source.fetch(samples) for fields in self._fields.hdf5]
         cold += [file.fetch(samples) for file in self._fields.files.values()]
         return any(cold)
 
     def decode(self, samples: Indices, turn: Turn | None) -> None:
-        """Decode chunks of HDF5 files; see `Source.decode`."""
         check_range(samples, self)
         for fields in self._fields.hdf5:
             fields.source.decode(samples, turn)

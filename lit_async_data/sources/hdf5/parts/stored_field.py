@@ -71,7 +71,6 @@ class StoredField:
         return self.span == (0, 1) and self.conversion is None and not (self.windowed or self.fill or self.left)
 
     def lengths_of(self, rows: Indices) -> Indices:
-        """The lengths of samples of variable length."""
         if self.sequences is not None:
             return self.sequences.lengths[rows]
         assert isinstance(self.stored, StoredRanges)
