@@ -187,6 +187,7 @@ class BatchSpec(Mapping[str, FieldSpec]):
         return dict(values) if self.as_mapping else tuple(map(values.__getitem__, self.fields))
 
     def with_field(self, key: str, field: FieldSpec) -> BatchSpec:
+        """Returns this spec with one more field at the end."""
         return BatchSpec({**self.fields, key: field}, as_mapping=self.as_mapping)
 
 

@@ -42,10 +42,7 @@ class SlotFeed:
         self.copied = 0
         self._give_back = give_back
         self._layout = pipeline.layout
-        fields = self._layout.spec.fields.items()
         self._copies = SmallCopies()
-        # How each field is delivered whose axes move.
-        self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
         # The rest of the slot that was taken last: batches for the user, and errors in their places; or batches that go
         # to a device, its parts, and what is called when one of them has been copied. A feed has only one of the two.
         self._lent: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
@@ -138,7 +135,7 @@ class SlotFeed:
                     array = view if layout.alone else view[first : first + rows]
                     if name in copied:
                         array = self._copies.of(array)
-                    tensor, delivered = torch.from_numpy(array), self._delivered[name]
+                    tensor, delivered = torch.from_numpy(array), self._travel.delivered[name]
                     if missing:
                         tensor = filled_up(name, tensor, missing)
                     tensors[name] = tensor if delivered is None else delivered(tensor)
@@ -258,7 +255,7 @@ class _Travel:
         self._known: dict[Extent, DeviceBuffers] = {}
         # How each field is delivered whose axes move.
         fields = layout.spec.fields.items()
-        self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
+        self.delivered = {name: field.delivered if field.moves else None for name, field in fields}
 
     def buffers(self, extent: Extent) -> DeviceBuffers:
         known, layout = self._known.get(extent), self._layout
@@ -307,7 +304,7 @@ class _Travel:
                 stored = arrived.large[name]
             if missing:
                 stored = filled_up(name, stored, missing)
-            delivered = self._delivered[name]
+            delivered = self.delivered[name]
             tensors[name] = stored if delivered is None else delivered(stored)
         return layout.spec.packed(tensors)
 

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.engine.pipeline.bad_samples import ReadAround
-from lit_async_data.engine.pipeline.read_task import FilledSlot
+from lit_async_data.engine.pipeline.read_task import FilledSlot, ReadTask
 from lit_async_data.engine.pipeline.slots import SlotPool
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
 from lit_async_data.engine.stats import ReadMeter, ReadStats
@@ -41,7 +41,7 @@ from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, 
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.contract.stage_clock import Work
+from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.system import ProcessGuard, leave_at_exit
 
 log = logging.getLogger(__name__)
@@ -255,6 +255,12 @@ class Pipeline(abc.ABC):
         self._claimed[filled.batches[0].key] = filled
         self.ready += filled.good
         return True
+
+    def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
+        """File what a thread of this process has read; False if nobody wants it any more."""
+        work = CLOCK.take()  # with what it read ahead after the slot before
+        with self._lock:
+            return not self._closed and self._file(filled, task.generation, work, work.seconds)
 
     def _next_coalesced(self, batches: int, seconds: float) -> int:
         """Batches to be claimed at once from now on: as many as can be read in `COALESCED_S`, if they take as long.

@@ -200,16 +200,13 @@ class ThreadPipeline(Pipeline):
         # the objects of whoever catches that error.
         self._deliver(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
 
-    def _deliver(self, task: ReadTask, filled: FilledSlot) -> None:
-        work = CLOCK.take()  # with what the worker read ahead after the slot before
-        with self._lock:
-            if self._closed:
-                return
-            if not self._file(filled, task.generation, work, work.seconds):
-                return
+    def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
+        if not super()._deliver(task, filled):
+            return False
         self.arrived.ring()
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
+        return True
 
     def _readings(self) -> list[Reading]:
         return [reading_of(worker, self._source) for worker in self.workers]

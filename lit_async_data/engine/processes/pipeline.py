@@ -205,14 +205,8 @@ class ProcessPipeline(Pipeline):
             worker.begin(task)
             CLOCK.start()
             # No name holds the result: see `ThreadPipeline._fill`.
-            self._file_here(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
+            self._deliver(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
         return False
-
-    def _file_here(self, task: ReadTask, filled: FilledSlot) -> None:
-        work = CLOCK.take()
-        with self._lock:
-            if not self._closed:
-                self._file(filled, task.generation, work, work.seconds)
 
     def _add_readers(self, *, needed: bool) -> None:
         for number in range(len(self._readers), self._wanted):

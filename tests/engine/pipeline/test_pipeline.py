@@ -19,7 +19,6 @@ from lit_async_data.batch.spec import BatchLayout, BatchSpec, Extent, FieldSpec
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.device.inline_queue import InlineQueue
 from lit_async_data.engine.device.slot_feed import SlotFeed
-from lit_async_data.engine.pipeline import thread_pipeline as pipeline_module
 from lit_async_data.engine.pipeline.slots import FILLING, READY, SlotPool
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.resources.memory import allocated
@@ -521,8 +520,8 @@ class Pace:
     def __init__(self, monkeypatch, ms):
         self.ms, self.sizes, self._next = ms, [], BatchIndex(0, 0)
         monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 0.02)
-        clock = types.SimpleNamespace(start=lambda: None, take=lambda: Work(seconds=self.ms * self.sizes[-1] / 1000))
-        monkeypatch.setattr(pipeline_module, "CLOCK", clock)
+        clock = types.SimpleNamespace(take=lambda: Work(seconds=self.ms * self.sizes[-1] / 1000))
+        monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.CLOCK", clock)
 
     def read(self, epoch, samples, out):
         self.sizes.append(len(samples) // BATCH)
