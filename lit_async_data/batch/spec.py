@@ -22,6 +22,8 @@ TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f",
 TENSOR_TYPES |= {("c", 8), ("c", 16)}
 # A field of at most this many bytes per batch is handed out as a copy, so that a list of labels keeps no slots alive.
 SMALL_BYTES = 64 * 1024
+# Samples that come one after the other are read padded: together so many as take the bytes of their batch, or these.
+RUN_BYTES = 2**20
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
@@ -230,7 +232,7 @@ class BatchLayout:
     Attributes:
         alone: Whether a slot holds one batch, since batches differ in size.
         edges: Keys of the fields of offsets, which have one row more than there are samples.
-        padded_bytes: Bytes of samples that come one after the other, before they do.
+        padded_bytes: Bytes of samples that come one after the other, in the memory to which they are read padded.
         small: Keys of the fields of at most `SMALL_BYTES` per batch.
         large: Keys of the other fields.
         offsets: First byte of each field, by key.
@@ -253,7 +255,7 @@ class BatchLayout:
         self.spec, self.batches, self.buckets, self.concat = spec, batches, buckets, concat
         self.alone, self.least = buckets is not None or bool(concat), least
         # Elements of samples of variable length: the most of a batch, and those of a sample on average.
-        elements = {key: _most_elements(of, capacity, repeats=repeats) for key, of in concat.items()}
+        elements = {key: most_elements(of, capacity, repeats=repeats) for key, of in concat.items()}
         if buckets is not None:
             ragged = [key for key, field in spec.fields.items() if field.ragged]
             elements |= dict.fromkeys(ragged, (buckets.elements, buckets.mean_width))
@@ -267,8 +269,8 @@ class BatchLayout:
             element = spec[key].nbytes // spec[key].shape[0]
             sizes[key] = element * most
             self.sample_bytes += int(element * mean)
-        most = capacity if buckets is None else 0
-        self.padded_bytes = sum(max(spec[key].nbytes * most, sizes[key]) for key in concat)
+        whole = sum(spec[key].nbytes * capacity for key in concat)
+        self.padded_bytes = min(max(sum(sizes[key] for key in concat), RUN_BYTES), whole)
         self.offsets: dict[str, int] = {}
         end = self._place(self.large, sizes, 0)
         self.small_start = end
@@ -333,7 +335,7 @@ class BatchLayout:
         return views
 
 
-def _most_elements(lengths: Indices, capacity: int, *, repeats: bool) -> tuple[int, float]:
+def most_elements(lengths: Indices, capacity: int, *, repeats: bool = False) -> tuple[int, float]:
     """The most elements that a batch of some samples may have, and those of a sample on average."""
     longest = np.sort(lengths)[-capacity:]
     return max(int(longest[-1]) * capacity if repeats else int(longest.sum()), 1), float(lengths.mean())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Self
 
 import numpy as np
 
-from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key
+from lit_async_data.batch.spec import NOTHING, Array, BatchSpec, FieldSpec, length_key, most_elements
 from lit_async_data.engine.hooks.callables import Function, Hook, check_callable
 from lit_async_data.engine.hooks.calls import HookCalls, Made
 from lit_async_data.engine.hooks.failures import FIXED, UnfitError, failure, named_array, with_rows
@@ -81,8 +81,15 @@ class HostHooks:
         *,
         indexed: bool,
         buckets: Buckets | None = None,
+        concat: Mapping[str, Indices] = NOTHING,
     ) -> Transformation:
-        """What calls them for each batch; at most ``capacity`` samples are read together."""
+        """What calls them for each batch; at most ``capacity`` samples are read together.
+
+        Fewer where samples come one after the other: padded, they take no more elements than those of a batch can have.
+        """
+        if self.batch is None and buckets is None:
+            fits = [most_elements(of, capacity)[0] // source.spec[key].shape[0] for key, of in concat.items()]
+            capacity = max(min([capacity, *fits]), 1)
         calls = HookCalls(source, self.sample, self.batch, seed, indexed=indexed)
         return Transformation(calls, outcome, capacity, buckets, self.lock)
 

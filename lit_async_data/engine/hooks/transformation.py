@@ -50,7 +50,7 @@ class Transformation:
         buckets: Buckets | None = None,
         lock: threading.Lock | None = None,
     ) -> None:
-        self._calls, self._outcome, self._capacity, self._buckets = calls, outcome, capacity, buckets
+        self._calls, self._outcome, self.capacity, self._buckets = calls, outcome, capacity, buckets
         self._spec = calls.source.spec
         self._raw = BatchLayout(self._spec, capacity, buckets=buckets)
         both = calls.sample is not None and calls.batch is not None
@@ -62,7 +62,7 @@ class Transformation:
         self._thread = threading.local()
 
     def __reduce__(self) -> Any:
-        return Transformation, (self._calls, self._outcome, self._capacity, self._buckets)
+        return Transformation, (self._calls, self._outcome, self.capacity, self._buckets)
 
     def __call__(
         self, epoch: int, samples: Indices, read: ReadInto, out: Mapping[str, Array], rows: Sequence[int] | None = None

@@ -353,7 +353,8 @@ class AsyncLoader(ResumableLoader):
             return None
         schedule, seed, indexed = self._wiring.schedule, self._hook_seed, self.options.return_indices
         samples, buckets = batches * schedule.capacity, schedule.buckets
-        return self._hooks.transformation(self.source, seed, self._outcome, samples, indexed=indexed, buckets=buckets)
+        more: dict[str, Any] = {"indexed": indexed, "buckets": buckets, "concat": self._concat}
+        return self._hooks.transformation(self.source, seed, self._outcome, samples, **more)
 
     @property
     def footprint(self) -> ResourcePlan:

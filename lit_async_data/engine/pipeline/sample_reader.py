@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import MASK, Array, BatchSpec, Bytes, FieldSpec, length_key, offsets_key
+from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchSpec, Bytes, FieldSpec, length_key, offsets_key
 from lit_async_data.engine.hooks.calls import INDEX
 from lit_async_data.engine.hooks.failures import FIXED, failure
 from lit_async_data.engine.hooks.transformation import Transformation
@@ -27,6 +28,38 @@ from lit_async_data.sources.contract.source import Source
 SAMPLE_KEYS, BATCH_KEYS = 1, 2
 
 
+class EndToEnd:
+    """Samples of variable length, one after the other. Who writes to them sees an array of padded ones."""
+
+    def __init__(self, values: Array, offsets: Indices, width: int) -> None:
+        self._values, self._firsts, self.lengths = values, offsets[:-1], np.diff(offsets)
+        self.shape, self.dtype = (len(self.lengths), width, *values.shape[1:]), values.dtype
+
+    def __setitem__(self, rows: Any, padded: Array) -> None:
+        if isinstance(rows, int):
+            rows, padded = slice(rows, rows + 1), padded[None]
+        places = zip(self._firsts[rows].tolist(), self.lengths[rows].tolist(), padded, strict=True)
+        for first, length, sample in places:
+            self._values[first : first + length] = sample[:length]
+
+    def padded(self, rows: slice | Indices) -> Array:
+        """Memory for some of them, padded to the longest of these."""
+        lengths = self.lengths[rows]
+        return np.empty((len(lengths), max(int(lengths.max()), 1), *self.shape[2:]), self.dtype)
+
+
+def padded_runs(joined: Sequence[EndToEnd], rows: slice | Indices) -> Iterator[slice]:
+    """Which samples to read together: padded, they take at most the bytes of all as they are, or `RUN_BYTES`."""
+    lengths = np.array([each.lengths[rows] for each in joined])
+    nbytes = np.array([math.prod(each.shape[2:]) * each.dtype.itemsize for each in joined])
+    most, first = max(int(nbytes @ lengths.sum(axis=1)), RUN_BYTES), 0
+    while first < lengths.shape[1]:
+        longest = nbytes @ np.maximum.accumulate(lengths[:, first:], axis=1)
+        end = first + int(np.searchsorted(longest * np.arange(1, len(longest) + 1), most, side="right"))
+        yield slice(first, end)
+        first = end
+
+
 @dataclasses.dataclass(frozen=True)
 class SampleReader:
     """Reads samples of an epoch into arrays. Safe to call from any thread."""
@@ -36,7 +69,7 @@ class SampleReader:
     seed: int | None  # seed of random numbers for samples; None if the source draws none
     transformation: Transformation | None = None  # the host hooks; None without any
     concat: Sequence[str] = ()  # the fields whose samples come one after the other in a batch
-    buckets: Buckets | None = None  # to which these are padded before that
+    buckets: Buckets | None = None  # to which these are padded for the host hooks
     masks: bool = False  # whether to mark samples as real, in field ``mask``
 
     def __call__(
@@ -49,72 +82,67 @@ class SampleReader:
         rows: Indices | None = None,
     ) -> None:
         """Read samples, or take them from memory as they were before the host hooks; into rows, or the first ones."""
-        ids = self.source.ids(samples) if self.return_indices or self.seed is not None else samples
-        own: dict[str, Any] = ({INDEX: ids} if self.return_indices else {}) | ({MASK: True} if self.masks else {})
-        if own:
-            for key, values in own.items():
-                out[key][... if rows is None else rows] = values
-            out = {key: array for key, array in out.items() if key not in own}
-        whole = out
-        if self.concat:
-            out = self._padded(samples, out)
-        if raw is not None:
-            assert self.transformation is not None
-            self.transformation.apply(epoch, samples, raw, out)
-        elif self.transformation is not None:
-            read = functools.partial(self._read, epoch, samples, ids)
-            self.transformation(epoch, samples, read, out, None if rows is None else rows.tolist())
+        own: dict[str, Any] = {INDEX: self.source.ids(samples)} if self.return_indices else {}
+        own |= {MASK: True} if self.masks else {}
+        for key, values in own.items():
+            out[key][... if rows is None else rows] = values
+        into: dict[str, Any] = {key: array for key, array in out.items() if key not in own}
+        for key in self.concat:
+            width = self.source.spec[key].shape[0] if self.buckets is None else self.buckets.width(samples)
+            into[key] = EndToEnd(out[key], into.pop(offsets_key(key)), width)
+        if self.transformation is not None:
+            self._transform(epoch, samples, into, range(len(samples)) if rows is None else rows.tolist(), raw)
+        elif self.concat:
+            for run in padded_runs([into[key] for key in self.concat], slice(None) if rows is None else rows):
+                self._read_rows(epoch, samples[run], into, run if rows is None else rows[run])
         elif rows is not None:
-            values = {key: np.empty((len(samples), *array.shape[1:]), array.dtype) for key, array in out.items()}
-            self._read(epoch, samples, ids, values)
-            for key, array in out.items():
-                array[rows] = values[key]
-        elif self.seed is None:
-            self.source.read_into(samples, out)  # most loaders: a call less for each batch
+            self._read_rows(epoch, samples, into, rows)
         else:
-            self._read(epoch, samples, ids, out)
-        if self.concat:
-            self._concatenate(samples, out, whole, range(len(samples)) if rows is None else rows.tolist())
+            self._read(epoch, samples, into)
 
-    def _padded(self, samples: Indices, out: Mapping[str, Array]) -> dict[str, Array]:
-        """Arrays with others in place of those in which samples come one after the other: there they are padded."""
-        made = {key: array for key, array in out.items() if key not in map(offsets_key, self.concat)}
-        for key in self.concat:
-            lengths = np.diff(out[offsets_key(key)])
-            width = self.source.spec[key].shape[0] if self.transformation is not None else max(int(lengths.max()), 1)
-            width = width if self.buckets is None else self.buckets.width(samples)
-            made[key] = np.empty((len(lengths), width, *out[key].shape[1:]), out[key].dtype)
-        return made
+    def _read_rows(self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: slice | Indices) -> None:
+        """Read samples into rows; by other memory where these are scattered, or the samples are padded first."""
+        apart = into.keys() if isinstance(rows, np.ndarray) else self.concat
+        values = {key: array[rows] for key, array in into.items() if key not in apart}
+        for key in apart:
+            array, shape = into[key], (len(samples), *into[key].shape[1:])
+            values[key] = array.padded(rows) if key in self.concat else np.empty(shape, array.dtype)
+        self._read(epoch, samples, values)
+        for key in apart:
+            into[key][rows] = values[key]
 
-    def _concatenate(
-        self, samples: Indices, padded: Mapping[str, Array], out: Mapping[str, Array], rows: Iterable[int]
+    def _transform(
+        self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: Sequence[int], raw: Bytes | None
     ) -> None:
+        hooks = self.transformation
+        assert hooks is not None
+        if raw is not None:
+            hooks.apply(epoch, samples, raw, into)
+        for first in range(0, len(samples) if raw is None else 0, hooks.capacity):
+            run = slice(first, first + hooks.capacity)
+            hooks(epoch, samples[run], functools.partial(self._read, epoch, samples[run]), into, rows[run])
         for key in self.concat:
-            edges, values, into = out[offsets_key(key)].tolist(), padded[key], out[key]
-            lengths = padded.get(length_key(key))
-            for place, row in enumerate(rows):
-                first, end = edges[row : row + 2]
-                if lengths is not None and lengths[row] != end - first:
-                    what = f"changed {length_key(key)} of {{}} from {end - first} to {lengths[row]}; {FIXED}"
+            for place, row in enumerate(rows if length_key(key) in into else ()):
+                length, made = into[key].lengths[row], into[length_key(key)][row]
+                if made != length:
+                    what = f"changed {length_key(key)} of {{}} from {length} to {made}; {FIXED}"
                     raise failure("transform", self.source, samples[place : place + 1], what)
-                into[first:end] = values[row, : end - first]
 
     def check(self, epoch: int, sample: Indices) -> None:
         """Read one sample, and call ``sample_transform`` with it."""
-        ids = self.source.ids(sample) if self.seed is not None else sample
-        read = functools.partial(self._read, epoch, sample, ids)
         if self.transformation is None:
-            read(self.source.spec.empty(1))
+            self._read(epoch, sample, self.source.spec.empty(1))
         else:
-            self.transformation.check(epoch, sample, read)
+            self.transformation.check(epoch, sample, functools.partial(self._read, epoch, sample))
 
     def before_hooks(self) -> SampleReader:
         return SampleReader(self.source, False, self.seed)
 
-    def _read(self, epoch: int, samples: Indices, ids: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _read(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         if self.seed is None:
             self.source.read_into(samples, out)
         else:
+            ids = self.source.ids(samples)
             self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), ids))
 
 

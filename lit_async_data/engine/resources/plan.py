@@ -131,9 +131,8 @@ class ResourcePlan:
             cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
         decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, cacheable)
         scratch = 0 if hooks is None else most * batches * hooks.scratch_bytes
-        if workers.shared and hooks is None:  # a process puts its share together before it goes to the slot
-            scratch += most * layout.nbytes
-        scratch += most * layout.padded_bytes
+        if hooks is None:  # a process puts its share of a slot together before it goes there
+            scratch += most * (layout.padded_bytes + workers.shared * layout.nbytes)
         # The slots of a reader process are pinned as they are.
         slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes
         if workers.shared and hooks is not None and hooks.takes_batches:  # see `ReaderSetup.raw_bytes`

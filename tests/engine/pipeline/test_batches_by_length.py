@@ -23,6 +23,8 @@ from lit_async_data import (
     LoaderOptions,
     split,
 )
+from lit_async_data.batch import spec
+from lit_async_data.engine.pipeline import sample_reader
 from lit_async_data.errors import ConfigError, FormatError, ResumeError, TransformError
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.order.by_length import LengthPlan
@@ -192,6 +194,28 @@ def test_slots_have_room_for_the_longest_samples_of_a_batch(source):
             layout = loader.footprint.layout
             assert layout.small_start == -(-most * element // 512) * 512
             assert all(joined_samples_of(batch) for batch in loader)
+
+
+@pytest.mark.parametrize("hooks", [{}, {"sample_transform": acts.copied}], ids=["plain", "sample_transform"])
+def test_joined_samples_are_read_in_the_memory_of_a_batch(source, monkeypatch, hooks):
+    for module in (spec, sample_reader):
+        monkeypatch.setattr(module, "RUN_BYTES", 1)
+    source, read, taken, found = concat(source), HDF5Source.read_into, [], {}
+
+    def read_into(self, samples, out):
+        taken.append(max(array.nbytes for array in out.values()))
+        read(self, samples, out)
+
+    monkeypatch.setattr(HDF5Source, "read_into", read_into)
+    with loader_of(source, workers=0, batch_by=None, batch_elements=None, hooks=hooks) as loader:
+        scratch = loader.footprint.budget.scratch
+        assert scratch < source.spec["x"].nbytes * 16
+        taken.clear()
+        for batch in loader:
+            assert max(taken) <= (scratch if hooks else batch["x"].nbytes)
+            found |= joined_samples_of(batch)
+            taken.clear()
+    check_equal(found, stored(source))
 
 
 @pytest.mark.parametrize("by", BY)
