@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -20,10 +21,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
-from lit_async_data.batch.tensor_layout import TensorLayout, dense, flat, raw_bytes
 from lit_async_data.batch.tree import flatten, rebuilt
 from lit_async_data.engine.device.feed import Arrived, Batch, Clone, HostBatch, moves
 from lit_async_data.engine.resources.memory import pinned_bytes, readable
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # Has the consumer's thread make a call, again until it returns something other than None, and returns that.
@@ -157,7 +159,45 @@ def is_plain(value: Any) -> bool:
     )
 
 
-log = logging.getLogger(__name__)
+class TensorLayout(NamedTuple):
+    """How a flat row of values becomes a tensor."""
+
+    shape: tuple[int, ...]  # in elements
+    stride: tuple[int, ...]  # in elements
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorLayout:
+        """Returns the layout of a tensor without gaps and overlaps."""
+        return TensorLayout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns flat values as a view with this layout."""
+        return values.view(self.dtype).as_strided(self.shape, self.stride)
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor itself if its memory has no gaps and overlaps, otherwise a copy without them.
+
+    A copy has the strides that ``tensor.to(device)`` would give it.
+    """
+    plain = tensor.resolve_conj().resolve_neg()
+    if plain.is_contiguous() or plain.stride() == torch.empty_like(plain, device="meta").stride():
+        return plain
+    return plain.clone()
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a one-dimensional view of a dense tensor, in memory order."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def raw_bytes(tensor: torch.Tensor) -> Bytes:
+    return flat(tensor).view(torch.uint8).numpy()
 
 
 class PinnedBufferPool:

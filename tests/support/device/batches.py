@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from waiting.on_device.fake_streams import raw
 
-from lit_async_data.batch.tensor_layout import dense, raw_bytes
 from lit_async_data.batch.tree import flatten
+from lit_async_data.engine.prefetch.packing import dense, raw_bytes
 
 
 def numbers(shape, seed=0, dtype=torch.int16):
