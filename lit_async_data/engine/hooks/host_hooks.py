@@ -38,7 +38,7 @@ class HostHooks:
 
     sample: Hook | None  # ``sample_transform``
     batch: Hook | None  # ``batch_transform``
-    # Held by the thread that calls them. A copy has its own.
+    # Held by the thread that calls the hooks. A copy has its own.
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> Any:

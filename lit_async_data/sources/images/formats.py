@@ -28,7 +28,7 @@ class Head(NamedTuple):
     """What is known of an image before it is decoded."""
 
     size: tuple[int, int]  # (width, height) of the decoded pixels, before they are turned
-    mode: str  # pillow's mode
+    mode: str  # as Pillow calls it
     turned: int  # the orientation of the decoded pixels, 1 to 8
     bits: int = 8  # bits per stored value
     white_is_zero: bool = False

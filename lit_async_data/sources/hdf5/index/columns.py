@@ -37,7 +37,7 @@ class IndexKey:
     dtype: str
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
-    filters: tuple[int, ...]  # their numbers, in the order of the mask bits
+    filters: tuple[int, ...]  # by number, in the order of the mask bits
 
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> IndexKey:

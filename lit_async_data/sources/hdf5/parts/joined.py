@@ -63,7 +63,7 @@ class JoinedTable:
             if isinstance(on, Mapping) and self._column in ("file", "group"):
                 what = self._column  # and not the other way round
             raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {what!r}}}") from None
-        self.labels = dict[str, Labels]()  # their values, one for each row of the table that has samples
+        self.labels = dict[str, Labels]()  # the values of `fields`, one for each row of the table that has samples
         of = self._what
         # The field that says whose each sample is, by `KEY`; empty if its file or group does.
         self.keys = {KEY: dataclasses.replace(of, kind="text", null="error")} if isinstance(of, Field) else {}

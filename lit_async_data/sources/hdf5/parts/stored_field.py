@@ -63,7 +63,7 @@ class StoredField:
     channels: tuple[StoredField, ...] = ()  # the fields that are its channels; empty if it is of one dataset
     # If it has a value for each anchor: their rows, ascending, and the number of each; else None.
     at: tuple[Indices, Indices] | None = None
-    left: bool = False  # whether these are padded on the left
+    left: bool = False  # whether samples of variable length are padded on the left
 
     @property
     def plain(self) -> bool:

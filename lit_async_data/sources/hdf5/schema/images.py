@@ -29,8 +29,8 @@ from lit_async_data.sources.local_files.patterns import natural
 class StoredImages:
     """Rows that are encoded images."""
 
-    # Their bytes, or references to them. If they are the datasets of a group, each is a chunk; its offset is −1 if h5py
-    # must read it.
+    # The bytes of images, or references to these. If images are the datasets of a group, each is a chunk; its offset is
+    # −1 if h5py must read it.
     rows: StoredDataset
     decoder: ImageDecoder
     swapped: bool  # whether red and blue change places
@@ -39,7 +39,7 @@ class StoredImages:
     names: tuple[str, ...]  # the datasets in a group; empty for a dataset
     heap: GlobalHeap | None  # what references lead to; None if rows hold the bytes, or h5py must read them
     alone: bool  # whether images are read one by one, and not their rows together
-    # Where their bytes are, if they lie one after the other, but not in one piece of the file.
+    # Where the bytes are, if images lie one after the other, but not in one piece of the file.
     ranges: StoredRanges | None = None
 
 

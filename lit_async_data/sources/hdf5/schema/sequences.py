@@ -32,13 +32,13 @@ TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
 class StoredSequences:
     """Sequences of one axis, each in the global heap; or datasets of groups, whose first axes differ."""
 
-    # The references to them; or the datasets as one, as long as the longest. Its index has the chunks of all.
+    # The references to sequences; or the datasets as one, as long as the longest, whose index has the chunks of all.
     rows: StoredDataset
     heap: GlobalHeap | None  # none for datasets of groups
     # As `GlobalHeap.references` gives them; of a dataset, its bytes, the first of its chunks, and their end; int64,
     # shape (rows, 3).
     references: Indices
-    dtype: np.dtype[Any]  # of their elements, as stored
+    dtype: np.dtype[Any]  # of the elements, as stored
     spec: FieldSpec  # the field, padded
     chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
 
