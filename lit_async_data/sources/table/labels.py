@@ -38,8 +38,8 @@ Fail = Callable[[int, str], SourceError]
 class Labels(NamedTuple):
     """One value per row."""
 
-    # As int64, bool or floats, shape (rows, ...). With several classes per row: uint8 of shape (rows, classes), or float32
-    # with ``null="ignore"``.
+    # As int64, bool or floats, shape (rows, ...). With several classes per row: uint8 of shape (rows, classes), or
+    # float32 with ``null="ignore"``.
     values: Array
     # The names of the values 0, 1, 2, …; with several classes per row, of the columns; empty for numbers.
     classes: tuple[str, ...] = ()
