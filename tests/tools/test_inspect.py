@@ -283,7 +283,7 @@ MEANT = [
     ({"x": ROWS, "counter": np.arange(40)}, '{"x": "x"}', "", "counter"),
     ({"x": IMAGES, "origin/part": np.arange(40) // 9}, '{"x": "x"}', "", "origin"),
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
-    (EPISODES, '{"x": "obs/rgb"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
+    (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
     (lambda path: examples.anndata(path, missing=True), '"y": "obs/phase"', "", ""),
     (examples.masks, '{"x": "volume", "y": "mask"}', "", ""),
@@ -387,12 +387,11 @@ def test_encoded_images_are_decoded_by_what_is_suggested(name):
     examples.jpegs("all.h5")
     with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
         every.copy(name, file)
-        file["action"] = np.zeros((6, 14), "f4")
+        file["action"] = np.zeros((6, 2000))  # more bytes than the images have, and still what to predict
     suggestion = only(report_on(["x.h5"]))
     assert suggestion.batch["x"] == {"dtype": "uint8", "shape": (3, 10, 12)}
-    assert (
-        f"data.train.fields={{x: {{name: {name}, decode: image, image_size: [10, 12]}}}}" in suggestion.call.command()
-    )
+    camera = f"x: {{name: {name}, decode: image, image_size: [10, 12]}}"
+    assert f"data.train.fields={{{camera}, y: action}}" in suggestion.call.command()
     assert any("channels: BGR" in each for each in suggestion.notes)
     check(suggestion)
 

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 INPUTS = "x|data|images?|imgs?|volumes?|scans?|frames|inputs|signal"
-LABELS = "y|labels?|targets?|class(es)?|category|species|diagnosis|gt|digits?|outcome|answer|type|truth|true|tags"
+LABELS = (
+    "y|labels?|targets?|class(es)?|category|species|diagnosis|gt|digits?|outcome|answer|type|truth|true|tags|actions?"
+)
 MASKS = "masks?|seg|segmentations?|annotations?|groundtruth"
 STARTS = "onsets?|starts?|begins?|triggers?|anchors?"
 RECORDINGS = "signals?|eeg|ecg|emg|recordings?|series|traces?|waveform"
