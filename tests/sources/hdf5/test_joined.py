@@ -35,6 +35,7 @@ def files(tmp_path):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file["x"], file["patient"] = np.arange(5) + 5 * number, [f"p{1 + (number + row) % 3}" for row in range(5)]
             file["number"], file.attrs["id"] = (number + np.arange(5)) % 3 + 1, name
+            file["columns"], file["rows"] = file["number"][...][None] / 1, file["number"][...][:, None] / 1  # MATLAB's
             file["half"], file["flag"] = np.arange(5) / 2, [True] * 5
             for group in ("p1", "p3"):
                 file[f"g/{group}/x"] = np.arange(2) + 10 * number
@@ -93,9 +94,11 @@ def test_a_row_for_each_group_or_subject(files):
     groups = ["p1", "p1", "p3", "p3"] * 3
     check(opened(files, table_of(files), {"patient": "group"}, group="g/*"), groups)
     check(opened(files, table_of(files, "group", "g/{}"), "group", group="g/*", sample="group"), groups[::2])
-    numbers = pa.table({"number": [1, 2, 3], "y": ["b", "a", "c"]})
-    source = opened(files, numbers, "number", {"x": Field("x", window=(0, 2)), "y": "y", "n": "number"})
-    assert source.names("y", source.column("y")).tolist() == ["bac"[number - 1] for number in source.column("n")]
+    numbers = pa.table({"id": [1, 2, 3], "y": ["b", "a", "c"]})
+    for stored in ("number", "columns", "rows"):
+        fields = {"x": Field("x", window=(0, 2)), "y": "y", "n": "number"}
+        source = opened(files, numbers, {"id": stored}, fields)
+        assert source.names("y", source.column("y")).tolist() == ["bac"[number - 1] for number in source.column("n")]
 
 
 def test_samples_without_a_row_and_rows_without_samples(files, caplog):

@@ -166,7 +166,7 @@ def test_attributes_and_groups_of_text(tmp_path):
         (Field("x", kind="class"), ConfigError, "fields.y.kind: .*0.h5:/x holds int64, which is not class"),
         (Field("y", column=0), ConfigError, "column and mask_and_scale do not apply to text"),
         (Field("y", lookup="x"), FormatError, "holds text; "),
-        (Field("square"), FormatError, "holds text, or values of variable length, on 2 axes"),
+        (Field("square"), FormatError, "holds text, ids or values of variable length on 2 axes"),
     ],
 )
 def test_what_is_no_field_of_text_is_named(field, error, message, two):

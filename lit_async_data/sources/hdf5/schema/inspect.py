@@ -114,9 +114,10 @@ def inspect_dataset(
         _check_images(dataset, where, context)
     elif not in_heap:
         _check_values(dataset, kind, where + f".{member}" * bool(member), context)
-    elif dataset.ndim != 1:
+    elif dataset.ndim != 1 and (dataset.dtype.kind not in "iuf" or dataset.size > max(dataset.shape, default=0)):
         raise FormatError(
-            f"{where}: holds text, or values of variable length, on {dataset.ndim} axes; store them on one", **context
+            f"{where}: holds text, ids or values of variable length on {dataset.ndim} axes; store them on one",
+            **context,
         )
     as_bytes = images or in_heap
     shape = tuple(int(n) for n in dataset.shape)

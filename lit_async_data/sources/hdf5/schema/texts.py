@@ -16,7 +16,7 @@ from lit_async_data.sources.hdf5.schema.encoded import category_of, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.table.text import MOST_CLASSES
+from lit_async_data.sources.table.text import INEXACT, MOST_CLASSES
 
 CODES = np.dtype(np.int64)
 
@@ -51,7 +51,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
     values = member_of(dataset[...], path)
     if of != name:
         values = category_of(values, group.whole(categories, ""), group.path, missing="")
-    codes, row = numbered(values, field, stored, where)
+    codes, row = numbered(values.reshape(-1), field, stored, where)
     return StoredDataset(
         group.path, name, codes.shape, CODES, 0, row, None, 1, filtered=False, external=stored.external, kept=codes
     )
@@ -64,6 +64,9 @@ def numbered(
 
     `IGNORED` stands for empty text, unless that is a class.
     """
+    floats = field.kind == "text" and values.dtype.kind == "f"  # as MATLAB stores whole numbers
+    if floats and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():
+        values = values.astype(np.int64)
     if values.dtype.kind not in ("SOiu" if field.kind == "text" else "SO") or field.kind == "number":
         what = f"{stored} holds {values.dtype}, which is not {field.kind}"
         if where == "fields.(on)":
