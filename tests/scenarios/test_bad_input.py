@@ -371,6 +371,15 @@ def test_files_of_one_source_that_differ_in_shape_or_type_are_both_named(h5, fil
     assert (error.file, error.dataset) == (path, "data")
 
 
+def test_rows_of_samples_of_variable_length_are_compared_without_their_lengths(h5):
+    ragged = {
+        f"{name}/{part}": of for name in "ab" for part, of in (("values", np.zeros((9, 3))), ("offsets", [0, 5, 9]))
+    }
+    path = h5(**ragged | {"b/values": np.zeros((9, 4))})
+    said = [f"{path}:/b/", "rows of float64 (4,), but in /a they are rows of float64 (3,)"]
+    refused(FormatError, said, lambda: HDF5Source(path, {"x": "."}, group="[ab]"))
+
+
 def test_a_file_of_several_without_the_dataset_is_the_one_named(h5, file):
     path = h5("scan2.h5", data=np.zeros((4, 8, 8, 3), "u1"))
     assert refused(MissingError, [path, "'labels'"], lambda: HDF5Source([file, path])).file == path

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, FieldSpec
-from lit_async_data.errors import ConfigError, ManifestError, SourceError
+from lit_async_data.errors import ConfigError, ManifestError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.table.arrow import (
@@ -190,10 +190,10 @@ def _with_null_option(
         return Labels(values, classes)
     if null == "drop":
         return Labels(values, classes, rows)
-    named = ", ".join(origin.where(int(row)) for row in rows[:_NAMED])
-    more = f", … ({len(rows)} in all)" if len(rows) > _NAMED else ""
+    named = f" in {', '.join(origin.where(int(row)) for row in rows[:_NAMED])}" if len(rows) > 1 else ""
+    named += f", … ({len(rows)} in all)" if len(rows) > _NAMED else ""
     ways = "null: zero if it has none of the classes, null: ignore" if several else "null: ignore"
-    message = f"no value in {named}{more}; give one, or set {ways} or null: drop"
+    message = f"no value{named}; give one, or set {ways} or null: drop"
     raise origin.error(message, row=int(rows[0]), column=name)
 
 
@@ -239,7 +239,7 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail,
     unknown = np.flatnonzero((values < 0) & ~missing)
     if unknown.size:
         row = int(unknown[0])
-        raise fail(row, f"{quoted(entries[codes[row]])} is not one of the {len(classes)} classes")
+        raise fail(row, f"{quoted(entries[codes[row]])} is not one of the classes {few(classes)}")
     values[missing] = IGNORED
     return _Column(values, missing, classes)
 

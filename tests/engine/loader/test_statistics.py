@@ -279,6 +279,7 @@ def test_no_rank_waits_for_one_that_fails():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"fields": []}, "^fields: empty; name at least one"),
         ({"fields": "site"}, r"^fields: 'site' is not one of 'x', the fields of real numbers.*numpy\.unique"),
         ({"fields": "waves"}, r"^fields: 'waves' is not one of 'x'"),
         ({"fields": "patient"}, r"^fields: 'patient' is not one of 'x'"),

@@ -165,6 +165,7 @@ def test_a_damaged_sample_is_named_by_its_group(tmp_path):
     with pytest.raises(CorruptError, match=r"x\.h5:/s5/image: ") as raised:
         source.__getitems__([3, 5])
     assert (raised.value.dataset, raised.value.sample_id) == ("s5/image", 5)
+    assert str(raised.value).count(str(tmp_path)) == 1
 
 
 def test_a_place_beyond_the_file_is_refused(tmp_path, monkeypatch):

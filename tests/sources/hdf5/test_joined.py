@@ -111,9 +111,11 @@ def test_samples_without_a_row_and_rows_without_samples(files, caplog):
     assert source.column("y").tolist() == [0] * 5 + [-100] * 5
     said = "1 of 3 files have no row: 'p2.h5'; their samples are left out; 1 of its rows have no samples: 'p4'"
     assert (caplog.records[-1].levelname, caplog.messages[-1]) == ("WARNING", f"the table given: {said}")
+    opened(files, pd.DataFrame({"file": ["p1", "p2", "p3", "p4"]}), "file", {"x": "x"}, unmatched="skip")
+    assert caplog.messages[-1] == "the table given: 1 of its rows have no samples: 'p4'"
     dropped = opened(files, table, "file", {"x": "x", "y": Field("y", null="drop")}, unmatched="skip", exclude=[1])
     assert dropped.column("x").tolist() == [0, 2, 3, 4]
-    with pytest.raises(ManifestError, match="no value in row 2; give one"):
+    with pytest.raises(ManifestError, match="row 2, column 'y': no value; give one"):
         opened(files, table, "file", {"x": "x", "y": "y"}, unmatched="skip")
 
 

@@ -33,7 +33,7 @@ def test_numbers_in_validation_are_classes_where_training_has_classes(tmp_path):
     assert dm.classes == {"y": ("10", "2a", "3")}
     assert labels(dm.sources["val"][0]) == [2, 0, 2]
     other = ManifestSource(csv(tmp_path, "other.csv", "y", "4"), {"y": "y"})
-    with pytest.raises(ManifestError, match=r"row 0.*'4' is not one of the 3 classes"):
+    with pytest.raises(ManifestError, match=r"row 0.*'4' is not one of the classes 10, 2a, 3"):
         AsyncDataModule(train=train, val=other, loader={"batch_size": 3})
     again = AsyncDataModule(test=val, loader={"batch_size": 3})
     again.load_state_dict(dm.state_dict())

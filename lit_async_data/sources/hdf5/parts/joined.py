@@ -137,7 +137,7 @@ class JoinedTable:
         own = {unit: [name for name in units[unit] if counts[name] == 1] or [unit] for unit in lost}
         what = f"{len(lost)} {of} have no row"
         what += f": {_few([own[unit][-1] for unit in lost])}" if lost else ""
-        left = f"{len(unused)} of its rows have no samples" + (f": {_few(unused)}" if unused else "")
+        left = f"{len(unused)} of its rows have no samples: {_few(unused)}" if unused else ""
         if lost or not units:
             others = {text.lstrip("0") for text in texts if text not in counts}
             near = others & {name.lstrip("0") for unit in lost for name in units[unit]}
@@ -149,8 +149,8 @@ class JoinedTable:
                 cure = f"{quoted(name)} is the name of {counts[name]} of them; write {own[unit][-1]}"
             if several or not self._skip or len(lost) == len(units):
                 raise origin.error(f"{what}; {cure}", column=self._column)
-        if lost or (unused and self._skip):
-            _log.warning("%s: %s; their samples are left out; %s", origin.name, what, left)
+        if lost:
+            _log.warning("%s: %s; their samples are left out%s", origin.name, what, left and f"; {left}")
         elif unused:
             _log.info("%s: %s", origin.name, left)
         return np.array([rows.get(unit, -1) for unit in units], np.int64)

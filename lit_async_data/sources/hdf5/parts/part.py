@@ -183,7 +183,8 @@ def of_group(error: SourceError, names: npt.NDArray[np.bytes_] | None) -> Source
     if names is None or error.row is None or error.dataset is None:
         return error
     full = in_group(error.dataset, names, error.row)
-    return type(error)(f"{error.file}:/{full}: {error}", file=error.file, dataset=full, row=error.row)
+    what = str(error).removeprefix(f"{error.file}:/")  # the path is told once
+    return type(error)(f"{error.file}:/{full}: {what}", file=error.file, dataset=full, row=error.row)
 
 
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
@@ -345,20 +346,21 @@ def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
 
 def check_compatible(part: StoredPart, first: StoredPart) -> None:
     """Check that a part has the fields of the first part, with the same shapes, dtypes and classes."""
+    where = f"/{first.group.strip('/')}" if part.path == first.path else first
     if list(part.fields) != list(first.fields):
         raise FormatError(
-            f"{part}: has the fields {', '.join(part.fields)}, but {first} has {', '.join(first.fields)}; "
+            f"{part}: has the fields {', '.join(part.fields)}, but {where} has {', '.join(first.fields)}; "
             "parts of one source must agree"
         )
     for key, field in part.fields.items():
         mine, other = field.spec, first.fields[key].spec
         if mine == other:
             continue
-        one, two = f"{mine.dtype} {mine.shape}", f"{other.dtype} {other.shape}"
+        one, two = (f"{'rows of ' * each.ragged}{each.dtype} {each.shape[each.ragged :]}" for each in (mine, other))
         if one == two:
             one, two = (f"{one} of {each.classes or 'no classes'}" for each in (mine, other))
         raise FormatError(
-            f"{field.stored}: has samples of {one}, but in {first} they are {two}; "
+            f"{field.stored}: has samples of {one}, but in {where} they are {two}; "
             f"{'parts' if part.group != '/' else 'files'} of one source must agree"
             f"{'; give image_size to resize all images' if field.images else ''}",
             file=part.path,

@@ -127,9 +127,8 @@ def _resolved(name: str, folders: list[str], where: str, context: dict[str, Any]
         path = os.path.join(folder, name)
         if os.path.isfile(path):
             return path
-    raise MissingError(
-        f"{where}: takes values from {name}, which is not in {' or '.join(folders)}; restore that file", **context
-    )
+    among = " or ".join(dict.fromkeys(folders))
+    raise MissingError(f"{where}: takes values from {name}, which is not in {among}; restore that file", **context)
 
 
 def _absent(path: str, name: str, where: str, context: dict[str, Any]) -> MissingError:

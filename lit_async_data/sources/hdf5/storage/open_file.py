@@ -92,9 +92,8 @@ class OpenFile:
             try:
                 self._check_external(path, was)
             except OSError as error:
-                raise MissingError(
-                    f"{path}: cannot be opened ({error}), and {self.path} takes values from it; restore it", file=path
-                ) from error
+                what = f"cannot be opened ({error.strerror}), and {self.path} takes values from it; restore it"
+                raise MissingError(f"{path}: {what}", file=path) from error
 
     def _check_same(self, descriptor: int) -> None:
         was, now = self._identity, os.fstat(descriptor)
