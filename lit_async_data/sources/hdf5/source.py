@@ -38,6 +38,7 @@ from lit_async_data.sources.hdf5.parts.samples import (
     drop_empty,
     rows_left_out,
     select_rows,
+    warn_of_lacking,
     with_rows,
     without,
 )
@@ -193,6 +194,7 @@ class HDF5Source(Source):
         self._stored = with_values(self._stored)
         if exclude is not None:
             self._stored = without(self._stored, exclude, self.name)
+        warn_of_lacking(self._stored, self.name)
         self._identities = {
             path: identity.with_pieces(path, list(_pieces(of_file, identity)))
             for path, (identity, of_file) in zip(self.paths, inspected, strict=True)

@@ -323,11 +323,16 @@ def test_a_row_that_is_no_image_is_named(tmp_path, case):
         assert "row 4" in str(error) or "x/4" in str(error)
 
 
-def test_a_bad_image_is_left_out_as_the_loader_says(tmp_path):
-    source = HDF5Source(written(tmp_path / "x.h5", images=replaced(4, b"hello")), field())
+@pytest.mark.parametrize(
+    "storage", ["padded", "variable", "a dataset for each", "one after the other", "one after the other in chunks"]
+)
+def test_a_bad_image_is_left_out_as_the_loader_says_also_the_first(tmp_path, storage):
+    path = written(tmp_path / "x.h5", storage, [b"hello", b"hello", *IMAGES[2:]])
     options = {"batch_size": 23, "shuffle": False, "on_error": "skip", "max_bad": 1, "return_indices": True}
-    with AsyncLoader(source, options) as loader:
-        assert 4 not in next(iter(loader))["index"].tolist()
+    with AsyncLoader(HDF5Source(path, field(), exclude=[0]), options) as loader:
+        batch = next(iter(loader))
+    assert batch["index"].tolist() == list(range(1, ROWS - 1))
+    np.testing.assert_array_equal(batch["x"], PIXELS[2:])
 
 
 @pytest.mark.parametrize("length", [-1, MOST + 1])

@@ -2,6 +2,7 @@
 
 import csv
 import pickle
+import re
 import shutil
 
 import h5py
@@ -107,9 +108,7 @@ def another(**given):
 
 def of_attribute(value):
     def edit(file):
-        del file["s5"].attrs["label"]
-        if value is not None:
-            file["s5"].attrs["label"] = value
+        file["s5"].attrs["label"] = value
 
     return edit
 
@@ -122,12 +121,10 @@ def link(file):
 @pytest.mark.parametrize(
     ("edit", "error", "message", "dataset"),
     [
-        (delete, MissingError, "has no dataset 's5/image'", "s5/image"),
         (another(data=np.zeros((8, 7, 3), "u1")), FormatError, r"uint8 \(8, 7, 3\), but s0/image holds", "s5/image"),
         (another(data=np.zeros((9, 7, 3), "u1")), FormatError, r"uint8 \(9, 7, 3\), but s0/image holds", "s5/image"),
         (another(data=np.zeros(SHAPE, "u2")), FormatError, "holds uint16", "s5/image"),
         (link, FormatError, "another file", "s5/image"),
-        (of_attribute(None), MissingError, "'label' is missing", "s5"),
         (of_attribute(0.5), FormatError, r"float64 \(\), but int64 in the first sample", "s5"),
         (of_attribute("x"), FormatError, r"\|S1 \(\), but int64 in the first sample", "s5"),
         (of_attribute([1, 2]), FormatError, "not one number", "s5"),
@@ -142,6 +139,68 @@ def test_a_group_that_differs_is_named_when_the_source_is_built(edit, error, mes
     with pytest.raises(error, match=message) as raised:
         opened(tmp_path / "x.h5", {"x": "image", "y": Field(attr="label", classes=list("abcdefg"))})
     assert (raised.value.file, raised.value.dataset) == (str(tmp_path / "x.h5"), dataset)
+
+
+LACKING, LEFT = (0, 5, 6, 7), [1, 2, 3, 4, 8, 9, 10, 11]
+
+
+def write_lacking(path, **properties):
+    """Groups as of `write`, of which three have no image, and one no label; the images."""
+    values = write(path, **properties)
+    with h5py.File(path, "a") as file:
+        for number in LACKING[:3]:
+            del file[f"s{number}/image"]
+        del file["s7"].attrs["kind"]
+    return values
+
+
+@pytest.mark.parametrize("properties", [{}, {"chunks": (5, 4, 3), "compression": "gzip"}, {"scaleoffset": 0}])
+def test_groups_that_lack_a_field_are_told_once_and_named_when_read(properties, tmp_path, caplog, monkeypatch):
+    values = write_lacking(tmp_path / "x.h5", **properties)
+    monkeypatch.setattr(index_cache, "changed_recently", lambda *_: False)
+    for again in range(2):
+        if again and "scaleoffset" not in properties:
+            monkeypatch.setattr(groups, "_listed", None)  # the list is kept
+        caplog.clear()
+        source = opened(tmp_path / "x.h5", cache_dir=tmp_path / "kept")
+        assert re.findall("(.) of 12 samples cannot be read", caplog.text) == ["3", "1", "3"]  # x, kind, weight
+        for number in LACKING:
+            with pytest.raises(MissingError, match=f"s{number}.* is missing; write it") as raised:
+                source.__getitems__([1, number])
+            dataset = f"s{number}@kind" if number == 7 else f"s{number}/image"
+            assert (raised.value.dataset, raised.value.sample_id) == (dataset, number)
+        for number, sample in zip(LEFT, source.__getitems__(LEFT), strict=True):
+            np.testing.assert_array_equal(sample["x"], values[number])
+            assert (sample["n"], sample["y"], sample["kind"]) == (number, number % 7, number % 2)
+    monkeypatch.undo()
+    caplog.clear()
+    source = opened(tmp_path / "x.h5", exclude=LACKING)
+    assert "cannot be read" not in caplog.text
+    np.testing.assert_array_equal([sample["x"] for sample in source.__getitems__(range(8))], values[LEFT])
+    for fields, text in [
+        ({"x": "imag"}, "has no dataset 's0/imag'"),
+        ({"x": Field(attr="a")}, "s0: its attr"),
+    ]:
+        with pytest.raises(MissingError, match=text):
+            opened(tmp_path / "x.h5", {"n": "number", **fields})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "on_error"), [("thread", "substitute"), ("process", "skip")])
+def test_a_loader_reads_around_groups_that_lack_a_field(kind, on_error, tmp_path):
+    values = write_lacking(tmp_path / "x.h5", compression="gzip", chunks=SHAPE)
+    options = {"batch_size": 4, "seed": 3, "workers": 1, "worker_kind": kind, "on_error": on_error, "max_bad": 1.0}
+    with AsyncLoader(opened(tmp_path / "x.h5"), options) as loader:
+        numbers, states = [], []
+        for batch in loader:
+            np.testing.assert_array_equal(batch["x"], values[batch["n"]])
+            numbers.append(batch["n"].tolist())
+            states.append(loader.state_dict())
+    kept = np.concatenate(numbers)
+    assert (len(kept), {*kept.tolist()}) == (8 if on_error == "skip" else COUNT, {*LEFT})
+    with AsyncLoader(opened(tmp_path / "x.h5"), options) as loader:
+        loader.load_state_dict(states[0])
+        assert [batch["n"].tolist() for batch in loader] == numbers[1:]
 
 
 def test_groups_that_are_stored_in_different_ways_are_read_by_h5py(tmp_path, caplog):
@@ -301,7 +360,8 @@ def test_groups_of_different_lengths_are_padded_or_put_together(properties, read
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_groups_by_length_without_padding_around_a_damaged_one(kind, tmp_path):
     values = write_lengths(tmp_path, {}, {"compression": "gzip"})
-    with h5py.File(tmp_path / "1.h5") as file:
+    with h5py.File(tmp_path / "1.h5", "a") as file:
+        del file["s7/x"]
         begin = file["s2/x"].id.get_chunk_info(0).byte_offset
     with open(tmp_path / "1.h5", "r+b") as raw:
         raw.seek(begin + 2)
@@ -310,14 +370,15 @@ def test_groups_by_length_without_padding_around_a_damaged_one(kind, tmp_path):
     with pytest.raises(CorruptError, match=r"1\.h5:/s2/x: chunk \(0, 0\)") as raised:
         source.__getitems__([10])
     assert (raised.value.dataset, raised.value.sample_id) == ("s2/x", 10)
-    options = {"batch_size": 4, "batch_by": "x", "workers": 1, "worker_kind": kind, "on_error": "skip"}
+    assert source.column("x_length").tolist() == [*LENGTHS, *LENGTHS[:7], 0]
+    options = {"batch_size": 4, "batch_by": "x", "workers": 1, "worker_kind": kind, "on_error": "skip", "max_bad": 2}
     seen = []
     with AsyncLoader(source, options) as loader:
         for batch in loader:
             seen += batch["y"].tolist()
             for y, x in zip(batch["y"].tolist(), batch["x"].split(batch["x_length"].tolist()), strict=True):
                 np.testing.assert_array_equal(x, values[y // 10 * 8 + y % 10])
-    assert sorted(seen) == [y for y in [*range(8), *range(10, 18)] if y != 12]
+    assert sorted(seen) == [y for y in [*range(8), *range(10, 18)] if y not in (12, 17)]
 
 
 def test_a_group_may_hold_4_gib(tmp_path):

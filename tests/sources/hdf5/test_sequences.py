@@ -144,16 +144,35 @@ def test_a_value_that_the_heap_lacks_is_an_error_that_names_its_row(path):
     source.close()
 
 
-def test_a_reference_out_of_the_file_is_found_at_opening(path):
-    written(path, [np.arange(4)] * 3, np.int64)
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_references_out_of_the_file_are_told_at_opening_and_named_when_read(path, kind, caplog):
+    values = sequences(np.int32)
+    written(path, values, np.int32)
     with h5py.File(path) as file:
-        begin = file["x"].id.get_offset() + 16 + 4
+        begin = file["x"].id.get_offset()
     data = bytearray(path.read_bytes())
-    data[begin : begin + 8] = b"\xff" * 7 + b"\x00"
+    for row, place, wrong in [(9, 4, b"\xff" * 7), (20, 0, b"\xff" * 4)]:  # an address and a length
+        data[begin + 16 * row + place : begin + 16 * row + place + len(wrong)] = wrong
     path.write_bytes(data)
-    with pytest.raises(CorruptError, match="row 1: refers to a place outside of the file") as caught:
-        HDF5Source(path, {"x": "x"})
-    assert caught.value.row == 1
+    source = HDF5Source(path, {"x": "x", "y": "y"})
+    assert re.search(r"2 of 60 samples cannot be read: \S+, row 9: refers to a place outside of the file", caplog.text)
+    for row in (9, 20):
+        values[row] = []
+        with pytest.raises(CorruptError, match="outside of the file") as caught:
+            source[row]
+        assert (caught.value.row, caught.value.sample_id) == (row, row)
+    assert source.column("x_length").tolist() == list(map(len, values))
+    options = {"batch_size": 8, "batch_by": "x", "workers": 1, "worker_kind": kind, "on_error": "skip", "max_bad": 2}
+    left = {row: values[row] for row in range(60) if row not in (9, 20)}
+    with AsyncLoader(source, options) as loader:
+        found = {y: x[:n].tolist() for batch in loader for y, x, n in zip(*map(batch.get, ("y", "x", "x_length")))}
+    assert {int(row): value for row, value in found.items()} == {row: value.tolist() for row, value in left.items()}
+    caplog.clear()
+    check(HDF5Source(path, {"x": "x"}, exclude=[9, 20]), left.values())
+    assert "cannot be read" not in caplog.text
+    with pytest.raises(CorruptError, match="row 9: refers to a place outside of the file"):
+        HDF5Source(path, {"x": "x"}, rows=[9, 20])
 
 
 def test_references_are_kept_until_the_file_changes(path, tmp_path, monkeypatch):

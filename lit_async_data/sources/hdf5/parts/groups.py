@@ -21,6 +21,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, length_key
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.places import EACH
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
@@ -80,7 +81,8 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
             raise of_group(error, names) from error.__cause__
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
     each = EACH if request.sample == "group" else next(iter(names_of.values()))
-    return identity, [StoredPart(path, each, stored, anchors, names=names)]
+    lacking = {key: found[f"{key} lacking"] for key in stored if found[f"{key} lacking"].size}
+    return identity, [StoredPart(path, each, stored, anchors, names=names, lacking=lacking)]
 
 
 def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]) -> dict[str, Array]:
@@ -92,7 +94,7 @@ def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str])
     else:
         listed, above = _named_alike(group, names_of)
     names, shown = list[bytes](), time.monotonic()
-    columns: dict[str, _Values | _Images | _Places] = {}
+    columns = {key: _Column(group, field) for key, field in request.fields.items()}
     for number, name in enumerate(each.strip("/") for each in listed):
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
@@ -112,20 +114,12 @@ def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str])
         for key, field in request.fields.items():
             full = names_of[key].replace("*", name, 1).strip("/")
             within, own = above[key] if above else (node, field.dataset)
-            if not names:
-                text = not (field.attr or field.decode) and is_numbered(group, full, field)
-                columns[key] = (_Values if field.attr or text else _Images if field.decode else _Places)(group, field)
-            try:
-                columns[key].add(within, own.replace("*", name, 1), full)
-            except LIBRARY_ERRORS:
-                if not field.attr or group.node(full) is None:
-                    open_dataset(group.file, group.path, full)  # says what is wrong
-                raise
+            columns[key].add(len(names), within, own.replace("*", name, 1), full)
         names.append(stored)
     if not names:
         pattern = next(iter(names_of.values())) if above else request.group
         raise MissingError(f"{group.path}: {pattern!r} matches no {request.sample}; check the name", file=group.path)
-    found = {f"{key} {each}": np.array(of) for key, one in columns.items() for each, of in one.found.items()}
+    found = {f"{key} {each}": of for key, column in columns.items() for each, of in column.found().items()}
     return {"names": np.array(names), **found}
 
 
@@ -161,6 +155,45 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
             found = [each[len(begin) : len(each) - len(end)] for each in alike if each.endswith(end)]
         above[key] = node.id, own
     return sorted(found, key=natural), above
+
+
+class _Column:
+    """What is listed of a field. A sample that lacks it is there as the first that has it; nothing reads it."""
+
+    def __init__(self, group: OpenGroup, field: Field) -> None:
+        self._group, self._field = group, field
+        self._of: _Values | _Images | _Places | None = None
+        self._first, self._lacking, self._missing = dict[str, Any](), array.array("q"), list[tuple[Exception, str]]()
+
+    def add(self, number: int, node: Any, name: str, full: str) -> None:
+        group, field, again = self._group, self._field, 0
+        try:
+            text = not (self._of or field.attr or field.decode) and is_numbered(group, full, field)
+            kind = _Values if field.attr or text else _Images if field.decode else _Places
+            of = self._of or kind(group, field)
+            of.add(node, name, full)
+        except (MissingError, *LIBRARY_ERRORS) as error:
+            if not isinstance(error, MissingError) and full in group.file:
+                if not field.attr:
+                    open_dataset(group.file, group.path, full)  # says what is wrong
+                raise
+            self._missing = self._missing or [(error, full)]
+            self._lacking.append(number)
+            again = 1
+        else:
+            if self._of is None:
+                self._of, again = of, len(self._lacking)
+                self._first = {each: listed[:] for each, listed in of.found.items()}
+        for each, listed in self._of.found.items() if self._of and again else ():
+            listed.extend(self._first[each] * again)
+
+    def found(self) -> dict[str, Array]:
+        if self._of is None:
+            [(error, full)] = self._missing
+            if not isinstance(error, MissingError):
+                open_dataset(self._group.file, self._group.path, full)  # says what is wrong
+            raise error
+        return {each: np.array(listed) for each, listed in {"lacking": self._lacking, **self._of.found}.items()}
 
 
 class _Values:
@@ -277,18 +310,24 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
 
 
 def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: dict[str, Array]) -> StoredField:
-    where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"]
+    where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"].copy()
+    lacking = found[f"{key} lacking"]
+    names[lacking] = np.delete(names, lacking)[0]
     if f"{key} values" in found:
         label = name + (f"@{field.attr}" if field.attr else "")
-        return kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
+        kept = kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
+        kept.values.kept[lacking] = IGNORED if kept.text else 0
+        return kept
     if field.decode:
         if key in request.layouts:
             raise ConfigError(f"layout: {request.layouts[key]!r} for {key}: images have their channels first")
         rows = datasets_as_rows(path, name, found[f"{key} offsets"], found[f"{key} sizes"], names=names)
-        images = images_in_groups(group, field, rows, in_group(name, names, 0))
+        file: Any = group.file
+        images = images_in_groups(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
         return StoredField(images.rows, images.decoder.spec, images=images)
-    of_key = {column.removeprefix(f"{key} "): each for column, each in found.items()}
+    of_key = {column.removeprefix(f"{key} "): each for column, each in found.items()} | {"names": names}
     sequences = _stacked(group, name, request.layouts.get(key), of_key)
+    sequences.references[lacking, 0] = 0
     stored = sequences.rows
     native = stored.dtype.newbyteorder("=")
     if field.classes and native.kind not in "iub":
@@ -304,7 +343,8 @@ def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPa
     """The parts, in which datasets of groups that differ in length, also from file to file, are padded."""
     for key, field in request.fields.items() if parts[0].names is not None else ():
         found = [part.fields[key].sequences for part in parts]
-        lengths = np.unique(np.concatenate([each.lengths for each in found if each] or [np.ones(1, np.int64)]))
+        known = [np.delete(of.lengths, part.lacking.get(key, [])) for part, of in zip(parts, found, strict=True) if of]
+        lengths = np.unique(np.concatenate(known or [np.ones(1, np.int64)]))
         uneven = None not in found and (len(lengths) > 1 or not lengths[0])
         asked = any(getattr(field, each) != getattr(Field, each) for each in VARIABLE) and not field.decode
         parts = [_settled(part, key, request, uneven=uneven or asked) for part in parts]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, FormatError, SourceError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
@@ -58,6 +58,8 @@ class StoredPart:
     names: npt.NDArray[np.bytes_] | None = None  # what the ``*`` stands for in each row, as bytes
     # The row of the table of each row, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
+    # The rows of fields that are known to lack a value; reading them is an error.
+    lacking: Mapping[str, Indices] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -111,6 +113,16 @@ class StoredPart:
             if reads.any():
                 return int(among[reads.argmax()])
         return None
+
+    def lacks(self, key: str, rows: Indices) -> Indices:
+        """Those of the rows of a field that lack a value."""
+        return rows[np.isin(rows, self.lacking[key])] if key in self.lacking else rows[:0]
+
+    def lack(self, key: str, row: int) -> SourceError:
+        stored, missing = self.fields[key].values, self.names is not None
+        what = "is missing; write it" if missing else "refers to a place outside of the file; restore the file"
+        kind = MissingError if missing else CorruptError
+        return kind(f"{stored}, row {row}: {what}", file=self.path, dataset=stored.name, row=row)
 
     def group_of(self, row: int) -> str:
         return self.group if self.names is None else in_group(self.group, self.names, row)
@@ -237,7 +249,9 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     if kept:
         fields |= {key: inspect_attribute(group, key, field, rows) for key, field in kept.items()}
         fields = {key: fields[key] for key in [*request.fields, *fields] if key in fields}
-    part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride))
+    read = (fields | of_anchors).items()
+    lacking = {key: of.sequences.lost for key, of in read if of.sequences and len(of.sequences.lost)}
+    part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride), lacking=lacking)
     if request.rows is None and of_anchors:
         raise ConfigError(f"fields.{next(iter(of_anchors))}.per: 'anchor' needs rows=NAME, the row of each anchor")
     if request.rows is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError
-from lit_async_data.sources.hdf5.parts.part import StoredPart, row_numbers
+from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group, row_numbers
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
 
@@ -105,6 +105,20 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
             raise FormatError(f"{listed}; make window shorter, or write Field(pad='last')", file=short[0].path)
         log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)
     return [part for part in parts if part.anchors.count]
+
+
+def warn_of_lacking(parts: Sequence[StoredPart], name: str) -> None:
+    """Log, for each field, how many samples are known to lack it, and the first of them."""
+    for key in dict.fromkeys(key for part in parts for key in part.lacking if key in part.fields):
+        rows = [part.fields[key].own(part.anchors.rows(np.arange(part.anchors.count))) for part in parts]
+        lacking = [(part, row) for part, own in zip(parts, rows, strict=True) for row in part.lacks(key, own).tolist()]
+        if lacking:
+            (part, row), total = lacking[0], sum(map(len, rows))
+            error = of_group(part.lack(key, row), part.names)
+            if len(lacking) == total:
+                raise error
+            cure = "list such samples in exclude=, or set on_error"
+            log.warning("%s: %d of %d samples cannot be read: %s, %s", name, len(lacking), total, error, cure)
 
 
 def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[StoredPart]:

@@ -62,9 +62,10 @@ def with_values(parts: Sequence[StoredPart]) -> list[StoredPart]:
 def _with_values(part: StoredPart) -> StoredPart:
     if part.table_rows is not None and (part.table_rows < 0).any():
         part = part.at(part.anchors.rows(np.flatnonzero(part.rows_of_table() >= 0)))
-    fields = [each for each in part.fields.values() if each.text and each.text.null != "ignore"]
-    for field in fields:
+    fields = [(key, each) for key, each in part.fields.items() if each.text and each.text.null != "ignore"]
+    for key, field in fields:
         missing = field.values.kept == IGNORED
+        missing[part.lacking.get(key, [])] = False
         if not missing.any():
             continue
         rows = part.anchors.rows(np.arange(part.anchors.count))

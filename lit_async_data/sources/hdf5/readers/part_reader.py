@@ -101,11 +101,14 @@ class PartReader:
         """Fill arrays with samples, counted from the start of the part; the keys select random crops."""
         rows = self._part.anchors.rows(samples)
         for key, array in out.items():
+            own = self._part.fields[key].own(rows)
+            for row in self._part.lacks(key, own)[:1].tolist():
+                raise self._part.lack(key, row)
             for channel, reader in self.fields[key]:
                 places = array[channel] if channel else array
                 apart = places.strides[-1] != places.itemsize  # single numbers
                 values = np.empty(places.shape, places.dtype) if apart else places
-                reader.read_random(self._part.fields[key].own(rows), values, keys)
+                reader.read_random(own, values, keys)
                 if apart:
                     places[...] = values
 
@@ -122,7 +125,10 @@ class PartReader:
 
     def _with_rows(self, rows: Indices) -> Iterator[tuple[Reader, Indices]]:
         for key, field in self._part.fields.items():
-            yield from ((reader, field.own(rows)) for _, reader in self.fields[key])
+            own = field.own(rows)
+            if key in self._part.lacking:
+                own = np.setdiff1d(own, self._part.lacking[key])
+            yield from ((reader, own) for _, reader in self.fields[key] if len(own))
 
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored

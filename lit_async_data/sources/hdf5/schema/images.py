@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
-from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
+from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors
 from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
 from lit_async_data.sources.images.decoder import ImageDecoder
 from lit_async_data.sources.local_files.patterns import natural
@@ -55,44 +56,54 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
         if values.dtype != np.uint8 or len(values.shape) > 1:
             what = f"holds {values.dtype} {values.shape}, not the bytes of images as uint8 on one axis; write these"
             raise FormatError(f"{values}: {what}", file=group.path, dataset=values.name)
-        alone, first, node = values.offset is not None, (-1, int(sizes[0])), group.file[values.name]
+        alone, node = values.offset is not None, group.file[values.name]
         places = np.full(len(sizes), -1) if values.offset is None else values.offset + ranges.offsets[:-1]
         stored = datasets_as_rows(group.path, name, places, sizes, slow=values.slow, external=values.external)
     elif isinstance(node, h5py.Group):
         names = tuple(sorted(node, key=natural))
-        stored, alone, node = _inspect_group(group, name, names), True, node[names[0]]
-        first = (int(stored.index.offsets[0]), int(stored.index.sizes[0])) if stored.index else (-1, 0)
+        stored, alone = _inspect_group(group, name, names), True
     else:
         stored, alone, node = group.inspect_dataset(name, images=True), False, group.file[name]
-        first = -1 if stored.offset is None or node.dtype.kind == "O" else stored.offset, stored.shape[1]
         if node.dtype.kind == "O":
             alone = stored.offset is None and stored.index is None
             heap = None if alone else GlobalHeap.of(node.file)
             stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
     known = None if ranges is None else np.diff(ranges.offsets)
     lengths = known if field.lengths is None else _lengths(group, field.lengths, stored, where)
-    data: Any = b""
-    if field.image.image_size is None and first[0] >= 0:
-        data = system.pread(node.file.id.get_vfd_handle(), first[1], first[0])
-    elif field.image.image_size is None:
-        data = np.asarray(node[()] if names else node[0] if ranges is None else node[: first[1]]).tobytes()
-    decoder, ranges = _decoder(field, data, stored), None if alone else ranges
+
+    def bytes_of(row: int) -> bytes:
+        begin, size = -1, stored.shape[1]
+        if stored.index is not None and (names or ranges):
+            begin, size = int(stored.index.offsets[row]), int(stored.index.sizes[row])
+        elif stored.offset is not None and node.dtype.kind != "O":
+            begin = stored.offset + row * size
+        if begin >= 0:  # as they are; h5py cuts text at a zero
+            return system.pread(node.file.id.get_vfd_handle(), size, begin)
+        at = row if ranges is None else slice(*ranges.offsets[row : row + 2])
+        return np.asarray(node[names[row]][()] if names else node[at]).tobytes()
+
+    decoder, ranges = _decoder(field, stored, bytes_of), None if alone else ranges
     return StoredImages(stored, decoder, field.channels == "BGR", lengths, names, heap, alone, ranges)
 
 
-def images_in_groups(group: OpenGroup, field: Field, stored: StoredDataset, first: str) -> StoredImages:
+def images_in_groups(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:
     """Images of which each is a dataset in a group of its own."""
-    node: Any = group.file[first]
-    data = b"" if field.image.image_size is not None else np.asarray(node[()]).tobytes()
-    return StoredImages(stored, _decoder(field, data, stored), field.channels == "BGR", None, (), None, alone=True)
+    return StoredImages(stored, _decoder(field, stored, bytes_of), field.channels == "BGR", None, (), None, alone=True)
 
 
-def _decoder(field: Field, first: bytes, stored: StoredDataset) -> ImageDecoder:
-    try:
-        return ImageDecoder.of(field.image, first, f"{stored}, row 0")
-    except SourceError as error:
-        of_all = "the first image gives the size of all, unless image_size=(height, width) says it"
-        raise of_row(type(error)(f"{error}; {of_all}"), stored, 0) from error.__cause__
+def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> ImageDecoder:
+    """The decoder of all images. Unless the user gives their size, it is that of the first in 16 rows that is one."""
+    errors = list[SourceError]()
+    for row in range(min(stored.rows, 16)):
+        where = f"{stored}, row {row}"
+        try:
+            with as_source_errors(where, "cannot be read", file=stored.path):
+                data = b"" if field.image.image_size is not None else bytes_of(row)
+                return ImageDecoder.of(field.image, data, where)
+        except SourceError as error:
+            errors.append(error)
+    of_all = "the first image gives the size of all, unless image_size=(height, width) says it"
+    raise of_row(type(errors[0])(f"{errors[0]}; {of_all}"), stored, 0) from errors[0].__cause__
 
 
 def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:

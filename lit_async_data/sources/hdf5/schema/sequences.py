@@ -41,6 +41,8 @@ class StoredSequences:
     dtype: np.dtype[Any]  # of the elements, as stored
     spec: FieldSpec  # the field, padded
     chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
+    # The rows whose reference leads out of the file; their length is 0.
+    lost: Indices = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
 
     @functools.cached_property
     def lengths(self) -> Indices:
@@ -77,14 +79,11 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
     heap = GlobalHeap.of(dataset.file)
     references = _references(group, stored, dataset, heap)
     references[:, 0] *= dtype.itemsize
-    wrong = (references[:, 1] < 0) & (references[:, 0] > 0)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise CorruptError(
-            f"{stored}, row {row}: refers to a place outside of the file; restore the file", row=row, **context
-        )
+    there = (references[:, 1] >= 0) & (references[:, :2].sum(axis=1) <= heap.end)
+    lost = np.flatnonzero((references[:, 0] > 0) & ~there)
+    references[lost] = 0
     spec = padded_spec(references[:, 0] // dtype.itemsize, most, FieldSpec((), dtype.newbyteorder("=")), context)
-    return StoredSequences(stored, heap, references, dtype, spec)
+    return StoredSequences(stored, heap, references, dtype, spec, lost=lost)
 
 
 def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, heap: GlobalHeap) -> Indices:
@@ -92,8 +91,8 @@ def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, 
     key = dataclasses.replace(IndexKey.of(dataset), name=f"{dataset.name} references")
     found = group.cache.load(key) if key.chunk else None
     if found is None:
-        references = heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle()))
-        found = {"references": references.ravel()}
+        stored_references = _stored_references(stored, dataset.file.id.get_vfd_handle())
+        found = {"references": heap.references(stored_references).ravel()}
         if key.chunk:
             group.cache.store(key, found)
     return found["references"].reshape(-1, 3)
