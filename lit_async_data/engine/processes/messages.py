@@ -81,25 +81,16 @@ class Report(NamedTuple):
     payload: int = 0  # bytes that follow
     slot: int = 0  # of the task
     step: int = 0  # the first one of the task
-    # See `Work`: what the thread has done since its last report, reading ahead included.
-    seconds: float = 0.0
-    decode_s: float = 0.0
-    transform_s: float = 0.0
-    cpu_s: float = 0.0
-    stored: int = 0
-    decoded: int = 0
+    work: Work = Work()  # of the thread since its last report, reading ahead included
     idle_s: float = 0.0  # seconds that the thread has waited for the task
 
-    @property
-    def work(self) -> Work:
-        return Work(*self[4:10])
-
     def packed(self) -> bytes:
-        return _REPORT.pack(*self)
+        return _REPORT.pack(*self[:4], *self.work, self.idle_s)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Report:
-        return cls(*_REPORT.unpack_from(data))
+        kind, payload, slot, step, *work, idle_s = _REPORT.unpack_from(data)
+        return cls(kind, payload, slot, step, Work(*work), idle_s)
 
 
 _TASK, _REPORT = struct.Struct("<14q"), struct.Struct("<4q4d2qd")

@@ -118,7 +118,7 @@ class ReaderServer:
         wanted = task.generation == self._slots.now[GENERATION]
         if wanted:
             payload = self._carried_out(task, reading)
-        report = Report(ReportKind.DONE, 0, task.slot, task.key.step, *CLOCK.take(), idle_s)
+        report = Report(ReportKind.DONE, 0, task.slot, task.key.step, CLOCK.take(), idle_s)
         self._reports.send(report, payload)
         with self._lock:
             del self._reading[thread.number]
