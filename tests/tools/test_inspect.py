@@ -303,10 +303,14 @@ MEANT = [
     (MOLECULES, '{"x": "pos", "y": "target"}, group="mol_*", sample="group")', "batch_by=x", "0 samples"),
     (
         lambda path: examples.one_each(path, "img_{}", ""),
-        None,
-        "img_0 of shape (8, 9, 3) may be one",
-        "",
+        '{"x": "img_*"}, sample="dataset", layout={"x": "HWC"})',
+        "uint8, 10 datasets",
+        "y is from",
     ),
+    (lambda path: examples.one_each(path, "a/{}.x", "labels/{}"), '{"x": "a/*.x", "y": "labels/*"}, sam', "to 9", ""),
+    (examples.one_jpeg_each, '"image_size": [8, 9]}, "y": {"attr": "label"}}, sam', "BGR", ""),
+    ({"img_1": IMAGES[0], "img_2": IMAGES[1], "img_3": IMAGES[2]}, None, "with a * for what differs", ""),
+    ({f"x{n}": np.arange(40.0) for n in range(9)}, None, "no dataset looks like samples", "dataset="),
     (
         {"image": np.zeros((32, 32, 3), "u1")},
         None,
@@ -329,7 +333,7 @@ def check_said(report, suggested, noted, never=""):
         [*report.notes, *(line for each in report.suggestions for line in (each.call.python(), *each.notes))]
     )
     assert (suggested or "") in said
-    assert noted in " ".join([said, *(each.why for each in report.datasets)])
+    assert noted in " ".join([said, *(f"{each.type} {each.why}" for each in report.datasets)])
     assert not never or never not in said
     for each in report.suggestions:
         check(each)

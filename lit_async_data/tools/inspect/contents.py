@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -10,7 +11,9 @@ import glob
 import itertools
 import math
 import operator
+import re
 from collections.abc import Iterator, Sequence
+from string import digits
 from typing import Any
 
 import h5py
@@ -25,6 +28,7 @@ from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, e
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
 from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start, has_word
@@ -56,6 +60,7 @@ class Dataset:
     field: str = ""  # its name in its group
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
     size: tuple[int, ...] = ()  # (height, width) of the first image
+    each: str = ""  # if it stands for datasets that may be samples: their name with a ``*``
 
     def __post_init__(self) -> None:
         self.field, self.rows = self.field or self.name, self.rows or (self.shape[:1] * 2 or None)
@@ -80,24 +85,54 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "") -> Ite
     if kind:
         yield _of_group(group, path or ".", kind)
     elif images:
-        yield Dataset(path, f"{images} images", (len(group),), kind="images")
+        attributes, each = tuple(next(iter(group.values())).attrs), _name_of([f"{path}/{name}" for name in group])
+        yield Dataset(path, f"{images} images", (len(group),), kind="images", attributes=attributes, each=each)
         return
     names: list[Any] = list(itertools.islice(group, MOST_MEMBERS)) if kind in ("", "variable") else []
-    groups = []
+    groups, found = [], list[Dataset]()
     for each in names:
         name = f"{path}/{each}" if path else each
         try:
             refuse_external_link(group.file, name)
             node: Any = group[each]
         except (FormatError, *LIBRARY_ERRORS):  # the source says why
-            yield Dataset(name)
+            found.append(Dataset(name))
             continue
         if isinstance(node, h5py.Dataset) and not (kind and each in VARIABLE):
-            yield from _of_dataset(node, name)
+            found += _of_dataset(node, name)
         elif isinstance(node, h5py.Group) and node not in seen and not each.startswith(_OWN_GROUPS):
             groups.append((node, name))
+    yield from _merged(found, path, len(group))
     for node, name in groups:
         yield from datasets_of(node, seen, name)
+
+
+def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Dataset]:
+    """The datasets of a group; one for many of which only numbers in names, or all names, differ, and lengths."""
+    alike = collections.defaultdict[object, list[Dataset]](list)
+    only = path and len({(n.kind, n.type, len(n.shape), n.shape[1:]) for n in found}) == 1
+    only = only and (len(found[0].shape) != 1 or len({n.shape for n in found}) > 1)  # else they may be columns
+    for node in found:
+        name = "" if only else re.sub(r"\d+", "0", node.name)
+        alike[name, node.kind, node.type, len(node.shape), node.shape[1:]].append(node)
+    for nodes in alike.values():
+        if len(nodes) <= _LOOKED_AT or nodes[0].kind not in ("", "images"):
+            yield from nodes
+            continue
+        rows = [node.shape[0] for node in nodes if node.shape]
+        name, count = _name_of([n.name for n in nodes]), members if len(nodes) == MOST_MEMBERS else len(nodes)
+        made = dataclasses.replace(nodes[0], name=name, field=name, each=name, groups=count)
+        made.type, made.rows = f"{made.type}, {count:,} datasets", (min(rows), max(rows)) if rows else None
+        made.bytes, made.stored_bytes = sum(n.bytes for n in nodes), sum(n.stored_bytes or 0 for n in nodes)
+        yield made
+
+
+def _name_of(names: Sequence[str]) -> str:
+    """One name for all, with a ``*`` for what differs."""
+    begin, end = common_start(names), common_start([each[::-1] for each in names])[::-1]
+    if len({re.sub(r"\d+", "0", each) for each in names}) > 1:  # more than numbers
+        begin, end = begin[: begin.rfind("/") + 1], "." * ("." in end) + end.partition(".")[2]
+    return f"{begin.rstrip(digits)}*{end.lstrip(digits)}"
 
 
 def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
@@ -175,7 +210,12 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     try:
         with as_source_errors(where, "cannot be read", file=group.path, dataset=name):
             decode: Any = "image" if node.kind == "images" else None
-            field = inspect_field(group, "x", Field(node.field, decode=decode), layout)["x"]
+            given, whole = Field(node.field, decode=decode), node.field == node.each
+            if whole:
+                with contextlib.closing(HDF5Source(group.path, {"x": given}, sample="dataset")) as source:
+                    field, node.reading = source.stored_parts[0].fields["x"], source.chunks.reading
+            else:
+                field = inspect_field(group, "x", given, layout)["x"]
     except AsyncDataError as error:
         text = str(error).removeprefix(f"{where}: ").removeprefix(f"{group.path}: ")
         node.why = text.replace(f"{group.path}:/", "")
@@ -183,6 +223,9 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     stored, node.dtype = field.values, field.spec.dtype
     node.size = field.spec.shape[1:] if field.images else ()
     node.kind = "variable" if field.sequences else node.kind
+    if whole:
+        node.why = stored.slow or ""
+        return
     way = "chunks" if field.images or field.sequences else choice(stored, mapped=True)
     node.reading = "copied" if way in ("raw", "strided", "kept") else "decoded" if way == "chunks" else "locked"
     slow, index = stored.slow if way != "raw" else None, stored.index if way == "chunks" else None
@@ -222,7 +265,7 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
     rest, groups = list[Dataset](), collections.defaultdict[str, list[Dataset]](list)
     for node in nodes:
         name, slash, _ = node.name.removeprefix(parent).partition("/")
-        (groups[name] if slash else rest).append(node)
+        (groups[name] if slash and "*" not in node.name else rest).append(node)
     alike = collections.defaultdict[str, list[str]](list)
     for name, inside in groups.items():
         begin = f"{parent}{name}/"

@@ -31,6 +31,7 @@ _NEVER = "origin|electrodes?"
 _SPACE = "lat|latitude|lon|longitude|x|y|z|level"
 # Windows: the most rows; the fewest rows of a recording; how many times as many columns it has if it lies across.
 WINDOW, FEWEST_ROWS, ACROSS = 512, 256, 64
+_SWAPPED = "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing"
 _BY_LENGTH = "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together"
 # Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
 FEW, MOST_CHANNELS = 4, 32
@@ -70,6 +71,30 @@ def hdf5_report(given: Sequence[str]) -> Report:
 def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     """What a source could read, the likeliest first; a note says why there is nothing."""
     known = [n for n in scope.nodes if n.reading and n.kind != "scale" and not anywhere(n.name, _NEVER)]
+    each = sorted(_of_datasets(scope, [n for n in known if n.each]), key=lambda one: "y" not in one.call.fields)
+    yield from (one for one in each if "y" in one.call.fields)
+    yield from _of_rows(scope, [n for n in known if "*" not in n.field], notes if not each else [])
+    yield from (one for one in each if "y" not in one.call.fields)
+
+
+def _of_datasets(scope: Scope, nodes: Sequence[Dataset]) -> Iterator[Suggestion]:
+    """A sample is one of many datasets that are alike; its label is an attribute, or has the same name elsewhere."""
+    labels = [n.each for n in nodes if anywhere(n.name, words.LABELS)]
+    for x in sorted((n for n in nodes if n.each not in labels), key=_score, reverse=True):
+        differ = x.rows is not None and x.rows[0] < x.rows[1] and not x.size
+        letters = None if x.size or differ else layout_of((1, *x.shape), 0)
+        given: Given = {"name": x.each, "decode": "image", "image_size": list(x.size)} if x.size else x.each
+        found: list[Given] = [{"attr": each} for each in x.attributes if has_word(each, words.LABELS)]
+        plain = [None] if "*" in x.field and (x.size or differ or len(x.shape) > 1) else []
+        for y in [*found, *labels, *plain]:
+            fields = {"x": given} | ({} if y is None else {"y": y})
+            notes = [_SWAPPED] * bool(x.size) + [_BY_LENGTH] * differ
+            options: dict[str, Any] = {"sample": "dataset", "layout": {"x": letters[1:]} if letters else {}}
+            yield _suggestion(scope, f"one dataset per sample: {x.each}", fields, notes, **options)
+
+
+def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterator[Suggestion]:
+    """Rows, windows of rows, groups or files."""
     training = of_training(node.name for node in known)
     nodes = [node for node in known if node.name in training]
     inputs = sorted(filter(_can_be_input, nodes), key=_score, reverse=True)
@@ -94,8 +119,8 @@ def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
             f"groups such as {x.field} hold one image each: group='*', or a pattern of these groups, sample='group' "
             "and Field(NAME, decode='image') make each of them a sample"
             if x.kind == "images" and x.shape == (1,)
-            else f"{x.field} of shape {x.shape} may be one sample: its rows are none; this layout is not read yet: "
-            "write samples one after the other into one dataset, or write a Source of your own (docs/data/sources.md)"
+            else f"{x.field} of shape {x.shape} may be one sample: its rows are none; if there are more of them, "
+            """sample="dataset" and fields={"x": NAME} with a * for what differs in their names make each a sample"""
         )
     elif not labels and several and (image or alone):
         title, letters = f"one {'group' if scope.group else 'file'} per sample: {x.field}", layout_of((1, *x.shape), 0)
@@ -138,7 +163,7 @@ def _samples(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
     groups = [n for n in scope.nodes if n.shape == (x.shape[axis],) and has_word(n.name, words.GROUPS)]
     matlab = "MATLAB_class" in x.attributes and len(x.shape) > 2
     notes: dict[str, object] = {
-        "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing": x.size,
+        _SWAPPED: x.size,
         _BY_LENGTH: x.kind == "variable",
         'sample="group" (data.train.sample=group) makes one sample of each group; x then has its length': (
             scope.group is not None and y is None
@@ -183,7 +208,7 @@ def _can_be_input(node: Dataset) -> bool:
 def _score(node: Dataset) -> float:
     """The largest dataset, unless names say otherwise."""
     as_input, as_label = has_word(node.name, words.INPUTS), has_word(node.name, f"{words.MASKS}|{words.LABELS}")
-    nbytes = math.prod((node.shape[0], *node.size)) if node.size else node.bytes
+    nbytes = math.prod((*node.shape[:1], *node.size)) if node.size else node.bytes
     return math.log10(nbytes + 1) + 1.5 * as_input - 3 * (as_label and not as_input) - 0.5 * node.name.count("/")
 
 

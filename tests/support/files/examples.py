@@ -183,6 +183,13 @@ def one_each(path, name="{:03}/image", label="{:03}/label"):
                 file[f"{number:03}"].attrs["label"] = number
 
 
+def one_jpeg_each(path):
+    with h5py.File(path, "w") as file:
+        for number in range(10):
+            file[f"images/{number:06}"] = np.frombuffer(stored(Image.new("RGB", (9, 8)), "JPEG"), "u1")
+            file[f"images/{number:06}"].attrs["label"] = number
+
+
 def datasets(path, values):
     with h5py.File(path, "w") as file:
         for name, value in values.items():

@@ -28,6 +28,7 @@ from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file, unsupported_reason
 from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
 from lit_async_data.sources.hdf5.parts.attributes import kept_field, value_of
+from lit_async_data.sources.hdf5.parts.joined import KEY
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, in_group, of_group
 from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, padded_fields
@@ -135,7 +136,7 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
         names[key] = name if name or not request.fields[key].attr else first  # the attribute is that of the sample
         if names[key].count("*") != 1:
             what = f"{name!r} needs one *, which stands for the name of a sample, as in 'images/*'"
-            raise ConfigError(f"fields.{key}: {what}; sample='dataset' reads one dataset for each")
+            raise ConfigError(f"on: {what}; on='group' is that name" if key == KEY else f"fields.{key}: {what}")
     return names
 
 

@@ -257,6 +257,8 @@ def _suggestion(file: h5py.File, name: str, advice: str) -> str:
 
     import h5py
 
+    if "*" in name:
+        return "; if each dataset that the * stands for is a sample: sample='dataset'"
     above, _, last = name.strip("/").rpartition("/")
     holder: Any = file.get(above) if above else file
     if isinstance(holder, h5py.Group | h5py.Dataset) and last in holder.attrs:
