@@ -21,6 +21,7 @@ from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.part_reader import RECENT_BYTES, fastest_reader
+from lit_async_data.sources.hdf5.schema.compound import member_of
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
@@ -116,7 +117,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         self._main = OpenFile(path, self._identity)
         self._main.check()
         self._slabs, self._room = ChunkCache(), list[object]()
-        self._readers: dict[str, tuple[StoredDataset, OpenFile, Reader]] = {}
+        self._readers: dict[str, tuple[StoredDataset, OpenFile, Reader, tuple[str, ...]]] = {}
         self._lock, self._threads = threading.Lock(), threads
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, OURS)
 
@@ -124,7 +125,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         """Read rows of a dataset. What has no fast way comes through h5py, under its lock and as h5py gives it.
 
         Args:
-            dataset: Its name, from the root of the file.
+            dataset: Its name, from the root of the file. Of records, also a member: ``"events.label"``.
             rows: Row numbers in any order, also repeated ones, and negative ones that count from the end; a mask over
                 all rows; a slice; or None for all. A dataset without axes has only None.
             out: A C-contiguous array to fill, of the shape and dtype that would be returned.
@@ -144,7 +145,9 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
                 raise ClosedError(f"{self.path}: its reader is closed; open another", file=self.path, dataset=dataset)
             if dataset not in self._readers:
                 self._readers[dataset] = self._opened(dataset)
-        stored, file, reader = self._readers[dataset]
+        stored, file, reader, member = self._readers[dataset]
+        if member and out is not None:
+            raise ConfigError(f"out: {dataset!r} is a member of records, which are read whole; leave it out")
         chosen = _chosen(rows, stored)
         shape, dtype = (*(len(chosen),) * bool(stored.shape), *stored.shape[1:]), stored.dtype.newbyteorder("=")
         if out is None:
@@ -158,7 +161,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         def fill(places: slice | Indices) -> None:
             with Reading(file), as_source_errors(str(stored), "cannot be read", file=self.path, dataset=dataset):
                 if not out.ndim:
-                    out[()] = file.dataset(dataset, 0)[()]
+                    out[()] = file.dataset(stored.name, 0)[()]
                 elif not isinstance(places, slice):
                     assert isinstance(reader, ChunkedReader)
                     reader.read_places(np.asarray(chosen), places, out)
@@ -170,27 +173,25 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
 
         several = len(blocks) > 1 and self._threads > 1
         collections.deque((self._pool.map if several else map)(fill, blocks), maxlen=0)
-        return out
+        return member_of(out, member).copy() if member else out
 
-    def _opened(self, name: str) -> tuple[StoredDataset, OpenFile, Reader]:
+    def _opened(self, name: str) -> tuple[StoredDataset, OpenFile, Reader, tuple[str, ...]]:
         where = f"{self.path}:/{name.strip('/')}"
         with Reading(self._main), as_source_errors(where, "cannot be read", file=self.path, dataset=name):
             of, member = self._group.split(name)
-            if member:
-                self._group.whole_member(name, "")  # raises an error if it is none
-                raise ConfigError(f"{where}: is a member of records; read {of!r}, and take it from the result")
-            stored = self._group.inspect_any(name)
+            path = self._group.whole_member(name, "")[1] if member else ()
+            stored = self._group.inspect_any(of)
         file = OpenFile(self.path, self._identity, external=stored.external) if stored.external else self._main
         reader = fastest_reader(stored, file, self._slabs, name)
         self._room.append(self._slabs.reserve({name: max(2 * reader.slab_bytes, RECENT_BYTES)}, 0))
-        return stored, file, reader
+        return stored, file, reader, path
 
     def close(self) -> None:
         """Close every handle. Idempotent."""
         self._pool.shutdown()
         with self._lock:
             self._group.file.close()
-            for _, file, _ in self._readers.values():
+            for _, file, *_ in self._readers.values():
                 file.close()
             self._main.close()
 

@@ -38,7 +38,8 @@ def path(tmp_path_factory):
             file.create_dataset(name, data=values.astype(dtype), chunks=chunks, **filters)
         file["labels"] = np.arange(ROWS, dtype="u2")
         file["text"] = [f"row {row}" for row in range(ROWS)]
-        file["pairs"] = np.zeros(ROWS, [("a", "i4"), ("b", ">f8")])
+        file["pairs"] = np.array([(row, row / 2) for row in range(ROWS)], [("a", "i4"), ("b", ">f8")])
+        file["pair"] = file["pairs"][5]
         file["single"], file["word"] = 3.5, "word"
         file["none"], file["narrow"], file["null"] = np.zeros((0, 3)), np.zeros((4, 0)), h5py.Empty("f4")
     return path
@@ -97,14 +98,25 @@ def test_what_is_no_choice_of_rows_is_refused(path, rows):
         read(f"{path}:/labels", rows)
 
 
+def test_a_member_of_records_is_read_with_them(path):
+    with h5py.File(path) as file, open_reader(path) as reader:
+        for rows in ([7, 0, -1], slice(2, 9), None):
+            found, records = reader.read("pairs.b", rows), reader.read("pairs", rows)
+            assert (found.dtype, found.flags.c_contiguous, found.tolist()) == ("=f8", True, records["b"].tolist())
+        assert found.tolist() == file["pairs"]["b"].tolist()
+        assert read(f"{path}:/pair.b") == 2.5
+
+
 def test_errors_name_the_row_the_dataset_and_the_file(path, tmp_path):
     with open_reader(path) as reader:
         with pytest.raises(IndexError, match=rf"row {ROWS} of {ROWS} in .*x\.h5:/labels"):
             reader.read("labels", [0, ROWS])
         with pytest.raises(MissingError, match="did you mean labels"):
             reader.read("label")
-        with pytest.raises(ConfigError, match=r"/pairs\.a: is a member of records; read 'pairs', and take it"):
-            reader.read("pairs.a")
+        with pytest.raises(MissingError, match=r"/pairs: has no member 'z'; its members are a, b"):
+            reader.read("pairs.z")
+        with pytest.raises(ConfigError, match=r"^out: 'pairs\.a' is a member of records"):
+            reader.read("pairs.a", [0], np.empty(1, "i4"))
         with pytest.raises(ConfigError, match=r"out: is float64 \(1,\); give a C-contiguous array of uint16 \(1,\)"):
             reader.read("labels", [0], np.empty(1))
     with pytest.raises(ClosedError, match="its reader is closed"):

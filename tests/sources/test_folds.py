@@ -187,6 +187,7 @@ BALANCE = r"^balance: the given array has no value \(None\) for sample 1 \(row 1
         ),
         (lambda s: split(s, {"train": 0.5}, by="fold"), "^split: by says the sides"),
         (lambda s: split(s, {"train": [3]}, by="fold"), r"^split: train names 3, .* there are 1, 9, 10"),
+        (lambda s: split(s, {"train": [1.5]}, by="fold"), "^split: 1.5 is neither a whole number nor text"),
         (lambda s: split(s, by="flod"), "^by: 'flod' is neither"),
         (lambda s: split(s, by="f"), "^by: f has type float64"),
     ],

@@ -165,7 +165,7 @@ def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -
         place = source.locate([number])[0]
         raise ConfigError(
             f"{option}: {what} has no value ({value!r}) for sample {number} (row {place.row} of {place.file}){more}; "
-            "add a value, or leave the sample out",
+            "add a value, or leave the sample out by a SubsetSource",
             file=place.file,
             row=place.row,
             sample_id=number,
@@ -211,11 +211,11 @@ def _factorized(values: npt.NDArray[Any]) -> tuple[Indices, list[str]]:
     return numbered(map(text_of, values.tolist()))
 
 
-def text_of(value: Any) -> str:
+def text_of(value: Any, option: str = "groups") -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, str):
         return value
     if isinstance(value, int | np.integer | np.bool_):
         return str(int(value))
-    raise ConfigError(f"groups: {value!r} is neither a whole number nor text; convert it")
+    raise ConfigError(f"{option}: {value!r} is neither a whole number nor text; convert it")

@@ -75,7 +75,7 @@ def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
     numbers = {name: number for number, name in enumerate(groups.names)}
     sides, taken = np.full(len(numbers), UNUSED), dict[str, str]()
     for side, (key, values) in enumerate(given.items()):
-        names = [text_of(value) for value in values]
+        names = [text_of(value, "split") for value in values]
         if not names:
             raise ConfigError(f"split: {key} = {values!r} names no group ({groups.what}); leave it out, or name one")
         unknown = [name for name in names if name not in numbers]
