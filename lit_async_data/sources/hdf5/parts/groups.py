@@ -328,7 +328,6 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
         return StoredField(images.rows, images.decoder.spec, images=images)
     of_key = {column.removeprefix(f"{key} "): each for column, each in found.items()} | {"names": names}
     sequences = _stacked(group, name, request.layouts.get(key), of_key)
-    sequences.references[lacking, 0] = 0
     stored = sequences.rows
     native = stored.dtype.newbyteorder("=")
     if field.classes and native.kind not in "iub":
@@ -344,8 +343,7 @@ def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPa
     """The parts, in which datasets of groups that differ in length, also from file to file, are padded."""
     for key, field in request.fields.items() if parts[0].names is not None else ():
         found = [part.fields[key].sequences for part in parts]
-        known = [np.delete(of.lengths, part.lacking.get(key, [])) for part, of in zip(parts, found, strict=True) if of]
-        lengths = np.unique(np.concatenate(known or [np.ones(1, np.int64)]))
+        lengths = np.unique(np.concatenate([each.lengths for each in found if each] or [np.ones(1, np.int64)]))
         uneven = None not in found and (len(lengths) > 1 or not lengths[0])
         asked = any(getattr(field, each) != getattr(Field, each) for each in VARIABLE) and not field.decode
         parts = [_settled(part, key, request, uneven=uneven or asked) for part in parts]

@@ -41,7 +41,8 @@ class StoredSequences:
     dtype: np.dtype[Any]  # of the elements, as stored
     spec: FieldSpec  # the field, padded
     chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
-    # The rows whose reference leads out of the file; their length is 0.
+    # The rows whose reference leads out of the file. They have the length of the first that does not, so that no batch
+    # by length is of them alone.
     lost: Indices = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
 
     @functools.cached_property
@@ -80,8 +81,9 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
     references = _references(group, stored, dataset, heap)
     references[:, 0] *= dtype.itemsize
     there = (references[:, 1] >= 0) & (references[:, :2].sum(axis=1) <= heap.end)
-    lost = np.flatnonzero((references[:, 0] > 0) & ~there)
-    references[lost] = 0
+    there |= references[:, 0] == 0
+    lost = np.flatnonzero(~there)
+    references[lost] = references[there.argmax()] * there.any()
     spec = padded_spec(references[:, 0] // dtype.itemsize, most, FieldSpec((), dtype.newbyteorder("=")), context)
     return StoredSequences(stored, heap, references, dtype, spec, lost=lost)
 
