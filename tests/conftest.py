@@ -1,7 +1,5 @@
 """Fixtures of all tests: a check for leaks after each test, and small HDF5 files."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gc
@@ -41,7 +39,7 @@ collect_ignore_glob = ["*conftest.py", "outside/*"]
 
 # The same examples every time, so that a failure in CI can be reproduced (with the same modules imported: Hypothesis
 # takes constants from them).
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("repeatable")
 
 

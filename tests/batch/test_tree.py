@@ -1,7 +1,5 @@
 """Batches of any form: taking the leaves out and putting them back restores the batch."""
 
-from __future__ import annotations
-
 import array
 import collections
 import collections.abc

@@ -1,7 +1,5 @@
 """Which chunks fall due: all of a group while the one before is dealt, each once, and none too early or in vain."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

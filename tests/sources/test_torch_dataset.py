@@ -1,7 +1,5 @@
 """`DatasetSource` against torch's own DataLoader: the same samples, in the same types, or an error that says why."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import math

@@ -3,8 +3,6 @@
 The libraries that the tests use have been imported before, and keep it.
 """
 
-from __future__ import annotations
-
 import importlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Copy verification is silent where everything is right, and every mutant of the way to a device makes it report."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

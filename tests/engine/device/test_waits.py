@@ -5,8 +5,6 @@ once. Vector clocks, and torch's sanitizer as a second judge, tell whether waits
 memory of which one writes. A scheduler that runs the two streams in random turns looks at the values.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import inspect

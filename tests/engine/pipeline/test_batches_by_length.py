@@ -1,7 +1,5 @@
 """Batches by length hold the values of their samples and no more elements than they may, whatever reads them."""
 
-from __future__ import annotations
-
 import itertools
 
 import h5py

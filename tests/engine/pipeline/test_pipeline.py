@@ -668,20 +668,18 @@ def test_a_fork_is_told_that_it_cannot_use_it():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise KeyError('mine')"])
-def test_an_interpreter_that_forgets_to_close_ends_at_once(ending):
-    program = f"""
-import sys
+def test_an_interpreter_that_forgets_to_close_ends_at_once():
+    program = """
 import numpy as np
 from lit_async_data import AsyncLoader
 from lit_async_data.testing import ArraySource
-loader = AsyncLoader(ArraySource({{"x": np.zeros((1000, 1000))}}), dict(batch_size=4, workers=2))
+loader = AsyncLoader(ArraySource({"x": np.zeros((1000, 1000))}), dict(batch_size=4, workers=2))
 batch = next(loader)
-{ending}
+raise KeyError("mine")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == {"s": 3, "r": 1}.get(ending[:1], 0)
-    assert ("Traceback" in done.stderr) == ending.startswith("raise")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
 
 
 # -- mutants: the tests above can fail ---------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Batches of any form on their way to a device that is not there."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import threading

@@ -1,7 +1,5 @@
 """Anybody's loader, read ahead: nothing lost, nothing early, nothing left behind."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy
@@ -155,9 +153,6 @@ def listed(batches):
     return [batch[0].item() for batch in batches]
 
 
-# -- any iterable ------------------------------------------------------------------------------------------------------
-
-
 class OnlyGetitem:
     def __getitem__(self, number):
         return numbers()[number]
@@ -235,9 +230,6 @@ def test_the_length_is_that_of_the_loader():
     for unsized in function(), DataLoader(Stream(), batch_size=2), Yielding():
         with pytest.raises(TypeError):
             len(prefetched(unsized))
-
-
-# -- any batch ---------------------------------------------------------------------------------------------------------
 
 
 class Pair(typing.NamedTuple):
@@ -377,9 +369,6 @@ def test_batches_of_an_evaluation_may_be_trained_on_later(anywhere):
     assert weight.grad.tolist() == [1, 1, 1]
 
 
-# -- passes ------------------------------------------------------------------------------------------------------------
-
-
 def test_iter_is_called_with_the_first_batch_and_after_set_epoch():
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
@@ -466,9 +455,6 @@ def test_the_depth_can_be_changed_in_the_middle_of_a_pass():
             seen += [next(batches)["step"], next(batches)["step"]]
         assert seen + steps([next(batches)]) == list(range(12))
         assert batches.device_depth == 4
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -606,9 +592,6 @@ def test_a_long_wait_is_worth_a_line(monkeypatch):
     assert "(in test_prefetched.py:" in said[0]
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("begun", [False, True])
 def test_close_is_final_and_may_come_twice(begun, anywhere):
     batches = prefetched(numbers(), device="cpu")
@@ -687,9 +670,6 @@ def test_a_fork_is_told(monkeypatch):
     batches.close()
 
 
-# -- the loader's own --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found")
 def test_attributes_are_those_of_the_loader():
     sampler = DistributedSampler(range(14), num_replicas=2, rank=1)
@@ -762,9 +742,6 @@ def test_what_was_ready_is_counted():
         assert batches.stats().queue_fill == 3
 
 
-# -- states ------------------------------------------------------------------------------------------------------------
-
-
 @runtime_checkable
 class HasState(Protocol):
     def state_dict(self) -> Any: ...
@@ -804,9 +781,6 @@ def test_states_are_not_those_of_batches_on_their_way_to_the_device(streamed, sl
         with pytest.raises(StopIteration):
             next(batches)
         assert batches.state_dict() == {"given": 0}
-
-
-# -- on a device -------------------------------------------------------------------------------------------------------
 
 
 class Detection(Loader):
@@ -953,9 +927,6 @@ def test_one_device_has_one_name(monkeypatch):
     assert batches.device == torch.device("cuda:3")
 
 
-# -- transforms on the device ------------------------------------------------------------------------------------------
-
-
 def test_a_transform_may_change_a_batch_in_place_or_its_form(streamed):
     streamed(FakeStreams("side")).side.eager = True  # torch's own functions do not wait for a simulated stream
     given = [{"x": t(3), "y": [t(2)]} for _ in range(4)]
@@ -966,9 +937,6 @@ def test_a_transform_may_change_a_batch_in_place_or_its_form(streamed):
 
     with prefetched(given, device="cpu", device_transform=changed) as batches:
         assert [(x.tolist(), y.tolist(), z) for x, y, z in batches] == [([1, 2, 3], [0, 1], "more")] * 4
-
-
-# -- several ranks -----------------------------------------------------------------------------------------------------
 
 
 class KnowsItsRank(RandomSampler):
@@ -1013,9 +981,6 @@ def test_ranks_do_not_read_the_same(monkeypatch, ranks, loader, judged):
         assert len(list(batches)) > 0
 
 
-# -- worker processes, and Lightning -----------------------------------------------------------------------------------
-
-
 def shut_down(iterator):
     """End the workers of an iterator that its DataLoader keeps."""
     if hasattr(iterator, "_shutdown_workers"):
@@ -1043,9 +1008,6 @@ def test_the_state_of_torchdata_counts_batches_that_were_handed_out(workers):
         assert next(batches).tolist() == [4, 5]
         assert [batch.tolist() for batch in batches] == [[n, n + 1] for n in range(0, 12, 2)]
         shut_down(batches.loader._iterator)
-
-
-# -- passes that are taken up again ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -49,10 +49,9 @@ def in_two_processes(loader):
     raise AssertionError("the second process never started")
 
 
-@pytest.mark.parametrize("shuffle", [False, "global"])
-def test_several_processes_deliver_the_batches_of_one(shuffle):
+def test_several_processes_deliver_the_batches_of_one():
     def passes(workers):
-        with loader_of(PythonNumbers(), workers=workers, shuffle=shuffle, seed=4, return_indices=True) as loader:
+        with loader_of(PythonNumbers(), workers=workers, shuffle="global", seed=4, return_indices=True) as loader:
             return [[(batch["y"].tolist(), batch["index"].tolist()) for batch in loader] for _ in range(4)]
 
     assert passes(3) == passes(1)
@@ -202,13 +201,12 @@ SAMPLE, BATCH = {"sample_transform": acts.with_process}, {"batch_transform": act
 CHUNKS = {"shuffle": "chunk", "shuffle_chunks": 3}
 
 
-# Both hooks in each order, and each hook alone in one.
+# Each hook alone by chunks, and both in the other orders.
 @pytest.mark.parametrize(
     ("options", "hooks"),
     [
         (CHUNKS, SAMPLE),
         (CHUNKS, BATCH),
-        (CHUNKS, SAMPLE | BATCH),
         ({"shuffle": "none", "augment": True}, SAMPLE | BATCH),
         ({"shuffle": "global"}, SAMPLE | BATCH),
     ],
@@ -263,7 +261,7 @@ def test_a_killed_process_has_its_share_read_again(stored, caplog):
 
 @pytest.mark.parametrize(("workers", "cache_bytes"), [(3, 0), (2, 2**20)])
 def test_each_chunk_is_decoded_once_in_an_epoch_or_at_all_if_they_fit_into_the_cache(tmp_path, workers, cache_bytes):
-    rows, epochs = 6400, 3
+    rows, epochs = 3200, 3
     with h5py.File(tmp_path / "x.h5", "w") as opened:
         opened.create_dataset("x", data=np.zeros((rows, 64), np.uint8), chunks=(16, 64), compression="gzip")
     options = {"batch_size": 10, "shuffle": "chunk", "shuffle_chunks": 4, "worker_kind": "process"}

@@ -1,7 +1,5 @@
 """Images that HDF5 files hold encoded: every storage equals plain decoding, and a row that is no image is named."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import pickle

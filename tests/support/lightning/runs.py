@@ -1,7 +1,5 @@
 """The pieces of the programs in `programs.py`: data, a model, a Trainer, and facts to compare."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random

@@ -1,7 +1,5 @@
 """A reference model of `HDF5Source` in plain numpy: loads every sample with simple loops over ``dataset[...]``."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

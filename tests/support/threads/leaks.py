@@ -1,7 +1,5 @@
 """What a process holds: open files, shared memory, threads, children."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """`pack`: values, types and places survive; the result is read by the fast way; errors name what to do."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os
