@@ -85,9 +85,6 @@ def driven():
 with_and_without = pytest.mark.parametrize("callbacks", [list, driven])
 
 
-# -- every place where a checkpoint is written -------------------------------------------------------------------------
-
-
 @with_and_without
 @pytest.mark.parametrize(
     ("hook", "batches", "done"),
@@ -245,9 +242,6 @@ def test_evaluation_after_a_fit_takes_a_checkpoint_of_another_order(saved):
     assert held.state_dict()["position"] == SAMPLES
 
 
-# -- another batch size ------------------------------------------------------------------------------------------------
-
-
 def order(epoch):
     """The samples of an epoch in order."""
     return EpochPlan(length=SAMPLES, batch_size=1, shuffle="global", seed=0, epoch=epoch).samples(np.arange(SAMPLES))
@@ -342,9 +336,6 @@ def test_resumed_twice_with_other_batch_sizes(saved, tmp_path):
     assert flat(epochs[1]) == order(2).tolist()
 
 
-# -- Lightning's own defects -------------------------------------------------------------------------------------------
-
-
 class AsksForSteps(Continued):
     """Lightning issue 20550: the loader is built before its place is restored."""
 
@@ -386,9 +377,6 @@ def test_nothing_is_read_of_another_epoch(saved):
     read = Counter(tuple(samples) for samples in dm.sources["train"][0].reads)
     trained = Counter(map(tuple, [*WHOLE[1][2:], *WHOLE[2]]))
     assert trained <= read <= trained + Counter(map(tuple, plan(3)))  # and ahead, but of nothing before
-
-
-# -- what does not fit -------------------------------------------------------------------------------------------------
 
 
 @with_and_without
@@ -470,9 +458,6 @@ def test_a_checkpoint_without_a_place_is_refused_in_mid_epoch_only(saved, tmp_pa
     again = resumed(tmp_path / "end.ckpt", callbacks, max_epochs=4, reload_dataloaders_every_n_epochs=1)
     assert again == [WHOLE[2], plan(3)]
     assert caplog.text.count("end.ckpt holds no place in the data: epoch 2 begins at its first sample") == 1
-
-
-# -- loaders without a DataModule --------------------------------------------------------------------------------------
 
 
 def loader(**options):
@@ -564,9 +549,6 @@ def test_a_short_loader_that_begins_again_in_mid_epoch_is_no_resumed_run(tmp_pat
         both = {"long": long, "short": short}
         trainer(lad.DevicePrefetcher(), max_epochs=3).fit(model, both, ckpt_path=ended.path)
     assert model.seen["train"] == WHOLE[2:]
-
-
-# -- somebody else's loader --------------------------------------------------------------------------------------------
 
 
 class EndsWithItsState(Stateful):

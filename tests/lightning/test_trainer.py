@@ -196,7 +196,7 @@ def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
     assert len(source.reads) <= len(plan(0)) + loader.footprint.budget.slots
 
 
-# -- host hooks: the numbers that a sample gets are those of a plain loader, also after a resume -----------------------
+# Host hooks: the numbers that a sample gets are those of a plain loader, also after a resume.
 
 
 def drawing(sample, rng):

@@ -46,9 +46,6 @@ def file(h5):
     )
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     error = refused(MissingError, [f"{tmp_path}/scan.h5", "no such file"], lambda: HDF5Source("scan.h5"))
@@ -95,9 +92,6 @@ def test_a_file_whose_end_is_missing_is_called_damaged(file, part):
     whole = Path(file).read_bytes()
     Path(file).write_bytes(whole[: int(len(whole) * part)])
     refused(FormatError, [file, "damaged"], lambda: HDF5Source(file))
-
-
-# -- datasets ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,9 +250,6 @@ def test_a_link_into_another_file_names_that_file(h5, file, name):
         links["soft"], links["soft file"] = h5py.SoftLink("/far"), h5py.SoftLink("/file")
     said = [f"{path}:/{name}", "link into another file", file, "give that file as path"]
     refused(FormatError, said, lambda: HDF5Source(path, ["data", name]))
-
-
-# -- fields and files that do not fit together -------------------------------------------------------------------------
 
 
 def test_fields_of_different_lengths_are_named_with_their_lengths(file):
@@ -439,8 +430,6 @@ def test_a_layout_that_does_not_fit_is_quoted_with_what_would(file, layout, said
     refused(ConfigError, ["layout: ", *said], lambda: HDF5Source(file, fields, layout=layout))
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-
 NO_NUMBER = [None, True, "4", 2.0, NAN]
 NO_BOOL = [None, 1, "true"]
 
@@ -507,9 +496,6 @@ def test_a_bad_option_in_a_mapping_says_the_same(file, name, said):
 def test_an_option_of_torch_points_to_ours_and_a_misspelt_one_to_the_near_one_or_all(name, hint):
     error = refused(ConfigError, ["no such option", hint], lambda: LoaderOptions(batch_size=4, **{name: 2}))
     assert str(error).startswith(f"{name}: ")
-
-
-# -- options that do not fit the data ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fields", [["index"], {"index": "labels"}], ids=["sequence", "mapping"])

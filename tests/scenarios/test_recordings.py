@@ -96,9 +96,6 @@ def number_after(words, text):
     return float(re.search(rf"{words} (\d+\.\d+)", text)[1])
 
 
-# -- a microscopist ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def scans(tmp_path):
     """Two gzip files of each of 24 patients: images NHWC, three columns of labels."""
@@ -238,8 +235,6 @@ def test_batches_from_few_chunks_of_one_patient_each_are_said_to_mix_patients_ba
     assert (np.mean(several) > 8) == (chunks == 1000)
 
 
-# -- windows of a long recording ---------------------------------------------------------------------------------------
-
 WINDOW, AHEAD, STRIDE = 512, 24, 64
 LONG = {patient: 3000 + 131 * patient for patient in range(12)}
 
@@ -282,8 +277,6 @@ def test_windows_of_recordings_never_cross_a_patient_nor_a_side(rec, groups):
             np.testing.assert_array_equal(y, values[WINDOW:])
     assert {place.row % STRIDE for place in rec.locate(model.all("train"))} == {0}
 
-
-# -- rare classes ------------------------------------------------------------------------------------------------------
 
 RARE = np.arange(2000) % 20 == 7  # 95 to 5
 
@@ -404,9 +397,6 @@ def test_weights_of_the_whole_source_point_to_those_of_the_side():
     assert abs(RARE[model.all("train")].mean() - 0.5) < 0.07
 
 
-# -- classes -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stage", ["val", "predict"])
 def test_stages_in_which_the_same_number_is_another_class_are_refused(h5, stage):
     path = h5(data=np.zeros((30, 2), np.float32), labels=np.arange(30) % 2)
@@ -489,9 +479,6 @@ def test_a_checkpoint_says_nothing_of_classes_without_names(h5, checkpoint):
     assert run("test", named(h5), checkpoint).seen
 
 
-# -- other sources -----------------------------------------------------------------------------------------------------
-
-
 class Points(torch.utils.data.Dataset):
     """A user's own dataset."""
 
@@ -523,9 +510,6 @@ def test_a_dataset_of_tuples_gives_tuples_to_transform_and_model():
     model = fitted(dm, 1, 2)
     assert model.all("train", "y").tolist() == ((model.all("train", "x")[:, 0] - 100) % 2).tolist()
     assert dm.num_classes == {"1": 2}
-
-
-# -- fields that are stored in fewer bytes -----------------------------------------------------------------------------
 
 
 def test_bytes_travel_to_a_device_as_bytes_and_are_float32_there(images, monkeypatch):
@@ -576,9 +560,6 @@ def test_widened_casts_what_is_narrow_before_the_users_own_transform(as_mapping)
         assert (x.dtype, y.dtype, z.dtype) == (torch.float32, torch.int64, torch.float64)
         assert (x.tolist(), y.tolist(), z.tolist()) == ([[1.0, 255.0]], [2**40], [-3.0])
     assert len(seen) == 1
-
-
-# -- bad input ---------------------------------------------------------------------------------------------------------
 
 
 def bad_source():

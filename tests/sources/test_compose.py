@@ -84,9 +84,6 @@ class Failing(ArraySource):
         super().read_into(samples, out)
 
 
-# -- a subset --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("given", [[7, 3, 3, 0], np.array([7, 3, 3, 0], np.uint8), (7, 3, 3, 0)])
 def test_a_subset_reads_its_samples_in_its_order(given):
     subset = SubsetSource(numbered(), given)
@@ -178,9 +175,6 @@ def test_group_codes_are_one_for_each_sample():
         SubsetSource(numbered(), [1, 2], group_codes=[5])
 
 
-# -- the chunks of a subset ------------------------------------------------------------------------------------------
-
-
 @given(some_runs, st.data())
 def test_runs_of_a_subset_are_those_counted_one_by_one(runs, data):
     length = sum(run.samples for run in runs)
@@ -223,9 +217,6 @@ def test_a_shuffle_by_chunks_visits_each_stored_chunk_once(mask, width):
         outside = set((subset.samples[np.delete(samples, np.arange(group.first, group.end))] // 16).tolist())
         assert len(inside) <= width
         assert not inside & outside
-
-
-# -- how samples belong together -------------------------------------------------------------------------------------
 
 
 def test_parts_without_samples_are_gone():
@@ -292,9 +283,6 @@ def test_a_file_that_is_in_two_of_the_sources_is_one_part():
     assert [part.name for part in places.parts] == ["a.h5", "b.h5", "c.h5"]
     assert places.which.tolist() == [1, 0, 2, 2, 0, 1]
     assert places.rows.tolist() == [5, 1, 0, 1, 2, 4]
-
-
-# -- several sources as one ------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())
@@ -403,9 +391,6 @@ def test_an_error_names_the_sample_as_the_whole_counts_it():
     assert caught.value.sample_id is None
 
 
-# -- what is kept ----------------------------------------------------------------------------------------------------
-
-
 def test_a_subset_has_the_whole_source_read_ahead():
     whole = Ahead()
     subset = SubsetSource(whole, [9, 8, 1])
@@ -453,9 +438,6 @@ def test_all_are_closed_even_if_one_fails(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         ConcatSource([one, other, last]).close()
     assert one.calls == last.calls == [("close",)]
-
-
-# -- through a loader ------------------------------------------------------------------------------------------------
 
 
 def batches_of(source, **options):

@@ -57,9 +57,6 @@ def hash_of(name):
     return int(hashed([name])[0])
 
 
-# -- fractions and seed ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fractions", "message"),
     [
@@ -108,8 +105,6 @@ def test_a_key_on_an_edge_belongs_to_the_next_side():
     keys = np.array([2**63 - 2**11, 2**63, 2**63 + 2**62 - 2**11, 2**63 + 2**62], np.uint64)
     assert module.sides_of_keys(edges, keys).tolist() == [0, 1, 1, module.UNUSED]
 
-
-# -- by sample -------------------------------------------------------------------------------------------------------
 
 fractions_of_some_sides = st.lists(st.integers(1, 10), min_size=1, max_size=4).flatmap(
     lambda weights: st.integers(sum(weights), 2 * sum(weights)).map(
@@ -167,9 +162,6 @@ def test_samples_that_share_values_are_not_drawn_one_by_one():
         split(parted(files(1, 50), overlap=9), HALVES)
 
 
-# -- by group --------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(-5, 30), min_size=8, max_size=80), fractions_of_some_sides, st.integers(0, 2**63 - 1))
 def test_no_group_is_on_two_sides(values, fractions, seed):
     if len(set(values)) < len(fractions):
@@ -207,8 +199,6 @@ def test_each_side_gets_a_group_if_there_are_enough(groups):
         sides = split(numbered(groups), {"train": 0.9, "val": 0.05, "test": 0.05}, groups=np.arange(groups), seed=seed)
         assert {name: len(side) for name, side in sides.items()} == {"train": groups - 2, "val": 1, "test": 1}
 
-
-# -- groups by name --------------------------------------------------------------------------------------------------
 
 FOLDS = np.arange(20) // 2 % 5
 
@@ -347,8 +337,6 @@ def test_an_unknown_name_lists_what_there_is():
         split(numbered(20), HALVES, groups="fiel")
 
 
-# -- by file and by group in a file ----------------------------------------------------------------------------------
-
 NESTED = {f"{file}.h5:/{group}": 2 for file in range(8) for group in ("left", "right")}
 
 
@@ -408,9 +396,6 @@ def test_a_word_that_is_a_rule_and_a_column_is_refused_unless_both_give_the_same
     assert split(source, HALVES, groups="rule:time").described.startswith("split by time")
 
 
-# -- by time ---------------------------------------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.integers(30, 80), min_size=1, max_size=4),
     st.integers(0, 8),
@@ -465,9 +450,6 @@ def test_parts_that_are_too_short_are_named():
     with pytest.raises(ConfigError, match=r"the source \(2 samples\)"):
         split(numbered(2), THREE, groups="time")
     assert len(split(parted({"a.h5": 7}, overlap=5), HALVES, groups="time")) == 2
-
-
-# -- messages --------------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_side_says_of_how_many():

@@ -98,8 +98,6 @@ def refused(kind, said, build):
     return caught.value
 
 
-# -- the same as a DataLoader ------------------------------------------------------------------------------------------
-
 DATASETS = {
     "tensors": TensorDataset(IMAGES, LABELS),
     "one tensor": TensorDataset(IMAGES),
@@ -166,9 +164,6 @@ def test_a_number_out_of_range_is_an_index_error_and_never_counted_from_the_end(
     if type(bad) is int:
         with pytest.raises(IndexError, match=rf"sample {bad} of 23 in TensorDataset"):
             read(source, [0, bad])
-
-
-# -- the contract ------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_a_source_that_lies_in_no_chunks_and_keeps_nothing():
@@ -301,8 +296,6 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made():
         out.set()
         thread.join()
 
-
-# -- what values become ------------------------------------------------------------------------------------------------
 
 REAL = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?", "c8", "c16"]
 
@@ -438,8 +431,6 @@ def test_what_does_not_is_an_error(first, then, said):
         assert refused(FormatError, said_of, functools.partial(read, source, samples)).sample_id == 2
 
 
-# -- samples that cannot be part of a batch ----------------------------------------------------------------------------
-
 Picture = type("JpegImageFile", (type("Image", (), {"__module__": "PIL.Image"}),), {"__module__": "elsewhere"})
 REFUSED = {
     "text": ("cat", "str is not a value that a tensor can hold; .*prefetched"),
@@ -556,9 +547,6 @@ def test_several_samples_may_come_as_one_array():
     assert np.array_equal(read(DatasetSource(Sliced(float)), [5, 2])["0"], IMAGES.numpy()[[5, 2]])
 
 
-# -- datasets that are none --------------------------------------------------------------------------------------------
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(3))
@@ -602,9 +590,6 @@ def test_what_is_no_dataset_is_refused(dataset, said):
 
 def test_a_dataset_without_a_length_keeps_what_its_length_raised():
     assert isinstance(refused(ConfigError, "how many", lambda: DatasetSource(Untold())).__cause__, NotImplementedError)
-
-
-# -- errors of the dataset ---------------------------------------------------------------------------------------------
 
 
 class OwnError(Exception):
@@ -663,9 +648,6 @@ def test_an_error_comes_at_its_place_and_the_next_batch_after_it(workers):
             next(loader)
         assert caught.value.__notes__ == ["in batch 1 of epoch 0, samples 4, 5, 6, … (4 in all)"]
         assert next(loader)[0].tolist() == [8, 9, 10, 11]
-
-
-# -- who reads ---------------------------------------------------------------------------------------------------------
 
 
 def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(caplog):

@@ -80,9 +80,6 @@ def only(report):
     return suggestion
 
 
-# -- suggestions work -------------------------------------------------------------------------------------------------
-
-
 def test_images_with_labels():
     examples.images("scan.h5")
     suggestion = only(report_on(["scan.h5"]))
@@ -263,8 +260,6 @@ def test_folders_that_fit_are_all_named(folder):
     check(suggestion)
 
 
-# -- what is suggested, and what never is -----------------------------------------------------------------------------
-
 MOLECULES = {
     f"mol_{n}/{name}": of(n)
     for n in range(3)
@@ -418,9 +413,6 @@ def test_what_is_suggested_for_a_table_can_be_meant(rows, suggested, noted):
     check_said(report_on(["t.csv"]), suggested, noted)
 
 
-# -- the report on a dataset agrees with its source -------------------------------------------------------------------
-
-
 def test_a_dataset_is_read_as_a_source_of_it_alone_would_read_it():
     examples.everything("all.h5")
     report = report_on(["all.h5"])
@@ -450,9 +442,6 @@ def test_a_dataset_is_read_as_a_source_of_it_alone_would_read_it():
     gzip = next(each for each in report.datasets if each.name == "gzip")
     assert (gzip.chunks, gzip.filters) == ((2, 8, 6), ("shuffle", "gzip 4"))
     assert gzip.stored_bytes < gzip.bytes == 12 * 8 * 6 * 8
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def failure(capsys, *arguments):

@@ -124,9 +124,6 @@ def test_it_watches_as_many_batches_as_it_was_told_and_waits_for_the_device_once
     assert forced == [27]
 
 
-# -- mutants -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mutant", "slow", "transforms", "when"),
     [

@@ -62,9 +62,6 @@ def test_every_step_sees_its_own_batch(slow, depth, transforms, late, batches):
     assert trained(streams, epochs=2, depth=depth, transform=transform, late=late, batches=batches) == []
 
 
-# -- slots of several batches ------------------------------------------------------------------------------------------
-
-
 class FreesTheSlotWithItsFirstBatch(SlotFeed):
     def _take(self, filled):
         super()._take(filled)
@@ -111,9 +108,6 @@ def test_a_slot_is_free_when_the_rest_of_its_batches_is_dropped(feed, left, endi
         assert queue.feed.ready == 0
         queue.reclaim(block=True)
         assert queue.feed.pipeline.pool.count(COPYING) == left
-
-
-# -- the order of calls ------------------------------------------------------------------------------------------------
 
 
 def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
@@ -215,9 +209,6 @@ def test_what_cannot_note_who_uses_its_memory_is_known(monkeypatch, value, unnot
     streams = device_streams.TorchStreams(cpu)
     streams.record_stream(value, torch.Stream(stream_id=0, device_index=0, device_type=0))
     assert streams.unnoted is unnoted
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("depth", "batches"), [(0, 3), (2, 1), (2, 3)])
@@ -338,9 +329,6 @@ def test_the_memory_of_an_interrupted_copy_stays_pinned_until_side_is_done(batch
         assert len(ended) == 1  # of two slots
         queue.close()
         assert len(ended) == 2
-
-
-# -- through the loader ------------------------------------------------------------------------------------------------
 
 
 class Copied(ArraySource):

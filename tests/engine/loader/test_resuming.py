@@ -63,8 +63,6 @@ def saved(batches, epoch=0, source=None, **options):
         return json.loads(json.dumps(loader.state_dict()))
 
 
-# -- any topology ------------------------------------------------------------------------------------------------------
-
 ORDERS = {
     "none": {"shuffle": "none"},
     "global": {"shuffle": "global"},
@@ -190,9 +188,6 @@ def test_readers_go_on_from_a_place(workers, device_depth):
         loader.device_depth = device_depth
         loader.load_state_dict(saved(1, 4, source, **options))
         assert [seen(loader) for _ in range(2)] == [whole(4, source, **options)[1:], whole(5, source, **options)]
-
-
-# -- when it is called -------------------------------------------------------------------------------------------------
 
 
 def test_the_state_is_the_place_of_the_next_batch():
@@ -347,9 +342,6 @@ def test_another_thread_can_ask_for_the_state():
     assert found[0]["position"] == 4
 
 
-# -- draws -------------------------------------------------------------------------------------------------------------
-
-
 def jittered(sample, rng):
     return sample | {"y": sample["y"] + rng.random()}
 
@@ -391,8 +383,6 @@ def test_random_crops_are_those_of_an_uninterrupted_run(tmp_path):
     assert len(rest) == 5
     assert all(map(torch.equal, rest, order[4:]))
 
-
-# -- what has changed --------------------------------------------------------------------------------------------------
 
 CHANGES = {
     "seed: 0 in the checkpoint, 1 now": {"seed": 1},
@@ -503,9 +493,6 @@ def test_it_reads_nothing_over():
         loader.load_state_dict(saved(4))
         next(loader)
     assert read == plan.batch(4).tolist()
-
-
-# -- what a source tells about itself ----------------------------------------------------------------------------------
 
 
 def stored(path, rows=10, dtype="u1"):

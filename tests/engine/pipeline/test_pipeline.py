@@ -162,9 +162,6 @@ def test_epochs_start_no_threads():
         assert set(threading.enumerate()) == before
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
-
-
 def failing_at(first, error):
     def read(epoch, samples, out):
         if samples[0] == first:
@@ -286,9 +283,6 @@ def test_a_slot_that_never_becomes_vacant_is_an_error(monkeypatch):
         del batch
 
 
-# -- errors that stop nothing ------------------------------------------------------------------------------------------
-
-
 def logged(caplog):
     return [record.getMessage() for record in caplog.records if "please report" in record.getMessage()]
 
@@ -377,9 +371,6 @@ def test_a_long_wait_is_a_warning_that_first_says_who_has_the_batch(monkeypatch)
     assert re.search(r"; worker \d has been at batch 1 of epoch 0, samples 4, 5, 6, .* for 6\d", said[0])
 
 
-# -- a change of mind --------------------------------------------------------------------------------------------------
-
-
 def test_a_batch_of_an_older_generation_is_thrown_away():
     gate = Gate()
     with running(gate, depth=2) as pipeline:
@@ -405,9 +396,6 @@ def test_what_is_wanted_already_is_not_read_again():
             taken(pipeline, key)
         gate.wait_for(3)
         assert gate.asked[:3] == [0, 4, 8]
-
-
-# -- slots that the user keeps -----------------------------------------------------------------------------------------
 
 
 def kept(pipeline, key):
@@ -446,9 +434,6 @@ def test_the_last_free_slot_must_be_copied_when_the_budget_is_spent():
         del first
         assert not pipeline.must_copy()
         del lent
-
-
-# -- several batches together -----------------------------------------------------------------------------------------
 
 
 def taken_from(queue, key):
@@ -597,9 +582,6 @@ def test_a_seek_lets_go_of_the_batches_that_were_to_come(monkeypatch):
         assert len(pipeline.pool) == 2
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("started", [False, True])
 def test_close_is_idempotent_and_what_follows_says_so(started):
     with running() as pipeline:
@@ -682,7 +664,7 @@ raise KeyError("mine")
     assert done.stderr.count("Traceback") == 1
 
 
-# -- mutants: the tests above can fail ---------------------------------------------------------------------------------
+# Mutants: the tests above can fail.
 
 
 def test_without_generations_a_stale_batch_stays_for_ever(monkeypatch):
@@ -726,9 +708,6 @@ def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
         gc.collect()
         assert pipeline.pool.held == 0
         assert len(array) == 1
-
-
-# -- another number of workers -----------------------------------------------------------------------------------------
 
 
 class Scripted:

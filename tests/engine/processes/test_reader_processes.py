@@ -71,9 +71,6 @@ def loader_of(source, kind="process", **options):
     return AsyncLoader(source, {"batch_size": 16, "worker_kind": kind, **options})
 
 
-# -- the same batches --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -218,9 +215,6 @@ def test_a_source_of_the_users_own_program_travels_by_value(tmp_path):
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200, check=False)
     assert done.stdout == "[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]\n", done.stderr
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -515,9 +509,6 @@ def test_no_more_slots_are_no_error():
     slots.close()
 
 
-# -- its end -----------------------------------------------------------------------------------------------------------
-
-
 def ends(pid):
     """Whether a process ends within a minute; it need not be a child of this one."""
     try:
@@ -629,9 +620,6 @@ def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader(file):
         next(loader)
 
 
-# -- loaders that share a process --------------------------------------------------------------------------------------
-
-
 def sharing(first, *others):
     for other in others:
         other.machinery.wiring.reader_processes = first.machinery.wiring.reader_processes
@@ -727,9 +715,6 @@ def test_a_copy_of_a_loader_and_a_pickled_process_begin_with_none():
         other.close()
         process = loader.machinery.wiring.reader_processes
         assert pickle.loads(pickle.dumps(process)) is not process
-
-
-# -- a loader of a shared process that nobody reads --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("act", [acts.fail_at_length, acts.warn_at_length])

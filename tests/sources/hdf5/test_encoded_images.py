@@ -287,9 +287,6 @@ def test_the_global_heap_equals_h5py(tmp_path, storage):
         np.testing.assert_array_equal(heap.value(reference, lambda at, n: data[at : at + n], ""), value)
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
-
-
 def replaced(row, data):
     return [data if number == row else each for number, each in enumerate(IMAGES)]
 

@@ -55,9 +55,6 @@ def values_of(shape, dtype):
     return values >> np.array(1, dtype) if np.dtype(dtype).kind == "u" and len(shape) == 1 else values
 
 
-# -- storage × type × layout -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", range(len(DTYPES)), ids=lambda number: str(DTYPES[number]))
 def test_every_storage_of_every_type(path, number):
     """Each storage meets each layout, too: one for each type, in turn; and of every other type, numbers alone."""
@@ -160,8 +157,6 @@ def test_files_made_in_any_way(path, way):
         check(path, {"x": storage}, reading=reading)
 
 
-# -- filters and chunks ------------------------------------------------------------------------------------------------
-
 LOSSLESS = [
     *([name] for name in ("gzip", "shuffle", "fletcher32", "lzf", "scaleoffset", "nbit")),
     *itertools.permutations(PIPELINE, 2),
@@ -262,8 +257,6 @@ def test_a_contiguous_dataset_never_written(path, alloc, userblock):
         for name in (f"{fill} alone", fill):
             check(path, {"x": name}, reading=reading)
 
-
-# -- storage × field × rows × loader -----------------------------------------------------------------------------------
 
 KINDS = {
     "contiguous": {},
@@ -455,9 +448,6 @@ def test_what_the_loader_hands_out_is_right_for_its_ids(ward, use, way):
 def test_what_reader_processes_hand_out_is_right_for_its_ids(ward, shuffle):
     options = USES["padded"] | {"shuffle": shuffle, "workers": 1, "worker_kind": "process", "passes": 1}
     check_loader(ward, group="patient_*", **options)
-
-
-# -- anything ----------------------------------------------------------------------------------------------------------
 
 
 def may_have_raw_edges(filters):

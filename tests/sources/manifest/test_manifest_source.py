@@ -81,9 +81,6 @@ def assert_is_the_table(source):
     assert [where.id for where in source.locate(order)] == [IDS[number] for number in order]
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("format_", ["csv", "jsonl"])
 def test_a_table_of_text(format_, folder):
     path = rows_of(format_, folder)
@@ -122,9 +119,6 @@ def test_a_table_in_memory(kind, folder, monkeypatch):
     assert_is_the_table(ManifestSource(table, FIELDS, id="id"))
 
 
-# -- filters -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("format_", ["csv", "parquet", "memory"])
 def test_filters_leave_rows_with_their_own_names(format_, folder):
     table = given()
@@ -140,9 +134,6 @@ def test_filters_leave_rows_with_their_own_names(format_, folder):
     assert [where.row for where in source.locate(np.arange(len(source)))] == wanted
     # Cells of CSV are text until someone asks for numbers.
     assert source.column("quality").astype(float).tolist() == [QUALITY[row] for row in wanted]
-
-
-# -- ids ---------------------------------------------------------------------------------------------------------------
 
 
 def test_ids_are_text(tmp_path):
@@ -172,9 +163,6 @@ def test_without_an_id_samples_have_none_and_the_path_is_that_of_the_first_field
     assert source.locate([0])[0].id is None
     assert source.locate([0])[0].path == str(folder / "a/11.npy")
     assert ManifestSource(given(), {"y": "species"}).locate([3])[0].path is None
-
-
-# -- label columns -----------------------------------------------------------------------------------------------------
 
 
 def test_cells_of_csv_are_numbers_where_they_are_numbers(tmp_path):
@@ -227,9 +215,6 @@ def test_a_separator_parts_the_labels_of_a_cell():
     assert got.tolist() == [[1, 2, 3], [4, 5, 6.5]]
 
 
-# -- rows without a value ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("values", [[1, None, 3], [0.5, float("nan"), 1.5], ["a", None, "b"]])
 def test_null_drop_leaves_the_sample_out_of_all_fields(values, folder):
     table = pa.table({"id": IDS[:3], "path": COLUMNS["path"][:3], "y": values})
@@ -257,9 +242,6 @@ def test_a_path_that_is_missing_can_be_dropped(folder):
     assert read(source, np.arange(11))["x"][:, 0, 0].tolist() == list(range(1, 12))
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
-
-
 def first_batch(source, **options):
     with AsyncLoader(source, LoaderOptions(batch_size=5, shuffle=False, **options)) as loader:
         return next(loader)
@@ -284,9 +266,6 @@ def test_a_pickled_source_has_its_columns_unless_the_table_is_held_by_another_pr
     # A frame may be large, and what is used of it is held anyway.
     with pytest.raises(MissingError, match="'even': was not read before pickling, and the table is in another process"):
         copied.column("even")
-
-
-# -- columns, parts, splits --------------------------------------------------------------------------------------------
 
 
 def test_a_column_by_key_or_by_name(folder):
@@ -318,9 +297,6 @@ def test_manifests_with_other_classes_are_not_one(folder):
     agreed = {"name": "y", "classes": ["a", "b", "c"]}
     both = ConcatSource([ManifestSource(pa.table({"y": names}), {"y": agreed}) for names in (["a", "b"], ["a", "c"])])
     assert read(both, [0, 1, 2, 3])["y"].tolist() == [0, 1, 0, 2]
-
-
-# -- text that is no path ----------------------------------------------------------------------------------------------
 
 
 def test_lists_of_categories_in_several_groups_of_rows(tmp_path):
@@ -370,9 +346,6 @@ def test_text_that_leaves_the_root_is_no_path():
 def test_given_classes_may_look_like_paths():
     column = {"name": "y", "classes": ["b.jpg", "a.jpg"]}
     assert read(ManifestSource(pa.table({"y": ["a.jpg"]}), {"y": column}), [0])["y"].tolist() == [1]
-
-
-# -- options -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,6 @@ def held(columns, **options):
     return Table.of(pa.table(columns), list(columns), **options)
 
 
-# -- formats against Python's own readers ------------------------------------------------------------------------------
-
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6)
 wholes = st.integers(-(2**63), 2**63 - 1)
 fractions = st.floats(allow_nan=False, allow_infinity=False)
@@ -123,9 +121,6 @@ def test_frames_are_what_they_were_made_of(rows):
     for each in (frame, other, other.to_arrow()):
         table = Table.of(each, NAMES)
         assert list(zip(*(everything(table, name) for name in NAMES))) == rows
-
-
-# -- CSV ---------------------------------------------------------------------------------------------------------------
 
 
 def test_text_stays_text_and_only_an_empty_cell_is_no_value(file):
@@ -223,9 +218,6 @@ def test_a_damaged_archive_is_an_error(file):
         assert caught.value.file == path
 
 
-# -- text as numbers ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cells", "values"),
     [
@@ -256,9 +248,6 @@ def test_text_that_is_no_number_or_would_be_rounded_is_an_error(file, first, cel
     with pytest.raises(ManifestError, match=f"row 1, column 'x': .*{message}") as caught:
         Table.of(path, ["x"]).labels("x", kind="number")
     assert caught.value.row == 1
-
-
-# -- JSON lines --------------------------------------------------------------------------------------------------------
 
 
 def test_what_looks_like_a_date_is_text(file):
@@ -311,9 +300,6 @@ def test_faulty_json_lines_are_an_error_that_names_the_row(file, lines, row, mes
     with pytest.raises(ManifestError, match=message) as caught:
         Table.of(path, ["a"])
     assert (caught.value.file, caught.value.row) == (path, row)
-
-
-# -- Parquet and several files -----------------------------------------------------------------------------------------
 
 
 def test_a_folder_and_a_pattern_are_read_in_the_order_of_paths(parquet, tmp_path):
@@ -382,9 +368,6 @@ def test_a_file_that_is_none_or_is_damaged(file, parquet):
 def test_missing_files(tmp_path, given_path, message):
     with pytest.raises(MissingError, match=message):
         Table.of(str(tmp_path / given_path), ["a"])
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 class Stream:
@@ -463,9 +446,6 @@ def test_text_from_memory_is_checked_too(raw, message, encoded, listed):
     held({"a": text.slice(0, 6)})
 
 
-# -- text --------------------------------------------------------------------------------------------------------------
-
-
 def test_text_comes_as_asked():
     table = held({"a": ["x", "ü", None], "n": [1, 2, 3], "f": [0.5, 1, 2]})
     assert table.text("a", []) == []
@@ -478,8 +458,6 @@ def test_text_comes_as_asked():
         with pytest.raises(IndexError, match="the table given has the rows 0 to 2"):
             table.text("a", [0, row])
 
-
-# -- filters -----------------------------------------------------------------------------------------------------------
 
 CELLS = [("a", 1), ("b", 2), (None, 3), ("a", None), ("c", 5), ("7", -6)]
 OPERATIONS = {
@@ -572,9 +550,6 @@ def test_a_filter_on_a_missing_column_or_on_text_that_is_no_number(file):
     with pytest.raises(ManifestError, match=r"row 1, column 'q': '\?' is not a number"):
         Table.of(path, ["a"], filters=[["q", ">", 1]])
     assert everything(held({"b": [True, False]}, filters=[["b", "==", True]]), "b") == [True]
-
-
-# -- labels ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
@@ -746,9 +721,6 @@ def test_several_columns_side_by_side():
         large.labels(["f", "a"])
 
 
-# -- ids ---------------------------------------------------------------------------------------------------------------
-
-
 def test_ids_must_be_different():
     table = held(
         {"a": ["x", "y", "z", "w"], "b": [1, 2, 1, 1], "c": list("xyxx"), "n": ["x", None, "y", "z"], "f": [0.5] * 4}
@@ -765,9 +737,6 @@ def test_ids_must_be_different():
         table.check_ids("f")
     with pytest.raises(ManifestError, match=r"'4' in row 9 and row 8, … \(7 ids in all\)"):
         held({"a": [str(row // 2) for row in range(14)]}).check_ids("a")
-
-
-# -- messages and pyarrow ----------------------------------------------------------------------------------------------
 
 
 def test_values_in_messages_stay_on_one_line(file, tmp_path):

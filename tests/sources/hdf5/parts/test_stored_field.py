@@ -50,9 +50,6 @@ def set_attributes(path, name, **attributes):
             file[name].attrs[key] = value
 
 
-# -- the ways to write a field -----------------------------------------------------------------------------------------
-
-
 def test_a_field_is_a_name_a_field_or_a_mapping(h5):
     fields = {"a": "data", "b": Field("data", column=1), "c": {"name": "data", "column": 1}}
     model = check(h5(data=numbers((ROWS, 3))), fields)
@@ -79,18 +76,12 @@ def test_a_wrong_value_in_a_field_names_it(h5, wrong, said):
     refused(ConfigError, [said], h5(data=numbers((ROWS, 3))), {"y": {"name": "data", **wrong}})
 
 
-# -- column ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("shape", "column"), [((ROWS, 4), 4), ((ROWS, 4), 71), ((ROWS,), 0), ((ROWS, 4, 2), 1)], ids=str
 )
 def test_a_column_that_is_not_there_is_refused(h5, shape, column):
     said = ["labels", column, *shape]
     refused(AsyncDataError, said, h5(labels=numbers(shape)), {"y": Field("labels", column=column)})
-
-
-# -- dtype -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,9 +165,6 @@ def test_the_ends_of_a_type_are_in_range(h5, of, to, ends):
     assert got.tolist() == [int(end) for end in ends]
 
 
-# -- via ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bad", [-1, 4])
 def test_an_index_that_is_not_in_the_table_is_refused(h5, bad):
     index = np.array([0, 3, 1, 2] * 5)
@@ -191,8 +179,6 @@ def test_an_index_of_anything_but_whole_numbers_on_one_axis_is_refused_at_once(h
     path = h5(age=numbers((4,)), patient_index=index)
     refused(AsyncDataError, ["patient_index"], path, {"age": Field("age", lookup="patient_index")})
 
-
-# -- unpack ------------------------------------------------------------------------------------------------------------
 
 DELIVERED = {"i1": "f4", "u1": "f4", "i2": "f4", ">i2": "f4", "u2": "f4", "i4": "f8", ">u4": "f8", "i8": "f8"}
 DELIVERED |= {"f2": "f4", "f4": "f4", ">f4": "f4", "f8": "f8"}
@@ -291,8 +277,6 @@ def test_packed_values_that_are_unpacked_are_not_mentioned(h5, caplog):
     assert not [record for record in caplog.records if "unpacked_here" in record.getMessage()]
 
 
-# -- classes -----------------------------------------------------------------------------------------------------------
-
 ANIMALS = h5py.enum_dtype({"cow": 2, "cat": 0, "dog": 1}, "i1")
 
 
@@ -376,9 +360,6 @@ def test_a_code_without_a_category_names_its_row(h5, bad):
             HDF5Source(path, {"y": Field("type", kind="text")})
 
 
-# -- sparse rows -------------------------------------------------------------------------------------------------------
-
-
 def add_csr(path, matrix, *, name="X", kind="csr_matrix", index="i4", backwards=False, **options):
     """A matrix as AnnData writes it; ``backwards`` leaves the columns of a row unsorted."""
     rows, columns = np.nonzero(matrix)
@@ -456,9 +437,6 @@ def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, v
     assert row is None or error.row in (None, row)
 
 
-# -- rows of different lengths -----------------------------------------------------------------------------------------
-
-
 def add_ragged(path, samples, name="words", **options):
     with h5py.File(path, "a") as file:
         group = file.create_group(name)
@@ -504,17 +482,11 @@ def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
     assert Model(path, {"x": Field("words")}).values["x"].shape == (10, 9)
 
 
-# -- NetCDF 3 ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", [1, 2, 5])
 def test_a_netcdf_3_file_is_refused_with_the_command_that_converts_it(tmp_path, version):
     path = tmp_path / "t2m.nc"
     path.write_bytes(b"CDF" + bytes([version]) + bytes(2000))
     refused(FormatError, [str(path), "nccopy"], str(path), ["t2m"])
-
-
-# -- what is not there -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", [Field("dta", column=1), Field("dta", lookup="who"), Field("data", lookup="dta")])
