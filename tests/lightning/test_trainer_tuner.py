@@ -4,9 +4,6 @@ import importlib
 import inspect
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import types
 
 import pytest
@@ -282,24 +279,3 @@ def test_a_trainer_that_never_logs_is_served_too():
     callback = lad.DevicePrefetcher()
     trainer(callback, log_every_n_steps=0).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
     assert callback.waited.steps == 6
-
-
-def test_whichever_lightning_is_imported_first_is_the_one_that_is_used():
-    """All other tests import the other one."""
-    program = """
-        import lightning.pytorch as pl
-        from lightning.pytorch.demos.boring_classes import BoringModel
-        import numpy as np
-        import lit_async_data as lad
-        from lit_async_data.testing import ArraySource
-
-        assert issubclass(lad.AsyncDataModule, pl.LightningDataModule)
-        assert issubclass(lad.DevicePrefetcher, pl.Callback)
-        callback, source = lad.DevicePrefetcher(), ArraySource({"x": np.zeros((12, 32), np.float32)})
-        dm = lad.AsyncDataModule(train=source, loader={"batch_size": 4}, device_transform=lambda batch: batch["x"])
-        pl.Trainer(fast_dev_run=3, accelerator="cpu", callbacks=[callback]).fit(BoringModel(), datamodule=dm)
-        print("steps", callback.waited.steps)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert "steps 3" in done.stdout, done.stderr

@@ -203,7 +203,7 @@ def test_an_index_may_have_many_levels_and_lie_behind_a_user_block(new, path, ki
     arguments = dict(arguments)
     if "maxshape" in arguments:
         arguments["maxshape"] = tuple(limit and {20: 2000, 9: 4, 7: 3, 5: 2}[limit] for limit in arguments["maxshape"])
-    shape = (1500, 3, 2)
+    shape = (600, 3, 2)
     with new(libver=(libver, "v110"), userblock_size=1024) as file:
         dataset = create(file, "data", shape, "u2", **{"chunks": (1, 2, 2), **arguments})
         dataset[...] = numbered(shape, "u2")

@@ -13,7 +13,7 @@ from lit_async_data import Field
 from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5.storage.stored_chunk import is_found
 
-ROWS, OPENINGS = 20, 4
+ROWS, OPENINGS = 20, 2
 VALUES = np.arange(1, ROWS * 6 + 1, dtype="i4").reshape(ROWS, 6)
 WAYS = {
     "gzip": {"compression": "gzip"},

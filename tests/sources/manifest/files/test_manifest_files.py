@@ -1,12 +1,9 @@
 """What the paths of a manifest name: images, their random crops, and arrays."""
 
-import ast
 import contextlib
 import itertools
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -275,23 +272,3 @@ def test_single_numbers_are_decoded_since_they_become_wider(tmp_path, straight):
     source = of_paths(tmp_path, [f"{number}.npy" for number in range(3)])
     assert read(source, [2, 1])["x"].tolist() == [2, 1]
     assert not straight
-
-
-def test_importing_waits_for_no_pyarrow_and_the_first_batch_for_no_pandas(tmp_path):
-    for number in range(4):
-        np.save(tmp_path / f"{number}.npy", np.full(3, number, "f4"))
-    rows = "".join(f"{number}.npy,{'ab'[number % 2]},{number % 2 or ''}\n" for number in range(4))
-    (tmp_path / "t.csv").write_text("path,kind,even\n" + rows)
-    script = (
-        "import sys; from lit_async_data import AsyncLoader, ManifestSource; assert 'pyarrow' not in sys.modules\n"
-        "source = ManifestSource(sys.argv[1], ('path', 'kind', {'name': 'even', 'null': 'ignore'}), id='path')\n"
-        "with AsyncLoader(source, {'batch_size': 4}) as loader: print(next(loader)[2].tolist())\n"
-        "print('pandas' in sys.modules)"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "t.csv"], capture_output=True, check=False, text=True
-    )
-    assert told.returncode == 0, told.stderr
-    found, imported = told.stdout.splitlines()
-    assert sorted(ast.literal_eval(found)) == [-100, -100, 1, 1]
-    assert imported == "False"
