@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.lightning.predictions import check_files
+from support.lightning.rows import SAMPLES
 from support.ranks.processes import as_ranks, free_port, run_together
 from support.ranks.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, PREDICTED, SAVED, VAL
 from support.ranks.slurm import environment
+from support.ranks.wrapped_loaders import DEALT
 
 from lit_async_data.order.plan import EpochPlan
 
@@ -89,6 +91,7 @@ def test_ranks_share_the_samples(way, ranks, tmp_path, monkeypatch):
         check_predictions(tmp_path / "out", *found("predictions"))
         if way == "slurm":  # where each rank has an output of its own
             check_said([(tmp_path / f"{rank}.txt").read_text() for rank in range(ranks)])
+            check_wrapped(found)
         for fact in found("one sample"):
             assert f"1 samples cannot be shared by {ranks} ranks" in fact["error"]
 
@@ -138,6 +141,24 @@ def check_resumed(facts, ranks):
             assert sorted(itertools.chain(*dealt)) == sorted(rest[: OTHER_BATCH * ranks]), (epoch, step)
             del rest[: OTHER_BATCH * ranks]
         assert not rest
+
+
+def check_wrapped(found):
+    """The callback changes nothing for somebody's DataLoaders: each rank has its own samples, or an error says how."""
+    for workers, names in DEALT.items():
+        for name in names:
+            assert found(f"{name}-{workers}-1") == found(f"{name}-{workers}-0")
+        for name in ("shuffled", "by_hand"):
+            facts = found(f"{name}-{workers}-1")
+            one, other = ([ids for stage, _, _, ids in fact["batches"] if stage == "train"] for fact in facts)
+            assert set(itertools.chain(*one, *other)) == set(range(SAMPLES)), name
+            assert one
+            assert not {*itertools.chain(*one[:2])} & {*itertools.chain(*other[:2])}
+    for fact in found("unsharded-1-0"):
+        ((kind, message, _),) = fact["notes"]
+        assert kind == "ConfigError"
+        assert "DistributedSampler(" in message
+        assert fact["batches"] == []
 
 
 def check_said(outputs):

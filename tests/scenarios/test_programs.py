@@ -10,12 +10,8 @@ order, and there is no shuffle here.
 
 import contextlib
 import gc
-import itertools
-import json
 import logging
-import os
 import pickle
-import sys
 import tempfile
 import weakref
 
@@ -25,10 +21,9 @@ from support.device.training_loop import pretend
 from support.lightning.programs import PROGRAMS
 from support.lightning.programs.errors import BrokenError, broken_at
 from support.lightning.programs.hooks_and_steps import HOOKS
-from support.lightning.rows import SAMPLES, WIDTH, Numbers
+from support.lightning.rows import WIDTH, Numbers
 from support.lightning.runs import BATCH, WARNINGS, Learner, Run, our_threads, outcome, without_callback
 from support.lightning.trainer import pl
-from support.ranks.processes import as_ranks, run_together
 from torch.utils.data import DataLoader
 
 from lit_async_data import DevicePrefetcher, prefetched
@@ -209,115 +204,3 @@ def test_copy_verification_of_a_clean_run_is_silent(workers, pretended):
     assert outcome(program, workers, DevicePrefetcher(verify_copies=100)) == without_callback(program, workers)
     sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
     assert all(sums), "nobody looked"
-
-
-RANKS = """
-import json, logging, multiprocessing, os, sys, warnings
-warnings.simplefilter("ignore")
-import torch
-torch.set_num_threads(1)
-from support.lightning.programs.hooks_and_steps import Writer
-from support.lightning.rows import Numbers, Stream
-from support.lightning.runs import Learner, Run, pl
-from support.ranks.processes import leave_process_group
-from torch.utils.data import DistributedSampler
-from lit_async_data import DevicePrefetcher, prefetched
-logging.getLogger(pl.__name__).setLevel(logging.ERROR)
-
-def shuffled(run, fit):
-    fit(max_epochs=2).fit(run.model, run.load(shuffle=True), run.val(9))
-
-def predicted(run, fit):
-    fit(Writer("batch", run.note)).predict(run.model, run.load(13))
-
-def streamed(run, fit):  # Lightning cannot deal it, and says nothing: each rank reads all of it
-    fit().fit(run.model, run.load(dataset=Stream()))
-
-def by_hand(run, fit):
-    class Mine(Learner):
-        def train_dataloader(self):
-            data = Numbers()
-            return prefetched(run.load(dataset=data, sampler=DistributedSampler(data, shuffle=False)), device="cpu")
-    run.model = Mine()
-    fit(max_epochs=2).fit(run.model)
-    run.model.trainer.train_dataloader.close()
-
-def unsharded(run, fit):
-    try:
-        with prefetched(run.load(), device="cpu") as batches:
-            fit().fit(run.model, batches)
-    except Exception as error:
-        run.note(type(error).__name__, str(error))
-
-def main(name, workers, callbacks, folder):
-    run = Run(workers, "", callbacks)
-    def fit(*more, **options):
-        return run.trainer(*more, devices=2, strategy="ddp", **options)
-    globals()[name](run, fit)
-    rank = torch.distributed.get_rank()
-    facts = {"batches": run.model.journal, "notes": run.notes, "losses": run.model.losses}
-    with open(f"{folder}/{name}-{workers}-{len(callbacks)}-{rank}.json", "w") as file:
-        json.dump(facts, file)
-
-if __name__ == "__main__":
-    # A worker that is forked beside gloo's threads may hang before its first line, with or without the callback:
-    # Python before 3.11.8 waits there for a lock that such a thread held (gh-112275).
-    torch.multiprocessing.set_start_method("forkserver")
-    multiprocessing.set_forkserver_preload(["support.lightning.rows"])
-    for workers, names in ((0, sys.argv[2]), (1, sys.argv[3])):
-        for name in names.split():
-            for callbacks in ([], [DevicePrefetcher()]):
-                main(name, workers, callbacks, sys.argv[1])
-    main("unsharded", 1, [], sys.argv[1])
-    leave_process_group()
-"""
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """Runs two processes, ``ranks(program, workers, callbacks)``, and returns the facts of each."""
-    folder = tmp_path_factory.mktemp("ranks")
-    path = os.pathsep.join(sys.path)
-    names = [" ".join(DEALT[workers]) for workers in (0, 1)]
-    run_together(as_ranks([sys.executable, "-c", RANKS, folder, *names], PYTHONPATH=path), folder)
-
-    def facts(name, workers, callbacks):
-        return [json.loads((folder / f"{name}-{workers}-{callbacks}-{rank}.json").read_text()) for rank in range(2)]
-
-    return facts
-
-
-# By number of workers. What happens to the order of a DataLoader needs no worker to be seen.
-DEALT = {
-    0: ["shuffled", "predicted", "by_hand", "streamed"],
-    1: ["shuffled", "by_hand"],
-}
-
-
-def test_two_ranks(ranks):
-    """One test, so that the two processes start only once."""
-    for workers in (0, 1):
-        for name in DEALT[workers]:
-            assert ranks(name, workers, 1) == ranks(name, workers, 0)
-        check_that_samples_differ(workers, ranks)
-    check_the_line_that_an_error_names(ranks)
-
-
-def check_that_samples_differ(workers, ranks):
-    for name in "shuffled", "by_hand":
-        one, other = (
-            {i for s, _, _, ids in facts["batches"] if s == "train" for i in ids} for facts in ranks(name, workers, 1)
-        )
-        assert one | other == set(range(SAMPLES)), name
-    first = [[ids for s, _, _, ids in facts["batches"] if s == "train"][:2] for facts in ranks("shuffled", workers, 1)]
-    one, other = (set(itertools.chain(*ids)) for ids in first)
-    assert one
-    assert not one & other
-
-
-def check_the_line_that_an_error_names(ranks):
-    for facts in ranks("unsharded", 1, 0):
-        ((kind, message, _),) = facts["notes"]
-        assert kind == "ConfigError"
-        assert "DistributedSampler(" in message
-        assert facts["batches"] == []

@@ -11,7 +11,7 @@ import time
 import torch
 
 # Seconds. Each process imports torch and Lightning, on a machine that may have one core.
-PATIENCE_S = 250
+PATIENCE_S = 280
 
 
 # Not those that the system gives to outgoing connections: one could take the port before the first rank listens there.

@@ -18,6 +18,7 @@ from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.lightning import verdicts
 from lit_async_data.testing import ArraySource
 from support.lightning.predictions import numbered, predicted_of
+from support.ranks import wrapped_loaders
 from support.ranks.processes import leave_process_group
 
 if __name__ in ("__main__", "__mp_main__"):  # a rank, and not a test that imports these numbers
@@ -183,7 +184,10 @@ def torchrun(folder, ranks):
     lightning(folder, devices=1, num_nodes=ranks)
 
 
-slurm = ddp
+def slurm(folder, ranks):
+    ddp(folder, ranks)
+    if ranks == 2:
+        wrapped_loaders.write_all(folder)
 
 
 def epochs_of(loader, model, epochs=EPOCHS):
