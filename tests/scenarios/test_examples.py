@@ -31,6 +31,8 @@ def test_an_example_runs(path, tmp_path, monkeypatch, capsys, process_as_before)
     else:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(path)])
+        if "\nSAMPLES = 2048\n" in (text := path.read_text()):  # which takes long to compress
+            (path := tmp_path / path.name).write_text(text.replace("\nSAMPLES = 2048\n", "\nSAMPLES = 256\n"))
         runpy.run_path(str(path), run_name="__main__")
         GlobalHydra.instance().clear()
         said = capsys.readouterr().out

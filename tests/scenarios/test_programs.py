@@ -76,7 +76,7 @@ def test_a_program_does_the_same_at_every_depth(depth, workers, pretended):
 def test_two_of_them_do_what_one_does(depths, pretended):
     for name in "loaders of a datamodule", "an error in a step stage=train":
         both = [DevicePrefetcher(depth) for depth in depths]
-        assert outcome(PROGRAMS[name], 1, *both) == without_callback(PROGRAMS[name], 1), name
+        assert outcome(PROGRAMS[name], 0, *both) == without_callback(PROGRAMS[name], 0), name
 
 
 def test_the_program_really_copies(pretended):
