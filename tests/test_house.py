@@ -11,6 +11,7 @@ import tomllib
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lit_async_data
@@ -118,13 +119,15 @@ STEPS = {
     "import lit_async_data.__main__": LIGHTNING | IMAGES | {"torch"},
     "from lit_async_data import AsyncLoader, prefetched, ManifestSource": LIGHTNING | {"pyarrow"},
     "from lit_async_data import AsyncDataModule, DevicePrefetcher": {"hydra", "omegaconf", "pyarrow"},
-    "table = ManifestSource('t.csv', ('kind', {'name': 'even', 'null': 'ignore'}))": {"pandas"},
+    "table = ManifestSource('t.csv', ('path', 'kind', {'name': 'even', 'null': 'ignore'}), id='path')": {"pandas"},
     "with AsyncLoader(table, {'batch_size': 2}) as loader: next(loader)": {"pandas"},
 }
 
 
 def test_a_public_name_imports_only_what_it_uses(tmp_path):
-    (tmp_path / "t.csv").write_text("kind,even\na,\nb,1\n")
+    (tmp_path / "t.csv").write_text("path,kind,even\n0.npy,a,\n1.npy,b,1\n")
+    for number in range(2):
+        np.save(tmp_path / f"{number}.npy", np.zeros(3))
     lines = [f"{step}; assert not (heavy := {without} & {{*sys.modules}}), heavy" for step, without in STEPS.items()]
     subprocess.run([sys.executable, "-c", "\n".join(["import sys", *lines])], check=True, timeout=120, cwd=tmp_path)
 
