@@ -154,7 +154,7 @@ def test_after_an_exception_the_failed_batch_comes_again(tmp_path, callbacks, ba
     [
         {"val_check_interval": 0.5, "accumulate_grad_batches": 2},
         {"accumulate_grad_batches": 4, "every_n_train_steps": 1},
-        {"limit_train_batches": 4, "every_n_train_steps": 1},
+        {"limit_train_batches": 4, "every_n_train_steps": 3},
         {"reload_dataloaders_every_n_epochs": 1, "every_n_train_steps": 3},
     ],
     ids=str,

@@ -95,7 +95,8 @@ def test_each_of_several_loaders_goes_on_where_it_was(tmp_path, mode, made):
     length = len(whole) // EPOCHS
     steps = [("step", batch, batch - 1) for batch in (1, 3, length)]
     hooks = [("batch start", 3, 2), ("batch end", 3, 3), ("batch end", length, length), ("epoch end", length, length)]
-    for place, batch, done in [*steps, *hooks, ("epoch start", length, 0)]:
+    places = [*steps, *hooks, ("epoch start", length, 0)]
+    for place, batch, done in places if mode == "max_size_cycle" else places[1::3]:
         before, at = fitted(loaders(), Both(place, (1, batch), tmp_path)), length + done
         assert before[:at] == whole[:at]
         assert fitted(loaders(), path=tmp_path / "at.ckpt") == whole[at:], (place, batch)

@@ -8,8 +8,6 @@ import gc
 import logging
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import typing
 import weakref
@@ -645,17 +643,6 @@ def test_what_was_read_ahead_goes_with_the_pass():
         read_ahead(batches, 2)
     assert len(made) == 3
     assert [ref() for ref in made] == [None] * 3
-
-
-def test_a_program_ends_without_close():
-    program = (
-        "import itertools, lit_async_data\n"
-        "batches = lit_async_data.prefetched(itertools.count(), device='cpu')\n"
-        "print(next(batches), next(batches))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "0 1\n"
-    assert done.stderr == ""
 
 
 def test_a_fork_is_told(monkeypatch):

@@ -173,9 +173,7 @@ def test_a_field_may_be_a_later_image(path):
     np.testing.assert_array_equal(samples_of(path, {"window": 2})["x"], PIXELS[:1:-1])
 
 
-@pytest.mark.parametrize(
-    ("window", "pad"), [((0, 3), None), ((0, 3), "zero"), ((-8, 5, 4), None), ((-8, 5, 4), "last")]
-)
+@pytest.mark.parametrize(("window", "pad"), [((0, 3), None), ((0, 3), "last"), ((-8, 5, 4), "zero")])
 def test_windows_hold_every_step_th_image(path, window, pad):
     steps = np.arange(*window)
     wanted = np.arange(ROWS)[:, None] + steps
