@@ -82,7 +82,7 @@ def test_each_chunk_of_a_large_request_is_decoded_once_and_by_several_threads(pa
 
     def counted(self, number):
         if next(begun) < 2:
-            both.wait(10)  # passes only if two threads decode
+            both.wait(60)  # passes only if two threads decode
         decoded.append(number)
         return decode(self, number)
 

@@ -36,7 +36,7 @@ class Predictor(pl.LightningModule):
 
 
 def module(source, **options):
-    return lad.AsyncDataModule(predict=source, loader={"batch_size": 4, "queue_depth": 3, "timeout_s": 30} | options)
+    return lad.AsyncDataModule(predict=source, loader={"batch_size": 4, "queue_depth": 3, "timeout_s": 60} | options)
 
 
 def predict(path, source, predicted=predicted_of, callbacks=(), **options):

@@ -286,7 +286,7 @@ def first_is_read_before(*gates):
 
     def on_step(stage, batch):
         if stage == "train":
-            assert all(gate.read.wait(10) for gate in gates)
+            assert all(gate.read.wait(60) for gate in gates)
 
     return on_step
 
@@ -332,7 +332,7 @@ def test_the_next_loader_is_read_while_the_one_before_it_runs(stage):
 
     def on_step(at, batch):
         if at == f"{name} 0":
-            waited.append(second.read.wait(10))
+            waited.append(second.read.wait(60))
 
     model = Recorder(on_step)
     dm = datamodule(**{name: [first, second]} | ({"train": CountingSource()} if stage == "fit" else {}))
@@ -349,7 +349,7 @@ def test_what_is_read_ahead_is_not_copied_to_the_device(streams):
 
     def on_step(stage, batch):
         if stage == "train":
-            assert val.source.read.wait(10)
+            assert val.source.read.wait(60)
             copies.append(val.fill)
 
     with train, val:
@@ -362,7 +362,7 @@ def test_what_is_read_ahead_is_not_copied_to_the_device(streams):
 def test_reading_ahead_again_changes_nothing(streams):
     with on_device(Gate(after=3)) as loader:
         loader.machinery.prefetch(copy=False)
-        assert loader.source.read.wait(10)
+        assert loader.source.read.wait(60)
         loader.machinery.prefetch(copy=False)
         assert next(loader)["index"].tolist() == plan(0)[0]
         loader.machinery.prefetch(copy=False)  # the next one is on its way to the device

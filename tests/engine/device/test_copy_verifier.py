@@ -222,7 +222,7 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
             self.reads, self.handed_out, self.came_around = 0, threading.Event(), threading.Event()
 
         def read_into(self, samples, out):
-            assert self.reads == 0 or self.handed_out.wait(10)
+            assert self.reads == 0 or self.handed_out.wait(60)
             super().read_into(samples, out)
             self.reads += 1
             if self.reads == 4:  # there are three slots
@@ -238,7 +238,7 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
         loader.verify_copies = 1
         next(loader)
         source.handed_out.set()
-        assert source.came_around.wait(10)
+        assert source.came_around.wait(60)
         with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\] changed .*\(found at release\)"):
             next(loader)
 

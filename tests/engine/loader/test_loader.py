@@ -203,7 +203,7 @@ def test_epochs_are_read_once_and_nothing_is_dropped_between_them():
 @pytest.mark.parametrize("length", [1, 4, 8, 12])
 @pytest.mark.parametrize("keep", [False, True])
 def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
-    with loader_of(numbers(length), shuffle="none", timeout_s=20) as loader:
+    with loader_of(numbers(length), shuffle="none", timeout_s=60) as loader:
         kept = []
         for _ in range(8):
             batches = list(loader)

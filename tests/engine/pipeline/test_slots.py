@@ -113,7 +113,7 @@ def test_a_lease_may_end_inside_the_lock_of_the_ring():
         done.set()
 
     threading.Thread(target=collect, daemon=True).start()
-    assert done.wait(10)
+    assert done.wait(60)
     assert {pool.take(timeout=0), pool.take(timeout=0)} == {0, 1}
 
 
@@ -249,14 +249,14 @@ def test_who_waits_is_not_left_beside_a_free_slot():
     pool = pool_of(2)
     slots = [pool.take(timeout=0), pool.take(timeout=0)]
     got = []
-    waiting = threading.Thread(target=lambda: got.append(pool.take(timeout=10)))
+    waiting = threading.Thread(target=lambda: got.append(pool.take(timeout=60)))
     for slot in slots:
         pool.move(slot, "abandon")
     pool.vacant.put(slots[0])
     pool.vacant.put(slots[1])
     got.append(pool.take(timeout=0))
     waiting.start()
-    waiting.join(10)
+    waiting.join(60)
     assert sorted(got) == sorted(slots)
 
 

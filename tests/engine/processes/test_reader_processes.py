@@ -720,7 +720,7 @@ def test_a_copy_of_a_loader_and_a_pickled_process_begin_with_none():
 @pytest.mark.parametrize("act", [acts.fail_at_length, acts.warn_at_length])
 def test_a_loader_whose_reports_are_not_read_does_not_hold_up_the_others(act):
     flooded = AsyncLoader(Numbers(33, act), {"batch_size": 1, "shuffle": False, "worker_kind": "process"})
-    good = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process", "timeout_s": 30})
+    good = AsyncLoader(Numbers(), {"batch_size": 10, "worker_kind": "process", "timeout_s": 60})
     sharing(flooded, good)
     iter(flooded)
     flooded.machinery.prefetch(copy=False)

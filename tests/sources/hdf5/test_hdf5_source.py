@@ -149,7 +149,7 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
 
     thread = threading.Thread(target=source.reserve, args=(0, 0))
     thread.start()
-    assert held.wait(10)
+    assert held.wait(60)
     try:
         assert in_fork(acts) == status
     finally:

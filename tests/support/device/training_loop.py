@@ -93,7 +93,7 @@ def queue_on(
         workers=workers,
         slots=4 if workers else 2,
         most_slots=4 if workers else 2,
-        timeout_s=30,
+        timeout_s=60,
     )
     fed = feed(pipeline)
     transform = transform and DeviceTransform(transform, torch.device("cpu"))

@@ -125,7 +125,7 @@ def trainer(*callbacks, **options):
 
 
 def datamodule(loader=None, **options):
-    basic = {"batch_size": BATCH, "shuffle": True, "queue_depth": QUEUE, "return_indices": True, "timeout_s": 30}
+    basic = {"batch_size": BATCH, "shuffle": True, "queue_depth": QUEUE, "return_indices": True, "timeout_s": 60}
     return lad.AsyncDataModule(**options, loader=basic | (loader or {}))
 
 

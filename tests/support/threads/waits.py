@@ -1,6 +1,6 @@
 """Waits for other threads, without a sleep."""
 
-LONG = 30  # seconds until a test gives up
+LONG = 60  # seconds until a test gives up
 
 
 def until(reads, true):

@@ -100,12 +100,12 @@ class Slow:
         self._error = error
         self.thread = threading.Thread(target=self._run, args=(slabs,))
         self.thread.start()
-        assert self.begun.wait(10)
+        assert self.begun.wait(60)
 
     def _run(self, slabs):
         def decode():
             self.begun.set()
-            assert self.go.wait(10)
+            assert self.go.wait(60)
             if self._error:
                 raise self._error
             return SLAB
@@ -115,7 +115,7 @@ class Slow:
 
     def finish(self):
         self.go.set()
-        self.thread.join(10)
+        self.thread.join(60)
 
 
 def test_a_slab_that_another_thread_is_decoding_is_not_decoded_again():
@@ -136,9 +136,9 @@ def test_a_thread_that_waits_for_a_failed_decoding_decodes_itself(monkeypatch):
     got = []
     waiter = threading.Thread(target=lambda: got.append(fetched(slabs, 1)))
     waiter.start()
-    assert waits.wait(10)
+    assert waits.wait(60)
     slow.finish()
-    waiter.join(10)
+    waiter.join(60)
     assert got == [(True, True)]
 
 
