@@ -218,7 +218,7 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
                 field = inspect_field(group, "x", given, layout)["x"]
     except AsyncDataError as error:
         text = str(error).removeprefix(f"{where}: ").removeprefix(f"{group.path}: ")
-        node.why = text.replace(f"{group.path}:/", "")
+        node.why = re.sub(rf"\S*{re.escape(group.path)}:/", "", text)
         return
     stored, node.dtype = field.values, field.spec.dtype
     node.size = field.spec.shape[1:] if field.images else ()
@@ -264,8 +264,8 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
     """The datasets outside of groups of equal structure; and each set of such groups."""
     rest, groups = list[Dataset](), collections.defaultdict[str, list[Dataset]](list)
     for node in nodes:
-        name, slash, _ = node.name.removeprefix(parent).partition("/")
-        (groups[name] if slash and "*" not in node.name else rest).append(node)
+        name, slash, below = node.name.removeprefix(parent).partition("/")
+        (groups[name] if slash and ("*" not in below or "/" in below) else rest).append(node)
     alike = collections.defaultdict[str, list[str]](list)
     for name, inside in groups.items():
         begin = f"{parent}{name}/"

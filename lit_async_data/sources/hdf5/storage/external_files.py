@@ -36,7 +36,7 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
         if os.path.realpath(other) != os.path.realpath(here):
             raise FormatError(
                 f"{here}:/{name.strip('/')}: is a link into another file, {other}; give that file as path, or "
-                "allow it with allow_external=True, which sample='group' does not",
+                "allow it with allow_external=True, which sample='group' and 'dataset' do not",
                 file=here,
                 dataset=name,
             )
