@@ -267,8 +267,9 @@ def test_a_file_that_changes_in_the_middle_of_a_read_is_refused(old, storage, la
 def test_a_missing_file_is_named(images):
     source = HDF5Source(images)
     os.unlink(images)
-    with pytest.raises(MissingError, match=images):
+    with pytest.raises(MissingError, match=images) as raised:
         read(source, [0])
+    assert str(raised.value).count(images) == 1
 
 
 def test_a_change_in_one_file_of_several_leaves_the_others_readable(scans):

@@ -153,7 +153,7 @@ def test_attributes_and_groups_of_text(tmp_path):
     assert rows.names("y", rows.column("y")).tolist() == [text for text in ALL for _ in range(3)]
     with h5py.File(tmp_path / "x.h5", "r+") as file:
         file["p4"].attrs["bird"] = ""
-    with pytest.raises(FormatError, match="no text in rows 4; ") as caught:
+    with pytest.raises(FormatError, match="no text in row 4; ") as caught:
         HDF5Source(tmp_path / "x.h5", {"y": Field(attr="bird")}, group="p*", sample="group")
     assert caught.value.dataset == "p4@bird"
 

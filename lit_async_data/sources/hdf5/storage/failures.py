@@ -68,6 +68,8 @@ def source_error(
 
 def _error_text(error: BaseException) -> str:
     """The message of an error, with the name of its class where the message needs it."""
+    if isinstance(error, OSError) and error.filename is not None:  # the message has the path already
+        return f"[Errno {error.errno}] {error.strerror}"
     text = str(error) or "no reason given"
     return text if isinstance(error, OSError | RuntimeError) else f"{type(error).__name__}: {text}"
 
