@@ -73,8 +73,9 @@ def _with_values(part: StoredPart) -> StoredPart:
         lacks = missing[own if len(missing) > 1 else np.zeros_like(own)]
         if lacks.any() and field.text and field.text.null == "error":
             every = np.unique(own[lacks]).tolist()
+            which = "row" if len(every) == 1 else "rows"
             listed = ", ".join(map(str, every[:NAMED])) + (f", … ({len(every)} in all)" if len(every) > NAMED else "")
-            what = f"no text in row{'s' * (len(every) > 1)} {listed}; write it, or set null='ignore' (−100) or null='drop'"
+            what = f"no text in {which} {listed}; write it, or set null='ignore' (−100) or null='drop'"
             where = {"file": part.path, "dataset": field.values.name, "row": every[0]}
             raise of_group(FormatError(f"{field.stored}: {what}", **where), part.names)
         part = part.at(rows[~lacks.any(axis=1)])
