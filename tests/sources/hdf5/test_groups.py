@@ -184,6 +184,9 @@ def test_groups_that_lack_a_field_are_told_once_and_named_when_read(properties, 
     ]:
         with pytest.raises(MissingError, match=text):
             opened(tmp_path / "x.h5", {"n": "number", **fields})
+    monkeypatch.setattr(groups, "MISSES", 0)
+    with pytest.raises(MissingError, match="has no dataset 's0/image'"):
+        opened(tmp_path / "x.h5")
 
 
 @pytest.mark.processes

@@ -52,6 +52,8 @@ Array = npt.NDArray[Any]
 PROBES = 3
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
+# Samples that lack a field, and no other has it so far, after which the others are not looked at: it is misspelt.
+MISSES = 1000
 # What a field of a group may have: it has no rows.
 OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null", *VARIABLE}
 ENCODED = {"name", "decode", "channels", *IMAGE}
@@ -181,6 +183,8 @@ class _Column:
             self._missing = self._missing or [(error, full)]
             self._lacking.append(number)
             again = 1
+            if self._of is None and number == MISSES:
+                self.found()
         else:
             if self._of is None:
                 self._of, again = of, len(self._lacking)
