@@ -58,8 +58,7 @@ class StoredPart:
     names: npt.NDArray[np.bytes_] | None = None  # what the ``*`` stands for in each row, as bytes
     # The row of the table of each row, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
-    # The rows of fields that are known to lack a value; reading them is an error.
-    lacking: Mapping[str, Indices] = dataclasses.field(default_factory=dict)
+    lacking: Mapping[str, Indices] = dataclasses.field(default_factory=dict)  # of fields, the rows without a value
 
     @property
     def rows(self) -> int:

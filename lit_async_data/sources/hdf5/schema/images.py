@@ -98,8 +98,7 @@ def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], byte
         where = f"{stored}, row {row}"
         try:
             with as_source_errors(where, "cannot be read", file=stored.path):
-                data = b"" if field.image.image_size is not None else bytes_of(row)
-                return ImageDecoder.of(field.image, data, where)
+                return ImageDecoder.of(field.image, b"" if field.image.image_size else bytes_of(row), where)
         except SourceError as error:
             errors.append(error)
     of_all = "the first image gives the size of all, unless image_size=(height, width) says it"

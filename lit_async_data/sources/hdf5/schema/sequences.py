@@ -41,8 +41,7 @@ class StoredSequences:
     dtype: np.dtype[Any]  # of the elements, as stored
     spec: FieldSpec  # the field, padded
     chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
-    # The rows whose reference leads out of the file. They have the length of the first that does not, so that no batch
-    # by length is of them alone.
+    # Rows whose reference leads out of the file; with the length of another, so that no batch is of them alone.
     lost: Indices = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
 
     @functools.cached_property
@@ -80,8 +79,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
     heap = GlobalHeap.of(dataset.file)
     references = _references(group, stored, dataset, heap)
     references[:, 0] *= dtype.itemsize
-    there = (references[:, 1] >= 0) & (references[:, :2].sum(axis=1) <= heap.end)
-    there |= references[:, 0] == 0
+    there = (references[:, 0] == 0) | ((references[:, 1] >= 0) & (references[:, :2].sum(axis=1) <= heap.end))
     lost = np.flatnonzero(~there)
     references[lost] = references[there.argmax()] * there.any()
     spec = padded_spec(references[:, 0] // dtype.itemsize, most, FieldSpec((), dtype.newbyteorder("=")), context)
@@ -93,8 +91,7 @@ def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, 
     key = dataclasses.replace(IndexKey.of(dataset), name=f"{dataset.name} references")
     found = group.cache.load(key) if key.chunk else None
     if found is None:
-        stored_references = _stored_references(stored, dataset.file.id.get_vfd_handle())
-        found = {"references": heap.references(stored_references).ravel()}
+        found = {"references": heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle())).ravel()}
         if key.chunk:
             group.cache.store(key, found)
     return found["references"].reshape(-1, 3)
