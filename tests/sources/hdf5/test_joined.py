@@ -36,7 +36,7 @@ def files(tmp_path):
             file["x"], file["patient"] = np.arange(5) + 5 * number, [f"p{1 + (number + row) % 3}" for row in range(5)]
             file["number"], file.attrs["id"] = (number + np.arange(5)) % 3 + 1, name
             file["columns"], file["rows"] = file["number"][...][None] / 1, file["number"][...][:, None] / 1  # MATLAB's
-            file["half"], file["flag"] = np.arange(5) / 2, [True] * 5
+            file["half"], file["flag"], file["null"] = np.arange(5) / 2, [True] * 5, h5py.Empty("f8")
             for group in ("p1", "p3"):
                 file[f"g/{group}/x"] = np.arange(2) + 10 * number
     return tmp_path
@@ -164,6 +164,7 @@ def test_filters_leave_out_samples_but_not_those_that_have_no_row(on, x, files, 
             "3 of 3 ids have no row: '1', '2', '3'; it",
         ),
         ({"number": ["01", "2"]}, {"on": "number"}, ManifestError, "compared as text: 0012 is not 12"),
+        ({"null": ["1"]}, {"on": "null"}, FormatError, "null: holds text, ids or values .* on 0 axes"),
         ({"half": ["1"]}, {"on": "half"}, ConfigError, "^on: .*half holds float64, which is not text; ids are text or"),
         ({"number": [1.0, 2.0]}, {"on": "number"}, ManifestError, "holds double; give text or whole numbers"),
         (

@@ -114,7 +114,9 @@ def inspect_dataset(
         _check_images(dataset, where, context)
     elif not in_heap:
         _check_values(dataset, kind, where + f".{member}" * bool(member), context)
-    elif dataset.ndim != 1 and (dataset.dtype.kind not in "iuf" or dataset.size > max(dataset.shape, default=0)):
+    elif dataset.ndim != 1 and (
+        not dataset.ndim or dataset.dtype.kind not in "iuf" or math.prod(dataset.shape) > max(dataset.shape)
+    ):
         raise FormatError(
             f"{where}: holds text, ids or values of variable length on {dataset.ndim} axes; store them on one",
             **context,
