@@ -185,11 +185,14 @@ class Normalize:
                 f'scale: means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide '
                 f'them by {largest(values)} first, or scale="stored" if mean and std are those of the stored values'
             )
-        # x · (1 / (largest · std)) − mean / std: two passes over the pixels.
-        scale, shift = scaling.constants(values, torch.promote_types(self._float.dtype, torch.float32))
+        # x · (1 / (largest · std)) − mean / std: two passes over the pixels. Wide types hold large values that differ
+        # little, such as seconds since 1970, which float32 does not tell apart before the mean is gone.
+        wide = values.element_size() > 4 or values.dtype in (torch.int32, torch.uint32)
+        compute = torch.float64 if wide else _compute_dtype(self._float.dtype, values)
+        scale, shift = scaling.constants(values, torch.promote_types(compute, torch.float32))
         if self.scale == "type":
             scale = scale / largest(values)
-        result: Tensor = values.to(_compute_dtype(self._float.dtype, values)) * scale - shift
+        result: Tensor = values.to(compute) * scale - shift
         return result.to(self._float.dtype)
 
 
@@ -208,7 +211,7 @@ class _Scaling:
         self.axis = tuple(axis) if isinstance(axis, Sequence) else (axis,) * bool(arrays[0].ndim)
         if len(self.axis) != arrays[0].ndim:
             raise ConfigError(f"axis: {axis!r} is not one for each of the {arrays[0].ndim} axes of mean and std")
-        self._arrays, self._by_device = arrays, dict[torch.device, tuple[Tensor, Tensor]]()
+        self._arrays, self._by_device = arrays, dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]]()
 
     def __str__(self) -> str:
         mean, std = (tuple(each.tolist()) if each.ndim else each for each in (self.mean, self.std))
@@ -216,11 +219,12 @@ class _Scaling:
 
     def constants(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """1 / std and mean / std on the device of a batch, with its axes."""
-        if values.device not in self._by_device:
+        key = values.device, dtype
+        if key not in self._by_device:
             # The copies are complete when `to` returns, so other streams may use them too.
             scale, shift = (torch.tensor(each).to(dtype).to(values.device) for each in self._arrays)
-            self._by_device[values.device] = scale, shift
-        scale, shift = self._by_device[values.device]
+            self._by_device[key] = scale, shift
+        scale, shift = self._by_device[key]
         if scale.numel() == 1:
             return scale.reshape(()), shift.reshape(())
         axes = [axis + 1 if axis >= 0 else axis + values.ndim for axis in self.axis]

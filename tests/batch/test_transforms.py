@@ -71,6 +71,14 @@ def test_statistics_make_a_mean_of_0_and_a_std_of_1_and_predictions_come_back(dt
     assert torch.allclose(Normalize.of(found, "y").inverse(made["y"]), back["y"])
 
 
+@pytest.mark.parametrize("dtype", ["f8", "i8", "i4"])
+def test_the_mean_of_wide_types_is_subtracted_before_digits_are_lost(dtype):
+    seconds = (1.7e9 + np.arange(3600)).astype(dtype)
+    made = Normalize.of(statistics(ArraySource({"x": seconds[:, None]})))({"x": torch.from_numpy(seconds[:, None])})
+    wanted = torch.from_numpy((np.arange(3600) - 1799.5) / np.arange(3600).std()).float()
+    assert torch.allclose(made["x"][:, 0], wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

@@ -196,3 +196,12 @@ def test_folds_that_cannot_be_are_refused(call, message):
     columns = {"side": SIDE, "fold": FOLD}
     with pytest.raises((ConfigError, MissingError), match=message):
         call(ArraySource({"y": np.arange(6), "f": np.linspace(0, 1, 6)}, columns=columns))
+
+
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [([""] * 20, "^by: no sample has a value in the given array"), ([0] * 20, "^by: all samples are in fold 0")],
+)
+def test_stored_folds_are_two_at_least(by, said):
+    with pytest.raises(ConfigError, match=said):
+        folds(ArraySource({"x": np.zeros(20)}), by=np.array(by))

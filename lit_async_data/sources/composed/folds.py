@@ -63,7 +63,10 @@ def folds(
 def draw_folds(source: Source, k: Any, *, groups: Any, by: Any, balance: Any, seed: int = 0) -> Drawn:
     check_source("source", source)
     if by is not None:
-        return draw(source, None, groups, by, balance, seed=seed)
+        drawn = draw(source, None, groups, by, balance, seed=seed)
+        if len(drawn.names) < 2:
+            raise ConfigError(f"by: all samples are in fold {drawn.names[0]}, which leaves none to train", option="by")
+        return drawn
     if not isinstance(k, numbers.Integral) or not 2 <= int(k) <= len(source):
         raise ConfigError(f"folds: {k!r} is not a whole number from 2 to {len(source)}, the number of samples")
     k = int(k)

@@ -128,7 +128,8 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
     if by is not None or given is not None:
         values = groups_of(source, groups, places) if by is None else stored_values(source, by, places)
         names = sorted(filter(None, values.names), key=lambda name: (len(name.lstrip("-")), name))  # -1, 0, 9, 10
-        given = given or {name: [name] for name in names}
+        if not (given := given or {name: [name] for name in names}):
+            raise ConfigError(f"by: no sample has a value in {values.what}; name another column", option="by")
         sides, how = named_sides(values, given)[values.codes], f"by {values.what}"
         empty = np.array([not name for name in values.names])[values.codes] & (sides == UNUSED)
         if empty.any():
