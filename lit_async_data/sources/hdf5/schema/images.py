@@ -71,7 +71,7 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
     known = None if ranges is None else np.diff(ranges.offsets)
     lengths = known if field.lengths is None else _lengths(group, field.lengths, stored, where)
 
-    def bytes_of(row: int) -> bytes:
+    def bytes_of(row: int, node: Any = node) -> bytes:
         begin, size = -1, stored.shape[1]
         if stored.index is not None and (names or ranges):
             begin, size = int(stored.index.offsets[row]), int(stored.index.sizes[row])
