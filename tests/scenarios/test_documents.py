@@ -175,8 +175,6 @@ def given():
     }
 
 
-# Libraries that are not installed with this package, by recipe.
-LIBRARIES = {"accelerate": "accelerate", "gpu_augmentation": "kornia"}
 # A line of docs/training/gpu.md for a machine with a GPU.
 NEEDS_A_GPU = {"gpu"}
 # torch never closes all that a process group opens.
@@ -191,7 +189,6 @@ NEEDS_ARGUMENTS = {"command_line"}
     ids=lambda page: page.stem,
 )
 def test_the_programs_of_a_page_run(page, request, monkeypatch):
-    pytest.importorskip(LIBRARIES.get(page.stem, "torch"))
     request.getfixturevalue("patients" if page.stem in {"hdf5", "robots"} else "workplace")
     module = types.ModuleType("page")  # classes that a program defines can be pickled
     monkeypatch.setitem(sys.modules, "page", module)
