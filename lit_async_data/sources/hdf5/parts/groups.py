@@ -154,7 +154,8 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
             raise MissingError(f"{group.path}: has no group {path!r}; check fields=", file=group.path, dataset=path)
         if not above:
             begin, end = own.partition("/")[0].split("*")
-            alike = [each for each in node if len(each) >= len(begin + end) and each.startswith(begin)]
+            alike = [str(each) for each in node]
+            alike = [each for each in alike if len(each) >= len(begin + end) and each.startswith(begin)]
             found = [each[len(begin) : len(each) - len(end)] for each in alike if each.endswith(end)]
         above[key] = node.id, own
     return sorted(found, key=natural), above
