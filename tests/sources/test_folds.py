@@ -1,4 +1,5 @@
 import logging
+import math
 
 import h5py
 import numpy as np
@@ -143,9 +144,18 @@ def test_a_column_of_text_names_the_sides_and_others_are_listed():
     assert folds_of(folds(numbered(4), by=[1, -1, 10, 0]), 4).tolist() == [2, 0, 3, 1]
 
 
-@pytest.mark.parametrize("fold", [[0, -100, 1, 0], ["0", "", "1", "0"], [b"0", b"", b"1", b"0"]], ids=repr)
+EMPTY = [
+    [0, -100, 1, 0],
+    ["0", "", "1", "0"],
+    [b"0", b"", b"1", b"0"],
+    ["0", None, "1", "0"],
+    [0.0, math.nan, 1.0, 0.0],
+]
+
+
+@pytest.mark.parametrize("fold", EMPTY, ids=repr)
 def test_samples_without_a_fold_are_in_none_and_counted(fold, caplog):
-    field = {"fold": np.array(fold)} if 0 in fold else {}
+    field = {"fold": np.array(fold)} if -100 in fold else {}
     source = ArraySource({"y": np.arange(4), **field}, columns=None if field else {"fold": np.array(fold)})
     assert [each["val"].samples.tolist() for each in folds(source, by="fold")] == [[0, 3], [2]]
     assert split(source, {"train": [0], "val": [1]}, by="fold")["val"].samples.tolist() == [2]

@@ -130,8 +130,9 @@ def chosen_fields(spec: BatchSpec, fields: Any) -> dict[Any, str]:
     keys = {key if spec.as_mapping else at: key for at, key in enumerate(spec)}
     keys = {at: key for at, key in keys.items() if spec[key].dtype.kind != "c" and not spec[key].texts}
     listed = fields if isinstance(fields, Sequence) and not isinstance(fields, str) else (fields,)
-    if not listed:
-        raise ConfigError("fields: empty; name at least one, or leave it out", option="fields")
+    if not listed or not keys:
+        what = "empty; name at least one, or leave it out" if keys else "no field of the source holds real numbers"
+        raise ConfigError(f"fields: {what}", option="fields")
     for key in () if fields is None else listed:
         if key not in keys:
             raise ConfigError(

@@ -38,7 +38,8 @@ def folds(
         k: Number of folds, from 2 on. None: 5, or those of ``by``.
         groups: Which samples stay together, as for `split`. With ``"time"``, a fold is a block of each file or group.
         by: The column, dataset or batch key with the fold of each sample, instead of k; see `split`. There is a fold
-            for each value, in the order of numbers. Samples whose text is empty are in none, which a warning counts.
+            for each value, in the order of numbers. A warning counts samples whose text or cell is empty: they are in
+            none.
         balance: The classes that all folds hold alike, as for `split`; groups then make folds less equal in size.
         seed: Another seed gives other folds; 0 to 2**63 − 1.
 

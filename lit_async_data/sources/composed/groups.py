@@ -151,6 +151,10 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
         raise ConfigError(
             f"{option}: {what} has {len(values)} values for {len(source)} samples; give one value per sample"
         )
+    if option == "by" and (missing := _is_missing(values)).any():  # these samples are on no side, as with empty text
+        texts = np.full(len(values), "", object)
+        texts[~missing] = _comparable(np.ma.getdata(values)[~missing], what, option).tolist()
+        return Groups(*_factorized(texts), what)
     return Groups(*_factorized(_comparable(complete(source, values, what, option), what, option)), what)
 
 

@@ -103,13 +103,13 @@ class SubsetSource(ComposedSource):
         """
         yield 0, slice(None), self._source_numbers(samples)
 
-    def ids(self, samples: Indices) -> Indices:
+    def ids(self, samples: Sequence[int] | Indices) -> Indices:
         """The numbers of samples in the whole source; in the innermost one, if this is a subset of a subset.
 
         Args:
-            samples: int64, shape (n,): numbers in this subset.
+            samples: Whole numbers, shape (n,): numbers in this subset.
         """
-        return self.source.ids(self._source_numbers(samples))
+        return self.source.ids(self._source_numbers(whole_numbers(samples, self)))
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """Find where samples are stored, by their numbers in the whole source.

@@ -293,3 +293,9 @@ def test_what_has_no_statistics_is_named(given, said, h5):
     source = HDF5Source(path, {"x": "x", "waves": "waves", "patient": Field("patient", kind="text")})
     with contextlib.closing(source), pytest.raises(ConfigError, match=said):
         statistics(source, **given)
+
+
+def test_a_source_of_texts_has_no_statistics(h5):
+    source = HDF5Source(h5(patient=[b"1", b"2"]), {"patient": Field("patient", kind="text")})
+    with contextlib.closing(source), pytest.raises(ConfigError, match=r"^fields: no field of the source holds real"):
+        statistics(source)
