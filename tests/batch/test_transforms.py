@@ -71,6 +71,11 @@ def test_statistics_make_a_mean_of_0_and_a_std_of_1_and_predictions_come_back(dt
     assert torch.allclose(Normalize.of(found, "y").inverse(made["y"]), back["y"])
 
 
+def test_the_mean_is_subtracted_before_half_precision():
+    values = torch.tensor([1000, 1001, 1002.0])
+    assert Normalize(1001, 1, dtype="bfloat16")((values,))[0].tolist() == [-1, 0, 1]
+
+
 @pytest.mark.parametrize("dtype", ["f8", "i8", "i4"])
 def test_the_mean_of_wide_types_is_subtracted_before_digits_are_lost(dtype):
     seconds = (1.7e9 + np.arange(3600)).astype(dtype)

@@ -198,10 +198,10 @@ class _Probe:
         for key in [*(key for key in known if key in found), *(key for key in found if key not in known)]:
             shape, dtype = found[key]
             concat = key in known and known[key].concat
-            if concat and (key not in follow or shape[0] != known[key].shape[0]):
+            if concat and ((self._cuts and key not in follow) or shape[0] != known[key].shape[0]):
                 what = f"changed the length of {key} of {{}}; {FIXED}"
                 raise failure(where, self._calls.source, samples, what)
-            field = FieldSpec(shape, dtype.newbyteorder("="), ragged=key in follow, concat=concat)
+            field = FieldSpec(shape, dtype.newbyteorder("="), ragged=concat or key in follow, concat=concat)
             if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
                 field = dataclasses.replace(field, classes=known[key].classes, texts=known[key].texts)
             fields[key] = field

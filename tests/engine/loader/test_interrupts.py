@@ -98,11 +98,9 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def interrupts_in_finalisers_are_dropped(monkeypatch):
-    """As Python does. pytest keeps them, and so the frames that they have passed."""
-    others = sys.unraisablehook
-    monkeypatch.setattr(
-        sys, "unraisablehook", lambda each: None if each.exc_type is KeyboardInterrupt else others(each)
-    )
+    """As Python does, with the warnings of what they left open. pytest keeps them, and so passes in their frames."""
+    others, dropped = sys.unraisablehook, (KeyboardInterrupt, ResourceWarning)
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: None if each.exc_type in dropped else others(each))
 
 
 @pytest.fixture

@@ -226,6 +226,18 @@ def test_no_length_of_joined_samples_changes_on_the_host(source, function, text,
         list(loader)
 
 
+@pytest.mark.parametrize("ragged", ["concat", "pad"])
+def test_transforms_take_samples_of_one_element_at_most(h5, ragged):
+    path = h5()
+    with h5py.File(path, "w") as file:
+        file["x/values"], file["x/offsets"] = np.float32([5, 6, 7]), [0, 1, 1, 2, 3]
+    source = HDF5Source(path, {"x": Field("x", ragged=ragged)})
+    options = {"batch_size": 4, "shuffle": False, "workers": 0}
+    with AsyncLoader(source, options, sample_transform=acts.copied) as loader:
+        assert next(loader)["x"].flatten().tolist() == ([5, 6, 7] if ragged == "concat" else [5, 0, 6, 7])
+    source.close()
+
+
 def test_joined_samples_are_read_and_put_together_padded(source):
     assert np.array_equal(concat(source)[0]["x"], source[0]["x"])
     with pytest.raises(FormatError, match="'x' has concat False in"):

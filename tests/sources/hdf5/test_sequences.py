@@ -16,7 +16,7 @@ from lit_async_data.tools.pack.packing import pack
 STORED = {
     "contiguous": {},
     "chunks": {"chunks": (7,)},
-    "gzip": {"chunks": (16,), "compression": "gzip"},
+    "gzip": {"chunks": (16,), "compression": "gzip", "shuffle": True},  # which libhdf5 skips, as it cannot be undone
 }
 
 

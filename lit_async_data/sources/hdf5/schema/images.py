@@ -80,7 +80,8 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
         if begin >= 0:  # as they are; h5py cuts text at a zero
             return system.pread(node.file.id.get_vfd_handle(), size, begin)
         at = row if ranges is None else slice(*ranges.offsets[row : row + 2])
-        return np.asarray(node[names[row]][()] if names else node[at]).tobytes()
+        data = np.asarray(node[names[row]][()] if names else node[at]).tobytes()
+        return data.ljust(size, b"\0") if not names and node.dtype.kind == "S" else data  # numpy cuts text at zeros
 
     decoder, ranges = _decoder(field, stored, bytes_of), None if alone else ranges
     return StoredImages(stored, decoder, field.channels == "BGR", lengths, names, heap, alone, ranges)

@@ -121,6 +121,8 @@ def unshuffle(planes: Bytes, out: Bytes) -> None:
 
 def _undo_shuffle(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Bytes:
     """Turn byte planes into values; trailing bytes that fill no value stay in place."""
+    if not parameters:  # of references, for which libhdf5 skips it
+        raise CorruptError("shuffled values of unknown size")
     (itemsize,) = parameters
     if itemsize == 1:
         return data
@@ -165,7 +167,7 @@ class Filter(NamedTuple):
         codec = CODECS.get(self.number)
         known = is_supported(*self) if codec and codec.extra else True
         if self.number == SHUFFLE:
-            known = len(self.parameters) == 1 and self.parameters[0] > 0
+            known = not self.parameters or (len(self.parameters) == 1 and self.parameters[0] > 0)
         return codec if known else None
 
     @property
@@ -198,7 +200,7 @@ class FilterPipeline:
         """Bytes per value of the shuffle that is undone last; 1 if the last step is something else."""
         if not self.filters or self.filters[0].number != SHUFFLE:
             return 1
-        (itemsize,) = self.filters[0].parameters
+        itemsize = (*self.filters[0].parameters, 1)[0]
         return itemsize if self.nbytes % itemsize == 0 else 1
 
     def _run(self, data: Bytes, steps: Sequence[tuple[Decoder, int, tuple[int, ...]]]) -> Bytes:
