@@ -188,6 +188,7 @@ class Normalize:
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels. Wide types hold large values that differ
         # little, such as seconds since 1970, which float32 does not tell apart before the mean is gone.
         wide = values.element_size() > 4 or values.dtype in (torch.int32, torch.uint32)
+        wide &= values.device.type != "mps"  # which has no float64
         compute = torch.float64 if wide else torch.promote_types(self._float.dtype, torch.float32)
         scale, shift = scaling.constants(values, compute)
         if self.scale == "type":

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lit_async_data import ConfigError, Normalize, ToFloat, statistics
+from lit_async_data.batch import transforms
 from lit_async_data.testing import ArraySource
 
 SCANS = torch.tensor([[145, 300]], dtype=torch.int16)
@@ -82,6 +83,19 @@ def test_the_mean_of_wide_types_is_subtracted_before_digits_are_lost(dtype):
     made = Normalize.of(statistics(ArraySource({"x": seconds[:, None]})))({"x": torch.from_numpy(seconds[:, None])})
     wanted = torch.from_numpy((np.arange(3600) - 1799.5) / np.arange(3600).std()).float()
     assert torch.allclose(made["x"][:, 0], wanted, atol=1e-5)
+
+
+def test_wide_types_are_normalised_on_mps_which_has_no_float64(monkeypatch):
+    class OnMPS(torch.Tensor):
+        device = torch.device("mps")
+
+    types = []
+    constants = transforms._Scaling.constants
+    monkeypatch.setattr(
+        transforms._Scaling, "constants", lambda each, _, dtype: types.append(dtype) or constants(each, SCANS, dtype)
+    )
+    Normalize(258, 113)((torch.tensor([[145, 300]]).as_subclass(OnMPS),))
+    assert types == [torch.float32]
 
 
 @pytest.mark.parametrize(
