@@ -303,6 +303,12 @@ MEANT = [
         "y is from",
     ),
     (lambda path: examples.one_each(path, "a/{}.x", "labels/{}"), '{"x": "a/*.x", "y": "labels/*"}, sam', "to 9", ""),
+    (
+        {f"a/{n}.x": IMAGES[n] for n in range(12)} | {f"labels/{n}": n for n in range(11)},
+        '{"x": "a/*.x", "y": "labels/*"}, sam',
+        "",
+        "y is from",
+    ),
     (examples.one_jpeg_each, '"image_size": [8, 9]}, "y": {"attr": "label"}}, sam', "BGR", ""),
     ({f"d/{n // 9}/f/{n % 9}": IMAGES[n] for n in range(18)}, None, "9 datasets has no dataset 'd/0/f/*'", ""),
     ({"img_1": IMAGES[0], "img_2": IMAGES[1], "img_3": IMAGES[2]}, None, "with a * for what differs", ""),
@@ -321,6 +327,11 @@ MEANT = [
 def test_what_is_suggested_can_be_meant(write, suggested, noted, never):
     write("x.h5") if callable(write) else examples.datasets("x.h5", write)
     check_said(report_on(["x.h5"]), suggested, noted, never)
+
+
+def test_datasets_that_cannot_be_read_are_counted():
+    examples.datasets("x.h5", {f"runs/{number}": h5py.SoftLink("/lost") for number in range(9)})
+    assert [each.type for each in report_on(["x.h5"]).datasets] == ["9 datasets"]
 
 
 def check_said(report, suggested, noted, never=""):

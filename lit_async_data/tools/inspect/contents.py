@@ -122,7 +122,8 @@ def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Datas
         rows = [node.shape[0] for node in nodes if node.shape]
         name, count = _name_of([n.name for n in nodes]), members if len(nodes) == MOST_MEMBERS else len(nodes)
         made = dataclasses.replace(nodes[0], name=name, field=name, each=name, groups=count)
-        made.type, made.rows = f"{made.type}, {count:,} datasets", (min(rows), max(rows)) if rows else None
+        made.type = f"{made.type}, {count:,} datasets".removeprefix(", ")
+        made.rows = (min(rows), max(rows)) if rows else None
         made.bytes, made.stored_bytes = sum(n.bytes for n in nodes), sum(n.stored_bytes or 0 for n in nodes)
         yield made
 

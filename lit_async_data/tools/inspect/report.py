@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.engine.resources.memory import readable
-from lit_async_data.errors import AsyncDataError, counted
+from lit_async_data.errors import AsyncDataError, SourceError, counted
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import Call
@@ -97,7 +97,10 @@ def _notes(source: Source) -> dict[str, object]:
     """What to know of the labels, and of the types."""
     x, y = source.spec.get("x"), source.spec.get("y")
     single, classes = y is not None and not y.shape, y.classes if y is not None else ()
-    labels = source.column("y") if single and not classes and len(source) <= MOST_LABELS else np.full(1, 0.5)
+    labels = np.full(1, 0.5)
+    if single and not classes and len(source) <= MOST_LABELS:
+        with contextlib.suppress(SourceError):  # samples may lack them
+            labels = source.column("y")
     whole = (labels % 1 == 0).all()
     low, high = (int(labels.min()), int(labels.max())) if whole else (0, 0)
     wide = " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64)
