@@ -306,6 +306,8 @@ def test_locate_knows_the_samples_of_subsets():
     ]
     with pytest.raises(IndexError, match=r"whole numbers below 5, not 1\.5"):
         both.locate([1.5])
+    with pytest.raises(IndexError, match=r"whole numbers below 5, not 1\.5"):
+        SubsetSource(both, [4, 0]).locate([1.5])
 
 
 def test_no_sources_are_refused():

@@ -91,6 +91,8 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
     try:
         values = source.column(given)
     except MissingError as error:
+        if error.row is not None:  # a sample lacks its value
+            raise
         raise ConfigError(
             f"{option}: {given!r} is neither file, file:REGEX, group, time, nor a dataset or column with one value per "
             f"sample ({error}); give one of these, or an array of {len(source)} values"

@@ -117,7 +117,7 @@ class SubsetSource(ComposedSource):
         Raises:
             IndexError: A number is not that of a sample of this subset.
         """
-        numbers = whole_numbers(ids, self)
+        numbers = whole_numbers(ids, self.source)
         lost = self._sorted_ids[np.searchsorted(self._sorted_ids[:-1], numbers)] != numbers
         if lost.any():
             raise IndexError(

@@ -28,7 +28,7 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
         stored = h5py.h5a.open(node, str(field.attr).encode())
     except KeyError:
         raise MissingError(
-            f"{where} is missing; write it, or choose groups that have it by group=", **context
+            f"{where} is missing; write it, or choose by their names those that have it", **context
         ) from None
     values = np.empty(stored.shape, stored.dtype)
     stored.read(values)

@@ -107,11 +107,14 @@ class JoinedTable:
         at = [(part, row) for part, each in zip(parts, own, strict=True) for row in np.flatnonzero(each < 0).tolist()]
         if at:
             (part, row), stored = at[0], at[0][0].fields[KEY].values
-            what = f"{stored}, row {row}: no id, as in {len(at)} rows in all"
-            if not self._skip or len(at) == sum(map(len, own)):
-                what += "; write it" + ", or set unmatched='skip' to leave such samples out" * (not self._skip)
-                raise of_group(FormatError(what, file=part.path, dataset=stored.name, row=row), part.names)
-            _log.warning("%s; their samples are left out", what)
+            skipped = self._skip and len(at) < sum(map(len, own))
+            what = f"{stored}, row {row}: no id" + f", as in {len(at)} rows in all" * (len(at) > 1)
+            what += "; write it" * (not skipped)
+            what += ", or set unmatched='skip' to leave such samples out" * (not self._skip)
+            error = of_group(FormatError(what, file=part.path, dataset=stored.name, row=row), part.names)
+            if not skipped:
+                raise error
+            _log.warning("%s; their samples are left out", error)
         return own
 
     def _rows_of(self, units: Mapping[str, Sequence[str]]) -> Indices:
