@@ -44,7 +44,8 @@ class FieldStatistics:
         min: The least value, in the type of the field.
         max: The largest value, likewise.
         nans: Number of values that are NaN, such as those of ``mask_and_scale``; int64.
-        axis: The axes of a sample that were kept: ``(0,)`` per channel, ``()`` for one number.
+        axis: The axes of a sample that were kept: ``(0,)`` per channel, ``()`` for one number. With
+            ``ragged="concat"``, those of an element, which is what a batch has rows of.
         class_counts: Samples of each class 0, 1, 2, …; int64, shape (classes,). None if the field has no names of
             classes, and is not one whole number up to 65,535 per sample.
         labels: Whether these are classes, flags or one integer per sample.
@@ -126,6 +127,8 @@ class Moments(NamedTuple):
         if not self.number.all():
             found = [np.where(self.number, each, np.nan) for each in found]
         mean, std, least, largest, number, nans = (each.reshape(shape)[()] for each in (*found, self.number, self.nans))
+        if field.concat:
+            axis = tuple(each - 1 for each in axis)
         if not field.shape:  # the last are numbers too large for a class
             used = max(len(field.classes), len(np.trim_zeros(classes, "b")))
             classes = classes[: 0 if classes[-1:].any() else used]

@@ -14,6 +14,7 @@ from support.threads.waits import LONG
 
 from lit_async_data import (
     AsyncDataError,
+    AsyncLoader,
     ConfigError,
     Field,
     HDF5Source,
@@ -131,6 +132,17 @@ def test_filled_values_and_padding_are_left_out_and_overlapping_windows_count_tw
     with contextlib.closing(HDF5Source(path, {"x": Field("packed", window=(0, 2))})) as source:
         found = statistics(source)["x"]
         assert (found.count, found.mean) == (5 * 4, np.mean([stored.reshape(6, 2)[at : at + 2] for at in range(5)]))
+
+
+def test_elements_end_to_end_are_normalised_along_their_own_axes(h5):
+    path, stored = h5(), np.random.default_rng(0).random((12, 4, 4)).astype("f4") * 100
+    with h5py.File(path, "w") as file:
+        file["x/values"], file["x/offsets"] = stored, [0, 3, 4, 12]
+    with contextlib.closing(HDF5Source(path, {"x": Field("x", ragged="concat")})) as source:
+        normalize = Normalize.of(statistics(source, "x", axis=2), "x")
+        with AsyncLoader(source, {"batch_size": 3, "shuffle": False}, device_transform=normalize) as loader:
+            made = next(loader)["x"].numpy()
+    assert np.allclose(made, (stored - stored.mean((0, 1))) / stored.std((0, 1)), atol=1e-5)
 
 
 @pytest.mark.parametrize("pad", ["last", "zero"])
