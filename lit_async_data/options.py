@@ -188,9 +188,8 @@ class LoaderOptions:
         # The generated __init__ would raise a TypeError for unknown names; __new__ runs before it.
         check_names(values, [field.name for field in dataclasses.fields(cls)])
         if "batch_size" not in values:
-            raise ConfigError(
-                "batch_size: missing; say how many samples a batch has, for example LoaderOptions(batch_size=64)"
-            )
+            what = "batch_size: missing; say how many samples a batch has, for example LoaderOptions(batch_size=64)"
+            raise ConfigError(what, option="batch_size")
         return super().__new__(cls)
 
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
@@ -201,9 +200,13 @@ class LoaderOptions:
         if isinstance(self.shuffle, bool):
             object.__setattr__(self, "shuffle", "auto" if self.shuffle else "none")
         if self.shuffle not in SHUFFLES:
-            raise ConfigError(f"shuffle: {self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false")
+            raise ConfigError(
+                f"shuffle: {self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false", option="shuffle"
+            )
         if self.worker_kind not in WORKER_KINDS:
-            raise ConfigError(f"worker_kind: {self.worker_kind!r} is not one of {', '.join(WORKER_KINDS)}")
+            raise ConfigError(
+                f"worker_kind: {self.worker_kind!r} is not one of {', '.join(WORKER_KINDS)}", option="worker_kind"
+            )
         if self.workers != "auto":
             self._check_int("workers", 0, MAX_WORKERS, also="'auto'")
         self._check_int("batch_size", 1)
@@ -220,14 +223,13 @@ class LoaderOptions:
         self._check_bad_samples()
         for name in ("drop_last", "pad_last", "augment", "return_indices"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false")
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false", option=name)
         self._check_int("restarts", 0)
         for name in ("timeout_s", "warn_after_s"):
             seconds: Any = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
-                raise ConfigError(
-                    f"{name}: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
-                )
+                what = f"{name}: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
+                raise ConfigError(what, option=name)
 
     def _check_lengths(self) -> None:
         bounds: Any = self.buckets
@@ -249,10 +251,8 @@ class LoaderOptions:
                     raise ConfigError(what, option=name)
             return
         if not _is_key_or_numbers(self.batch_by):
-            raise ConfigError(
-                f"batch_by: {self.batch_by!r} is neither the key of a field nor a length for each sample",
-                option="batch_by",
-            )
+            what = f"batch_by: {self.batch_by!r} is neither the key of a field nor a length for each sample"
+            raise ConfigError(what, option="batch_by")
         if self.weights is not None:
             raise ConfigError("weights: cannot be combined with batch_by; leave it out", option="weights")
 
@@ -262,10 +262,8 @@ class LoaderOptions:
             raise ConfigError(f"on_error: {self.on_error!r} is not one of {', '.join(ON_ERROR)}", option="on_error")
         whole = isinstance(most, int) and not isinstance(most, bool) and most >= 0
         if not whole and not (isinstance(most, float) and 0 <= most <= 1):
-            raise ConfigError(
-                f"max_bad: {most!r} is neither a number of samples, such as 10, nor a share from 0.0 to 1.0",
-                option="max_bad",
-            )
+            what = f"max_bad: {most!r} is neither a number of samples, such as 10, nor a share from 0.0 to 1.0"
+            raise ConfigError(what, option="max_bad")
         if not (self.quarantine is None or (isinstance(self.quarantine, str | os.PathLike) and self.quarantine)):
             raise ConfigError(f"quarantine: {self.quarantine!r} is not the path of a file", option="quarantine")
 
@@ -274,16 +272,18 @@ class LoaderOptions:
         if isinstance(given, Mapping) and given.keys() == {"balanced"}:
             object.__setattr__(self, "weights", Balanced(given["balanced"]))
         elif not (given is None or isinstance(given, Balanced) or _is_key_or_numbers(given)):
-            raise ConfigError(
-                f"weights: {given!r} is neither Balanced(…), the key of a field nor a number for each sample"
-            )
+            what = f"weights: {given!r} is neither Balanced(…), the key of a field nor a number for each sample"
+            raise ConfigError(what, option="weights")
         if not self.drawn and self.epoch_size is not None:
             raise ConfigError(
                 "epoch_size: needs weights, which draw samples with replacement; for part of an epoch use the "
-                "Trainer's limit_train_batches"
+                "Trainer's limit_train_batches",
+                option="epoch_size",
             )
         if self.drawn and self.shuffle == "none":
-            raise ConfigError("weights: they draw samples at random, which shuffle=none forbids; leave shuffle out")
+            raise ConfigError(
+                "weights: they draw samples at random, which shuffle=none forbids; leave shuffle out", option="weights"
+            )
 
     @property
     def drawn(self) -> bool:
@@ -297,7 +297,7 @@ class LoaderOptions:
         if number < least or (most is not None and number > most):
             span = f"from {least} on" if most is None else f"from {least} to {most}"
             expected = f"a whole number{' of ' + unit if unit else ''} {span}{' or ' + also if also else ''}"
-            raise ConfigError(f"{name}: {value!r} is not {expected}")
+            raise ConfigError(f"{name}: {value!r} is not {expected}", option=name)
         object.__setattr__(self, name, number)
 
     @classmethod
@@ -387,5 +387,5 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
 
 def non_negative_int(name: str, given: int) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        raise ConfigError(f"{name}: {given!r} is not a whole number from 0 on")
+        raise ConfigError(f"{name}: {given!r} is not a whole number from 0 on", option=name)
     return given

@@ -376,6 +376,19 @@ def test_nothing_is_allocated_or_started_before_the_first_batch():
         assert threading.active_count() == before
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("batch_size", 0), ("shuffle", "all"), ("worker_kind", "core"), ("augment", 1), ("timeout_s", 0)),
+        *(("weights", 1), ("epoch_size", 5)),
+    ],
+)
+def test_errors_of_options_have_their_key(option, value):
+    with pytest.raises(ConfigError, match=f"^loader.{option}: ") as error:
+        LoaderOptions.of({"batch_size": 4, option: value}, "loader.")
+    assert error.value.option == f"loader.{option}"
+
+
 @pytest.mark.parametrize("given", [{}, {"world_size": 1}, {"rank": 1, "world_size": 2}], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_that_would_read_the_same_samples_are_an_error_at_the_first_batch(monkeypatch, given, ranks):
