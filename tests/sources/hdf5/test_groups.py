@@ -480,3 +480,12 @@ def test_a_dataset_that_is_no_sample_is_named(fields, error, message, dataset, t
         of_datasets(tmp_path / "x.h5", fields, group="scans")
     with pytest.raises(MissingError, match="sample='dataset'"):
         HDF5Source(tmp_path / "x.h5", ["targets/*"])
+
+
+@pytest.mark.parametrize("options", [{"group": "s*", "sample": "group"}, {"group": "*"}, {"sample": "dataset"}])
+def test_names_that_are_not_text_are_an_error_and_not_left_out(options, tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["s1/x"], file["sx"] = [1], [1]
+        file.create_dataset(b"s\xe9", data=[1])
+    with pytest.raises(FormatError, match=r"x\.h5:/: holds the name b's\\xe9', which is not UTF-8; rename it"):
+        HDF5Source(tmp_path / "x.h5", {"x": "x" if "group" in options else "s*"}, **options)

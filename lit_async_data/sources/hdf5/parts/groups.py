@@ -30,7 +30,7 @@ from lit_async_data.sources.hdf5.index.records import columns_of, superblock_byt
 from lit_async_data.sources.hdf5.parts.attributes import kept_field, value_of
 from lit_async_data.sources.hdf5.parts.joined import KEY
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, in_group, of_group
-from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups
+from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups, names_in
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, padded_fields
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import padded_spec
@@ -154,9 +154,9 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
             raise MissingError(f"{group.path}: has no group {path!r}; check fields=", file=group.path, dataset=path)
         if not above:
             begin, end = own.partition("/")[0].split("*")
-            alike = [str(each) for each in node]
-            alike = [each for each in alike if len(each) >= len(begin + end) and each.startswith(begin)]
-            found = [each[len(begin) : len(each) - len(end)] for each in alike if each.endswith(end)]
+            alike = [each for each in names_in(node, group.path) if len(each) >= len(begin + end)]
+            alike = [each for each in alike if each.startswith(begin) and each.endswith(end)]
+            found = [each[len(begin) : len(each) - len(end)] for each in alike]
         above[key] = node.id, own
     return sorted(found, key=natural), above
 

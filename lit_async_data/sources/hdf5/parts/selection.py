@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.local_files.patterns import files_matching, folder_of, is_pattern, natural
@@ -107,11 +107,20 @@ def _matching_groups(file: h5py.File, path: str, group: Any) -> list[str]:
         if name not in file:
             raise MissingError(f"{path}: has no group {name!r}; check group=", file=path, dataset=name)
         return [name]
-    names: Any = file[above or "/"]
-    matches = sorted(fnmatch.filter(names, last), key=natural)
+    matches = sorted(fnmatch.filter(names_in(file[above or "/"], path), last), key=natural)
     if not matches:
         raise MissingError(f"{path}: {group!r} matches none of its groups; check group=", file=path)
     return [f"{above}/{each}" if above else each for each in matches]
+
+
+def names_in(group: Any, path: str) -> list[str]:
+    """The names in a group; h5py gives those that are not UTF-8 as bytes, and does not open them by text."""
+    names = list(group)
+    for name in names:
+        if isinstance(name, bytes):
+            what = f"holds the name {name!r}, which is not UTF-8; rename it, as by h5py: group.move(OLD, NEW)"
+            raise FormatError(f"{path}:{group.name}: {what}", file=path, dataset=group.name)
+    return names
 
 
 def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> dict[str, str]:
