@@ -22,7 +22,8 @@ TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f",
 TENSOR_TYPES |= {("c", 8), ("c", 16)}
 # A field of at most this many bytes per batch is handed out as a copy, so that a list of labels keeps no slots alive.
 SMALL_BYTES = 64 * 1024
-# Samples that come one after the other are read padded: together so many as take the bytes of their batch, or these.
+# Samples that come one after the other are read padded first: as many at a time as fit into the bytes of a batch, or
+# into these.
 RUN_BYTES = 2**20
 
 Bytes = npt.NDArray[np.uint8]
@@ -232,7 +233,7 @@ class BatchLayout:
     Attributes:
         alone: Whether a slot holds one batch, since batches differ in size.
         edges: Keys of the fields of offsets, which have one row more than there are samples.
-        padded_bytes: Bytes of samples that come one after the other, in the memory to which they are read padded.
+        padded_bytes: Bytes of the memory in which samples that come one after the other are padded first.
         small: Keys of the fields of at most `SMALL_BYTES` per batch.
         large: Keys of the other fields.
         offsets: First byte of each field, by key.

@@ -41,7 +41,7 @@ class StoredSequences:
     dtype: np.dtype[Any]  # of the elements, as stored
     spec: FieldSpec  # the field, padded
     chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
-    # Rows whose reference leads out of the file; with the length of another, so that no batch is of them alone.
+    # Rows whose reference leads out of the file; with the length of another row, so batches by length mix both.
     lost: Indices = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
 
     @functools.cached_property
