@@ -331,7 +331,9 @@ def test_what_is_suggested_can_be_meant(write, suggested, noted, never):
 
 def test_datasets_that_cannot_be_read_are_counted():
     examples.datasets("x.h5", {f"runs/{number}": h5py.SoftLink("/lost") for number in range(9)})
-    assert [each.type for each in report_on(["x.h5"]).datasets] == ["9 datasets"]
+    with h5py.File("x.h5", "a") as file:
+        file.create_dataset(b"s\xe9", data=[1]), file.create_group(b"g\xe9")
+    assert [each.type for each in report_on(["x.h5"]).datasets] == ["int64", "9 datasets"]
 
 
 def check_said(report, suggested, noted, never=""):

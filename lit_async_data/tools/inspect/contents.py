@@ -91,7 +91,7 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "") -> Ite
     names: list[Any] = list(itertools.islice(group, MOST_MEMBERS)) if kind in ("", "variable") else []
     groups, found = [], list[Dataset]()
     for each in names:
-        name = f"{path}/{each}" if path else each
+        name = f"{path}/{each}" if path else str(each)  # bytes, if it is not UTF-8
         try:
             refuse_external_link(group.file, name)
             node: Any = group[each]
@@ -100,7 +100,7 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "") -> Ite
             continue
         if isinstance(node, h5py.Dataset) and not (kind and each in VARIABLE):
             found += _of_dataset(node, name)
-        elif isinstance(node, h5py.Group) and node not in seen and not each.startswith(_OWN_GROUPS):
+        elif isinstance(node, h5py.Group) and node not in seen and not str(each).startswith(_OWN_GROUPS):
             groups.append((node, name))
     yield from _merged(found, path, len(group))
     for node, name in groups:
