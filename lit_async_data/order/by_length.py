@@ -124,9 +124,9 @@ class LengthPlan(EpochPlan):
         return (visits[0] + visits[1] / per_chunk) * self.length / (order.chunks * len(chunks))
 
     def substitute(self, position: int, attempt: int) -> int:
-        """As in `EpochPlan`, but of the same bucket."""
-        numbers = self.buckets.numbers
-        alike = np.flatnonzero(numbers == numbers[self._dealt[0][position]])
+        """As in `EpochPlan`, but of the same bucket. Every second one may be shorter: a bucket may have one sample."""
+        numbers, own = self.buckets.numbers, self.buckets.numbers[self._dealt[0][position]]
+        alike = np.flatnonzero(numbers <= own if attempt % 2 else numbers == own)
         return int(alike[derived_key(self._key, SUBSTITUTES, position, attempt) % len(alike)])
 
     def bounds(self, step: int) -> tuple[int, int]:

@@ -107,12 +107,13 @@ def test_drop_last_drops_the_batches_that_fill_no_step():
         plan_of(np.arange(12), 0, 9, drop_last=True)
 
 
-def test_substitutes_are_of_the_same_bucket_on_all_ranks():
+def test_substitutes_are_of_the_same_bucket_or_shorter_on_all_ranks():
     lengths = np.arange(100) % 37
     plan = plan_of(lengths)
     drawn = [plan.substitute(40, attempt) for attempt in range(20)]
     own = plan.buckets.numbers[plan.samples(np.array([40]))[0]]
-    assert set(plan.buckets.numbers[drawn].tolist()) == {own}
+    numbers = plan.buckets.numbers[drawn]
+    assert (set(numbers[::2]), set(numbers[1::2] <= own), len(set(numbers)) > 1) == ({own}, {True}, True)
     assert len(set(drawn)) > 3
     assert drawn == [plan_of(lengths, 2, 3, start=9).substitute(40, attempt) for attempt in range(20)]
 

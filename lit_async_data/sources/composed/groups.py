@@ -48,7 +48,9 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
     field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
     texts = field and field.classes
     names = [n if n != str(IGNORED) else "" for n in found.names]
-    return found._replace(names=[texts[int(n)] if n else "" for n in names] if texts else names)
+    names = [texts[int(n)] if n else "" for n in names] if texts else names
+    whole = [re.sub(r"^(-?[0-9]+)\.0$", r"\1", name) for name in names]  # as pandas writes numbers beside empty cells
+    return found._replace(names=whole if len({*whole}) == len(whole) else names)
 
 
 def check_rule(source: Source, given: str, found: Groups | None = None) -> None:
