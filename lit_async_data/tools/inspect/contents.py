@@ -35,7 +35,7 @@ from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start,
 
 # Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
-# How many members of a group are looked at; how many of its datasets tell whether it holds images.
+# At most this many members of a group are listed. Its first few datasets tell whether it holds images.
 MOST_MEMBERS, _LOOKED_AT = 20_000, 8
 
 

@@ -7,7 +7,7 @@ import multiprocessing
 import torch
 from torch.utils.data import DistributedSampler
 
-from lit_async_data import DevicePrefetcher, prefetched
+from lit_async_data import ConfigError, DevicePrefetcher, prefetched
 from support.lightning.programs.hooks_and_steps import Writer
 from support.lightning.rows import Numbers, Stream
 from support.lightning.runs import Learner, Run, pl
@@ -43,7 +43,7 @@ def unsharded(run, fit):
     try:
         with prefetched(run.load(), device="cpu") as batches:
             fit().fit(run.model, batches)
-    except Exception as error:  # noqa: BLE001
+    except ConfigError as error:
         run.note(type(error).__name__, str(error))
 
 

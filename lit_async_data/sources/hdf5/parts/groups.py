@@ -52,7 +52,7 @@ Array = npt.NDArray[Any]
 PROBES = 3
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
-# If a field is missing in all of the first samples, and in so many, no more are looked at: its name is misspelt.
+# A field that this many first samples lack has a misspelt name; no more samples are listed.
 MISSES = 1000
 # What a field of a group may have: it has no rows.
 OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null", *VARIABLE}

@@ -194,7 +194,8 @@ def of_group(error: SourceError, names: npt.NDArray[np.bytes_] | None) -> Source
     if names is None or error.row is None or error.dataset is None:
         return error
     full = in_group(error.dataset, names, error.row)
-    what = str(error).removeprefix(f"{error.file}:/{error.dataset}, row {error.row}: ")  # a place is told once
+    # The message begins with the place of the row among all samples, which its own name replaces.
+    what = str(error).removeprefix(f"{error.file}:/{error.dataset}, row {error.row}: ")
     what = what.removeprefix(f"{error.file}:/")
     return type(error)(f"{error.file}:/{full}: {what}", file=error.file, dataset=full, row=error.row)
 
