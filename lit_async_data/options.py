@@ -94,11 +94,11 @@ class LoaderOptions:
             then has a field ``mask``, bool of shape (B,), which is False for what was filled in. ``batch_transform``
             gets batches without it. Evaluation fills nothing, unless ``val_loader`` or another says so.
         workers: Reader threads, or reader processes if Python code reads or transforms samples in them. 0 reads in the
-            caller's thread, so that a debugger stops there. ``"auto"``: 1; and another, while the loop waits for
-            batches and the last one helped, if samples are decoded (at most 4 threads) or the workers are processes.
-            Never more than the cores that this rank may use. One thread copies at 0.6 of the memory bandwidth, and a
-            second would only wait for h5py's lock (``benchmarks/waiting/first.py``, ``benchmarks/loading/hdf5.py``). If
-            Python code reads the samples (`DatasetSource`) or transforms them, and no reader process can, 0: such a
+            caller's thread, so that a debugger stops there. ``"auto"`` starts with 1. If samples are decoded (by 4
+            threads at most) or the workers are processes, it adds one while the loop waits for batches, as long as each
+            helps; never more than the cores that this rank may use. One thread copies at 0.6 of the memory bandwidth;
+            a second would only wait for h5py's lock (``benchmarks/waiting/first.py``, ``benchmarks/loading/hdf5.py``).
+            If Python code reads the samples (`DatasetSource`) or transforms them, and no reader process can, 0: such a
             thread would hold the GIL and block the training loop (without the GIL 1).
         worker_kind: Where workers run. ``"thread"``: in this process. ``"process"``: in reader processes, which take
             nothing of this process's GIL; batches come through shared memory. ``"auto"``: in processes if samples are

@@ -61,7 +61,7 @@ class Verdicts:
         self.wall_s = self._ended_s = 0.0
         if self._headspace is not None:
             steps = trainer.num_training_batches
-            self._headspace.begin(int(steps) if math.isfinite(steps) else None)
+            self._headspace = Headspace(int(steps) if math.isfinite(steps) else None)
 
     def begin_step(self, loaders: Sequence[Loader]) -> None:
         if self._headspace is not None:
@@ -69,14 +69,15 @@ class Verdicts:
                 self._headspace.attach(loader)
 
     def step(self, number: int, now_s: float, waited_s: float, busy_s: float) -> None:
-        self.wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
+        took_s = now_s - self._ended_s if self._ended_s else waited_s + busy_s
+        self.wall_s += took_s
         self._ended_s = now_s
         if self._headspace is not None:
-            self._headspace.step(number, now_s)
+            self._headspace.step(number, took_s)
 
     @property
     def marks(self) -> dict[str, float]:
-        """Metrics that mark a run that is no training."""
+        """Metrics that mark a run with repeated batches."""
         return {} if self._headspace is None else {"data/headspace": self._headspace.gain}
 
     def release(self) -> None:
@@ -120,8 +121,6 @@ class Verdicts:
             return ""
         facts = watch.facts()
         self._ended_s = 0.0
-        if self._headspace is not None:
-            self._headspace.interrupt()
         if not facts.batches or trainer.sanity_checking:
             return ""
         waited = WaitSummary(facts.batches, facts.waited_s, facts.gap_s, facts.total_s - facts.waited_s - facts.gap_s)

@@ -15,18 +15,12 @@ UNKNOWN, LEAST, KEPT = 200, 4, 4
 
 
 class Headspace:
-    """Has loaders repeat batches in the second half of each epoch, and times the steps of both halves."""
+    """Has loaders repeat batches in the second half of an epoch, and times the steps of both halves."""
 
-    def __init__(self) -> None:
-        self.begin(steps=None)
-
-    def begin(self, steps: int | None) -> None:
-        """An epoch begins; ``steps`` is None if their number is not known."""
+    def __init__(self, steps: int | None = None) -> None:
         self._steps = steps or UNKNOWN
         self._real = max(self._steps // 2, 1)
-        self._ended_s: float | None = None
-        # Seconds of each step with a batch of the loader, and with a repeated one.
-        self._took: tuple[list[float], list[float]] = [], []
+        self._took: tuple[list[float], list[float]] = [], []  # seconds of steps: batches of the loader, repeated ones
 
     def attach(self, loader: Loader) -> None:
         """Have a loader repeat, if it runs and does not yet."""
@@ -35,22 +29,16 @@ class Headspace:
             queue = RepeatingQueue(engine.queue, self._real, self._steps)
             engine.queue = cast(DeviceQueue, queue)  # a property is no attribute to type checkers
 
-    def step(self, number: int, now_s: float) -> None:
-        """The step with this batch of the epoch has ended now."""
+    def step(self, number: int, took_s: float) -> None:
+        """The step with this batch of the epoch has taken so long."""
         # The first step of each kind is left out: first batches and the change take longer, or less.
-        if self._ended_s is not None and number not in (0, self._real):
-            self._took[number > self._real].append(now_s - self._ended_s)
-        self._ended_s = now_s
-
-    def interrupt(self) -> None:
-        """Something else ran since the last step."""
-        self._ended_s = None
+        if number not in (0, self._real):
+            self._took[number > self._real].append(took_s)
 
     @property
     def rates(self) -> list[float]:
         """Steps per second with batches of the loader, and with repeated ones; empty if there were too few steps."""
-        few = min(map(len, self._took)) < LEAST
-        return [] if few else [len(seconds) / max(sum(seconds), 1e-9) for seconds in self._took]
+        return [] if min(map(len, self._took)) < LEAST else [len(took) / max(sum(took), 1e-9) for took in self._took]
 
     @property
     def gain(self) -> float:
@@ -71,8 +59,7 @@ class RepeatingQueue(WrappedQueue):
 
     def __init__(self, queue: DeviceQueue, real: int, steps: int) -> None:
         super().__init__(queue)
-        self._real, self._steps = real, steps
-        self._kept: list[Batch] = []
+        self._real, self._steps, self._kept = real, steps, list[Batch]()
 
     def take(self, key: BatchIndex) -> Batch:
         if key.step >= self._steps:

@@ -38,7 +38,7 @@ class StageClock(threading.local):
         self.start()
 
     def start(self) -> None:
-        """Work begins; what was counted before belongs to nobody."""
+        """Work begins: the sums are 0 again."""
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
         self._decode_s = self._transform_s = self._others_s = 0.0
         self._stored = self._decoded = 0
