@@ -36,7 +36,7 @@ from lit_async_data.sources.contract.source import Source
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from files.tables import Files, write_images
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import Figures, Goal, argument_parser, run_parts
 from readers.hdf5 import MANY_SAMPLES, OURS, Batch, Contender, endless_epochs, is_installed, open_dataloader
 
 from loading.hdf5 import Run, samples_per_second
@@ -48,7 +48,6 @@ WINDOWS = ((0, 4, 1), (0, 16, 5))
 DATALOADER, TABLE = "DataLoader", f"{OURS}, table of files"
 # Frames per second: times the best DataLoader of as many processes, and times our table of files.
 TIMES, OF_TABLE = 5, 0.9
-Figures = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ with one thread, and by a loop over h5py that opens each dataset by its name. Fi
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
@@ -24,17 +23,13 @@ from lit_async_data import AsyncLoader, Field, HDF5Source
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
-from measuring.program import Figures, Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 
 BATCH = 256
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(BaseRun):
     """How many groups, and where the files are."""
-
-    quick: bool
-    folder: str
 
     @property
     def groups(self) -> int:

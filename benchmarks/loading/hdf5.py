@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 import torch
@@ -34,18 +33,17 @@ from measuring import memory as processes
 from measuring import page_cache
 from measuring.chart import plotted
 from measuring.hdf5_goals import goals
-from measuring.program import argument_parser, run_parts
+from measuring.program import BaseRun, Figures, argument_parser, run_parts
 from readers import hdf5 as readers
 from readers.hdf5 import Contender
 
 MIB = 2**20
 # With a larger limit of the control group, the file would take too long to write.
 MOST_GROUP = 2**30
-Figures = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(BaseRun):
     """How long to measure, and the files, each written when it is first needed.
 
     Attributes:
@@ -54,13 +52,7 @@ class Run:
         patience: Seconds after which a measurement ends, even if a slow contender has not settled or ended a period.
     """
 
-    quick: bool
-    folder: str
     paths: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def rounds(self) -> int:
-        return 1 if self.quick else 3
 
     @property
     def seconds(self) -> float:

@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import PIL
@@ -44,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the impor
 from files import tables
 from files.tables import BATCH, Reading
 from measuring import memory, page_cache
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import Figures, Goal, argument_parser, run_parts
 from readers import tables as readers
 from readers.hdf5 import OURS, Contender
 
@@ -56,7 +55,6 @@ STRETCHED, CROPPED = "JPEG stretched to 224²", "JPEG random crop to 224²"
 SHARE = 0.7
 CHEAPER = 1.2
 FIRST_MS = 200
-Figures = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,13 +30,12 @@ from lit_async_data import statistics as counted
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import Figures, Goal, argument_parser, run_parts
 
 from loading.hdf5 import Run
 
 SHAPE, CHUNK = (3, 128, 128), 10
 LEAST = 0.9
-Figures = list[dict[str, Any]]
 
 
 def of_hdf5(run: Run, **filters: Any) -> Source:

@@ -30,21 +30,13 @@ from lit_async_data.tools.pack.packing import pack, packed_source
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from files import layouts, tables
-from measuring.program import Figures, Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 
 SIDE = 224
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(BaseRun):
     """How long to measure, and where the files are."""
-
-    quick: bool
-    folder: str
-
-    @property
-    def rounds(self) -> int:
-        return 1 if self.quick else 3
 
     @property
     def seconds(self) -> float:

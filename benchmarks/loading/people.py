@@ -22,7 +22,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import h5py
 import torch
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the impor
 
 from files import recordings as writers
 from files.recordings import CONTIGUOUS, GZIP, RECORDING
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import Figures, Goal, argument_parser, run_parts
 from readers import recordings as readers
 from readers.hdf5 import OURS, Contender
 from readers.recordings import BY_HAND, Reading
@@ -53,7 +52,6 @@ WARM_UP = 12
 CACHES = 48
 # The goal, relative to the best DataLoader over h5py.
 TIMES = 5
-Figures = list[dict[str, Any]]
 
 
 def compare(run: Run, reading: Reading, chosen: Sequence[Contender], *, touched: bool = True) -> Figures:

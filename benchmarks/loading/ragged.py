@@ -31,14 +31,13 @@ from lit_async_data.order.buckets import Buckets
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import Figures, Goal, argument_parser, run_parts
 
 from loading.hdf5 import Run
 
 BATCH, ELEMENTS = 512, 8192
 # The goal, relative to the best DataLoader.
 TIMES = 5
-Figures = list[dict[str, Any]]
 Batches = Callable[[], contextlib.AbstractContextManager[Iterator[dict[str, torch.Tensor]]]]
 
 

@@ -29,7 +29,7 @@ from lit_async_data.reading import FileReader, open_reader
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from files.layouts import FULL, Layout, write_layout
-from measuring.program import Figures, Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 
 Array = npt.NDArray[Any]
 RANDOM_ROWS, SEQUENTIAL_BYTES = 256, 2**25
@@ -39,14 +39,6 @@ OTHERS = (
 )
 # h5py registers this filter by its number.
 BLOSC: Any = 32001
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """How long to measure, and where the files are."""
-
-    quick: bool
-    folder: str
 
 
 def ours(reader: FileReader, out: Array, rows: Any) -> None:
@@ -76,7 +68,7 @@ def rate(read: Callable[[Any], None], requests: Sequence[Any], nbytes: int, seco
     return nbytes * done / passed / 1e6
 
 
-def of_layout(layout: Layout, run: Run) -> dict[str, Any]:
+def of_layout(layout: Layout, run: BaseRun) -> dict[str, Any]:
     path = write_layout(layout, run.folder, layout.name)
     rng = np.random.default_rng(0)
     block = min(SEQUENTIAL_BYTES // layout.sample_bytes, layout.rows)
@@ -101,7 +93,7 @@ def of_layout(layout: Layout, run: Run) -> dict[str, Any]:
     return row
 
 
-def of_rows(run: Run) -> Figures:
+def of_rows(run: BaseRun) -> Figures:
     print("\nMB/s in order: 1 thread, 2, h5py; at random: 1 thread, 2, h5py sorted, h5py row by row")
     layouts = [*FULL, *OTHERS]
     if importlib.util.find_spec("hdf5plugin") and importlib.util.find_spec("imagecodecs"):
@@ -123,4 +115,6 @@ def goals(figures: Mapping[str, Figures]) -> Sequence[Goal]:
 PARTS = {"rows": of_rows}
 
 if __name__ == "__main__":
-    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, {"h5py": h5py.__version__, "numpy": np.__version__})
+    run_parts(
+        argument_parser(__doc__, PARTS), PARTS, goals, BaseRun, {"h5py": h5py.__version__, "numpy": np.__version__}
+    )

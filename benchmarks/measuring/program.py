@@ -21,6 +21,18 @@ Part = Callable[[Any], Figures]
 
 
 @dataclasses.dataclass(frozen=True)
+class BaseRun:
+    """Whether to measure briefly, and the folder for data. Each benchmark adds how much it measures."""
+
+    quick: bool
+    folder: str
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.quick else 3
+
+
+@dataclasses.dataclass(frozen=True)
 class Goal:
     """A figure and its goal.
 

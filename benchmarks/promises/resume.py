@@ -13,7 +13,6 @@ Ranks are simulated: their loaders take turns in one process. A state crosses JS
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import operator
@@ -35,19 +34,14 @@ from lit_async_data.sources.contract.source import Source
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from files.numbered import Computed, write_bytes, write_numbers
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 from readers.resumable import OURS, Faults, Leg, Ranks, RefusedError, compared, first_of_stateful, installed
 
-Figures = list[dict[str, Any]]
 SEED = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(BaseRun):
     """How much to measure."""
-
-    quick: bool
-    folder: str
 
     @property
     def cases(self) -> int:

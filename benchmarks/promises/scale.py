@@ -44,9 +44,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the impor
 from files.many_chunks import open_chunks, write_chunks
 from loading import manifest
 from measuring.memory import in_fresh_process
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 
-Figures = list[dict[str, Any]]
 KIB = 2**10
 # Samples of a chunk, and chunks of a group.
 ROWS, WIDTH = 64, 64
@@ -54,12 +53,8 @@ ROWS, WIDTH = 64, 64
 FLAT, OPENED_S = 3.0, 0.3
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(BaseRun):
     """How much to measure."""
-
-    quick: bool
-    folder: str
 
     @property
     def rounds(self) -> int:

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the impor
 from files import tables
 from files.tables import Reading
 from loading.hdf5 import Run
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import Figures, Goal, argument_parser, run_parts
 from readers import hdf5 as readers
 from readers import recordings
 from readers import tables as table_readers
@@ -52,7 +52,6 @@ from waiting.on_device.simulated import replaced_streams
 from waiting.processes.counting import counting
 from waiting.processes.unrelated import unrelated
 
-Figures = list[dict[str, Any]]
 Step = Callable[[Batch], None]
 BATCH, OPERATIONS, MEMORY_BATCHES = 64, 6000, 24
 # A step takes at least this many times as long as reading a batch, and a measurement at least this many steps.

@@ -35,11 +35,10 @@ from lit_async_data import AsyncDataModule, DevicePrefetcher, HDF5Source
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from files.layouts import FULL, write_layout
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 from measuring.trainer_steps import QUIET
 from readers.hdf5 import Rows
 
-Figures = list[dict[str, Any]]
 BATCH, STEP_S, VALIDATION_STEP_S = 64, 0.02, 0.01
 # Milliseconds beyond the Trainer's own.
 MOST_MS = 5.0
@@ -47,12 +46,8 @@ LIST, OURS = "a list of batches", "AsyncDataModule"
 TRAINING, VALIDATION = "training", "validation"
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(BaseRun):
     """How long to measure."""
-
-    quick: bool
-    folder: str
 
     @property
     def rounds(self) -> int:

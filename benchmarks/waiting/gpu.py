@@ -18,7 +18,6 @@ h5py and numpy. If a part fails, the program prints why and runs the others.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
 import sys
@@ -26,7 +25,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -35,7 +33,7 @@ from lit_async_data import DevicePrefetcher
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 
 from waiting.on_device.contenders import MIB, SAMPLE, contenders, in_memory, source
 from waiting.on_device.measures import (
@@ -58,23 +56,14 @@ from waiting.on_device.measures import (
 )
 from waiting.on_device.rig import verdicts
 
-Figures = list[dict[str, Any]]
 LOAD_S, STEP_S = 0.008, 0.020
 # MiB of a batch: in `copies`, and in the other parts.
 COPIED, BATCH = 64, 32
 EPOCHS = 5
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(BaseRun):
     """How long to measure."""
-
-    quick: bool
-    folder: str
-
-    @property
-    def rounds(self) -> int:
-        return 1 if self.quick else 3
 
     @property
     def steps(self) -> int:

@@ -15,7 +15,6 @@ asks for it. All are interleaved in one run; figures are medians, without the fi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import statistics
 import sys
@@ -35,7 +34,7 @@ from lit_async_data import AsyncLoader, DatasetSource
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 from measuring.trainer_steps import Contender, Steps, fitted
 
 from waiting.first import TABLE, InMemory, SlowSource, Work, medians, timed, together
@@ -44,19 +43,10 @@ from waiting.on_device.simulated_overlap import BEFORE, DEVICE, DEVICE_STEP_S, d
 SCALE = 1 / 30
 # The goal: max(T1, T2) / asynchronous, for `work` relative to two unrelated threads.
 WANTED = 0.98
-Figures = list[dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(BaseRun):
     """How long to measure."""
-
-    quick: bool
-    folder: str
-
-    @property
-    def rounds(self) -> int:
-        return 1 if self.quick else 3
 
     @property
     def batches(self) -> list[int]:

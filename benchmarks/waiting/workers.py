@@ -22,7 +22,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import h5py
 import torch
@@ -30,12 +29,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from loading.hdf5 import Run
-from measuring.program import Goal, argument_parser, run_parts
+from measuring.program import Figures, Goal, argument_parser, run_parts
 from readers.hdf5 import OURS
 
 from waiting.processes import gil, kills, rates, starts, table_memory
 
-Figures = list[dict[str, Any]]
 TIMES_BYTES, TIMES_CPU = 3.0, 0.4
 FIRST_S, GAP_MS = 0.3, 5.0
 KEPT, NEXT_US = 0.95, 100.0
