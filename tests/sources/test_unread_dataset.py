@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lit_async_data import AsyncLoader, DatasetSource
-from lit_async_data.sources.torch_dataset import unread
+from lit_async_data.sources.torch_dataset import source as dataset_source
 
 
 class Lazy(Dataset):
@@ -128,7 +128,7 @@ def test_what_a_dataset_holds_is_not_copied(path, held):
 
 
 def test_a_dataset_that_is_too_large_is_left_as_it_is(path, monkeypatch):
-    monkeypatch.setattr(unread, "MOST_BYTES", 100)
+    monkeypatch.setattr(dataset_source, "MOST_BYTES", 100)
     source = DatasetSource(Lazy(path))
     with pytest.raises(TypeError, match="h5py objects cannot be pickled"):
         pickle.dumps(source)
