@@ -21,7 +21,7 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.subset import SubsetSource
-from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.checks import check_source, values_of
 from lit_async_data.sources.contract.derived import layout_of, places_of
 from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.source import Source, read
@@ -172,7 +172,9 @@ class _InStorageOrder(SubsetSource):
         super().__init__(source, samples)
         filled = [key for key in keys if _filled_axis(source.spec[key]) is not None]
         telling = [mask_key(key) if source.spec[key].masked else length_key(key) for key in filled]
-        specs = {key: dataclasses.replace(source.spec[key], concat=False) for key in [*keys, *telling]}
+        specs = {key: source.spec[key] for key in [*keys, *telling]}
+        for key, field in specs.items():  # read end to end; only what is padded on the left cannot be
+            specs[key] = dataclasses.replace(field, concat=field.ragged and field.padded != "left")
         self._fields = BatchSpec(specs, as_mapping=True)
 
     @property
@@ -190,7 +192,7 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
         order = np.argsort(source.ids(np.arange(len(source))), kind="stable")
     part = _InStorageOrder(source, order[first:end], list(kept))
     options = {
-        "batch_size": max(BATCH_BYTES // max(part.spec.nbytes, 1), 1),
+        "batch_size": _samples_at_a_time(part),
         "shuffle": "none",
         "augment": False,
         "workers": min(usable_cores(), MOST_THREADS) if reading == "decoded" else "auto",
@@ -204,13 +206,24 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
             for name, axes in kept.items():
                 field, values = part.spec[name], batch[name].numpy()
                 real = batch[mask_key(name)].numpy() if field.masked else None
-                if field.ragged or field.padded:
+                if (field.ragged or field.padded) and not field.concat:
                     places = np.arange(values.shape[1])[:: -1 if field.padded == "left" else 1]
                     real = places < batch[length_key(name)].numpy()[:, None]
                 if (found := _counted(field, axes, values, real)) is not None:
                     counted[name] = Moments.together([counted[name], found] if name in counted else [found])
-            bar.update(len(next(iter(batch.values()))))
+            bar.update(len(batch[[*part.spec][-1]]))
     return counted
+
+
+def _samples_at_a_time(part: Source) -> int:
+    """As many as fit into the bytes of a batch, even if they are the longest."""
+    nbytes = np.zeros(len(part), np.int64)
+    for key, field in part.spec.items():
+        if field.concat:
+            nbytes += field.nbytes // field.shape[0] * values_of(part, length_key(key), "fields")
+        else:
+            nbytes += field.nbytes
+    return max(int(np.searchsorted(np.cumsum(np.sort(nbytes)[::-1]), BATCH_BYTES, side="right")), 1)
 
 
 def _counted(field: FieldSpec, axes: Sequence[int], values: Array, real: Array | None) -> Moments | None:
@@ -224,7 +237,8 @@ def _counted(field: FieldSpec, axes: Sequence[int], values: Array, real: Array |
     kept = [axis + 1 for axis in axes]
     filled = _filled_axis(field)
     if filled is not None:  # each row or element is a sample
-        values, kept = np.moveaxis(values, filled + 1, 1)[real], [axis + (axis < filled) for axis in axes]
+        values = values if field.concat else np.moveaxis(values, filled + 1, 1)[real]
+        kept = [axis + (axis < filled) for axis in axes]
     if not values.size:
         return None
     return Moments.of(values, kept)._replace(classes=classes[None])

@@ -134,6 +134,22 @@ def test_filled_values_and_padding_are_left_out_and_overlapping_windows_count_tw
         assert (found.count, found.mean) == (5 * 4, np.mean([stored.reshape(6, 2)[at : at + 2] for at in range(5)]))
 
 
+def test_one_long_sample_pads_few_others(h5, monkeypatch):
+    path, stored, elements = h5(), RNG.random(5395), []
+    with h5py.File(path, "w") as file:
+        file["x/values"], file["x/offsets"] = stored, [*range(201), *range(5200, 5396)]
+    with contextlib.closing(HDF5Source(path, {"x": "x"})) as source:
+        read = source.read_into
+
+        def noting(samples, out):
+            elements.extend(array.size for key, array in out.items() if key == "x")
+            read(samples, out)
+
+        monkeypatch.setattr(source, "read_into", noting)
+        check(statistics(source, "x")["x"], stored, ())
+    assert stored.size <= sum(elements) < 0.1 * 396 * 5000
+
+
 def test_elements_end_to_end_are_normalised_along_their_own_axes(h5):
     path, stored = h5(), np.random.default_rng(0).random((12, 4, 4)).astype("f4") * 100
     with h5py.File(path, "w") as file:
