@@ -141,6 +141,7 @@ def test_a_column_of_text_names_the_sides_and_others_are_listed():
     assert listed["val"].group_codes.tolist() == [0, 0]
     # Numbers in their order, not in that of their text.
     assert folds_of(folds(source, by="fold"), 6).tolist() == [2, 1, 0, 2, 0, 1]
+    assert folds_of(folds(numbered(6, fold=FOLD[:, None]), by="fold"), 6).tolist() == [2, 1, 0, 2, 0, 1]
     assert folds_of(folds(numbered(4), by=[1, -10, 10, -9]), 4).tolist() == [2, 0, 3, 1]
 
 

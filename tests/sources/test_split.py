@@ -257,6 +257,8 @@ KINDS = [
     lambda values: np.array([str(value).encode() for value in values], object),
     lambda values: np.array([np.int16(value) for value in values], object),
     lambda values: np.ma.array(values, mask=False),
+    lambda values: np.array(values)[None],  # as MATLAB stores a row or a column
+    lambda values: np.array(values, float)[:, None],
 ]
 
 
@@ -284,7 +286,7 @@ def test_text_that_is_not_utf8_is_a_group_too():
     [
         (np.arange(9), "9 values for 10 samples"),
         (np.arange(11), "11 values for 10 samples"),
-        (np.zeros((10, 1), int), r"has shape \(10, 1\)"),
+        (np.zeros((10, 2), int), r"has shape \(10, 2\)"),
         (np.arange(10) + 0.5, "type float64"),
         (np.arange(10) * 1e300, "type float64"),
         (np.arange(10).astype("M8[s]"), r"type datetime64\[s\]"),

@@ -149,6 +149,8 @@ def _matcher(given: str) -> Callable[[str], str]:
 
 def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
     values = np.asanyarray(given)  # masked arrays stay masked
+    if values.ndim == 2 and 1 in values.shape:  # MATLAB has no arrays of one axis
+        values = values.reshape(-1)
     if values.ndim != 1:
         raise ConfigError(f"{option}: {what} has shape {values.shape}; give one value per sample")
     if len(values) != len(source):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -244,14 +245,14 @@ class Source(abc.ABC):
             MissingError: The source has no such column.
         """
         fields = self.spec.fields
-        if name not in fields or fields[name].shape:
-            flat = [key for key, field in fields.items() if not field.shape]
+        flat = [key for key, field in fields.items() if math.prod(field.shape) == 1]
+        if name not in flat:
             raise MissingError(
                 f"{self.name}: no field {name!r} with one value per sample; fields with one value per sample: "
                 f"{', '.join(flat) or 'none'}",
                 dataset=name,
             )
-        return read_all(self, name)
+        return read_all(self, name).reshape(-1)
 
     def names(self, key: str, codes: Any) -> npt.NDArray[np.str_]:
         """What numbers of a field stand for: the names of classes, or text that travels as numbers (``kind="text"``).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
@@ -300,7 +301,7 @@ class HDF5Source(Source):
         if name == "group" and self._stored[0].names is not None:
             places = self.locate(range(len(self)))
             return np.array([f"{self._names[place.file]}:{place.group}" for place in places], object)
-        if name in self._spec.fields and not self._spec[name].shape:
+        if name in self._spec.fields and math.prod(self._spec[name].shape) == 1:
             return super().column(name)
         found = None if self._joined is None else self._joined.column(name, self._stored)
         if found is not None:
