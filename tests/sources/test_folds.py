@@ -108,6 +108,19 @@ def test_a_class_that_some_fold_lacks_is_named(caplog):
     ]
 
 
+def test_a_class_that_only_validates_is_named_once(caplog, h5):
+    labels = [b"cat", b"dog", b"eel", b"cat", b"dog", b"dog"]
+    fold = [b"0", b"0", b"1", b"1", b"2", b"2"]  # each is on one side, which is no matter
+    source = HDF5Source(h5(y=labels, fold=fold), {"y": "y", "fold": "fold"})
+    folds(source, by="fold")
+    split(source, {"train": [0, 1], "val": [2]}, by="fold")
+    split(source, {"train": [0], "val": [1, 2]}, by="fold")
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "only one fold has samples of the classes eel (y)",
+        "train has no samples of the classes eel (y)",
+    ]
+
+
 def test_a_sample_that_is_there_twice_is_in_one_fold():
     fold = folds_of(folds(SubsetSource(numbered(50), np.repeat(np.arange(50), 2)), 3), 100)
     assert np.array_equal(fold[::2], fold[1::2])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, few
 from lit_async_data.sources.composed.sides import UNUSED
-from lit_async_data.sources.composed.split import Drawn, Split, draw, parted
+from lit_async_data.sources.composed.split import Drawn, Split, draw, parted, warn_of_untrained
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 
@@ -67,6 +67,7 @@ def draw_folds(source: Source, k: Any, *, groups: Any, by: Any, balance: Any, se
         drawn = draw(source, None, groups, by, balance, seed=seed)
         if len(drawn.names) < 2:
             raise ConfigError(f"by: all samples are in fold {drawn.names[0]}, which leaves none to train", option="by")
+        warn_of_untrained(source, drawn)
         return drawn
     if not isinstance(k, numbers.Integral) or not 2 <= int(k) <= len(source):
         raise ConfigError(f"folds: {k!r} is not a whole number from 2 to {len(source)}, the number of samples")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import numbers
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, counted, few
+from lit_async_data.errors import AsyncDataError, ConfigError, counted, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import Labels
@@ -106,6 +107,8 @@ def split(
             f"split: the values of by, {few(drawn.names)}, name no sides; list those of each, as in {{'train': "
             f"{drawn.names[1:3]}, 'val': {drawn.names[:1]}}}, or ask for folds"
         )
+    if by is not None and "train" in drawn.names:
+        warn_of_untrained(source, drawn, "train")
     return parted(source, drawn.names, drawn)
 
 
@@ -158,6 +161,26 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
     else:
         sides = sides_of_keys(edges, keys)
     return Drawn(names, sides, f"by sample, seed {seed}", places, None, labels)
+
+
+def warn_of_untrained(source: Source, drawn: Drawn, train: str | None = None) -> None:
+    """Name the classes that the side to train lacks, and another has; of folds, those in one, which no other trains.
+
+    A field each of whose classes is on one side says whose the samples are, such as a patient, or is the side itself.
+    """
+    for key, field in source.spec.items():
+        if not field.classes or field.shape:
+            continue
+        with contextlib.suppress(AsyncDataError):  # a bad label is for the loader, which may leave it out
+            classes, held = source.column(key).astype(int), np.zeros((len(drawn.names), len(field.classes)), bool)
+            known = (classes >= 0) & (classes < len(field.classes)) & (drawn.sides != UNUSED)
+            held[drawn.sides[known], classes[known]] = True
+            several = held.sum(axis=0) > 1
+            trained = several if train is None else held[drawn.names.index(train)]
+            lost = np.array(field.classes)[held.any(axis=0) & ~trained].tolist() if several.any() else []
+            if lost:
+                what = "only one fold has" if train is None else f"{train} has no"
+                log.warning("%s: %s samples of the classes %s (%s)", source.name, what, few(lost), key)
 
 
 def parted(source: Source, names: list[str], drawn: Drawn) -> Split:
