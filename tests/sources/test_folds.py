@@ -215,6 +215,8 @@ BALANCE = r"^balance: the given array has no value \(None\) for sample 1 \(row 1
         (lambda s: split(s, {"train": [1.5]}, by="fold"), "^split: 1.5 is neither a whole number nor text"),
         (lambda s: split(s, by="flod"), "^by: 'flod' is neither"),
         (lambda s: split(s, by="f"), "^by: f has type float64"),
+        (lambda s: split(s, {"train": 0.8, "val": 0.2}, by="time"), "^by: to cut by time, write groups='time'"),
+        (lambda s: folds(s, by="file:(["), r"^by: '\(\[' is not a regular expression"),
     ],
 )
 def test_folds_that_cannot_be_are_refused(call, message):

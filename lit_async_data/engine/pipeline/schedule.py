@@ -96,9 +96,10 @@ def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
         )
     for key in ragged:
         if not np.array_equal(values_of(source, length_key(key), "batch_by"), lengths):
+            joined, without = fields[key].concat, "" if fields[key].concat else " and padding too, by ragged='concat'"
             raise ConfigError(
-                f"batch_by: samples of {key} have other lengths than these; pad {key} to one length, by "
-                "Field(…, max_length=…), or leave batch_by out and padding too, by ragged='concat'",
+                f"batch_by: samples of {key} have other lengths than these; pad {key} to one length, by Field(…, "
+                f"max_length=…){' without ragged' * joined}, or leave batch_by out{without}",
                 option="batch_by",
             )
     return Buckets.of(lengths, options.batch_size, options.batch_elements, options.buckets)

@@ -36,9 +36,9 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
         return _of_values(source, given, "the given array", option)
     if given.startswith(COLUMN):
         return _of_column(source, given.removeprefix(COLUMN), option)
-    found = _of_rule(source, given.removeprefix(RULE), places)
+    found = _of_rule(source, given.removeprefix(RULE), places, option)
     if found is not None:
-        check_rule(source, given, found)
+        check_rule(source, given, found, option)
     return found or _of_column(source, given, option)
 
 
@@ -53,7 +53,7 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
     return found._replace(names=whole if len({*whole}) == len(whole) else names)
 
 
-def check_rule(source: Source, given: str, found: Groups | None = None) -> None:
+def check_rule(source: Source, given: str, found: Groups | None = None, option: str = "groups") -> None:
     """Refuse a word that is a rule and a column, unless both give the same groups."""
     if given not in RULES:
         return
@@ -66,26 +66,26 @@ def check_rule(source: Source, given: str, found: Groups | None = None) -> None:
         if pairs == len(names) == len(found.names):
             return
     raise ConfigError(
-        f"groups: {given!r} is a rule, and {source.name} also has a column {given!r}, which gives other groups; write "
-        f"'{COLUMN}{given}' or '{RULE}{given}'"
+        f"{option}: {given!r} is a rule, and {source.name} also has a column {given!r}, which gives other groups; "
+        f"write '{COLUMN}{given}' or '{RULE}{given}'"
     )
 
 
-def _of_rule(source: Source, given: str, places: Places) -> Groups | None:
+def _of_rule(source: Source, given: str, places: Places, option: str) -> Groups | None:
     if given == "file" or given.startswith("file:"):
-        by_path = grouped_by_path(source, str if given == "file" else _matcher(given))
+        by_path = grouped_by_path(source, str if given == "file" else _matcher(given, option))
         if by_path is not None:
             present, dense = np.unique(by_path[0], return_inverse=True)
             return Groups(dense, [by_path[1][code] for code in present.tolist()], "file")
     if given in ("file", "group") or given.startswith("file:"):
         if not any(part.name for part in places.parts):
             raise ConfigError(
-                f"groups: {given!r} needs a source that knows its files, and {source.name} does not; group by a "
-                "column, as with groups='column:NAME'"
+                f"{option}: {given!r} needs a source that knows its files, and {source.name} does not; name a column, "
+                f"as with {option}='column:NAME'"
             )
         if given == "group" and EACH in places.parts[0].group:  # each sample is one
             return Groups(np.arange(len(source)), source.column(given).tolist(), given)
-        return _of_parts(places, given)
+        return _of_parts(places, given, option)
     return None
 
 
@@ -96,8 +96,8 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
         if error.row is not None:  # a sample lacks its value
             raise
         raise ConfigError(
-            f"{option}: {given!r} is neither file, file:REGEX, group, time, nor a dataset or column with one value per "
-            f"sample ({error}); give one of these, or an array of {len(source)} values"
+            f"{option}: {given!r} is neither file, file:REGEX, group, {'time, ' * (option == 'groups')}nor a dataset "
+            f"or column with one value per sample ({error}); give one of these, or an array of {len(source)} values"
         ) from error
     if given in source.spec and source.spec[given].texts:
         values = source.names(given, values)  # their numbers change when files are added
@@ -112,7 +112,7 @@ def hashed(names: Sequence[str]) -> Words:
     return np.fromiter(words, np.uint64, len(names))
 
 
-def _of_parts(places: Places, given: str) -> Groups:
+def _of_parts(places: Places, given: str, option: str) -> Groups:
     parts, rule = places.parts, given.partition(":")[0]
     if given == rule:
         names = [part.name.partition(":/")[0] if rule == "file" else part.name for part in parts]
@@ -123,25 +123,25 @@ def _of_parts(places: Places, given: str) -> Groups:
         pairs = zip(names, parts, strict=True)
         names = [name if len(files[name]) == 1 else f"{name} of {part.file}" for name, part in pairs]
     else:
-        names = list(map(_matcher(given), (part.file for part in parts)))
+        names = list(map(_matcher(given, option), (part.file for part in parts)))
     codes, distinct = _factorized(np.array(names, object))
     # A subset may have no samples of some parts.
     present, dense = np.unique(codes[places.which], return_inverse=True)
     return Groups(dense, [distinct[code] for code in present.tolist()], rule)
 
 
-def _matcher(given: str) -> Callable[[str], str]:
+def _matcher(given: str, option: str) -> Callable[[str], str]:
     """A function that returns what a regular expression matches in a path."""
     try:
         pattern = re.compile(given.removeprefix("file:"))
     except re.error as error:
-        raise ConfigError(f"groups: {given.removeprefix('file:')!r} is not a regular expression: {error}") from error
+        raise ConfigError(f"{option}: {given.removeprefix('file:')!r} is not a regular expression: {error}") from error
 
     def naming(path: str) -> str:
         match = pattern.search(path)
         name = match and match[1 if pattern.groups else 0]
         if name is None:
-            raise ConfigError(f"groups: {pattern.pattern!r} does not match {path}; every path must match", file=path)
+            raise ConfigError(f"{option}: {pattern.pattern!r} does not match {path}; every path must match", file=path)
         return name
 
     return naming
@@ -160,8 +160,8 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
     if option == "by" and (missing := _is_missing(values)).any():  # these samples are on no side, as with empty text
         texts = np.full(len(values), "", object)
         texts[~missing] = _comparable(np.ma.getdata(values)[~missing], what, option).tolist()
-        return Groups(*_factorized(texts), what)
-    return Groups(*_factorized(_comparable(complete(source, values, what, option), what, option)), what)
+        return Groups(*_factorized(texts, option), what)
+    return Groups(*_factorized(_comparable(complete(source, values, what, option), what, option), option), what)
 
 
 def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -> npt.NDArray[Any]:
@@ -213,12 +213,12 @@ def _comparable(values: npt.NDArray[Any], what: str, option: str = "groups") -> 
     return plain
 
 
-def _factorized(values: npt.NDArray[Any]) -> tuple[Indices, list[str]]:
+def _factorized(values: npt.NDArray[Any], option: str = "groups") -> tuple[Indices, list[str]]:
     """A number for each distinct value, and the distinct values as text."""
     if values.dtype.kind != "O":
         distinct, codes = np.unique(values, return_inverse=True)
         return codes, [text_of(value) for value in distinct.tolist()]
-    return numbered(map(text_of, values.tolist()))
+    return numbered(text_of(value, option) for value in values.tolist())
 
 
 def text_of(value: Any, option: str = "groups") -> str:

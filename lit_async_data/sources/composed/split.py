@@ -126,6 +126,8 @@ class Drawn(NamedTuple):
 def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, seed: int, k: int = 0) -> Drawn:
     """The side of each sample; with k, these are k sides of the same size, also where samples are drawn alone."""
     check_source("source", source)
+    if _is_time(by):
+        raise ConfigError("by: to cut by time, write groups='time'; for a column of that name, by='column:time'")
     given = _listed_groups(fractions, groups, by)
     key, places = _checked_seed(seed), places_of(source)
     if balance is not None and (by is not None or given is not None or _is_time(groups)):

@@ -178,6 +178,12 @@ def test_filters_leave_out_samples_but_not_those_that_have_no_row(on, x, files, 
         ({"flag": ["p1"]}, {"on": "flag"}, ConfigError, "^on: .*flag holds bool; name a dataset of ids: text or"),
         ({"who": ["p1"]}, {"on": {"file": "who"}}, ConfigError, "has no column 'file'; .* on={COLUMN: 'file'}"),
         (
+            {"who": ["p1"]},
+            {"on": {"id": Field(attr="name")}},
+            ConfigError,
+            r"has no column 'id'; .* on={COLUMN: Field\('', attr='name'\)}",
+        ),
+        (
             {"file": ["p1"], "age": 1},
             {"fields": {"x": "x", "y": "aged"}},
             MissingError,

@@ -59,7 +59,7 @@ class JoinedTable:
         except NoColumnError as error:
             if error.dataset != self._column:
                 raise ConfigError(f"filters: {error}") from None
-            what = self._what if isinstance(self._what, str) else on
+            what = next(iter(on.values())) if isinstance(on, Mapping) else on
             if isinstance(on, Mapping) and self._column in ("file", "group"):
                 what = self._column  # and not the other way round
             raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {what!r}}}") from None

@@ -138,6 +138,11 @@ class Field(ImageOptions):
         for name in IMAGE if self.decode else ():
             self._set(name, getattr(self.image, name))
 
+    def __repr__(self) -> str:
+        given = {name: getattr(self, name) for name in _DEFAULTS if name != "name"}
+        others = [f"{name}={value!r}" for name, value in given.items() if value != _DEFAULTS[name]]
+        return f"Field({', '.join([repr(self.name), *others])})"
+
     def _stack(self, given: Any) -> None:
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             return
