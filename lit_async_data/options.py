@@ -22,7 +22,7 @@ WorkerKind = Literal["auto", "thread", "process"]
 ON_ERROR = ("raise", "skip", "substitute")
 OnError = Literal["raise", "skip", "substitute"]
 
-# Options that are none, mostly of torch.utils.data.DataLoader, and what to do instead.
+# Options of other loaders, mostly of torch.utils.data.DataLoader, and what to do instead.
 INSTEAD = {
     "balance": "use weights=Balanced(…), or weights={balanced: …} in a configuration",
     "num_workers": "use workers",

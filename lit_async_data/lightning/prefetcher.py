@@ -54,8 +54,8 @@ class DevicePrefetcher(pl.Callback):
     prefetches into host memory only, because that hook must get the batch there.
 
     A resumed run may have another batch size or number of ranks: the callback has Lightning count the batches that
-    remain of the epoch. It also restores the places of training loaders where Lightning forgets them, and has a batch
-    come again whose step had failed, of each loader if training takes several at once.
+    remain of the epoch. It also restores the places of training loaders where Lightning forgets them, and repeats a
+    batch whose step failed, of every loader if training takes several at once.
 
     It logs these metrics every ``log_every_n_steps`` steps, and puts their means over each epoch into
     ``trainer.callback_metrics``:
@@ -143,7 +143,7 @@ class DevicePrefetcher(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to go on with a training in a run that is none; take the orders of DataLoaders."""
+        """Refuse to resume with ``headspace=True``; take the orders of DataLoaders."""
         self._verdicts.check_resumed(trainer)
         self._orders = checkpoint.get(ORDERS, [])
 

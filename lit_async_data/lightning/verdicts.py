@@ -41,7 +41,7 @@ class Verdicts:
     # -- training --------------------------------------------------------------------------------------------------
 
     def warn(self) -> None:
-        """Say before training that it is none, if batches repeat."""
+        """Say before training that repeated batches train nothing."""
         if self._headspace is not None:
             rank_zero_warn(
                 "DevicePrefetcher(headspace=True): this is no training. In the second half of each epoch the same "

@@ -34,7 +34,7 @@ class Quarantine:
         self._around: dict[int, ReadAround] = {}
 
     def remember(self, samples: Iterable[int]) -> None:
-        """Take samples for bad that were found bad before, and are listed already."""
+        """Add samples that an earlier run has found bad and listed."""
         self.known.update(samples)
         self._listed.update(samples)
 
@@ -53,7 +53,7 @@ class Quarantine:
         return None if step not in self._around else self._around[step].samples
 
     def handed_out(self, step: int, plan: EpochPlan, around: ReadAround) -> None:
-        """Count what a batch was read around that is handed out now.
+        """Count the bad samples of a batch that is handed out now.
 
         Raises:
             SourceError: The pass has had more bad samples than ``max_bad`` allows.

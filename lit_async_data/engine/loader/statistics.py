@@ -52,7 +52,7 @@ def statistics(
     Reads every sample once, in storage order, as an `AsyncLoader` does, so each chunk is decoded once. Counts what the
     source delivers, before any transform: values after ``mask_and_scale``, images after they are resized. NaN, which
     ``mask_and_scale`` fills in, is counted apart; the padding of windows and of samples of variable length is left out.
-    The −100 of labels to ignore is a number as others, which only ``class_counts`` leaves out. Rows that several
+    −100, which marks labels to ignore, counts as a number; only ``class_counts`` leaves it out. Rows that several
     windows share count in each. On a terminal, a bar shows how far it is.
 
     Args:

@@ -75,7 +75,7 @@ class Pipeline(abc.ABC):
         slots: Slots to begin with: those being filled or ready, and one for the batch that is handed out.
         most_slots: Slots that the memory budget allows.
         timeout_s: Seconds to wait for a batch.
-        tuner: Says how many workers there should be; None leaves it at those that there are.
+        tuner: Says how many workers there should be; None: their number stays.
     """
 
     # Why a forked child cannot use the pipeline.

@@ -112,7 +112,7 @@ def _single_dictionary(column: Any) -> Any:
 
 
 def orders_of(column: Any) -> list[list[str]]:
-    """The longest order in which a chunk of a column has its categories, and one that is no part of it, if any is."""
+    """The longest order of the categories in a chunk of a column; and one that contradicts it, if there is one."""
     if not (is_categorical(column.type) and column.type.ordered):
         return []
     orders = [chunk.dictionary.to_pylist() for chunk in column.chunks]

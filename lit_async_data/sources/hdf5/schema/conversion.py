@@ -92,7 +92,7 @@ class Conversion:
 
     file: str
     dataset: str
-    member: Member | None = None  # the member of compound values; None if they are no bytes of such
+    member: Member | None = None  # the member of compound values; None if values are not compound
     column: int | None = None  # the column of each row; None for all
     table: Array | None = None  # table to look values up in; None if the values themselves are delivered
     packing: Packing | None = None  # how values are packed; None if they are not unpacked

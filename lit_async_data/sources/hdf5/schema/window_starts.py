@@ -52,7 +52,7 @@ class WindowStarts:
         if self.chosen is None:
             return min(-(-length // self.stride), self.count) - 1
         if (np.diff(self.chosen) >= length).all():
-            return 0  # as mostly, and much sooner found
+            return 0  # the usual case, which is found much sooner
         ordered = np.sort(self.chosen)
         nearest = np.searchsorted(ordered, ordered + length) - np.arange(self.count)
         most = int(nearest.max()) - 1
