@@ -67,9 +67,12 @@ class SlotFeed:
         return self.pipeline.schedule.following(key)
 
     def prefetch(self, key: BatchIndex) -> None:
-        if self._lent or self._to_copy:
-            if key == (self._lent[0][0] if self._lent else self._to_copy[0].key):
+        ahead = self._lent or self._to_copy
+        if ahead and key == ahead[0][0]:
+            if self.pipeline.pool.vacant.empty():
                 return  # the batches behind this slot are being read
+            key = self.following(ahead[-1][0])
+        else:
             self._drop_rest()
         self.pipeline.prefetch(key)
 

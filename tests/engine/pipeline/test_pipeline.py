@@ -470,6 +470,22 @@ def test_order_is_kept_however_many_are_read_together(workers, batches):
     assert values == list(range(42)) * 5
 
 
+def test_a_slot_that_comes_free_is_filled_while_batches_of_the_next_one_are_used(monkeypatch):
+    """Else it would be read in the last step of the next slot alone, where the user keeps the other slots."""
+    asked = []
+    with running(length=40, batches=2, workers=0) as pipeline:
+        feed = SlotFeed(pipeline)
+        for step in range(2):
+            feed.lend(BatchIndex(0, step))
+        monkeypatch.setattr(pipeline, "prefetch", asked.append)
+        vacant = pipeline.pool.take_all()
+        feed.prefetch(BatchIndex(0, 2))  # lies in the slot of the batch before
+        assert not asked
+        pipeline.pool.abandon(vacant[0])
+        feed.prefetch(BatchIndex(0, 2))
+    assert asked == [BatchIndex(0, 3)]
+
+
 @pytest.mark.parametrize(
     ("ms", "sizes"), [(30, [1, 1, 1, 1]), (20, [1, 1, 1, 1]), (8, [1, 2, 2, 2]), (5, [1, 2, 4, 4])]
 )
