@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from files import layouts
 from loading.hdf5 import Run, samples_per_second
+from measuring.program import Figures
 from readers import hdf5 as readers
 
 from lit_async_data import AsyncLoader, HDF5Source
 
-Figures = list[dict[str, Any]]
 KINDS, WORKERS = ("thread", "process"), (1, 2)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from files import tables
 from files.tables import Reading
 from loading.hdf5 import Run
+from measuring.program import Figures
 from readers.hdf5 import Batch, endless_epochs
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
@@ -26,7 +27,6 @@ from waiting.processes.contenders import Transformed
 from waiting.processes.process_tree import cpu_seconds, descendants
 from waiting.processes.transforms import summed
 
-Figures = list[dict[str, Any]]
 KINDS = ("thread", "process")
 # The counting loop goes on for this many times as long as a batch takes to load, and for some seconds at least.
 STEPS, LEAST_STEP_S = 2.0, 0.004

@@ -15,16 +15,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from loading.hdf5 import Run
+from measuring.program import Figures
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import StalledError, WorkerError
 from waiting.processes.process_tree import descendants, memory_files, name_of, runs, shared_memory_names
 from waiting.processes.transforms import summed
 
-Figures = list[dict[str, Any]]
 NAMED = re.compile(r"reader process (\d+) was killed by SIGKILL")
 READER = "lit_data reader"
 # Seconds after which the loader raises, those after which the program prints all stacks and ends, and those that

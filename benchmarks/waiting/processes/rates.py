@@ -8,13 +8,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from files import tables
 from files.layouts import Layout
 from files.tables import BATCH, Files
 from loading.hdf5 import Run
+from measuring.program import Figures
 from readers.hdf5 import Batch, Contender
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
@@ -23,7 +23,6 @@ from waiting.processes.contenders import PILLOW, SIMPLEJPEG, Photographs, Transf
 from waiting.processes.process_tree import cpu_seconds
 from waiting.processes.transforms import SIDE, augmented, cheap
 
-Figures = list[dict[str, Any]]
 GB = 1e9
 PAGE = 4096
 # 256 samples are 38.5 MB.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loading.hdf5 import Run
+from measuring.program import Figures
 from readers.hdf5 import OURS
 
 import lit_async_data
@@ -21,7 +22,6 @@ from waiting import beside
 from waiting.processes.contenders import Transformed, finite
 from waiting.processes.transforms import cheap
 
-Figures = list[dict[str, Any]]
 Opened = Callable[[], AbstractContextManager[Any]]
 BATCH, BATCHES, EPOCHS = 64, 16, 3
 # Seconds that the loop computes for each batch, so that there is time to read ahead.

@@ -10,6 +10,7 @@ import pyarrow as pa
 from files import tables
 from loading.hdf5 import Run
 from measuring.memory import in_fresh_process
+from measuring.program import Figures
 from pyarrow import parquet
 from readers.hdf5 import OURS, endless_epochs
 from torch.utils.data import DataLoader, Dataset
@@ -18,7 +19,6 @@ from lit_async_data import AsyncLoader, ManifestSource
 from waiting.processes.process_tree import descendants, shared_out_memory
 from waiting.processes.transforms import remainder
 
-Figures = list[dict[str, Any]]
 BATCH = 1024
 DATALOADER = "DataLoader, Python lists"
 # Seconds that processes are waited for.
