@@ -409,6 +409,20 @@ def test_encoded_images_are_decoded_by_what_is_suggested(name):
     check(suggestion)
 
 
+def test_the_first_sample_may_be_empty():
+    examples.jpegs("x.h5")
+    with h5py.File("x.h5", "a") as file, h5py.File("y.h5", "w") as groups:
+        for name in file.keys() - {"variable"}:
+            del file[name]
+        file["variable"][0] = np.zeros(0, np.uint8)
+        for number in range(5):
+            groups[f"run_{number}/signal"], groups[f"run_{number}/label"] = np.ones((number and 9, 3), "f4"), number % 2
+    images, signals = (only(report_on([name])) for name in ("x.h5", "y.h5"))
+    assert images.batch["x"] == {"dtype": "uint8", "shape": (3, 10, 12)}
+    assert images.notes[-1].startswith("samples before 1 cannot be read")
+    assert signals.batch["x"] == {"dtype": "float32", "shape": (9, 3)}
+
+
 TABLES = [
     ("0.png,1\n1.png,0\n", None, "the first line looks like data (0.png)"),
     ("path,label,slice\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "row": "slice", "dataset": "images"', ""),

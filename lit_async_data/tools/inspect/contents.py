@@ -280,6 +280,7 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
                 rest += outside.nodes
                 found += more
             continue
+        names.sort(key=lambda name: any(0 in node.shape for node in groups[name]))  # an empty one tells nothing
         for node, *others in zip(*(groups[name] for name in names), strict=True):
             rows = [each.shape[0] for each in (node, *others) if each.shape]
             node.groups, node.rows = len(names), (min(rows), max(rows)) if rows else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, SourceError, counted
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import HOW_READ
+from lit_async_data.sources.hdf5.schema.inspect import FIRST_SAMPLES
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.inspect.contents import SHOWN, Dataset
 from lit_async_data.tools.terminal import indented, section, shortened, table
@@ -59,14 +61,20 @@ class Report:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def suggest(self, candidates: Sequence[Suggestion]) -> None:
-        """Add the first whose source can be built, and its first sample read; else a note why the likeliest cannot."""
+        """Add the first whose source can be built, and a sample read; else a note why the likeliest cannot."""
         errors = []
-        for each in candidates:
+        for tried, each in itertools.product((1, FIRST_SAMPLES), candidates):
             try:
                 with contextlib.closing(each.call.build()) as source:
-                    source[0]
+                    for bad in range(min(len(source), tried)):
+                        with contextlib.suppress(AsyncDataError):
+                            source[bad]
+                            break
+                    else:
+                        source[0]  # says what is wrong
                     shapes = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
                     notes = (*each.notes, *(note for note, holds in _notes(source).items() if holds))
+                    notes += (f"samples before {bad} cannot be read: --check-all lists the bad ones",) * (bad > 0)
                     built: dict[str, Any] = {"samples": len(source), "batch": shapes, "notes": notes}
                     self.suggestions.append(dataclasses.replace(each, reading=source.chunks.reading, **built))
             except AsyncDataError as error:

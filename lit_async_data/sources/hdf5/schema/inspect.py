@@ -46,6 +46,8 @@ PROBED_VALUES = 512
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 # Enough to tell any format of images.
 HEAD_BYTES = 16
+# Samples that are looked at, since the first may be empty or damaged.
+FIRST_SAMPLES = 16
 # Names that an error message lists when a dataset is missing.
 NAMES_SHOWN = 12
 
@@ -346,16 +348,18 @@ def _check_images(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
 
 
 def image_format(dataset: h5py.Dataset) -> str:
-    """The format of the images that a dataset holds, by the first bytes of the first; empty if it holds none."""
+    """The format of the images that a dataset holds, by the first bytes of the first rows; empty if it holds none."""
     shape, single = dataset.shape, dataset.dtype == np.uint8
     if shape is None or 0 in shape or len(shape) > 1 + single or dataset.dtype.kind not in "SVOu":
         return ""
-    data: Any = b""
-    with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
-        first: Any = dataset[:HEAD_BYTES] if single and len(shape) == 1 else dataset[0] if shape else dataset[()]
-        data = first if isinstance(first, bytes) else first.tobytes() if hasattr(first, "tobytes") else b""
-    # A BMP begins with two letters, as text may do.
-    return next((each.name for each in FORMATS if each.name != "BMP" and each.magic.match(data)), "")
+    for row in range(min(dataset.size, FIRST_SAMPLES) if dataset.dtype.kind == "O" else 1):
+        with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
+            data: Any = dataset[:HEAD_BYTES] if single and len(shape) == 1 else dataset[row] if shape else dataset[()]
+            data = data if isinstance(data, bytes) else data.tobytes() if hasattr(data, "tobytes") else b""
+            # A BMP begins with two letters, as text may do.
+            if found := next((each.name for each in FORMATS if each.name != "BMP" and each.magic.match(data)), ""):
+                return found
+    return ""
 
 
 def _is_bare_dimension(dataset: h5py.Dataset) -> bool:
