@@ -340,6 +340,20 @@ def test_a_length_beyond_its_row_is_named(tmp_path, length):
     assert error.row == 7
 
 
+@pytest.mark.parametrize("storage", ["one after the other", "one after the other in compressed chunks"])
+def test_a_window_with_a_wrong_offset_is_named_by_the_row(tmp_path, storage):
+    path = written(tmp_path / "x.h5", storage)
+    with h5py.File(path, "a") as file:
+        file["x/offsets"][8] = 0
+    with contextlib.closing(HDF5Source(path, field(window=(0, 4, 2)))) as source:
+        good = [row for row in range(len(source)) if row not in (5, 6, 7, 8)]
+        np.testing.assert_array_equal(read(source, good)["x"], PIXELS[np.array(good)[:, None] + [0, 2]])
+        for sample, row in [(5, 7), (6, 8), (7, 7), (8, 8)]:
+            with pytest.raises(CorruptError, match=rf"x/offsets, row {row}: \d+ to \d+ of \d+ elements") as caught:
+                read(source, [0, sample])
+            assert (caught.value.row, caught.value.dataset, caught.value.sample_id) == (row, "x", sample)
+
+
 DAMAGES = {
     "to nowhere": (lambda data, at, _: data[at + 4 : at + 12].fill(0x7F), "outside of the file"),
     "to another place": (lambda data, at, _: data[at + 4 : at + 5].fill(0x30), "no collection"),

@@ -1,5 +1,6 @@
 """Datasets of variable length, whose values lie in the global heap, are read as h5py reads them."""
 
+import itertools
 import pickle
 import re
 
@@ -144,10 +145,7 @@ def test_a_value_that_the_heap_lacks_is_an_error_that_names_its_row(path):
     source.close()
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", ["thread", "process"])
-def test_references_out_of_the_file_are_told_at_opening_and_named_when_read(path, kind, caplog):
-    values = sequences(np.int32)
+def with_wrong_references(path, values):
     written(path, values, np.int32)
     with h5py.File(path) as file:
         begin = file["x"].id.get_offset()
@@ -155,24 +153,86 @@ def test_references_out_of_the_file_are_told_at_opening_and_named_when_read(path
     for row, place, wrong in [(9, 4, b"\xff" * 7), (20, 0, b"\xff" * 4)]:  # an address and a length
         data[begin + 16 * row + place : begin + 16 * row + place + len(wrong)] = wrong
     path.write_bytes(data)
+
+
+def with_wrong_offsets(path, values):
+    offsets = np.cumsum([0, *map(len, values)])
+    offsets[[10, 30]] = 2**40, 5
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x/values", data=np.concatenate(values), chunks=(50,), compression="gzip")
+        file["x/offsets"], file["y"] = offsets, np.arange(len(values))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        (with_wrong_references, (9, 20), "refers to a place outside of the file"),
+        (with_wrong_offsets, (9, 10, 29, 30), r"\d+ to \d+ of \d+ elements; it must begin with 0, never fall and end"),
+    ],
+)
+def test_samples_that_are_nowhere_are_told_at_opening_and_named_when_read(path, damage, kind, caplog):
+    values, (damaged, lost, said) = sequences(np.int32), damage
+    damaged(path, values)
     source = HDF5Source(path, {"x": "x", "y": "y"})
-    assert re.search(r"2 of 60 samples cannot be read: \S+, row 9: refers to a place outside of the file", caplog.text)
-    for row in (9, 20):
+    assert re.search(rf"{len(lost)} of 60 samples cannot be read: \S+, row 9: {said}", caplog.text)
+    assert caplog.text.count("cannot be read") == 1
+    for row in lost:
         values[row] = values[0]  # lends its length, so that no bucket is of bad ones
-        with pytest.raises(CorruptError, match="outside of the file") as caught:
+        with pytest.raises(CorruptError, match=f"row {row}: {said}") as caught:
             source[row]
-        assert (caught.value.row, caught.value.sample_id) == (row, row)
+        error = caught.value
+        assert (error.file, error.dataset, error.row, error.sample_id) == (str(path), "x", row, row)
     assert source.column("x_length").tolist() == list(map(len, values))
-    options = {"batch_size": 8, "batch_by": "x", "workers": 1, "worker_kind": kind, "on_error": "skip", "max_bad": 2}
-    left = {row: values[row] for row in range(60) if row not in (9, 20)}
+    options = {"batch_size": 8, "batch_by": "x", "workers": 1, "worker_kind": kind, "on_error": "skip", "max_bad": 4}
+    left = {row: values[row] for row in range(60) if row not in lost}
     with AsyncLoader(source, options) as loader:
         found = {y: x[:n].tolist() for batch in loader for y, x, n in zip(*map(batch.get, ("y", "x", "x_length")))}
     assert {int(row): value for row, value in found.items()} == {row: value.tolist() for row, value in left.items()}
     caplog.clear()
-    check(HDF5Source(path, {"x": "x"}, exclude=[9, 20]), left.values())
+    check(HDF5Source(path, {"x": "x"}, exclude=lost), left.values())
     assert "cannot be read" not in caplog.text
-    with pytest.raises(CorruptError, match="row 9: refers to a place outside of the file"):
-        HDF5Source(path, {"x": "x"}, rows=[9, 20])
+    with pytest.raises(CorruptError, match=f"row 9: {said}"):
+        HDF5Source(path, {"x": "x"}, rows=lost)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "lost"),
+    [
+        ([0, 2, 4, 6, 8, 10], []),
+        ([0, 2, 4, 9, 11, 13], [3, 4]),  # the values end early
+        ([0, 2, 4, 6, 0, 0], [3, 4]),  # the last were never written
+        ([0, 2, 4, 0, 0, 0, 0, 8, 10], [2, 3, 4, 5, 6]),
+        ([0, 4, 2, 6, 8, 10], [0, 1, 2]),  # either of two may be wrong
+        ([0, 2, 4, -1, 8, 10], [2, 3]),
+        ([0, 2, 4, 6, 8, 9, 7, 10], [5, 6]),
+        ([1, 3, 5, 7, 9, 11], None),  # counted from 1
+        ([0, 2, 4, 6, 8], None),  # the end is missing
+        ([0, 12], None),
+    ],
+)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_an_offset_is_right_if_no_other_contradicts_it(path, offsets, lost, sparse):
+    with h5py.File(path, "w") as file:
+        names = ("data", "indices", "indptr") if sparse else ("values", "none", "offsets")
+        for name, values in zip(names, (np.arange(1, 11), np.arange(10), offsets), strict=True):
+            file[f"x/{name}"] = values
+        if sparse:
+            file["x"].attrs.update({"encoding-type": "csr_matrix", "shape": (len(offsets) - 1, 10)})
+    if lost is None:
+        with pytest.raises(CorruptError, match=rf"x/{names[2]}, row \d: \d+ to \d+ of 10 elements; it must"):
+            HDF5Source(path, {"x": "x"})
+        return
+    source = HDF5Source(path, {"x": "x"})
+    for row, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        if row in lost:
+            with pytest.raises(
+                CorruptError, match=f"x/{names[2]}, row {row}: {begin} to {end} of 10 elements; it must"
+            ):
+                source[row]
+        else:
+            assert sorted(filter(None, source[row]["x"].tolist())) == [*range(begin + 1, end + 1)]
 
 
 def test_references_are_kept_until_the_file_changes(path, tmp_path, monkeypatch):

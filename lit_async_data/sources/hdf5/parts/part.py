@@ -113,12 +113,18 @@ class StoredPart:
                 return int(among[reads.argmax()])
         return None
 
-    def lacks(self, key: str, rows: Indices) -> Indices:
-        """Those of the rows of a field that lack a value."""
-        return rows[np.isin(rows, self.lacking[key])] if key in self.lacking else rows[:0]
+    def lacks(self, key: str, anchors: Indices) -> Indices:
+        """For each anchor, the first row that a field reads for it and that lacks a value; −1 for none."""
+        field = self.fields[key]
+        rows = field.window_rows(field.own(anchors))
+        lost = np.isin(rows, self.lacking.get(key, ()))
+        return np.where(lost.any(axis=1), rows[np.arange(len(rows)), lost.argmax(axis=1)], -1)
 
     def lack(self, key: str, row: int) -> SourceError:
-        stored, missing = self.fields[key].values, self.names is not None
+        field, missing = self.fields[key], self.names is not None
+        if field.ranges:
+            return field.ranges.lack(row)
+        stored = field.values
         what = "is missing; write it" if missing else "refers to a place outside of the file; restore the file"
         kind = MissingError if missing else CorruptError
         return kind(f"{stored}, row {row}: {what}", file=self.path, dataset=stored.name, row=row)
@@ -250,8 +256,8 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     if kept:
         fields |= {key: inspect_attribute(group, key, field, rows) for key, field in kept.items()}
         fields = {key: fields[key] for key in [*request.fields, *fields] if key in fields}
-    read = (fields | of_anchors).items()
-    lacking = {key: of.sequences.lost for key, of in read if of.sequences and len(of.sequences.lost)}
+    places = [(key, of.sequences or of.ranges) for key, of in (fields | of_anchors).items()]
+    lacking = {key: each.lost for key, each in places if each and len(each.lost)}
     part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride), lacking=lacking)
     if request.rows is None and of_anchors:
         raise ConfigError(f"fields.{next(iter(of_anchors))}.per: 'anchor' needs rows=NAME, the row of each anchor")

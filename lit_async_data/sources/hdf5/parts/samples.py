@@ -110,8 +110,8 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
 def warn_of_lacking(parts: Sequence[StoredPart], name: str) -> None:
     """Log, for each field, how many samples are known to lack it, and the first of them."""
     for key in dict.fromkeys(key for part in parts for key in part.lacking if key in part.fields):
-        rows = [part.fields[key].own(part.anchors.rows(np.arange(part.anchors.count))) for part in parts]
-        lacking = [(part, row) for part, own in zip(parts, rows, strict=True) for row in part.lacks(key, own).tolist()]
+        rows = [part.lacks(key, part.anchors.rows(np.arange(part.anchors.count))) for part in parts]
+        lacking = [(part, row) for part, own in zip(parts, rows, strict=True) for row in own[own >= 0].tolist()]
         if lacking:
             (part, row), total = lacking[0], sum(map(len, rows))
             error = of_group(part.lack(key, row), part.names)

@@ -74,7 +74,13 @@ class StoredField:
         if self.sequences is not None:
             return self.sequences.lengths[rows]
         assert isinstance(self.stored, StoredRanges)
-        return self.stored.offsets[rows + 1] - self.stored.offsets[rows]
+        return self.stored.places(rows)[1]
+
+    @property
+    def ranges(self) -> StoredRanges | None:
+        """Where its values are, if they are ranges of elements."""
+        stored = self.images.ranges if self.images else self.stored
+        return stored if isinstance(stored, StoredRanges) and self.lengths is None else None
 
     @property
     def values(self) -> StoredDataset:
@@ -124,8 +130,8 @@ class StoredField:
         first = self.begins(self.own(anchors))
         last = first + self.length - 1
         if isinstance(self.stored, StoredRanges):
-            first, ends = self.stored.offsets[first], self.stored.offsets[last + 1]
-            last = np.maximum(ends - 1, first)
+            first, counts = self.stored.places(first)
+            last = first + np.maximum(counts - 1, 0)
         return first, last
 
 
@@ -283,7 +289,7 @@ def _inspect_ranges(
 def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:
     """A field whose rows have different lengths and are padded, and that of their lengths."""
     if isinstance(found, StoredRanges):
-        sequences, lengths = None, None if found.columns else np.diff(found.offsets)
+        sequences, lengths = None, None if found.columns else found.lengths
     else:
         sequences, lengths = found, found.lengths
     stored = found.rows if isinstance(found, StoredSequences) else found

@@ -131,13 +131,13 @@ class RangesReader(Reader):
         self.reading = elements[0].reading
 
     def fetch(self, rows: Indices) -> bool:
-        ranges = _ranges(self._stored, rows)
-        cold = [reader.fetch_ranges(*ranges) for reader in self._elements]
+        places = self._stored.places(rows)
+        cold = [reader.fetch_ranges(*places) for reader in self._elements]
         return any(cold)
 
     def decode(self, rows: Indices, turn: Turn | None) -> None:
         for reader in self._elements:
-            reader.decode_ranges(*_ranges(self._stored, rows), turn)
+            reader.decode_ranges(*self._stored.places(rows), turn)
 
 
 class SparseReader(RangesReader):
@@ -151,7 +151,7 @@ class SparseReader(RangesReader):
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         assert stored.columns is not None
-        begins, counts = _ranges(stored, rows)
+        begins, counts = stored.places(rows)
         values = np.empty(counts.sum(), stored.values.dtype.newbyteorder("="))
         columns = np.empty(len(values), stored.columns.dtype.newbyteorder("="))
         self._elements[0].read_ranges(begins, counts, values)
@@ -177,14 +177,8 @@ class PaddedReader(RangesReader):
     """Samples of variable length, padded with zeros."""
 
     def read(self, rows: Indices, out: Array) -> None:
-        begins, counts = _ranges(self._stored, rows)
+        begins, counts = self._stored.places(rows)
         values = np.empty((counts.sum(), *out.shape[2:]), self._stored.values.dtype.newbyteorder("="))
         self._elements[0].read_ranges(begins, counts, values)
         out[...] = 0
         out[np.arange(out.shape[1]) < counts[:, None]] = values
-
-
-def _ranges(stored: StoredRanges, rows: Indices) -> tuple[Indices, Indices]:
-    """The first element of each row, and its number of elements."""
-    begins = stored.offsets[rows]
-    return begins, stored.offsets[rows + 1] - begins

@@ -102,8 +102,8 @@ class PartReader:
         rows = self._part.anchors.rows(samples)
         for key, array in out.items():
             own = self._part.fields[key].own(rows)
-            for row in self._part.lacks(key, own)[:1].tolist():
-                raise self._part.lack(key, row)
+            if key in self._part.lacking and (lost := self._part.lacks(key, rows)).max(initial=-1) >= 0:
+                raise self._part.lack(key, int(lost[lost >= 0][0]))
             for channel, reader in self.fields[key]:
                 places = array[channel] if channel else array
                 apart = places.strides[-1] != places.itemsize  # single numbers
@@ -138,8 +138,8 @@ class PartReader:
             return KeptReader(field.lengths)
         if field.images is not None:
             ranges = field.images.ranges
-            rows = None if field.images.alone or ranges else self._dataset_reader(field.images.rows)
-            rows = PaddedReader(ranges, self._dataset_reader(ranges.values)) if ranges else rows
+            rows = None if field.images.alone else self._dataset_reader(ranges.values if ranges else stored)
+            rows = PaddedReader(ranges, rows) if ranges and rows else rows
             reader: Reader = ImageReader(field.images, rows, self._file)
         elif field.sequences is not None:
             of_kind = SequenceReader if field.sequences.heap else GroupSequenceReader

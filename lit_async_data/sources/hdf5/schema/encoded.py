@@ -5,12 +5,14 @@ AnnData's on-disk format 0.1.0 to 0.2.0 defines the sparse and categorical ones.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
@@ -37,7 +39,8 @@ class StoredRanges:
 
     path: str
     name: str
-    offsets: Indices  # the first element of each sample, and the end of the last; int64, shape (rows + 1,)
+    offsets: Indices  # the first element of each sample, and the end of the last, as stored; int64, shape (rows + 1,)
+    lost: Indices  # the samples of which an offset is wrong; another stands for them
     values: StoredDataset
     columns: StoredDataset | None  # the column of each element of a sparse matrix; None for samples of variable length
     spec: FieldSpec  # the field as delivered, padded or filled with zeros
@@ -45,6 +48,22 @@ class StoredRanges:
     @property
     def rows(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Indices:
+        return self.places(np.arange(self.rows))[1]
+
+    def places(self, rows: Indices) -> tuple[Indices, Indices]:
+        """The first element of each row, and its number of elements."""
+        if len(self.lost):
+            good = (np.append(self.lost, -1) != np.arange(len(self.lost) + 1)).argmax()
+            rows = np.where(np.isin(rows, self.lost), good, rows)
+        begins = self.offsets[rows]
+        return begins, self.offsets[rows + 1] - begins
+
+    def lack(self, row: int) -> CorruptError:
+        name = VARIABLE[1] if self.columns is None else SPARSE[2]
+        return _wrong(self.offsets, row, self.values.rows, f"{self}/{name}", {"file": self.path, "dataset": self.name})
 
     @property
     def external(self) -> ExternalFiles:
@@ -77,14 +96,14 @@ def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: Ins
     with _some_values(where, shape[0], context):
         values, columns = (inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
     inspect_dataset(f"{name.rstrip('/')}/{SPARSE[2]}")  # checks that it can be read
-    offsets = _offsets(group, SPARSE[2], shape[0], values.rows, context)
+    places = _offsets(group, SPARSE[2], shape[0], values.rows, context)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         raise FormatError(
             f"{where}: has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}; a "
             "sparse matrix must have one integer index for each value",
             **context,
         )
-    return StoredRanges(path, name, offsets, values, columns, FieldSpec((shape[1],), values.dtype.newbyteorder("=")))
+    return StoredRanges(path, name, *places, values, columns, FieldSpec((shape[1],), values.dtype.newbyteorder("=")))
 
 
 def inspect_variable(
@@ -96,10 +115,10 @@ def inspect_variable(
     ends = inspect_dataset(f"{name.rstrip('/')}/offsets")
     with _some_values(where, ends.rows - 1, context):
         values = inspect_dataset(f"{name.rstrip('/')}/values")
-    offsets = _offsets(group, "offsets", None, values.rows, context)
+    places = _offsets(group, "offsets", None, values.rows, context)
     row = FieldSpec(values.spec.stored_shape, values.dtype.newbyteorder("="))
-    spec = padded_spec(np.diff(offsets), most, row, context)
-    return StoredRanges(path, name, offsets, values, None, spec)
+    found = StoredRanges(path, name, *places, values, None, row)
+    return dataclasses.replace(found, spec=padded_spec(found.lengths, most, row, context))
 
 
 def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, context: dict[str, Any]) -> FieldSpec:
@@ -152,8 +171,10 @@ def category_of(codes: Array, categories: h5py.Dataset, file: str, *, missing: s
     return found
 
 
-def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, context: dict[str, Any]) -> Indices:
-    """The begin and end of each sample, checked, since nothing else would notice wrong ones."""
+def _offsets(
+    group: h5py.Group, name: str, rows: int | None, elements: int, context: dict[str, Any]
+) -> tuple[Indices, Indices]:
+    """The begin and end of each sample, checked, since nothing else would notice wrong ones; and the lost samples."""
     import h5py
 
     where = f"{context['file']}:/{context['dataset'].strip('/')}"
@@ -166,13 +187,41 @@ def _offsets(group: h5py.Group, name: str, rows: int | None, elements: int, cont
     check_filters(dataset, context["file"], f"{context['dataset']}/{name}")
     check_unindexed(dataset)
     offsets: Indices = dataset[...].astype(np.int64)
-    falling = np.diff(offsets) < 0
-    if falling.any() or offsets[0] != 0 or offsets[-1] != elements:
+    falling = offsets[1:] < offsets[:-1]
+    if not falling.any() and offsets[0] == 0 and offsets[-1] == elements:
+        return offsets, np.empty(0, np.int64)
+    right = _right(offsets, elements)
+    good = right[:-1] & right[1:]
+    # What begins elsewhere, or only ends too early, was counted in another way.
+    if offsets[0] or not good.any() or not (falling.any() or offsets[-1] > elements):
         row = int(falling.argmax()) if falling.any() else 0 if offsets[0] else len(offsets) - 2
-        raise CorruptError(
-            f"{where}/{name}, row {row}: {offsets[row]} to {offsets[row + 1]} of {elements} elements; it must begin "
-            f"with 0, never fall and end with {elements}",
-            row=row,
-            **context,
-        )
-    return offsets
+        raise _wrong(offsets, row, elements, f"{where}/{name}", context)
+    return offsets, np.flatnonzero(~good)
+
+
+def _wrong(offsets: Indices, row: int, elements: int, where: str, context: dict[str, Any]) -> CorruptError:
+    what = f"{offsets[row]} to {offsets[row + 1]} of {elements} elements"
+    rule = f"it must begin with 0, never fall and end with {elements}"
+    return CorruptError(f"{where}, row {row}: {what}; {rule}", row=row, **context)
+
+
+def _right(offsets: Indices, elements: int) -> npt.NDArray[np.bool_]:
+    """Which offsets are surely right: those in each of the longest sequences of them that do not fall."""
+    right = (offsets >= 0) & (offsets <= elements)
+    right[-1] = offsets[-1] == elements
+    places = np.flatnonzero(right)
+    first = np.append(True, np.diff(offsets[places]) != 0)  # repeats count once: zeros that were never overwritten
+    values = offsets[places[first]]
+    before, after = _lengths(values), _lengths(-values[::-1])[::-1]
+    longest = before + after == before.max() + 1
+    right[places] = (longest & (np.bincount(before[longest])[before] == 1))[np.cumsum(first) - 1]
+    return right
+
+
+def _lengths(values: Indices) -> Indices:
+    """The most values that end with each, one after the other, and do not fall."""
+    ends, found = list[int](), list[int]()
+    for value in values.tolist():
+        found.append(bisect.bisect_right(ends, value))
+        ends[found[-1] : found[-1] + 1] = [value]
+    return np.array(found) + 1

@@ -40,7 +40,7 @@ class StoredImages:
     names: tuple[str, ...]  # the datasets in a group; empty for a dataset
     heap: GlobalHeap | None  # what references lead to; None if rows hold the bytes, or h5py must read them
     alone: bool  # whether images are read one by one, and not their rows together
-    # Where the bytes are, if images lie one after the other, but not in one piece of the file.
+    # Where the bytes are, if images lie one after the other.
     ranges: StoredRanges | None = None
 
 
@@ -48,16 +48,17 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
     """Inspect the rows of a field, and the first image if it gives the size of all."""
     import h5py
 
-    name, names, heap, ranges = group.name(field.dataset), tuple[str, ...](), None, None
+    name, names, heap, ranges, known = group.name(field.dataset), tuple[str, ...](), None, None, None
     node: Any = group.node(name)
     if isinstance(node, h5py.Group) and encoding(node) == "variable":
         ranges = inspect_variable(node, group.path, name, group.inspect_dataset, most=None)
-        values, sizes = ranges.values, np.diff(ranges.offsets).astype(np.uint32)
+        begins, known = ranges.places(np.arange(ranges.rows))
+        values, sizes = ranges.values, known.astype(np.uint32)
         if values.dtype != np.uint8 or len(values.shape) > 1:
             what = f"holds {values.dtype} {values.shape}, not the bytes of images as uint8 on one axis; write these"
             raise FormatError(f"{values}: {what}", file=group.path, dataset=values.name)
         alone, node = values.offset is not None, group.file[values.name]
-        places = np.full(len(sizes), -1) if values.offset is None else values.offset + ranges.offsets[:-1]
+        places = np.full(len(sizes), -1) if values.offset is None else values.offset + begins
         stored = datasets_as_rows(group.path, name, places, sizes, slow=values.slow, external=values.external)
     elif isinstance(node, h5py.Group):
         names = tuple(sorted(node, key=natural))
@@ -68,7 +69,6 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
             alone = stored.offset is None and stored.index is None
             heap = None if alone else GlobalHeap.of(node.file)
             stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
-    known = None if ranges is None else np.diff(ranges.offsets)
     lengths = known if field.lengths is None else _lengths(group, field.lengths, stored, where)
 
     def bytes_of(row: int, node: Any = node) -> bytes:
@@ -79,12 +79,13 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
             begin = stored.offset + row * size
         if begin >= 0:  # as they are; h5py cuts text at a zero
             return system.pread(node.file.id.get_vfd_handle(), size, begin)
-        at = row if ranges is None else slice(*ranges.offsets[row : row + 2])
+        at = row if known is None else slice(begins[row], begins[row] + known[row])
         data = np.asarray(node[names[row]][()] if names else node[at]).tobytes()
         return data.ljust(size, b"\0") if not names and node.dtype.kind == "S" else data  # numpy cuts text at zeros
 
-    decoder, ranges = _decoder(field, stored, bytes_of), None if alone else ranges
-    return StoredImages(stored, decoder, field.channels == "BGR", lengths, names, heap, alone, ranges)
+    return StoredImages(
+        stored, _decoder(field, stored, bytes_of), field.channels == "BGR", lengths, names, heap, alone, ranges
+    )
 
 
 def images_in_groups(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:
