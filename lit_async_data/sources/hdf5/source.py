@@ -23,7 +23,7 @@ from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_ra
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.chunk_grouping import group_samples, grouping_key
-from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_lengths
+from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_absent, with_lengths
 from lit_async_data.sources.hdf5.parts.joined import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.parts.part import (
     PartRequest,
@@ -167,6 +167,8 @@ class HDF5Source(Source):
             if option := "separator" if field.separator else "null" * (field.null == "zero"):
                 what = f"{field.dataset!r} is no column of a table, whose cells hold several classes; leave it out"
                 raise ConfigError(f"fields.{key}.{option}: {what}")
+        self._names = chosen_files(path)
+        self.paths = list(self._names)
         request = PartRequest(
             fields=stored | (self._joined.keys if self._joined else {}),
             layouts=chosen_layouts(layout, list(chosen)),
@@ -175,17 +177,17 @@ class HDF5Source(Source):
             rows=rows if isinstance(rows, str) else None,
             stride=checked_stride(stride, rows),
             allow_external=allow_external,
+            alone=len(self.paths) == 1,
         )
-        self._names = chosen_files(path)
-        self.paths = list(self._names)
         cache = IndexCache(cache_dir)
         inspect = inspect_file if sample == "row" else inspect_groups
         try:
             inspected = [inspect(file, request, cache) for file in self.paths]
+            parts = with_absent([part for _, of_file in inspected for part in of_file], request)
         except MissingError as error:
             raise (error if self._joined is None else self._joined.missing(error)) from error.__cause__
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
-        parts = with_lengths(named_alike(with_rows([part for _, of_file in inspected for part in of_file])), request)
+        parts = with_lengths(named_alike(with_rows(parts)), request)
         parts = with_longest(parts if self._joined is None else self._joined.join(parts, list(chosen)))
         for part in parts:
             check_compatible(part, parts[0])

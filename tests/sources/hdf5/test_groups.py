@@ -122,12 +122,7 @@ def link(file):
 @pytest.mark.parametrize(
     ("edit", "error", "message", "dataset"),
     [
-        (another(data=np.zeros((8, 7, 3), "u1")), FormatError, r"uint8 \(8, 7, 3\), but s0/image holds", "s5/image"),
-        (another(data=np.zeros((9, 7, 3), "u1")), FormatError, r"uint8 \(9, 7, 3\), but s0/image holds", "s5/image"),
-        (another(data=np.zeros(SHAPE, "u2")), FormatError, "holds uint16", "s5/image"),
         (link, FormatError, "another file", "s5/image"),
-        (of_attribute(0.5), FormatError, r"float64 \(\), but int64 in the first sample", "s5"),
-        (of_attribute("x"), FormatError, r"\|S1 \(\), but int64 in the first sample", "s5"),
         (of_attribute([1, 2]), FormatError, "not one number", "s5"),
         (of_attribute(11), FormatError, "11 is not one of its 7 classes", "s5@label"),
     ],
@@ -140,6 +135,64 @@ def test_a_group_that_differs_is_named_when_the_source_is_built(edit, error, mes
     with pytest.raises(error, match=message) as raised:
         opened(tmp_path / "x.h5", {"x": "image", "y": Field(attr="label", classes=list("abcdefg"))})
     assert (raised.value.file, raised.value.dataset) == (str(tmp_path / "x.h5"), dataset)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (another(data=np.zeros((8, 7, 3), "u1")), ("s5/image", r"holds uint8 \(8, 7, 3\), but s0/image holds")),
+        (another(data=np.zeros((9, 7, 3), "u1")), ("s5/image", r"holds uint8 \(9, 7, 3\), but s0/image holds")),
+        (another(data=np.zeros(SHAPE, "u2")), ("s5/image", "holds uint16")),
+        (of_attribute(0.5), ("s5@label", r"its 'label' is float64 \(\), but int64 in the first sample")),
+        (of_attribute("x"), ("s5@label", r"its 'label' is \|S1 \(\), but int64 in the first sample")),
+    ],
+)
+def test_a_group_of_another_type_is_told_and_named_when_read(edit, said, tmp_path, caplog, monkeypatch):
+    values, (dataset, message) = write(tmp_path / "x.h5"), said
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        edit(file)
+    monkeypatch.setattr(index_cache, "changed_recently", lambda *_: False)
+    for _ in range(2):
+        source = opened(tmp_path / "x.h5", {"x": "image", "y": Field(attr="label")}, cache_dir=tmp_path / "kept")
+        monkeypatch.setattr(groups, "_listed", None)  # the list is kept
+        with pytest.raises(FormatError, match=rf"x\.h5:/{dataset}: {message}") as raised:
+            source.__getitems__([1, 5])
+        assert (raised.value.dataset, raised.value.sample_id) == (dataset, 5)
+        samples = source.__getitems__(np.delete(np.arange(COUNT), 5))
+        np.testing.assert_array_equal([sample["x"] for sample in samples], np.delete(values, 5, axis=0))
+    assert caplog.text.count(f"1 of 12 samples cannot be read: {tmp_path}/x.h5:/{dataset}: ") == 2
+
+
+@pytest.mark.parametrize(
+    "where",
+    [("{}/{}", {"sample": "group", "group": "s*"}), ("{1}", {"sample": "group"}), ("{1}/{0}", {"sample": "dataset"})],
+)
+@pytest.mark.parametrize("longer", [0, 1])
+@pytest.mark.parametrize("properties", [{}, {"chunks": True, "compression": "gzip"}])
+def test_a_file_that_lacks_a_field_has_lost_samples(where, longer, properties, tmp_path, caplog):
+    place, options = where
+    for name, lacks in [("a", "x"), ("b", "y"), ("c", "")]:
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for sample in ("s1", "s2"):
+                values = {"n": ord(name), "y": name, "x": np.full((3 + longer * (name == "c"), 2), ord(name))}
+                for key in values.keys() - {lacks} - {*file}:
+                    of = properties if key == "x" else {}
+                    file.create_dataset(place.format(sample, key), data=values[key], **of)
+    names = {key: place.format("*", key).removeprefix("*/") for key in "nyxz"}
+    fields = {"n": names["n"], "y": Field(names["y"], classes=["a", "c"]), "x": names["x"]}
+    source = HDF5Source(tmp_path / "*.h5", fields, **options)
+    each = len(source) // 3
+    said = [(str(each), of, place.format("s1", key)) for of, key in [("a", "x"), ("b", "y")]]
+    assert re.findall(r"(\d) of \d samples cannot be read: \S+/(.)\.h5:/(\S+): is missing", caplog.text) == said
+    for sample in range(2 * each):
+        with pytest.raises(MissingError, match="is missing; write it") as raised:
+            source.__getitems__([sample, len(source) - 1])
+        assert (raised.value.file, raised.value.sample_id) == (str(tmp_path / f"{'ab'[sample // each]}.h5"), sample)
+    for of in (source, HDF5Source(tmp_path / "*.h5", fields, exclude=[*range(2 * each)], **options)):
+        for sample in of.__getitems__(range(len(of) - each, len(of))):
+            assert (sample["n"], sample["y"], sample["x"].tolist()) == (ord("c"), 1, [[ord("c")] * 2] * (3 + longer))
+    with pytest.raises(MissingError, match=r"a\.h5: has no dataset '\S*z"):
+        HDF5Source(tmp_path / "*.h5", {**fields, "z": names["z"]}, **options)
 
 
 LACKING, LEFT = (0, 5, 6, 7), [1, 2, 3, 4, 8, 9, 10, 11]
@@ -238,9 +291,9 @@ def test_a_place_beyond_the_file_is_refused(tmp_path, monkeypatch):
     once = groups._listed
 
     def listed(*given):
-        found = once(*given)
+        found, absent = once(*given)
         found["x offsets"][5] = 2**40
-        return found
+        return found, absent
 
     monkeypatch.setattr(groups, "_listed", listed)
     with pytest.raises(CorruptError, match=r"x\.h5:/s5/image: lies at byte 1099511627776"):
@@ -472,7 +525,10 @@ def test_each_dataset_is_a_sample_with_what_has_its_name_in_other_groups(tmp_pat
 def test_a_dataset_that_is_no_sample_is_named(fields, error, message, dataset, tmp_path):
     write_datasets(tmp_path / "x.h5")
     with h5py.File(tmp_path / "x.h5", "a") as file:
-        file["null/0"], file["null/1"], file["kinds/0"], file["kinds/1"] = [1, 2], h5py.Empty("i8"), 1, 2.5
+        for number, (null, kind) in enumerate(
+            [([1, 2], 1), *[(h5py.Empty("i8"), 2.5)] * 2]
+        ):  # the first is the odd one
+            file[f"null/{number}"], file[f"kinds/{number}"] = null, kind
     with pytest.raises(error, match=message) as raised:
         of_datasets(tmp_path / "x.h5", fields)
     assert raised.value.dataset == dataset

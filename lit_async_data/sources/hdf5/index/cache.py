@@ -21,7 +21,7 @@ from lit_async_data.sources.local_files.file_times import changed_recently
 # Smaller indexes are built in 20 to 40 ms; they are not worth a file.
 FEWEST_CHUNKS = 2**14
 # Raise this when the columns or their meaning change.
-VERSION = 7
+VERSION = 8
 # Letters of the data file's name in the name of its index: few enough for any file system.
 NAME_SHOWN = 50
 

@@ -72,24 +72,34 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
         fields = [(key, each.dataset, each.attr, each.kind, each.decode) for key, each in request.fields.items()]
         state = identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns
         kept = IndexKey(path, f"{request.sample} {request.group} {fields}", *state, "", (), (), ())
-        found = cache.load(kept)
+        found, absent = cache.load(kept), dict[str, SourceError]()
         if found is None:
-            found = _listed(group, request, names_of)
+            found, absent = _listed(group, request, names_of)
             if all(f"{key} values" in found or f"{key} offsets" in found for key in request.fields):
                 cache.store(kept, found)
         names = found["names"]
         try:
-            stored = {key: _field(group, key, name, request, found) for key, name in names_of.items()}
+            there = [(key, name) for key, name in names_of.items() if key not in absent]
+            stored = {key: _field(group, key, name, request, found) for key, name in there}
         except SourceError as error:
             raise of_group(error, names) from error.__cause__
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
     each = EACH if request.sample == "group" else next(iter(names_of.values()))
-    lacking = {key: found[f"{key} lacking"] for key in stored if found[f"{key} lacking"].size}
-    return identity, [StoredPart(path, each, stored, anchors, names=names, lacking=lacking)]
+    lacking = {key: found[f"{key} lacking"] for key in names_of if found[f"{key} lacking"].size}
+    unlike = {
+        key: dict(zip(*(found[f"{key} {of}"].tolist() for of in ("unlike", "what")), strict=True)) for key in lacking
+    }
+    part = StoredPart(path, each, stored, anchors, names=names, lacking=lacking, unlike=unlike, absent=absent)
+    return identity, [part]
 
 
-def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]) -> dict[str, Array]:
-    """The samples that match and, for each field, where its datasets are, or the values of its attributes."""
+def _listed(
+    group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]
+) -> tuple[dict[str, Array], dict[str, SourceError]]:
+    """The samples that match and, for each field, where its datasets are, or the values of its attributes.
+
+    And why no sample has a field, if another file may have it.
+    """
     import h5py
 
     if request.sample == "group":
@@ -97,7 +107,7 @@ def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str])
     else:
         listed, above = _named_alike(group, names_of)
     names, shown = list[bytes](), time.monotonic()
-    columns = {key: _Column(group, field) for key, field in request.fields.items()}
+    columns = {key: _Column(group, field, alone=request.alone) for key, field in request.fields.items()}
     for number, name in enumerate(each.strip("/") for each in listed):
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
@@ -122,8 +132,9 @@ def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str])
     if not names:
         pattern = next(iter(names_of.values())) if above else request.group
         raise MissingError(f"{group.path}: {pattern!r} matches no {request.sample}; check the name", file=group.path)
-    found = {f"{key} {each}": of for key, column in columns.items() for each, of in column.found().items()}
-    return {"names": np.array(names), **found}
+    found = {f"{key} {each}": of for key, column in columns.items() for each, of in column.found(len(names)).items()}
+    absent = {key: column.missing() for key, column in columns.items() if column.absent}
+    return {"names": np.array(names), **found}, absent
 
 
 def _names_of_samples(request: PartRequest) -> dict[str, str]:
@@ -150,7 +161,9 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
     for key, name in names_of.items():
         path = name.partition("*")[0].rpartition("/")[0]
         node, own = group.node(path or "/"), name.removeprefix(path).strip("/")
-        if not isinstance(node, h5py.Group):
+        if not isinstance(node, h5py.Group) and above:
+            node, own = group.file, name  # none of the samples has it
+        elif not isinstance(node, h5py.Group):
             raise MissingError(f"{group.path}: has no group {path!r}; check fields=", file=group.path, dataset=path)
         if not above:
             begin, end = own.partition("/")[0].split("*")
@@ -164,10 +177,12 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
 class _Column:
     """What is listed of a field. A sample that lacks it is there as the first that has it; nothing reads it."""
 
-    def __init__(self, group: OpenGroup, field: Field) -> None:
-        self._group, self._field = group, field
+    def __init__(self, group: OpenGroup, field: Field, *, alone: bool) -> None:
+        self._group, self._field, self._alone = group, field, alone
         self._of: _Values | _Images | _Places | None = None
         self._first, self._lacking, self._missing = dict[str, Any](), array.array("q"), list[tuple[Exception, str]]()
+        self._unlike = dict[int, bytes]()  # what is wrong with samples of another type or shape
+        self._named = ""  # the first of them
 
     def add(self, number: int, node: Any, name: str, full: str) -> None:
         group, field, again = self._group, self._field, 0
@@ -176,6 +191,10 @@ class _Column:
             kind = _Values if field.attr or text else _Images if field.decode else _Places
             of = self._of or kind(group, field)
             of.add(node, name, full)
+        except _UnlikeError as error:
+            self._named, again = self._named or full, 1
+            self._lacking.append(number)
+            self._unlike[number] = str(error).encode()
         except (MissingError, *LIBRARY_ERRORS) as error:
             if not isinstance(error, MissingError) and full in group.file:
                 if not field.attr:
@@ -184,8 +203,8 @@ class _Column:
             self._missing = self._missing or [(error, full)]
             self._lacking.append(number)
             again = 1
-            if self._of is None and number == MISSES:
-                self.found()
+            if self.absent and number == MISSES and self._alone:
+                raise self.missing() from None
         else:
             if self._of is None:
                 self._of, again = of, len(self._lacking)
@@ -193,13 +212,31 @@ class _Column:
         for each, listed in self._of.found.items() if self._of and again else ():
             listed.extend(self._first[each] * again)
 
-    def found(self) -> dict[str, Array]:
-        if self._of is None:
-            [(error, full)] = self._missing
+    def found(self, count: int) -> dict[str, Array]:
+        """The columns of so many samples. Most must be as the first is."""
+        found, unlike = {} if self._of is None else self._of.found, [*self._unlike.values()]
+        if 2 * len(unlike) > count - len(self._lacking) + len(unlike):
+            path, name = self._group.path, self._named
+            raise FormatError(f"{path}:/{name}: {unlike[0].decode()}", file=path, dataset=name)
+        columns = {"lacking": self._lacking, "unlike": [*self._unlike], **found}
+        return {each: np.array(listed) for each, listed in columns.items()} | {"what": np.array(unlike, "S")}
+
+    @property
+    def absent(self) -> bool:
+        return self._of is None
+
+    def missing(self) -> SourceError:
+        [(error, full)] = self._missing
+        try:
             if not isinstance(error, MissingError):
                 open_dataset(self._group.file, self._group.path, full)  # says what is wrong
             raise error
-        return {each: np.array(listed) for each, listed in {"lacking": self._lacking, **self._of.found}.items()}
+        except SourceError as said:
+            return said.with_traceback(None)
+
+
+class _UnlikeError(Exception):
+    """A sample has another type or shape than the first."""
 
 
 class _Values:
@@ -223,7 +260,8 @@ class _Values:
         values.append(value[()])
         if value.shape or (value.dtype != values[0].dtype and not value.dtype.kind == values[0].dtype.kind == "S"):
             what = f"its {attr or 'value'!r} is {value.dtype} {value.shape}, but {values[0].dtype} in the first sample"
-            raise FormatError(f"{self._path}:/{full}: {what}; write it as one type", file=self._path, dataset=full)
+            del values[-1]
+            raise _UnlikeError(f"{what}; write it as one type")
 
 
 class _Images:
@@ -263,7 +301,7 @@ class _Places:
         if not same or not found.get_type().equal(kind):
             what = f"holds {found.dtype} {shape}, but {first_name} holds {alike.dtype} {alike.shape}"
             advice = "only lengths may differ: choose samples that agree by their names, or write values and offsets"
-            raise FormatError(f"{group.path}:/{full}: {what}; {advice}", file=group.path, dataset=full)
+            raise _UnlikeError(f"{what}; {advice}")
         length, chunk = shape[0] if shape else 1, shape
         columns: Any = None
         if not length:
@@ -342,6 +380,36 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
     classes = len(field.classes) if field.classes else None
     conversion = Conversion(path, stored.name, classes=classes) if classes or spec.dtype != stored.spec.dtype else None
     return StoredField(stored, spec, conversion=conversion, sequences=sequences if stored.shape[1:] else None)
+
+
+def with_absent(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:
+    """The parts, in which a field that no sample of a file has is as in another file; nothing reads it."""
+    of_key = {key: field for part in reversed(parts) for key, field in part.fields.items()}
+    for key, error in (each for part in parts for each in part.absent.items()):
+        if key not in of_key:
+            raise error
+    filled = list[StoredPart]()
+    for part in parts:
+        fields = dict(part.fields) | {key: _absent(of_key[key], part) for key in part.absent}
+        fields = {key: fields[key] for key in (request.fields if part.absent else fields)}
+        filled.append(dataclasses.replace(part, fields=fields, absent={}))
+    return filled
+
+
+def _absent(of: StoredField, part: StoredPart) -> StoredField:
+    """A field of a part that is as in another one."""
+    stored, sequences, names = of.values, of.sequences, part.names
+    assert names is not None
+    count = len(names)
+    kept = None if stored.kept is None else np.full(count, IGNORED if of.text else 0, stored.dtype)
+    shape = (count, *stored.shape[1:])
+    rows = dataclasses.replace(stored, path=part.path, shape=shape, index=None, names=part.names, kept=kept)
+    if sequences:
+        first: Any = sequences
+        places, chunks = (np.repeat(each[:1], count, axis=0) for each in (first.references, first.chunks))
+        sequences = dataclasses.replace(sequences, rows=rows, references=places, chunks=chunks)
+    images = of.images and dataclasses.replace(of.images, rows=rows)
+    return dataclasses.replace(of, stored=rows, images=images, sequences=sequences)
 
 
 def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:

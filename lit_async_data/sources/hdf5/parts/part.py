@@ -44,6 +44,7 @@ class PartRequest:
     rows: str | None  # name of a dataset with row numbers or a mask, or None
     stride: int
     allow_external: bool
+    alone: bool  # whether there is one file
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,6 +60,9 @@ class StoredPart:
     # The row of the table of each row, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
     lacking: Mapping[str, Indices] = dataclasses.field(default_factory=dict)  # of fields, the rows without a value
+    # What is wrong with those of them that have another type or shape than the others, by row.
+    unlike: Mapping[str, Mapping[int, bytes]] = dataclasses.field(default_factory=dict)
+    absent: Mapping[str, SourceError] = dataclasses.field(default_factory=dict)  # why no row has a value of a field
 
     @property
     def rows(self) -> int:
@@ -121,12 +125,14 @@ class StoredPart:
         return np.where(lost.any(axis=1), rows[np.arange(len(rows)), lost.argmax(axis=1)], -1)
 
     def lack(self, key: str, row: int) -> SourceError:
-        field, missing = self.fields[key], self.names is not None
+        field = self.fields[key]
         if field.ranges:
             return field.ranges.lack(row)
-        stored = field.values
-        what = "is missing; write it" if missing else "refers to a place outside of the file; restore the file"
-        kind = MissingError if missing else CorruptError
+        stored, unlike = field.values, self.unlike.get(key, {}).get(row)
+        kind: type[SourceError] = FormatError if unlike else MissingError
+        what = unlike.decode() if unlike else "is missing; write it"
+        if self.names is None:
+            kind, what = CorruptError, "refers to a place outside of the file; restore the file"
         return kind(f"{stored}, row {row}: {what}", file=self.path, dataset=stored.name, row=row)
 
     def group_of(self, row: int) -> str:

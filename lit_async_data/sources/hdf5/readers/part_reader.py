@@ -95,7 +95,8 @@ class PartReader:
         for key, field in part.fields.items():
             before = (slice(None),) * (1 + field.windowed)
             channels = [((*before, number), self._field_reader(each)) for number, each in enumerate(field.channels)]
-            self.fields[key] = channels or [((), self._field_reader(field))]
+            lost = len(part.lacking.get(key, ())) == part.rows
+            self.fields[key] = [] if lost else channels or [((), self._field_reader(field))]
 
     def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> None:
         """Fill arrays with samples, counted from the start of the part; the keys select random crops."""
@@ -138,7 +139,7 @@ class PartReader:
             return KeptReader(field.lengths)
         if field.images is not None:
             ranges = field.images.ranges
-            rows = None if field.images.alone else self._dataset_reader(ranges.values if ranges else stored)
+            rows = None if field.images.alone else self._dataset_reader(ranges.values if ranges else field.values)
             rows = PaddedReader(ranges, rows) if ranges and rows else rows
             reader: Reader = ImageReader(field.images, rows, self._file)
         elif field.sequences is not None:
