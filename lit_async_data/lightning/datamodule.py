@@ -271,8 +271,7 @@ class AsyncDataModule(pl.LightningDataModule):
         if not hooks:
             return source.spec
         if self._found is None or self._found[0] is not source:
-            seed, indexed = options.seed if options.augment else None, options.return_indices
-            self._found = source, hooks.outcome(source, seed, indexed=indexed).spec
+            self._found = source, hooks.outcome(source, options).spec
         return self._found[1]
 
     @property

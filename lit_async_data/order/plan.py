@@ -234,7 +234,7 @@ class EpochPlan:
 
     @property
     def _key(self) -> int:
-        return derived_key(self.seed, 0 if self.alike else self.epoch)
+        return derived_key(self.seed, 0 if self.alike or self.shuffle == "none" else self.epoch)
 
     def numbered(self, stored: Indices) -> Indices:
         return stored if self.order is None else self.order[stored]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -18,6 +19,7 @@ from lit_async_data.engine.hooks.failures import FIXED, UnfitError, failure, nam
 from lit_async_data.engine.hooks.randomness import put_back
 from lit_async_data.engine.hooks.transformation import Outcome, Transformation, delivered, put_samples
 from lit_async_data.errors import TransformError
+from lit_async_data.options import LoaderOptions
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.pickling import why_not_pickled
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
 # Samples of the batch that `batch_transform` is called with.
 ROWS = 2
+# Samples that are tried where bad ones are no errors.
+TRIED = 16
 Kinds = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype of each field
 
 
@@ -58,16 +62,22 @@ class HostHooks:
     def draws(self) -> bool:
         return any(hook is not None and hook.draws for hook in (self.sample, self.batch))
 
-    def outcome(self, source: Source, seed: int | None, *, indexed: bool, by_length: bool = False) -> Outcome:
+    def outcome(self, source: Source, options: LoaderOptions, *, by_length: bool = False) -> Outcome:
         """The fields that come out of them; calls them with the first samples of a source, as in `HookCalls`.
 
         ``batch_transform`` is called twice, with one sample more the second time, which shows whether the first axis
         follows the number of samples. In batches by length, samples of variable length are one element shorter the
         second time, which shows which fields follow their length. The global random generators are put back where they
-        were.
+        were. Bad samples among the first are passed over if ``on_error`` reads around them.
         """
+        seed = options.seed if options.augment else None
+        calls = HookCalls(source, self.sample, self.batch, seed, indexed=options.return_indices)
+        last = 0 if options.on_error == "raise" else min(TRIED, len(source)) - 1
+        for first in range(last):
+            with contextlib.suppress(Exception):
+                return _Probe(calls, first, by_length).outcome()
         try:
-            return _Probe(HookCalls(source, self.sample, self.batch, seed, indexed=indexed), by_length).outcome()
+            return _Probe(calls, last, by_length).outcome()
         except TransformError as error:
             error.add_note("The first samples are transformed before the first batch, to learn what comes out.")
             raise
@@ -107,12 +117,15 @@ def _cut(field: FieldSpec, cut: int) -> tuple[int, ...]:
 
 
 class _Probe:
-    def __init__(self, calls: HookCalls, by_length: bool) -> None:  # noqa: FBT001
+    """Calls the hooks with the sample of a number, and for batches with the next one, too."""
+
+    def __init__(self, calls: HookCalls, first: int, by_length: bool) -> None:  # noqa: FBT001
         self._calls, self._spec = calls, calls.source.spec
         ragged = [field.shape[0] for field in self._spec.fields.values() if field.ragged] if by_length else []
         self._cuts = max(ragged, default=1) > 1
-        self._rows = 1 if calls.batch is None else min(ROWS, len(calls.source))
-        self._stored = read(calls.source, np.arange(self._rows))
+        rows = 1 if calls.batch is None else ROWS
+        self._numbers = np.arange(first, min(first + rows, len(calls.source)))
+        self._stored = read(calls.source, self._numbers)
 
     def outcome(self) -> Outcome:
         spec = self._spec
@@ -125,22 +138,22 @@ class _Probe:
                 if not cut:
                     self._warn(hook.where, drawn)
                 found.append(self._kinds(hook.where, samples, made))
-            spec = self._named(hook.where, np.arange(1), found[0], self._follow(found))
+            spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
     def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
-        """The first samples, from the beginning again where there are fewer: their numbers, and copies of them.
+        """So many samples, from the beginning again where there are fewer: their numbers, and copies of them.
 
         Those of variable length are shorter by ``cut`` elements.
         """
-        samples = np.arange(count) % self._rows
-        stored = {key: array[samples] for key, array in self._stored.items()}
+        rows = np.arange(count) % len(self._numbers)
+        stored = {key: array[rows] for key, array in self._stored.items()}
         for key, field in self._spec.fields.items():
             if cut and field.ragged:
                 width, length = _cut(field, cut)[0], length_key(key)
                 stored[key] = np.ascontiguousarray(stored[key][:, :width])
                 stored[length] = np.minimum(stored[length], width)
-        return samples, delivered(self._spec, stored)
+        return self._numbers[rows], delivered(self._spec, stored)
 
     def _kinds(self, where: str, samples: Indices, made: Made) -> Kinds:
         try:
@@ -160,7 +173,7 @@ class _Probe:
         assert hook is not None
         found: list[Kinds] = []
         for more in (0, 1):
-            count, cut = self._rows + more, more * self._cuts
+            count, cut = len(self._numbers) + more, more * self._cuts
             samples, values = self._samples(count, cut)
             with put_back() as drawn:
                 if self._calls.sample is not None:

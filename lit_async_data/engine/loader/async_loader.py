@@ -334,9 +334,9 @@ class AsyncLoader(ResumableLoader):
 
     @functools.cached_property
     def _outcome(self) -> Outcome:
-        indexed, fields = self.options.return_indices, self.source.spec.fields.values()
+        fields = self.source.spec.fields.values()
         by_length = self._wiring.schedule.buckets is not None or any(field.concat for field in fields)
-        return self._hooks.outcome(self.source, self._hook_seed, indexed=indexed, by_length=by_length)
+        return self._hooks.outcome(self.source, self.options, by_length=by_length)
 
     @functools.cached_property
     def _concat(self) -> dict[str, Indices]:

@@ -109,16 +109,27 @@ def test_a_group_that_is_all_bad_has_a_substitute_of_another(on_error):
     assert not set(itertools.chain(*found)) & set(range(8, 12))
 
 
-def test_a_resume_goes_on_with_the_same_substitutes_and_reads_no_bad_sample_again():
-    whole = epochs(loader_of("substitute", shuffle="global"), 1)[0]
-    with loader_of("substitute", shuffle="global") as loader:
+@pytest.mark.parametrize("shuffle", ["none", "global"])
+def test_a_resume_goes_on_with_the_same_substitutes_and_reads_no_bad_sample_again(shuffle):
+    whole = epochs(loader_of("substitute", shuffle=shuffle))[1]
+    with loader_of("substitute", shuffle=shuffle) as loader:
+        loader.set_epoch(1)
         first = [next(loader)["index"].tolist() for _ in range(9)]
         state = json.loads(json.dumps(loader.state_dict()))
-    assert set(state["bad_samples"]) == BAD & set(itertools.chain(*planned(0, "global")[:9]))
-    with loader_of("substitute", shuffle="global", ranks=(0, 1)) as loader:
+    assert set(state["bad_samples"]) == BAD & set(itertools.chain(*planned(1, shuffle)[:9]))
+    with loader_of("substitute", shuffle=shuffle) as loader:
         loader.load_state_dict(state)
         assert first + [batch["index"].tolist() for batch in loader] == whole
         assert loader.machinery.wiring.quarantine.known >= set(state["bad_samples"])
+
+
+@pytest.mark.parametrize("hook", ["sample_transform", "batch_transform"])
+def test_hooks_are_tried_with_samples_that_are_not_bad(hook):
+    with loader_of("skip", shuffle="none", bad={0, 2}, hooks={hook: lambda given: given}) as loader:
+        assert next(loader)["index"].tolist() == [1, 3, 4, 5]
+    loader = loader_of("skip", bad=range(100), hooks={hook: lambda given: given})
+    with loader, pytest.raises(CorruptError, match="sample 15 is damaged"):
+        next(loader)
 
 
 def test_a_batch_of_which_nothing_is_left_has_one_substitute():
