@@ -71,10 +71,7 @@ def hdf5_report(given: Sequence[str]) -> Report:
 def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     """What a source could read, the likeliest first; a note says why there is nothing."""
     known = [n for n in scope.nodes if n.reading and n.kind != "scale" and not anywhere(n.name, _NEVER)]
-    each = sorted(
-        _of_datasets(scope, [n for n in known if n.each and not scope.group]),
-        key=lambda one: "y" not in one.call.fields,
-    )
+    each = list(_of_datasets(scope, [n for n in known if n.each and not scope.group]))
     yield from (one for one in each if "y" in one.call.fields)
     yield from _of_rows(scope, [n for n in known if "*" not in n.field], notes if not each else [])
     yield from (one for one in each if "y" not in one.call.fields)
