@@ -419,7 +419,7 @@ def test_the_first_sample_may_be_empty():
             groups[f"run_{number}/signal"], groups[f"run_{number}/label"] = np.ones((number and 9, 3), "f4"), number % 2
     images, signals = (only(report_on([name])) for name in ("x.h5", "y.h5"))
     assert images.batch["x"] == {"dtype": "uint8", "shape": (3, 10, 12)}
-    assert images.notes[-1].startswith("samples before 1 cannot be read")
+    assert images.notes[-1].startswith("the first that can be read is sample 1: --check-all")
     assert signals.batch["x"] == {"dtype": "float32", "shape": (9, 3)}
 
 

@@ -74,7 +74,7 @@ class Report:
                         source[0]  # says what is wrong
                     shapes = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
                     notes = (*each.notes, *(note for note, holds in _notes(source).items() if holds))
-                    notes += (f"samples before {bad} cannot be read: --check-all lists the bad ones",) * (bad > 0)
+                    notes += (f"the first that can be read is sample {bad}: --check-all lists the bad ones",)[:bad]
                     built: dict[str, Any] = {"samples": len(source), "batch": shapes, "notes": notes}
                     self.suggestions.append(dataclasses.replace(each, reading=source.chunks.reading, **built))
             except AsyncDataError as error:
