@@ -40,15 +40,19 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
     return values.reshape(())
 
 
-def kept_field(path: str, name: str, values: npt.NDArray[Any], field: Field, *, rows: int, where: str) -> StoredField:
+def kept_field(
+    path: str, name: str, values: npt.NDArray[Any], field: Field, *, rows: int, where: str, names: Any = None
+) -> StoredField:
     """A field of values that are kept in memory: one for each row, or one for all."""
     native = values.dtype.newbyteorder("=")
-    stored = StoredDataset(path, name, (rows,), native, 0, FieldSpec((), native), None, 1, filtered=False, kept=values)
+    stored = StoredDataset(
+        path, name, (rows,), native, 0, FieldSpec((), native), None, 1, filtered=False, kept=values, names=names
+    )
     if native.kind == "S" or field.kind:
         codes, row = numbered(values, field, stored, where)
         return numbered_field(dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes), field, where)
     spec = delivered_spec(field, FieldSpec((), native, classes=tuple(field.classes or ())), where)
-    convert = Conversion(path, name, classes=len(field.classes) if field.classes else None)
+    convert = Conversion(path, name, classes=len(field.classes) if field.classes else None, names=names)
     kept = convert(values.astype(native), np.arange(len(values)), spec.dtype).astype(spec.dtype)
     return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
 

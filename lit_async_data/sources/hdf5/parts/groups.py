@@ -29,14 +29,14 @@ from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout
 from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
 from lit_async_data.sources.hdf5.parts.attributes import kept_field, value_of
 from lit_async_data.sources.hdf5.parts.joined import KEY
-from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, in_group, of_group
+from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups, names_in
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, padded_fields
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import padded_spec
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
 from lit_async_data.sources.hdf5.schema.images import datasets_as_rows, images_in_groups, place_of_image
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, open_dataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, in_group, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.sequences import StoredSequences
 from lit_async_data.sources.hdf5.schema.texts import is_numbered
@@ -359,7 +359,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
     names[lacking] = np.delete(names, lacking)[0]
     if f"{key} values" in found:
         label = name + (f"@{field.attr}" if field.attr else "")
-        kept = kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where)
+        kept = kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where, names=names)
         kept.values.kept[lacking] = IGNORED if kept.text else 0
         return kept
     if field.decode:
@@ -378,7 +378,8 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
     row = dataclasses.replace(stored.spec, dtype=native, classes=tuple(field.classes or ()))
     spec = delivered_spec(field, row, where)
     classes = len(field.classes) if field.classes else None
-    conversion = Conversion(path, stored.name, classes=classes) if classes or spec.dtype != stored.spec.dtype else None
+    convert = Conversion(path, stored.name, classes=classes, names=names)
+    conversion = convert if classes or spec.dtype != stored.spec.dtype else None
     return StoredField(stored, spec, conversion=conversion, sequences=sequences if stored.shape[1:] else None)
 
 
@@ -431,9 +432,8 @@ def _settled(part: StoredPart, key: str, request: PartRequest, *, uneven: bool) 
             needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
             raise ConfigError(f"fields.{key}: {of_key.stored}: samples of variable length {needs}; change these")
         try:
-            context = {"file": part.path, "dataset": of_key.values.name}
             row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
-            spec = padded_spec(sequences.lengths, field.max_length, row, context)
+            spec = padded_spec(sequences.lengths, field.max_length, row, of_key.values)
         except FormatError as error:
             raise of_group(error, part.names) from error
         fields = padded_fields(key, field, dataclasses.replace(sequences, spec=spec))

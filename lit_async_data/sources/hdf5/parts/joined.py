@@ -108,7 +108,7 @@ class JoinedTable:
         if at:
             (part, row), stored = at[0], at[0][0].fields[KEY].values
             skipped = self._skip and len(at) < sum(map(len, own))
-            what = f"{stored}, row {row}: no id" + f", as in {len(at)} rows in all" * (len(at) > 1)
+            what = f"{stored.at(row)}: no id" + f", as in {len(at)} rows in all" * (len(at) > 1)
             what += "; write it" * (not skipped)
             what += ", or set unmatched='skip' to leave such samples out" * (not self._skip)
             error = of_group(FormatError(what, file=part.path, dataset=stored.name, row=row), part.names)

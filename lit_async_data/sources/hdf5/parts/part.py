@@ -21,7 +21,7 @@ from lit_async_data.sources.hdf5.parts.stored_field import StoredField, inspect_
 from lit_async_data.sources.hdf5.schema.compound import member_of, members
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, category_of, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, in_group
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
 from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, anchor_range
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
@@ -133,7 +133,8 @@ class StoredPart:
         what = unlike.decode() if unlike else "is missing; write it"
         if self.names is None:
             kind, what = CorruptError, "refers to a place outside of the file; restore the file"
-        return kind(f"{stored}, row {row}: {what}", file=self.path, dataset=stored.name, row=row)
+        whole = dataclasses.replace(stored, names=self.names)  # its own names are those of samples that have a value
+        return kind(f"{whole.at(row)}: {what}", file=self.path, dataset=stored.name, row=row)
 
     def group_of(self, row: int) -> str:
         return self.group if self.names is None else in_group(self.group, self.names, row)
@@ -196,20 +197,11 @@ class StoredPart:
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
-def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
-    """A name with a ``*`` for a group or dataset that is a sample, with that of a row in its place."""
-    return name.replace("*", names[row].decode(errors="surrogateescape"), 1).strip("/")
-
-
 def of_group(error: SourceError, names: npt.NDArray[np.bytes_] | None) -> SourceError:
-    """An error of a row, for its own dataset, if a group or dataset is a sample."""
-    if names is None or error.row is None or error.dataset is None:
-        return error
-    full = in_group(error.dataset, names, error.row)
-    # The message begins with the place of the row among all samples, which its own name replaces.
-    what = str(error).removeprefix(f"{error.file}:/{error.dataset}, row {error.row}: ")
-    what = what.removeprefix(f"{error.file}:/")
-    return type(error)(f"{error.file}:/{full}: {what}", file=error.file, dataset=full, row=error.row)
+    """An error of a row, with the name of its own dataset, if a group or dataset is a sample."""
+    if names is not None and error.row is not None and error.dataset is not None:
+        error.dataset = in_group(error.dataset, names, error.row)
+    return error
 
 
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:

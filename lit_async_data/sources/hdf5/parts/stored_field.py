@@ -234,7 +234,7 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
 def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredField:
     """A field of numbers of text."""
     spec = delivered_spec(field, stored.spec, where)
-    cast = Conversion(stored.path, stored.name) if spec.dtype != stored.dtype else None
+    cast = Conversion(stored.path, stored.name, names=stored.names) if spec.dtype != stored.dtype else None
     return StoredField(stored, spec, conversion=cast, text=field)
 
 
@@ -296,7 +296,8 @@ def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences)
     spec = delivered_spec(field, found.spec, f"fields.{key}")
     if lengths is not None:
         spec = dataclasses.replace(spec, padded=field.pad_side)
-    conversion = Conversion(stored.path, stored.name) if spec.dtype != found.spec.dtype else None
+    names = sequences and sequences.rows.names
+    conversion = Conversion(stored.path, stored.name, names=names) if spec.dtype != found.spec.dtype else None
     left = field.pad_side == "left"
     of_key = StoredField(stored, spec, conversion=conversion, sequences=sequences, fill=field.fill, left=left)
     return {key: of_key} | ({} if lengths is None else {length_key(key): StoredField(stored, LENGTH, lengths=lengths)})

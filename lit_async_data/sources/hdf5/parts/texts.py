@@ -77,6 +77,7 @@ def _with_values(part: StoredPart) -> StoredPart:
             listed = ", ".join(map(str, every[:NAMED])) + (f", … ({len(every)} in all)" if len(every) > NAMED else "")
             what = f"no text in {which} {listed}; write it, or set null='ignore' (−100) or null='drop'"
             where = {"file": part.path, "dataset": field.values.name, "row": every[0]}
-            raise of_group(FormatError(f"{field.stored}: {what}", **where), part.names)
+            place = field.stored if part.names is None else field.values.at(every[0])
+            raise of_group(FormatError(f"{place}: {what}", **where), part.names)
         part = part.at(rows[~lacks.any(axis=1)])
     return part

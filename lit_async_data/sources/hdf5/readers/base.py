@@ -134,7 +134,7 @@ def checked_labels(values: Array, stored: StoredDataset, to: np.dtype[Any], rows
     if to == np.int64 and values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
         row = int(rows[values.reshape(len(rows), -1).max(axis=1).argmax()])
         raise FormatError(
-            f"{stored}, row {row}: holds the label {values.max()}, which int64 cannot hold; correct the file",
+            f"{stored.at(row)}: holds the label {values.max()}, which int64 cannot hold; correct the file",
             file=stored.path,
             dataset=stored.name,
             row=row,

@@ -10,9 +10,8 @@ import numpy.typing as npt
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
-from lit_async_data.sources.hdf5.parts.part import in_group
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, in_group
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.local_files.retrying import retry_once
@@ -41,8 +40,7 @@ class GroupsReader(Reader):
     def read(self, rows: Indices, out: Array) -> None:
         stored = self._stored
         for place, row in enumerate(rows.tolist()):
-            where = f"{stored}, row {row}"
-            with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name, row=row):
+            with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=stored.name, row=row):
                 dataset = self._file.dataset(in_group(stored.name, stored.names, row), 0, kept=False)
                 if dataset.chunks:
                     check_chunk_lengths(dataset, 0, 0, len(dataset))

@@ -15,9 +15,9 @@ from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.sources.hdf5.parts.part import in_group
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.images import StoredImages, of_row
+from lit_async_data.sources.hdf5.schema.inspect import in_group
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.global_heap import HEAD
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
@@ -50,7 +50,7 @@ class ImageReader(Reader):
             block = rows[first : first + self._block]
             bytes_of = self._bytes_of(block)
             for place, row in enumerate(block.tolist()):
-                where = f"{self._stored}/{images.names[row]}" if images.names else f"{self._stored}, row {row}"
+                where = f"{self._stored}/{images.names[row]}" if images.names else self._stored.at(row)
                 pixels = out[first + place]
                 try:
                     data = self._image(bytes_of(place, where), row, where)

@@ -55,7 +55,7 @@ class SequenceReader(Reader):
         return self._ahead.cold
 
     def _values(self, row: int) -> Array:
-        reference, where = self._sequences.references[row].tolist(), f"{self._stored}, row {row}"
+        reference, where = self._sequences.references[row].tolist(), self._stored.at(row)
         value: Array = self._sequences.heap.value(reference, self._file.bytes_at, where)
         return value.view(self._sequences.dtype)
 
@@ -83,7 +83,8 @@ class GroupSequenceReader(SequenceReader):
             try:
                 chunk = pipeline.decode(self._file.bytes_at(offset, size), mask).view(stored).reshape(shape)
             except CorruptError as error:
-                raise CorruptError(f"chunk {corner} at byte {offset}: {error}; restore the file") from error
+                where = f"{self._stored.at(row)}: chunk {corner} at byte {offset}"
+                raise CorruptError(f"{where}: {error}; restore the file") from error
             part = values[tuple(slice(at, at + c) for at, c in zip(corner, shape, strict=True))]
             part[...] = chunk[tuple(map(slice, part.shape))]
         return values

@@ -185,13 +185,10 @@ class IndexedSlabDecoder:
         index, stored = self._index, self._stored
         place = np.unravel_index(number, index.grid)
         corner = tuple(int(p) * c for p, c in zip(place, index.shape, strict=True))
-        return CorruptError(
-            f"{stored}, chunk {corner} at byte {index.offsets[number]}: {error}; restore the file, or copy what can be "
-            "read of it",
-            file=stored.path,
-            dataset=stored.name,
-            row=corner[stored.axis],
-        )
+        row, advice = corner[stored.axis], "restore the file, or copy what can be read of it"
+        where = f"{stored}, chunk {corner}" if stored.names is None else f"{stored.at(row)}, chunk {corner[1:]}"
+        what = f"{where} at byte {index.offsets[number]}: {error}; {advice}"
+        return CorruptError(what, file=stored.path, dataset=stored.name, row=row)
 
 
 class H5pySlabDecoder:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lit_async_data.errors import FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.schema.compound import Member
+from lit_async_data.sources.hdf5.schema.inspect import in_group
 
 if TYPE_CHECKING:
     import h5py
@@ -99,6 +100,7 @@ class Conversion:
     classes: int | None = None  # number of classes 0, 1, …; None if values are not checked
     last_row: int | None = None  # the last row of the dataset, if a sample is a window of rows, on axis 1; else None
     step: int = 1  # rows from one row of a window to the next
+    names: Any = None  # as of `StoredDataset`
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
         """Convert the values of samples, shape (n, …) in native byte order, to a dtype.
@@ -151,7 +153,8 @@ class Conversion:
         row = int(rows[place[0]])
         if self.last_row is not None:  # windows may be padded
             row = min(max(row + int(place[1]) * self.step, 0), self.last_row)
-        where = f"{self.file}:/{self.dataset.strip('/')}{self.member or ''}, row {row}"
+        name = f"{self.dataset.strip('/')}{self.member or ''}, row {row}"
+        where = f"{self.file}:/{name if self.names is None else in_group(self.dataset, self.names, row)}"
         raise FormatError(
             f"{where}: {values[place]} {problem}; {cure}correct the file, or leave such rows out with rows=",
             file=self.file,

@@ -118,19 +118,21 @@ def inspect_variable(
     places = _offsets(group, "offsets", None, values.rows, context)
     row = FieldSpec(values.spec.stored_shape, values.dtype.newbyteorder("="))
     found = StoredRanges(path, name, *places, values, None, row)
-    return dataclasses.replace(found, spec=padded_spec(found.lengths, most, row, context))
+    return dataclasses.replace(found, spec=padded_spec(found.lengths, most, row, found))
 
 
-def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, context: dict[str, Any]) -> FieldSpec:
+def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: StoredDataset | StoredRanges) -> FieldSpec:
     """The field of samples of these lengths, padded to ``most`` rows, or to the longest."""
     longest = int(lengths.argmax())
     if most is not None and lengths[longest] > most:
-        where, place = f"{context['file']}:/{context['dataset'].strip('/')}", int((lengths > most).argmax())
+        place = int((lengths > most).argmax())
+        where = f"{stored}, row {place}" if isinstance(stored, StoredRanges) else stored.at(place)
         raise FormatError(
-            f"{where}, row {place}: has {lengths[place]} values, more than max_length {most}; the longest has "
-            f"{lengths[longest]}: raise max_length to that",
+            f"{where}: has {lengths[place]} values, more than max_length {most}; the longest has {lengths[longest]}: "
+            "raise max_length to that",
+            file=stored.path,
+            dataset=stored.name,
             row=place,
-            **context,
         )
     width = int(lengths[longest]) if most is None else most
     return FieldSpec((max(width, 1), *row.shape), row.dtype, ragged=most is None)

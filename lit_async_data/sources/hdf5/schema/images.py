@@ -97,7 +97,7 @@ def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], byte
     """The decoder of all images. Unless the user gives their size, it is that of the first in 16 rows that is one."""
     errors = list[SourceError]()
     for row in range(min(stored.rows, 16)):
-        where = f"{stored}, row {row}"
+        where = stored.at(row)
         try:
             with as_source_errors(where, "cannot be read", file=stored.path):
                 return ImageDecoder.of(field.image, b"" if field.image.image_size else bytes_of(row), where)

@@ -11,6 +11,7 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
@@ -71,8 +72,7 @@ class StoredDataset:
     slow: str | None = None  # why h5py must read it, one thread at a time; None if it need not
     # Its values, one for each row or one for all, if they are in no dataset but in memory; else None.
     kept: Any = dataclasses.field(default=None, compare=False)
-    # If each row is a dataset of its own, in a group of its own: these groups, as bytes. ``name`` then has a ``*`` for
-    # them.
+    # If each row is a group or dataset of its own: their names, as bytes. ``name`` then has a ``*`` for them.
     names: Any = dataclasses.field(default=None, compare=False)
     # If its rows are the bytes of compound values, the member that a field takes from them; else None.
     member: Member | None = None
@@ -87,6 +87,15 @@ class StoredDataset:
 
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}{self.member or ''}"
+
+    def at(self, row: int) -> str:
+        """A row, for messages; its own dataset, if it is one."""
+        return f"{self}, row {row}" if self.names is None else f"{self.path}:/{in_group(self.name, self.names, row)}"
+
+
+def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
+    """A name with a ``*`` for a group or dataset that is a sample, with that of a row in its place."""
+    return name.replace("*", names[row].decode(errors="surrogateescape"), 1).strip("/")
 
 
 def inspect_dataset(

@@ -82,7 +82,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
     there = (references[:, 0] == 0) | ((references[:, 1] >= 0) & (references[:, :2].sum(axis=1) <= heap.end))
     lost = np.flatnonzero(~there)
     references[lost] = references[there.argmax()] * there.any()
-    spec = padded_spec(references[:, 0] // dtype.itemsize, most, FieldSpec((), dtype.newbyteorder("=")), context)
+    spec = padded_spec(references[:, 0] // dtype.itemsize, most, FieldSpec((), dtype.newbyteorder("=")), stored)
     return StoredSequences(stored, heap, references, dtype, spec, lost=lost)
 
 

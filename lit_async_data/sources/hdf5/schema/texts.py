@@ -99,4 +99,4 @@ def named(spec: FieldSpec, field: Field | None, names: tuple[str, ...]) -> Field
 def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, ...], cure: str) -> FormatError:
     listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
     what = f"{text!r} is not one of {listed}; {cure}"
-    return FormatError(f"{stored}, row {row}: {what}", file=stored.path, dataset=stored.name, row=row)
+    return FormatError(f"{stored.at(row)}: {what}", file=stored.path, dataset=stored.name, row=row)
