@@ -354,14 +354,15 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
 
 
 def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: dict[str, Array]) -> StoredField:
-    where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"].copy()
+    where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"]
     lacking = found[f"{key} lacking"]
-    names[lacking] = np.delete(names, lacking)[0]
     if f"{key} values" in found:
         label = name + (f"@{field.attr}" if field.attr else "")
         kept = kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where, names=names)
         kept.values.kept[lacking] = IGNORED if kept.text else 0
         return kept
+    names = names.copy()
+    names[lacking] = np.delete(names, lacking)[0]
     if field.decode:
         if key in request.layouts:
             raise ConfigError(f"layout: {request.layouts[key]!r} for {key}: images have their channels first")
