@@ -57,7 +57,6 @@ class DeviceClock:
             self._copying.append((began, self._streams.timed(self._streams.side), nbytes))
 
     def asked(self) -> None:
-        """A batch is asked for."""
         self._read()
         self._asked = self._streams.timed(self._streams.compute())
 

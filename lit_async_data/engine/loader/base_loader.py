@@ -184,7 +184,6 @@ class BaseLoader(abc.ABC):
         return takes
 
     def _engine_pass(self) -> Pass | None:
-        """The pass that has the engine."""
         owner = None if self._owner is None else self._owner()
         return None if owner is None or owner.closed else owner
 

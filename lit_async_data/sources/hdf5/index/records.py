@@ -231,7 +231,6 @@ class _ChunkRules:
 
 
 def corrupt_error(path: str, name: str, corner: Any, problem: str) -> CorruptError:
-    """The error for the chunk at a corner."""
     chunk = tuple(int(n) for n in corner)
     return CorruptError(
         f"{path}:{name}, chunk {chunk}: {problem}; the file is damaged: restore it, or write the dataset "

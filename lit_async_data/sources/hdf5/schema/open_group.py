@@ -27,8 +27,6 @@ Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class OpenGroup:
-    """A group of an open file."""
-
     file: h5py.File
     path: str
     group: str  # name of the group; ``"/"`` for the root

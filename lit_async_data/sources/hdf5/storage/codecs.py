@@ -178,8 +178,6 @@ class Filter(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FilterPipeline:
-    """The filters of a dataset."""
-
     # In the order of writing. At most one of them changes the size, so that the size of its result is known.
     filters: tuple[Filter, ...]
     nbytes: int

@@ -25,8 +25,6 @@ _INTEGERS = {2: "H", 4: "I", 8: "Q"}  # by their bytes, as struct calls them
 
 @dataclasses.dataclass(frozen=True)
 class GlobalHeap:
-    """The global heap of a file."""
-
     length_bytes: int  # of each length in it
     begin: int  # bytes of the user block, from whose end addresses count
     end: int  # bytes of the file
