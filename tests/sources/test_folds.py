@@ -177,6 +177,13 @@ def test_samples_without_a_fold_are_in_none_and_counted(fold, caplog):
     assert [record.message for record in caplog.records] == ["ArraySource: no value in fold, so left out: 1 sample"] * 2
 
 
+def test_a_row_or_a_column_of_matlab_names_the_folds(h5):
+    path = h5(x=np.zeros((6, 3)), row=FOLD[None].astype(float), column=FOLD[:, None], side=[[b"a"], [b"b"]] * 3)
+    source = HDF5Source(path, ["x"])
+    for by, sides in {"row": [2, 1, 0, 2, 0, 1], "column": [2, 1, 0, 2, 0, 1], "side": [0, 1, 0, 1, 0, 1]}.items():
+        assert folds_of(folds(source, by=by), 6).tolist() == sides
+
+
 def test_an_attribute_may_name_the_sides(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for number, side in enumerate(SIDE.tolist()):

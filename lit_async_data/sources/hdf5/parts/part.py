@@ -157,14 +157,14 @@ class StoredPart:
                 codes = self.column(f"{name}/codes", allow_external=allow_external)
                 return category_of(codes, group.whole(f"{name}/categories", ""), self.path)
             dataset, member = group.whole_member(name, "")
-            if dataset.shape != (self.rows,):
+            if dataset.shape not in ((self.rows,), (1, self.rows), (self.rows, 1)):  # as MATLAB stores vectors
                 raise FormatError(
                     f"{self.path}:{dataset.name}: has shape {dataset.shape}; it must have one value for each of the "
                     f"{self.rows} rows",
                     file=self.path,
                     dataset=name,
                 )
-            values = member_of(dataset[...], member)
+            values = member_of(dataset[...].reshape(-1), member)
         if h5py.check_string_dtype(values.dtype) is not None:
             values = np.array([each.decode(errors="surrogateescape") for each in values.tolist()], object)
         return values[self.anchors.rows(np.arange(self.anchors.count))]
