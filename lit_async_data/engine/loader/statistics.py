@@ -201,7 +201,6 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
     counted: Counted = {}
     bar = tqdm(total=len(part), desc="statistics", unit=" samples", delay=1, disable=None if not rank else True)
     with bar, AsyncLoader(part, options, world_size=1) as loader:
-        loader.machinery.wiring.steps_wanted = lambda: (None, 0)  # nothing is read ahead for a second epoch
         for batch in loader:
             for name, axes in kept.items():
                 field, values = part.spec[name], batch[name].numpy()
