@@ -10,6 +10,7 @@ from support.lightning.trainer import (
     SAMPLES,
     STORED,
     CountingSource,
+    Learning,
     Recorder,
     datamodule,
     plan,
@@ -43,20 +44,12 @@ LOOKS = [
 ]
 
 
-class Batches(pl.LightningModule):
+class Batches(Learning):
     """Records the batches of all epochs in a row."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen = []
 
     def training_step(self, batch, number):
         self.seen.append(batch["index"].tolist())
         return self.layer(batch["x"][:, :1]).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 class Walk(pl.Callback):

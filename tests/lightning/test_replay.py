@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.lightning.trainer import NO_STAGES, pl, trainer
+from support.lightning.trainer import NO_STAGES, Learning, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError
@@ -13,21 +13,17 @@ pytestmark = NO_STAGES
 SAMPLES = 22
 
 
-class Kept(pl.LightningModule):
+class Kept(Learning):
     """Keeps each batch under the step that loggers would write."""
 
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
         self.kept = {}
 
     def training_step(self, batch, batch_idx):
         step = self.trainer.fit_loop.epoch_loop._batches_that_stepped
         self.kept.setdefault(step, []).append((self.current_epoch, batch_idx, batch))
         return self.layer(torch.ones(1, 1)).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 1e-3)
 
 
 def noisy(sample, rng):

@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from support.lightning.trainer import CountingSource, Recorder, datamodule, pl, readers, trainer
+from support.lightning.trainer import CountingSource, Learning, Recorder, datamodule, pl, readers, trainer
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad
@@ -32,20 +32,12 @@ def numbers(**options):
     return DataLoader(range(6), batch_size=2, **options)
 
 
-class Model(pl.LightningModule):
+class Model(Learning):
     """Records the batches of training."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen = []
 
     def training_step(self, batch, number):
         self.seen.append(batch.tolist())
         return self.layer(batch[:, None].float()).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 class Everywhere(Model):

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pyarrow.parquet
 import pytest
-import torch
-from support.lightning.trainer import NO_STAGES, pl, trainer
+from support.lightning.trainer import NO_STAGES, Learning, pl, trainer
 from support.sources.reader_sources import Damaged
 
 import lit_async_data as lad
@@ -16,12 +15,7 @@ pytestmark = [NO_STAGES, pytest.mark.filterwarnings("ignore:.*does not have many
 BAD = {2, 3, 50, 51, 52, 53}
 
 
-class Model(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen = []
-
+class Model(Learning):
     def training_step(self, batch, number):
         self.seen.append(batch["index"].tolist())
         return self.layer(batch["y"].float().unsqueeze(1)).mean()
@@ -31,9 +25,6 @@ class Model(pl.LightningModule):
 
     def predict_step(self, batch, number):
         return {"twice": 2.0 * batch["y"], "name": [str(each) for each in batch["y"].tolist()]}
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 1e-9)
 
 
 def module(on_error, **options):

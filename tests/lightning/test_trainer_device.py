@@ -15,6 +15,7 @@ from support.lightning.trainer import (
     SAMPLES,
     STORED,
     CountingSource,
+    Learning,
     Recorder,
     datamodule,
     pl,
@@ -32,27 +33,19 @@ from lit_async_data.testing import ArraySource
 pytestmark = NO_STAGES
 
 
-class Hooked(pl.LightningModule):
+class Hooked(Learning):
     """Records the hooks that Lightning calls with each batch, and the dtype."""
 
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.calls = []
-
     def on_after_batch_transfer(self, batch, dataloader_idx):
-        self.calls.append(("after transfer", batch["x"].dtype))
+        self.seen.append(("after transfer", batch["x"].dtype))
         return batch
 
     def training_step(self, batch, number):
-        self.calls.append(("step", batch["x"].dtype))
+        self.seen.append(("step", batch["x"].dtype))
         assert torch.equal(batch["x"][:, 0].long(), batch["index"])
         return self.layer(batch["x"][:, :1]).float().mean()
 
     def validation_step(self, batch, number): ...
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 @with_and_without
@@ -72,13 +65,13 @@ def test_batches_are_converted_before_any_hook_sees_them(callbacks, precision, d
     convert = fit.precision_plugin.convert_input
 
     def watched(batch):
-        model.calls.append(("convert", batch["x"].dtype))
+        model.seen.append(("convert", batch["x"].dtype))
         return convert(batch)
 
     fit.precision_plugin.convert_input = watched
     fit.fit(model, datamodule=datamodule(train=CountingSource()))
     per_batch = [("convert", torch.float32), ("after transfer", dtype), ("step", dtype)]
-    assert model.calls == per_batch * len(STORED)
+    assert model.seen == per_batch * len(STORED)
 
 
 @pytest.fixture

@@ -71,13 +71,22 @@ class Stateful:
         self.load = state["taken"]
 
 
-class Recorder(pl.LightningModule):
+class Learning(pl.LightningModule):
+    """Has one layer to train, and a list for what a test wants to see."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.learning_rate, self.seen = torch.nn.Linear(1, 1), 1e-3, []
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
+
+
+class Recorder(Learning):
     """Records samples as ``seen[stage][pass][batch]``, and asserts that the values of each batch match its indices."""
 
     def __init__(self, on_step=lambda stage, batch: None):
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.learning_rate = 1e-3
         self.seen = collections.defaultdict(list)
         self.on_step = on_step
 
@@ -102,9 +111,6 @@ class Recorder(pl.LightningModule):
     def predict_step(self, batch, number, dataloader_idx=0):
         self.see(f"predict {dataloader_idx}", batch, number)
         return batch["index"]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
 
 
 class Recording(pl.loggers.logger.DummyLogger):
