@@ -62,7 +62,7 @@ class Report:
 
     def suggest(self, candidates: Sequence[Suggestion]) -> None:
         """Add the first whose source can be built, and a sample read; else a note why the likeliest cannot."""
-        errors = []
+        errors, bad = [], 0
         for tried, each in itertools.product((1, FIRST_SAMPLES), candidates):
             try:
                 with contextlib.closing(each.call.build()) as source:

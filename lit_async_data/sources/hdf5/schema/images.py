@@ -50,6 +50,7 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
 
     name, names, heap, ranges, known = group.name(field.dataset), tuple[str, ...](), None, None, None
     node: Any = group.node(name)
+    begins = np.empty(0, np.int64)
     if isinstance(node, h5py.Group) and encoding(node) == "variable":
         ranges = inspect_variable(node, group.path, name, group.inspect_dataset, most=None)
         begins, known = ranges.places(np.arange(ranges.rows))

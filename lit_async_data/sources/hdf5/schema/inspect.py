@@ -361,7 +361,7 @@ def image_format(dataset: h5py.Dataset) -> str:
     shape, single = dataset.shape, dataset.dtype == np.uint8
     if shape is None or 0 in shape or len(shape) > 1 + single or dataset.dtype.kind not in "SVOu":
         return ""
-    for row in range(min(dataset.size, FIRST_SAMPLES) if dataset.dtype.kind == "O" else 1):
+    for row in range(min(math.prod(shape), FIRST_SAMPLES) if dataset.dtype.kind == "O" else 1):
         with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
             data: Any = dataset[:HEAD_BYTES] if single and len(shape) == 1 else dataset[row] if shape else dataset[()]
             data = data if isinstance(data, bytes) else data.tobytes() if hasattr(data, "tobytes") else b""
