@@ -1,4 +1,4 @@
-"""`Reader`: reads rows of one dataset. Here those that need no index: `StridedReader` and `H5pyReader`."""
+"""`Reader`: reads rows of one dataset. Here those without an index: `StridedReader`, `KeptReader`, `H5pyReader`."""
 
 from __future__ import annotations
 
@@ -88,6 +88,18 @@ class StridedReader(Reader):
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         for first, end, where in runs(rows):
             out[where] = checked_labels(table[first:end], stored, out.dtype, np.arange(first, end))
+
+
+class KeptReader(Reader):
+    """Copies values that are kept in memory: one for each row, or one for all."""
+
+    reading: Reading = "copied"
+
+    def __init__(self, values: Array) -> None:
+        self._values = values
+
+    def read(self, rows: Indices, out: Array) -> None:
+        out[...] = self._values[rows] if len(self._values) > 1 else self._values
 
 
 class H5pyReader(Reader):

@@ -21,14 +21,13 @@ from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.parts.chunk_grouping import ChunkGrouping
 from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
-from lit_async_data.sources.hdf5.readers.base import H5pyReader, Reader, StridedReader
+from lit_async_data.sources.hdf5.readers.base import H5pyReader, KeptReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
 from lit_async_data.sources.hdf5.readers.field_reader import FieldReader, MaskReader, PaddedReader, SparseReader
-from lit_async_data.sources.hdf5.readers.groups import GroupsReader, KeptReader
 from lit_async_data.sources.hdf5.readers.images import ImageReader
 from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
-from lit_async_data.sources.hdf5.readers.sequences import GroupSequenceReader, SequenceReader
+from lit_async_data.sources.hdf5.readers.sequences import GroupSequenceReader, GroupsReader, SequenceReader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset

@@ -1,7 +1,8 @@
-"""`SequenceReader`: reads samples of variable length that lie in the global heap of a file, or each in a group."""
+"""Samples that are datasets of groups, or lie in the global heap of a file: `GroupsReader`, `SequenceReader`."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -14,15 +15,35 @@ from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.sources.hdf5.readers.base import Reader
-from lit_async_data.sources.hdf5.readers.groups import GroupsReader
+from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
+from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, in_group
 from lit_async_data.sources.hdf5.schema.sequences import StoredSequences
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.global_heap import HEAD
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
+from lit_async_data.sources.local_files.retrying import retry_once
 
 Array = npt.NDArray[Any]
+
+
+class GroupsReader(Reader):
+    """Reads datasets of many groups through h5py, under its lock."""
+
+    def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
+        self._stored, self._file = stored, file
+
+    def read(self, rows: Indices, out: Array) -> None:
+        stored = self._stored
+        for place, row in enumerate(rows.tolist()):
+            with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=stored.name, row=row):
+                dataset = self._file.dataset(in_group(stored.name, stored.names, row), 0, kept=False)
+                if dataset.chunks:
+                    check_chunk_lengths(dataset, 0, 0, len(dataset))
+                values = retry_once(functools.partial(dataset.__getitem__, ()))
+            out[place] = checked_labels(values, stored, out.dtype, rows[place : place + 1])
 
 
 class SequenceReader(Reader):
