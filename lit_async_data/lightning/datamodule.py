@@ -59,7 +59,7 @@ class Replayed(NamedTuple):
         epoch: Its epoch, counted from 0.
         batch_idx: Its number in the epoch, as ``training_step`` gets it.
         batch: What the loader hands out: every transform is applied, with the same random numbers.
-        ids: The samples, int64, shape (n,); as in ``return_indices``.
+        ids: The samples, int64, shape (n,); as in ``return_indices``, but without those that fill up the batch.
         places: Where each of them is stored.
     """
 
@@ -386,8 +386,9 @@ class AsyncDataModule(pl.LightningDataModule):
             loader.set_epoch(epoch)
             found = []
             for batch_idx in range(first, min(first + accumulate_grad_batches, batches)):
-                ids = source.ids(plan.batch(batch_idx))
-                found.append(Replayed(epoch, batch_idx, next(loader), ids, source.locate(ids)))
+                batch, read = next(loader), wiring.quarantine.samples(batch_idx - first)
+                ids = source.ids(plan.batch(batch_idx) if read is None else np.array(read))
+                found.append(Replayed(epoch, batch_idx, batch, ids, source.locate(ids)))
             return found
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:

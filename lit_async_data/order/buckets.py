@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,12 @@ class Buckets:
 
     @classmethod
     def of(
-        cls, lengths: npt.ArrayLike, batch_size: int, elements: int | None, given: int | npt.ArrayLike = BUCKETS
+        cls,
+        lengths: npt.ArrayLike,
+        batch_size: int,
+        elements: int | None,
+        given: int | npt.ArrayLike = BUCKETS,
+        ids: Callable[[Indices], Indices] = np.asarray,
     ) -> Buckets:
         """Buckets for samples of some lengths.
 
@@ -46,6 +52,7 @@ class Buckets:
             batch_size: Most samples of a batch.
             elements: Most elements of a batch, padding included; None for any number.
             given: The number of buckets, or their bounds. A number chooses the bounds that need the least padding.
+            ids: What samples are called in errors.
 
         Raises:
             ConfigError: A sample is longer than the last bound, or than a batch may be.
@@ -53,9 +60,10 @@ class Buckets:
         known = np.asarray(lengths, np.int64)
         bounds = _least_padding(known, given) if isinstance(given, int) else np.unique(np.asarray(given, np.int64))
         longest = int(known.argmax())
+        named = ids(np.array([longest]))[0]
         if known[longest] > bounds[-1]:
             raise ConfigError(
-                f"buckets: sample {longest} has length {known[longest]}, and the last bucket ends at {bounds[-1]}; "
+                f"buckets: sample {named} has length {known[longest]}, and the last bucket ends at {bounds[-1]}; "
                 f"end with {known[longest]}, or leave the sample out by exclude",
                 option="buckets",
             )
@@ -64,7 +72,7 @@ class Buckets:
         if elements is not None:
             if bounds[-1] > elements:
                 raise ConfigError(
-                    f"batch_elements: sample {longest} alone takes {bounds[-1]} elements, padded to its bucket, and a "
+                    f"batch_elements: sample {named} alone takes {bounds[-1]} elements, padded to its bucket, and a "
                     f"batch may have {elements}; raise batch_elements, or leave the sample out by exclude",
                     option="batch_elements",
                 )

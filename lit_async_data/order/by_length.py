@@ -123,10 +123,14 @@ class LengthPlan(EpochPlan):
         visits = len(distinct_of(chunks[late <= 1])), len(distinct_of((chunks * order.groups + late)[late > 1]))
         return (visits[0] + visits[1] / per_chunk) * self.length / (order.chunks * len(chunks))
 
-    def substitute(self, position: int, attempt: int) -> int:
-        """As in `EpochPlan`, but of the same bucket. Every second one may be shorter: a bucket may have one sample."""
+    def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:
+        """As in `EpochPlan`, but of the same bucket.
+
+        A bucket may have one sample, so every second one may be shorter; or of any length if it is the only one of its
+        batch.
+        """
         numbers, own = self.buckets.numbers, self.buckets.numbers[self._dealt[0][position]]
-        alike = np.flatnonzero(numbers <= own if attempt % 2 else numbers == own)
+        alike = np.flatnonzero((numbers <= own) | alone if attempt % 2 else numbers == own)
         return int(alike[derived_key(self._key, SUBSTITUTES, position, attempt) % len(alike)])
 
     def bounds(self, step: int) -> tuple[int, int]:

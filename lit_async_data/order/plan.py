@@ -189,12 +189,13 @@ class EpochPlan:
         local = np.arange(first, first + len(samples))
         return self.chunk_order.dealt(local * self.world_size + self.rank + self.start)[0]
 
-    def substitute(self, position: int, attempt: int) -> int:
+    def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:
         """The sample that stands in for the one at a place of the whole order, if that cannot be read.
 
         Each attempt draws another one: from the same group of chunks, or from the epoch if the order has none, and at
         last. The same on every rank, and whatever the position is at which the epoch was resumed.
         """
+        del alone  # it concerns batches by length
         first, end = 0, self.length
         if self.chunk_order is not None and attempt < WITHIN_GROUP:
             _, first, end = self.chunk_order.group_of(position)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.lightning.trainer import NO_STAGES, Learning, trainer
+from support.sources.reader_sources import Damaged
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError
@@ -66,6 +67,15 @@ def test_each_rank_has_its_own_batches(rank):
         seen = [batch["y"].tolist() for epoch in range(2) for batch in loader]
     again = [dm.replay(step, rank=rank, world_size=3)[0].batch["y"].tolist() for step in range(len(seen))]
     assert again == seen
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_ids_are_those_of_what_was_read_around_bad_samples(on_error):
+    options = {"batch_size": 4, "shuffle": "global", "on_error": on_error, "max_bad": 1.0}
+    dm = lad.AsyncDataModule(train=Damaged({3, 50, 51}), loader=options)
+    for step in range(25):
+        (again,) = dm.replay(step)
+        assert again.ids.tolist() == again.batch["y"].tolist()
 
 
 def test_a_replay_leaves_training_where_it_is():

@@ -65,11 +65,11 @@ def test_padding_is_counted_in_buckets_and_in_any_batches():
 @pytest.mark.parametrize(
     ("elements", "given", "option", "text"),
     [
-        (50, 2, "batch_elements", "sample 3 alone takes 90 elements"),
-        (None, [10, 80], "buckets", "sample 3 has length 90, and the last bucket ends at 80"),
+        (50, 2, "batch_elements", "sample 103 alone takes 90 elements"),
+        (None, [10, 80], "buckets", "sample 103 has length 90, and the last bucket ends at 80"),
     ],
 )
 def test_a_sample_that_is_too_long_is_named(elements, given, option, text):
     with pytest.raises(ConfigError, match=text) as caught:
-        Buckets.of(np.array([10, 10, 10, 90]), 4, elements, given)
+        Buckets.of(np.array([10, 10, 10, 90]), 4, elements, given, lambda samples: samples + 100)
     assert caught.value.option == option

@@ -95,24 +95,17 @@ class AroundBadSamples:
             AsyncDataError: What is the fault of no sample; or none can be read in place of a bad one.
         """
         planned, found, bad = plan.batch(step), list[int](), list[BadSample]()
-        positions = plan.positions(step).tolist()
+        positions, stand_in = plan.positions(step).tolist(), self._policy == "substitute"
         for position, sample in zip(positions, planned.tolist(), strict=True):
             if (error := self._tried(plan.epoch, step, sample)) is None:
                 found.append(sample)
                 continue
             bad.append(BadSample(position, sample, error))
-            if self._policy == "substitute":
-                found.append(self._substitute(plan, step, position, bad))
-        if not found:
-            found.append(self._substitute(plan, step, positions[0], bad))
-        return ReadAround(tuple(found), tuple(bad))
-
-    def _substitute(self, plan: EpochPlan, step: int, position: int, bad: list[BadSample]) -> int:
-        for attempt in range(ATTEMPTS):
-            sample = plan.substitute(position, attempt)
-            if (error := self._tried(plan.epoch, step, sample)) is None:
-                return sample
-            bad.append(BadSample(position, sample, error))
+            if stand_in:
+                others = self._substitutes(plan, step, position, bad)
+                found, stand_in = found + others, bool(others)  # where none can stand in, the rest is left out
+        if found or (found := self._substitutes(plan, step, positions[0], bad, alone=True)):
+            return ReadAround(tuple(found), tuple(bad))
         tried = {each.sample: each.error for each in bad}
         numbers = self._read.source.ids(np.array(list(tried), np.int64)).tolist()
         raise SourceError(
@@ -121,6 +114,17 @@ class AroundBadSamples:
             sample_id=numbers[0],
             errors=[error for error in tried.values() if isinstance(error, SourceError)],
         ) from bad[-1].error
+
+    def _substitutes(
+        self, plan: EpochPlan, step: int, position: int, bad: list[BadSample], *, alone: bool = False
+    ) -> list[int]:
+        """A sample that stands in for a bad one, perhaps ``alone`` in its batch; none if all that are tried fail."""
+        for attempt in range(ATTEMPTS):
+            sample = plan.substitute(position, attempt, alone=alone)
+            if (error := self._tried(plan.epoch, step, sample)) is None:
+                return [sample]
+            bad.append(BadSample(position, sample, error))
+        return []
 
     def _tried(self, epoch: int, step: int, sample: int) -> Exception | None:
         if sample in self._bad:

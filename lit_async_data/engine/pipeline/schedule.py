@@ -102,7 +102,7 @@ def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
                 f"max_length=…){' without ragged' * joined}, or leave batch_by out{without}",
                 option="batch_by",
             )
-    return Buckets.of(lengths, options.batch_size, options.batch_elements, options.buckets)
+    return Buckets.of(lengths, options.batch_size, options.batch_elements, options.buckets, source.ids)
 
 
 def _shuffle(source: Source, options: LoaderOptions) -> Order:

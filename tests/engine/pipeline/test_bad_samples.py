@@ -138,6 +138,14 @@ def test_a_batch_of_which_nothing_is_left_has_one_substitute():
     assert found[2][0] not in range(12, 18)
 
 
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_longer_sample_stands_in_for_a_bucket_that_is_all_bad(on_error):
+    lengths = {"batch_by": np.where(np.arange(100) < 9, 0, 5), "buckets": [1, 5]}
+    (found,) = epochs(loader_of(on_error, bad=range(9), shuffle="global", **lengths), 1)
+    assert sorted(map(len, found)) == [1, 1, 1, *[6] * 15]
+    assert {*itertools.chain(*found)} == {*range(9, 100)}
+
+
 def test_a_device_gets_the_samples_that_are_left(monkeypatch):
     streams = FakeStreams("side")
     pretend(monkeypatch, lambda device: streams)
@@ -241,7 +249,7 @@ def test_a_source_of_which_nothing_can_be_read_is_an_error_that_lists_what_was_t
     loader = loader_of("substitute", bad=range(100), hooks=hooks, **options)
     with loader, pytest.raises(SourceError, match=r"none of 64 samples .* bad are 64, 94, 10, .* in all") as caught:
         next(loader)
-    assert len({error.sample_id for error in caught.value.errors}) == len(caught.value.errors) == 47
+    assert len({error.sample_id for error in caught.value.errors}) == len(caught.value.errors) == 52
 
 
 def test_in_evaluation_nothing_stands_in_for_a_bad_sample():

@@ -456,8 +456,9 @@ def test_a_group_per_sample_holds_an_image_and_its_label(tmp_path, value, option
         return HDF5Source(path, fields, group="birds/*", sample="group", cache_dir=tmp_path / "kept")
 
     path, rows = written(tmp_path / "x.h5", IMAGES), np.random.default_rng(0).permutation(ROWS)
-    for source in (opened(path), opened(path)):
-        found = read(source, rows)
+    for _ in range(2):
+        with contextlib.closing(opened(path)) as source:
+            found = read(source, rows)
         assert np.array_equal(found["x"], PIXELS[rows][:, ::-1])
         assert found["y"].tolist() == rows.tolist()
     cut = opened(written(tmp_path / "cut.h5", [*IMAGES[:5], IMAGES[5][:9], *IMAGES[6:]]))
@@ -465,6 +466,15 @@ def test_a_group_per_sample_holds_an_image_and_its_label(tmp_path, value, option
         read(cut, np.arange(ROWS))
     assert (raised.value.dataset, raised.value.row) == ("birds/b5/photo", 5)
     cut.close()
+    with h5py.File(path, "a") as file:
+        del file["birds/b0/photo"], file["birds/b5/photo"]
+        file["birds/b0/photo"], file["birds/b5/photo"] = 2.5, np.zeros((4, 4, 3), "u1")
+    odd = opened(path)
+    assert np.array_equal(read(odd, [1, 4, 6])["x"], PIXELS[[1, 4, 6]][:, ::-1])
+    for row in (0, 5):
+        with pytest.raises(FormatError, match=f"birds/b{row}/photo: does not hold one image"):
+            read(odd, [row])
+    odd.close()
 
 
 def test_options_of_images_in_groups(tmp_path):

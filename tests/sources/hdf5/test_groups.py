@@ -517,7 +517,7 @@ def test_each_dataset_is_a_sample_with_what_has_its_name_in_other_groups(tmp_pat
         ({"x": "targets/*", "y": Field("scans/*", attr="kind")}, MissingError, "no dataset", "scans/c0"),
         ({"x": "deep/*"}, FormatError, "deep/c0: is a group, not a dataset", "deep/c0"),
         ({"x": "scans/*"}, FormatError, r"c0.npy: holds int64 \(0, 2\), but scans/about", "scans/c0.npy"),
-        ({"x": Field("targets/*", decode="image")}, FormatError, "targets/c0: does not hold one image", "targets"),
+        ({"x": Field("targets/*", decode="image")}, FormatError, "targets/c0: does not hold one image", "targets/c0"),
         ({"x": "null/*"}, FormatError, "null/1: holds int64 None, but null/0", "null/1"),
         ({"x": "kinds/*"}, FormatError, "kinds/1: holds float64", "kinds/1"),
     ],

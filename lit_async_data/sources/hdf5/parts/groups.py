@@ -35,7 +35,7 @@ from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivere
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import padded_spec
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
-from lit_async_data.sources.hdf5.schema.images import datasets_as_rows, images_in_groups, place_of_image
+from lit_async_data.sources.hdf5.schema.images import NO_IMAGE, datasets_as_rows, images_in_groups, place_of_image
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, in_group, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.schema.sequences import StoredSequences
@@ -274,6 +274,8 @@ class _Images:
     def add(self, node: Any, name: str, full: str) -> None:
         _refuse_link(self._group, node, name.encode(), full)
         place = place_of_image(self._group, node, full.removesuffix(name).strip("/"), name)
+        if place is None:
+            raise _UnlikeError(f"{NO_IMAGE}; write one")
         for listed, each in zip(self.found.values(), place, strict=True):
             listed.append(each)
 

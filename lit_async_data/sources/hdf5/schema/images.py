@@ -25,6 +25,8 @@ from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
 from lit_async_data.sources.images.decoder import ImageDecoder
 from lit_async_data.sources.local_files.patterns import natural
 
+NO_IMAGE = "does not hold one image in this file, as uint8 on one axis or as one value of bytes"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredImages:
@@ -120,7 +122,11 @@ def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> Store
         raise NoSamplesError(f"{where}: holds no images; leave it out", file=group.path, dataset=name)
     if node.file.filename != group.file.filename:
         raise FormatError(f"{where}: is in {node.file.filename}; give that file as path", file=group.path, dataset=name)
-    places = np.array([place_of_image(group, node.id, name, each) for each in names], np.int64)
+    found = {each: place_of_image(group, node.id, name, each) for each in names}
+    for each in (each for each, place in found.items() if place is None):
+        what = f"{where}/{each}: {NO_IMAGE}; move it to another group"
+        raise FormatError(what, file=group.path, dataset=name)
+    places = np.array([*found.values()], np.int64)
     return datasets_as_rows(group.path, name, places[:, 0], places[:, 1].astype(np.uint32))
 
 
@@ -132,8 +138,8 @@ def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[
     return StoredDataset(path, name, (count, most), spec.dtype, 0, spec, None, 1, filtered=False, index=index, **more)
 
 
-def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int]:
-    """Offset and size of the image that a dataset holds; the offset is −1 if h5py must read it.
+def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int] | None:
+    """Offset and size of the image that a dataset holds, if it may; the offset is −1 if h5py must read it.
 
     By handles, in a tenth of the time that h5py's objects take: there may be very many.
     """
@@ -151,9 +157,7 @@ def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple
     elsewhere = stored and (stored.get_external_count() or stored.get_layout() == h5d.VIRTUAL)
     elsewhere = elsewhere or (linked and h5f.get_name(dataset) != h5f.get_name(within))
     if kind is None or dataset.rank != axes or (axes and kind.get_size() > 1) or elsewhere:
-        where = f"{group.path}:/{name.strip('/')}/{each}"
-        what = "one image in this file, as uint8 on one axis or as one value of bytes; move it to another group"
-        raise FormatError(f"{where}: does not hold {what}", file=group.path, dataset=name)
+        return None
     variable = kind.get_class() == h5t.VLEN or (kind.get_class() == h5t.STRING and kind.is_variable_str())
     plain = not variable and stored.get_layout() == h5d.CONTIGUOUS
     offset: int | None = dataset.get_offset() if plain else None
