@@ -58,10 +58,14 @@ def read(
         ...     read(folder + "/scan.h5:/data", [7, 0, -1])
         array([7, 0, 9])
     """
+    import h5py
+
     if isinstance(dataset, str):
         path, found, name = dataset.rpartition(":/")
         if not found:
             raise ConfigError(f"dataset: {dataset!r} is not FILE:/DATASET, such as scan.h5:/data")
+    elif not isinstance(dataset, h5py.Dataset) or not dataset:
+        raise ConfigError(f"dataset: {dataset!r} is no open dataset; give one, or FILE:/DATASET")
     elif dataset.file.mode != "r" or not in_one_file(dataset):
         raise ConfigError(
             f"dataset: {dataset!r} is in a file that is open for writing, or no file, so its values may not be on disk "
@@ -89,6 +93,7 @@ def open_reader(
         allow_external: As in `HDF5Source`.
 
     Raises:
+        ConfigError: ``threads`` is not a whole number from 1 on.
         MissingError: There is no such file.
         FormatError: It is not HDF5.
 
@@ -101,6 +106,8 @@ def open_reader(
         ...         reader.read("data", slice(0, 4)).shape, reader.read("labels", [-1, 3])
         ((4, 8, 8), array([9, 3]))
     """
+    if threads is not None and not (isinstance(threads, int) and threads > 0):
+        raise ConfigError(f"threads: {threads!r} is not a whole number from 1 on", option="threads")
     return FileReader(
         os.path.abspath(path), threads or usable_cores(), IndexCache(cache_dir), allow_external=allow_external
     )
@@ -152,8 +159,8 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         shape, dtype = (*(len(chosen),) * bool(stored.shape), *stored.shape[1:]), stored.dtype.newbyteorder("=")
         if out is None:
             out = np.empty(shape, dtype)
-        elif (out.shape, out.dtype) != (shape, dtype) or not (out.flags.c_contiguous and out.flags.writeable):
-            raise ConfigError(f"out: is {out.dtype} {out.shape}; give a C-contiguous array of {dtype} {shape}")
+        elif not (isinstance(out, np.ndarray) and (out.shape, out.dtype) == (shape, dtype) and out.flags.carray):
+            raise ConfigError(f"out: give an array of {dtype} {shape} that is C-contiguous and can be written to")
         work = len(chosen) * max(reader.slab_bytes, out.nbytes // max(len(chosen), 1)) // BLOCK_BYTES
         most = BLOCKS_PER_THREAD * self._threads if reader.reading == "decoded" else 1
         blocks = _blocks(chosen, reader.rows, min(work, most)) if out.size else []
@@ -176,6 +183,8 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         return member_of(out, member).copy() if member else out
 
     def _opened(self, name: str) -> tuple[StoredDataset, OpenFile, Reader, tuple[str, ...]]:
+        if not isinstance(name, str) or not name.strip("/"):
+            raise ConfigError(f"dataset: {name!r} names none; give one of {self.path}")
         where = f"{self.path}:/{name.strip('/')}"
         with Reading(self._main), as_source_errors(where, "cannot be read", file=self.path, dataset=name):
             of, member = self._group.split(name)

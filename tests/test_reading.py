@@ -117,12 +117,20 @@ def test_errors_name_the_row_the_dataset_and_the_file(path, tmp_path):
             reader.read("pairs.z")
         with pytest.raises(ConfigError, match=r"^out: 'pairs\.a' is a member of records"):
             reader.read("pairs.a", [0], np.empty(1, "i4"))
-        with pytest.raises(ConfigError, match=r"out: is float64 \(1,\); give a C-contiguous array of uint16 \(1,\)"):
-            reader.read("labels", [0], np.empty(1))
+        for out in (np.empty(1), [0], np.empty(1, "u2")[:0], np.broadcast_to(np.uint16(0), 1)):
+            with pytest.raises(ConfigError, match=r"out: give an array of uint16 \(1,\) that is C-contiguous"):
+                reader.read("labels", [0], out)
+        for name in ("", "/", None):
+            with pytest.raises(ConfigError, match="names none; give one of "):
+                reader.read(name)
     with pytest.raises(ClosedError, match="its reader is closed"):
         reader.read("labels")
-    with pytest.raises(ConfigError, match="FILE:/DATASET"):
-        read("x.h5")
+    for dataset in ("x.h5", np.zeros(3), None):
+        with pytest.raises(ConfigError, match="FILE:/DATASET"):
+            read(dataset)
+    for threads in (0, -1, "2"):
+        with pytest.raises(ConfigError, match=r"threads: .* is not a whole number from 1 on"):
+            open_reader(path, threads=threads)
 
 
 def test_a_dataset_of_h5py_is_read_if_its_file_is_open_for_reading_only(tmp_path):
@@ -131,7 +139,10 @@ def test_a_dataset_of_h5py_is_read_if_its_file_is_open_for_reading_only(tmp_path
         with pytest.raises(ConfigError, match="open for writing"):
             read(data)
     with h5py.File(tmp_path / "y.h5") as file:
-        assert read(file["a/b"], [4, 0]).tolist() == [4, 0]
+        data = file["a/b"]
+        assert read(data, [4, 0]).tolist() == [4, 0]
+    with pytest.raises(ConfigError, match="is no open dataset"):
+        read(data)
 
 
 def test_a_file_that_changes_under_its_reader_is_refused(tmp_path):
