@@ -36,6 +36,8 @@ resource = _module("resource")
 
 # What the names of the threads of this package begin with.
 OURS = "lit_async_data"
+# Seconds between two checks whether the other side is alive.
+POLL_S = 0.5
 
 # Flags of os.open; 0 where the system has none. Windows alone has O_BINARY: without it, it changes line ends.
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)

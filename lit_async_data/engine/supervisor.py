@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from lit_async_data.errors import WorkerError
-from lit_async_data.system import OURS
+from lit_async_data.system import OURS, POLL_S
 
 T = TypeVar("T")
 
-# Seconds between two checks whether the other side is alive.
-POLL_S = 0.5
 # Seconds that threads in the middle of a read are waited for at the end, and a process before it is killed.
 THREADS_S, PROCESS_S = 5.0, 1.0
 

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from lit_async_data.engine.device.feed import HostBatch
 from lit_async_data.engine.prefetch.packing import Ask, T
-from lit_async_data.engine.supervisor import POLL_S, Bell, ThreadWorker, all_ended, awaited
+from lit_async_data.engine.supervisor import Bell, ThreadWorker, all_ended, awaited
 from lit_async_data.errors import ClosedError
+from lit_async_data.system import POLL_S
 
 log = logging.getLogger(__name__)
 

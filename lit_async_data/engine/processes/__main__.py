@@ -30,7 +30,7 @@ from lit_async_data.engine.processes.reader_server import LogToParent, ReaderSer
 from lit_async_data.engine.processes.remote_errors import packed_errors
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import SharedSlots
-from lit_async_data.engine.supervisor import POLL_S
+from lit_async_data.system import POLL_S
 
 MOST_DESCRIPTORS = 6  # of a channel
 IGNORED = (

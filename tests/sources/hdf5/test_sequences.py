@@ -208,6 +208,7 @@ def test_samples_that_are_nowhere_are_told_at_opening_and_named_when_read(path, 
         ([0, 2, 4, -1, 8, 10], [2, 3]),
         ([0, 2, 4, 6, 8, 9, 7, 10], [5, 6]),
         ([1, 3, 5, 7, 9, 11], None),  # counted from 1
+        ([20, 24, 30], None),  # those of another part
         ([0, 2, 4, 6, 8], None),  # the end is missing
         ([0, 12], None),
         ([0, 8, 16, 24, 32, 40], None),  # in bytes

@@ -21,13 +21,11 @@ from lit_async_data.order.due import Turn
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.system import Gate
+from lit_async_data.system import POLL_S, Gate
 
 Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
 
-# Seconds after which a thread that waits for another's decoding checks again.
-POLL_S = 0.5
 # Seconds that the room may wait for the lock, unless this very thread holds it.
 LOCK_S = 1.0
 # Turns that are distinguished: the current one, the next, and earlier ones that slow workers still read.

@@ -192,11 +192,13 @@ def _offsets(
     falling = offsets[1:] < offsets[:-1]
     if not falling.any() and offsets[0] == 0 and offsets[-1] == elements:
         return offsets, np.empty(0, np.int64)
-    right = _right(offsets, elements)
-    good = right[:-1] & right[1:]
+    good = np.zeros(len(falling), bool)
+    if not offsets[0]:
+        right = _right(offsets, elements)
+        good = right[:-1] & right[1:]
     # What begins elsewhere, ends too early, or rises far beyond the end was counted in another way, such as in bytes.
     rises = not falling.any() and (offsets[-1] < elements or 2 * good.sum() < len(good))
-    if offsets[0] or rises or not good.any():
+    if rises or not good.any():
         row = int(falling.argmax()) if falling.any() else 0 if offsets[0] else len(offsets) - 2
         raise _wrong(offsets, row, elements, f"{where}/{name}", context)
     return offsets, np.flatnonzero(~good)
