@@ -119,8 +119,9 @@ class LoaderOptions:
         on_error: What becomes of a sample that is missing or damaged, or on which ``sample_transform`` fails.
             ``"raise"``: an error in place of its batch. ``"skip"``: its batch has a sample less, and the epoch as many
             steps; in place of a whole batch, one substitute. ``"substitute"``: another sample of the epoch, drawn by
-            seed, epoch and place, stands in for it; in evaluation it is skipped. Ranks, workers and a resume do not
-            change which. What is no sample's fault, such as a disk that is gone, is an error under each of them.
+            seed, epoch and place, stands in for it; where none of 64 can, and in evaluation, it is left out. Ranks,
+            workers and a resume do not change which. What is no sample's fault, such as a disk that is gone, is
+            an error under each of them.
         max_bad: Bad samples of an epoch, on this rank, above which the run ends with an error: a number, or a share of
             the rank's samples (at least 1) as a float.
         quarantine: File to which each bad sample is appended once, as a line of JSON. None: the folder of the Trainer's

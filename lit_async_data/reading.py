@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import contextlib
 import itertools
+import numbers
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -106,11 +107,10 @@ def open_reader(
         ...         reader.read("data", slice(0, 4)).shape, reader.read("labels", [-1, 3])
         ((4, 8, 8), array([9, 3]))
     """
-    if threads is not None and not (isinstance(threads, int) and threads > 0):
+    count: Any = usable_cores() if threads is None else threads
+    if not isinstance(count, numbers.Integral) or count < 1:
         raise ConfigError(f"threads: {threads!r} is not a whole number from 1 on", option="threads")
-    return FileReader(
-        os.path.abspath(path), threads or usable_cores(), IndexCache(cache_dir), allow_external=allow_external
-    )
+    return FileReader(os.path.abspath(path), int(count), IndexCache(cache_dir), allow_external=allow_external)
 
 
 class FileReader(contextlib.AbstractContextManager["FileReader"]):

@@ -38,7 +38,8 @@ class FieldStatistics:
     """What the values of a field are like; `statistics` finds it.
 
     Attributes:
-        mean: float64; one number, or an array with the axes that were kept: shape (C,) per channel. NaN if all are.
+        mean: float64; one number, or an array with the axes that were kept: shape (C,) per channel. NaN if
+            all values are.
         std: Standard deviation: the root of the mean squared distance from the mean. As ``mean``, like those below.
         count: Number of values that are not NaN; int64.
         min: The least value, in the type of the field.

@@ -72,12 +72,13 @@ class HostHooks:
         """
         seed = options.seed if options.augment else None
         calls = HookCalls(source, self.sample, self.batch, seed, indexed=options.return_indices)
-        last = 0 if options.on_error == "raise" else min(TRIED, len(source)) - 1
-        for first in range(last):
+        around = options.on_error != "raise"
+        for sample in range(min(TRIED, len(source)) if around else 0):
             with contextlib.suppress(Exception):
-                return _Probe(calls, first, by_length).outcome()
+                return _Probe(calls, range(sample, sample + 1), by_length=by_length).outcome()
+        samples = range(min(1 if around or self.batch is None else ROWS, len(source)))
         try:
-            return _Probe(calls, last, by_length).outcome()
+            return _Probe(calls, samples, by_length=by_length).outcome()
         except TransformError as error:
             error.add_note("The first samples are transformed before the first batch, to learn what comes out.")
             raise
@@ -117,14 +118,13 @@ def _cut(field: FieldSpec, cut: int) -> tuple[int, ...]:
 
 
 class _Probe:
-    """Calls the hooks with the sample of a number, and for batches with the next one, too."""
+    """Calls the hooks with some samples."""
 
-    def __init__(self, calls: HookCalls, first: int, by_length: bool) -> None:  # noqa: FBT001
+    def __init__(self, calls: HookCalls, samples: range, *, by_length: bool) -> None:
         self._calls, self._spec = calls, calls.source.spec
         ragged = [field.shape[0] for field in self._spec.fields.values() if field.ragged] if by_length else []
         self._cuts = max(ragged, default=1) > 1
-        rows = 1 if calls.batch is None else ROWS
-        self._numbers = np.arange(first, min(first + rows, len(calls.source)))
+        self._numbers = np.array(samples)
         self._stored = read(calls.source, self._numbers)
 
     def outcome(self) -> Outcome:

@@ -23,7 +23,7 @@ class Headspace:
         self._took: tuple[list[float], list[float]] = [], []  # seconds of steps: batches of the loader, repeated ones
 
     def attach(self, loader: Loader) -> None:
-        """Have a loader repeat, if it runs and does not yet."""
+        """Have a loader repeat, if it runs and does not repeat yet."""
         engine = loader.machinery.engine
         if engine is not None and not isinstance(engine.queue, RepeatingQueue):
             queue = RepeatingQueue(engine.queue, self._real, self._steps)

@@ -168,7 +168,7 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
 def warn_of_untrained(source: Source, drawn: Drawn, train: str | None = None) -> None:
     """Name the classes that the side to train lacks, and another has; of folds, those in one, which no other trains.
 
-    A field each of whose classes is on one side says whose the samples are, such as a patient, or is the side itself.
+    A field each of whose classes is on one side is passed over: it says whose a sample is, or it is the side itself.
     """
     for key, field in source.spec.items():
         if not field.classes or field.shape:

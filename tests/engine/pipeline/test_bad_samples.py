@@ -125,10 +125,10 @@ def test_a_resume_goes_on_with_the_same_substitutes_and_reads_no_bad_sample_agai
 
 @pytest.mark.parametrize("hook", ["sample_transform", "batch_transform"])
 def test_hooks_are_tried_with_samples_that_are_not_bad(hook):
-    with loader_of("skip", shuffle="none", bad={0, 2}, hooks={hook: lambda given: given}) as loader:
-        assert next(loader)["index"].tolist() == [1, 3, 4, 5]
+    with loader_of("skip", shuffle="none", bad={0, *range(2, 20, 2)}, hooks={hook: lambda given: given}) as loader:
+        assert next(loader)["index"].tolist() == [1, 3, 5]
     loader = loader_of("skip", bad=range(100), hooks={hook: lambda given: given})
-    with loader, pytest.raises(CorruptError, match="sample 15 is damaged"):
+    with loader, pytest.raises(CorruptError, match="sample 0 is damaged"):
         next(loader)
 
 

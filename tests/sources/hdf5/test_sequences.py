@@ -212,6 +212,7 @@ def test_samples_that_are_nowhere_are_told_at_opening_and_named_when_read(path, 
         ([0, 2, 4, 6, 8], None),  # the end is missing
         ([0, 12], None),
         ([0, 8, 16, 24, 32, 40], None),  # in bytes
+        ([0, 8, 0, 24, 32, 40], None),
     ],
 )
 @pytest.mark.parametrize("sparse", [False, True])

@@ -175,7 +175,7 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
 
 
 class _Column:
-    """What is listed of a field. A sample that lacks it is there as the first that has it; nothing reads it."""
+    """What is listed of a field. A sample that lacks it has the place of the first that has it; nothing reads it."""
 
     def __init__(self, group: OpenGroup, field: Field, *, alone: bool) -> None:
         self._group, self._field, self._alone = group, field, alone

@@ -119,9 +119,11 @@ class StoredPart:
 
     def lacks(self, key: str, anchors: Indices) -> Indices:
         """For each anchor, the first row that a field reads for it and that lacks a value; −1 for none."""
+        if key not in self.lacking:
+            return np.full(len(anchors), -1)
         field = self.fields[key]
         rows = field.window_rows(field.own(anchors))
-        lost = np.isin(rows, self.lacking.get(key, ()))
+        lost = np.isin(rows, self.lacking[key])
         return np.where(lost.any(axis=1), rows[np.arange(len(rows)), lost.argmax(axis=1)], -1)
 
     def lack(self, key: str, row: int) -> SourceError:

@@ -196,9 +196,9 @@ def _offsets(
     if not offsets[0]:
         right = _right(offsets, elements)
         good = right[:-1] & right[1:]
-    # What begins elsewhere, ends too early, or rises far beyond the end was counted in another way, such as in bytes.
-    rises = not falling.any() and (offsets[-1] < elements or 2 * good.sum() < len(good))
-    if rises or not good.any():
+    # What begins elsewhere, ends too early, or is beyond the end for the most part was counted otherwise, as in bytes.
+    beyond = offsets[-1] > elements and 2 * good.sum() < len(good)
+    if beyond or (offsets[-1] < elements and not falling.any()) or not good.any():
         row = int(falling.argmax()) if falling.any() else 0 if offsets[0] else len(offsets) - 2
         raise _wrong(offsets, row, elements, f"{where}/{name}", context)
     return offsets, np.flatnonzero(~good)
@@ -211,7 +211,7 @@ def _wrong(offsets: Indices, row: int, elements: int, where: str, context: dict[
 
 
 def _right(offsets: Indices, elements: int) -> npt.NDArray[np.bool_]:
-    """Which offsets are surely right: those in each of the longest sequences of them that do not fall."""
+    """Which offsets are surely right: those in every longest sequence of them that does not fall."""
     right = (offsets >= 0) & (offsets <= elements)
     right[-1] = offsets[-1] == elements
     places = np.flatnonzero(right)

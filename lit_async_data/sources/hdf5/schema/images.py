@@ -16,7 +16,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import ChunkIndex
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, encoding, inspect_variable
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.inspect import FIRST_SAMPLES, StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
@@ -99,7 +99,7 @@ def images_in_groups(field: Field, stored: StoredDataset, bytes_of: Callable[[in
 def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> ImageDecoder:
     """The decoder of all images. Unless the user gives their size, it is that of the first in 16 rows that is one."""
     errors = list[SourceError]()
-    for row in range(min(stored.rows, 16)):
+    for row in range(min(stored.rows, FIRST_SAMPLES)):
         where = stored.at(row)
         try:
             with as_source_errors(where, "cannot be read", file=stored.path):
