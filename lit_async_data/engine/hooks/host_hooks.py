@@ -142,7 +142,7 @@ class _Probe:
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
     def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
-        """So many samples, from the beginning again where there are fewer: their numbers, and copies of them.
+        """The numbers of ``count`` samples, and copies of them. Where there are fewer, the first come again.
 
         Those of variable length are shorter by ``cut`` elements.
         """

@@ -213,7 +213,7 @@ class _Column:
             listed.extend(self._first[each] * again)
 
     def found(self, count: int) -> dict[str, Array]:
-        """The columns of so many samples. Most must be as the first is."""
+        """The columns of all ``count`` samples, of which most must have the type and shape of the first."""
         found, unlike = {} if self._of is None else self._of.found, [*self._unlike.values()]
         if 2 * len(unlike) > count - len(self._lacking) + len(unlike):
             path, name = self._group.path, self._named

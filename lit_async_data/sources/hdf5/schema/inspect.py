@@ -47,7 +47,7 @@ PROBED_VALUES = 512
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 # Enough to tell any format of images.
 HEAD_BYTES = 16
-# Samples that are looked at, since the first may be empty or damaged.
+# How many samples are tried: the first may be empty or damaged.
 FIRST_SAMPLES = 16
 # Names that an error message lists when a dataset is missing.
 NAMES_SHOWN = 12
