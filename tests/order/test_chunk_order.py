@@ -1,26 +1,13 @@
-import math
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.chunks import all_of, chunk_numbers, chunks_of
+from support.chunks import all_of, chunk_numbers, chunks_of, keys, layouts
 
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
-from lit_async_data.order.mixing import mixing, ranks_per_chunk
 from lit_async_data.order.permutation import Permutation, derived_key
 
-keys = st.integers(0, 2**64 - 1)
 widths = st.integers(1, 40)
-few_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 300), rows=st.integers(1, 80)), min_size=1, max_size=6)
-# Many files, in which most chunks have the usual number of rows: the shifts behind uneven groups matter here.
-like_files = st.builds(
-    lambda samples, rows: [ChunkRun(n, rows) for n in samples],
-    st.lists(st.integers(1, 60), min_size=1, max_size=30),
-    st.integers(1, 20),
-)
-layouts = few_runs | like_files
 
 
 def keyed_rows(n, key):
@@ -156,45 +143,6 @@ def test_a_million_million_samples_take_no_longer(length, rows):
         assert order.group_of(group.first) == order.group_of(group.end - 1) == group
         assert group.first == 0 or order.group_of(group.first - 1).end == group.first
     assert order.group(order.groups - 1).end == length
-
-
-@given(st.integers(1, 20), st.integers(1, 40), st.integers(1, 6), st.integers(1, 4), keys)
-def test_a_world_size_that_divides_the_width_gives_each_rank_its_own_chunks(groups, rows, times, world_size, key):
-    width = times * world_size
-    order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
-    assert ranks_per_chunk(order, world_size) == 1
-    chunks = all_of(order) // rows
-    own = [set(chunks[rank::world_size]) for rank in range(world_size)]
-    assert sum(map(len, own)) == len(set.union(*own)) == order.chunks
-
-
-@given(st.integers(1, 5), st.integers(1, 20), widths, st.integers(1, 12), keys)
-def test_otherwise_each_chunk_goes_to_as_many_ranks_as_predicted(groups, rows, width, world_size, key):
-    order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
-    chunks = all_of(order) // rows
-    ranks = Counter(chunk for chunk, _ in set(zip(chunks.tolist(), (np.arange(order.length) % world_size).tolist())))
-    assert set(ranks.values()) == {ranks_per_chunk(order, world_size)}
-
-
-@given(layouts, widths, keys, st.integers(1, 50), st.integers(1, 4))
-def test_mixing_equals_a_count(runs, width, key, batch_size, world_size):
-    """The denominator comes from another form of the same formula, for chunks of the mean size."""
-    order = ChunkOrder(runs, width, key)
-    own = chunk_numbers(runs)[all_of(order)][::world_size]
-    size = min(batch_size, len(own))
-    distinct = [len(set(own[begin : begin + size])) for begin in range(0, len(own) - size + 1, size)]
-    rows = order.length / order.chunks
-    arguments = [order.length - rows + 1, order.length - size + 1, order.length + 1, order.length - rows - size + 1]
-    signs = [1, 1, -1, -1]
-    missed = 0 if arguments[3] <= 0 else math.exp(sum(s * math.lgamma(a) for s, a in zip(signs, arguments)))
-    expected = np.mean(distinct) / (order.chunks * (1 - missed))
-    assert mixing(order, batch_size, world_size) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize(("width", "score"), [(16, 16 / 256), (64, 64 / 256), (256, 1.0), (1024, 1.0)])
-def test_mixing_of_a_long_order_is_that_of_its_width(width, score):
-    order = ChunkOrder([ChunkRun(10**12, 64)], width, key=0)
-    assert mixing(order, batch_size=256) == pytest.approx(score, rel=1e-3)
 
 
 def test_positions_and_groups_out_of_range_are_refused():

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.chunks import keys
 
 from lit_async_data.order.permutation import Permutation, Permutations, derived_key, derived_keys
 
 sizes = st.integers(1, 3000)
-keys = st.integers(0, 2**64 - 1)
 
 
 @given(sizes, keys)

@@ -81,13 +81,15 @@ def test_a_single_batch_equals_the_same_batch_of_a_whole_pass(length, batch_size
         assert alone.tolist() == epoch_plan.samples(np.arange(first, min(first + batch_size, length))).tolist()
 
 
-def test_a_last_step_too_small_for_the_ranks_is_joined_to_the_one_before():
-    """9 samples, 2 ranks of 4: one step of 8 and a rest of 1; the 9 are dealt again as 4 and 5."""
-    assert [samples(p) for p in ranks(9, 4, 2, shuffle="none")] == [[[0, 2], [4, 6, 8]], [[1, 3], [5, 7]]]
-
-
-def test_joined_single_samples_stay_one_step():
-    assert [samples(p) for p in ranks(5, 1, 3, shuffle="none")] == [[[0, 3]], [[1, 4]], [[2]]]
+@pytest.mark.parametrize(
+    ("of", "dealt"),
+    [
+        ((9, 4, 2), [[[0, 2], [4, 6, 8]], [[1, 3], [5, 7]]]),  # a step of 8 and a rest of 1, dealt again as 4 and 5
+        ((5, 1, 3), [[[0, 3]], [[1, 4]], [[2]]]),
+    ],
+)
+def test_a_last_step_too_small_for_the_ranks_is_joined_to_the_one_before(of, dealt):
+    assert [samples(p) for p in ranks(*of, shuffle="none")] == dealt
 
 
 def test_seeking_costs_the_same_anywhere_in_a_huge_dataset():
@@ -119,45 +121,33 @@ def test_a_step_outside_the_epoch_is_refused():
         plan(10).batch(3)
 
 
-def schedule(*, shuffled=True):
-    return Schedule(functools.partial(plan, 10), shuffled=shuffled)
-
-
-def test_after_the_last_step_comes_the_next_epoch():
-    endless = schedule()
-    keys = [BatchIndex(0, 0)]
-    for _ in range(4):
-        keys.append(endless.following(keys[-1]))
-    assert keys == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
-
-
-def test_a_limit_ends_the_epoch_early():
-    endless = schedule().limited(Limits(0, 2, 2))
-    assert endless.following(BatchIndex(0, 1)) == (1, 0)
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize(
+    ("steps", "at", "then"),
+    [
+        (None, (0, 1), (0, 2)),
+        # Also without a shuffle: a worker that reads an epoch ahead would claim a claimed batch, and lose its slot.
+        (None, (0, 2), (1, 0)),
+        (2, (0, 1), (1, 0)),
+        (1, (0, 1), (0, 2)),  # beyond the limit, the limit does not hold
+    ],
+)
+def test_after_the_last_step_or_a_limit_comes_the_next_epoch(shuffled, steps, at, then):
+    endless = Schedule(functools.partial(plan, 10), shuffled=shuffled).limited(Limits(0, steps, steps))
+    assert endless.following(BatchIndex(*at)) == then
 
 
 def test_the_plan_of_an_epoch_is_built_once_whatever_its_limits():
-    endless = schedule()
+    endless = Schedule(functools.partial(plan, 10), shuffled=True)
     assert endless.limited(Limits(1)).plan(1) is endless.limited(Limits(1, 2)).plan(1)
 
 
-def test_a_step_beyond_the_limit_ignores_the_limit():
-    endless = schedule().limited(Limits(0, 1, 1))
-    assert endless.following(BatchIndex(0, 1)) == (0, 2)
-
-
-def test_no_key_comes_twice_without_a_shuffle_either():
-    """Otherwise a worker that reads a whole epoch ahead would claim a claimed batch, and its slot would be lost."""
-    endless = schedule(shuffled=False)
-    assert endless.following(BatchIndex(0, 2)) == (1, 0)
-
-
-def test_samples_outside_chunks_are_decoded_once():
-    assert amplification(10_000, 1, 256) == pytest.approx(1, abs=0.02)
-
-
-def test_a_chunk_of_64_is_decoded_for_each_sample_of_a_small_batch():
-    assert amplification(10**6, 64, 8) == pytest.approx(64, rel=0.01)
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "decoded"),
+    [(1, 256, pytest.approx(1, abs=1e-3)), (64, 8, pytest.approx(64, rel=0.01))],  # each sample alone, or its chunk
+)
+def test_samples_of_small_batches_cost_a_chunk_each(rows, batch_size, decoded):
+    assert amplification(10**6, rows, batch_size) == decoded
 
 
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
