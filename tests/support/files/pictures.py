@@ -23,6 +23,8 @@ KINDS = {
     "bmp": ("BMP", {}),
     "gif": ("GIF", {}),
 }
+MODES = ("RGB", "L", "RGBA", "LA")
+DEEP = (np.arange(30 * 40, dtype="u4") * 4001 % 65536).astype("u2").reshape(30, 40)  # 16 bits
 WHERE = "there/x.png"
 
 

@@ -2,13 +2,15 @@
 
 import dataclasses
 import io
+import struct
 
 import numpy as np
+import PIL
 import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
-from support.files.pictures import a_png, decoded, exif, stored
+from support.files.pictures import DEEP, MODES, a_png, decoded, exif, plainly, stored
 
 from lit_async_data import AsyncLoader, LoaderOptions, ManifestSource, Normalize, ToFloat
 from lit_async_data.errors import ConfigError, FormatError
@@ -18,8 +20,6 @@ from lit_async_data.sources.images.image_shape import ImageShape
 # The first colours of PASCAL VOC's palette: as grey tones 0 38 75 113 15.
 VOC = [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0, 0, 0, 128]
 CLASSES = np.arange(6 * 10, dtype="u1").reshape(6, 10) % 5
-DEEP = (np.arange(30 * 40, dtype="u4") * 4001 % 65536).astype("u2").reshape(30, 40)
-TURNED = range(1, 9)
 
 
 def mask(classes=CLASSES, colours=VOC):
@@ -69,7 +69,7 @@ def test_grey_and_one_bit_are_numbers_too(kind):
         assert np.array_equal(decoded(stored(two, kind), ImageShape(mode="P"))[..., 0], CLASSES % 2)
 
 
-@pytest.mark.parametrize("turned", TURNED)
+@pytest.mark.parametrize("turned", range(1, 9))
 def test_a_mask_is_turned_cropped_and_resized_without_new_numbers(turned):
     classes = np.random.default_rng(0).integers(0, 256, (37, 61), np.uint8)
     plain = mask(classes, list(np.random.default_rng(1).integers(0, 256, 768)))
@@ -160,7 +160,7 @@ def test_sixteen_bits_come_out_as_they_are_stored(kind, values):
     assert np.array_equal(found[..., 0], values)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_more_bits_than_a_mode_has_are_refused_with_the_key(kind, mode):
     data = stored(Image.fromarray(DEEP), kind)
@@ -192,45 +192,6 @@ def test_eight_bits_are_not_passed_off_as_sixteen():
         assert "set mode: L" in said
 
 
-def plainly(values, size, name, box=None):
-    """By Pillow, in 32-bit floats, whose mantissa holds 16 bits."""
-    resample = Image.Resampling[name.upper()]
-    found = np.asarray(Image.fromarray(values.astype("f4")).resize(size[::-1], resample, box=box))
-    return np.clip(np.rint(found), 0, 65535).astype("u2")
-
-
-@pytest.mark.parametrize("name", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
-@pytest.mark.parametrize("size", [(64, 90), (30, 17)])
-def test_sixteen_bits_are_resized_in_sixteen_bits(name, size):
-    # Black and white: what bicubic and lanczos make beyond both is clipped. Pillow's own kernel
-    # for 16 bits is wrong by up to 12 410 there.
-    extreme = (np.random.default_rng(0).integers(0, 2, (30, 40)) * 65535).astype("u2")
-    for values in (DEEP, extreme):
-        shape = ImageShape(image_size=size, mode="uint16", interpolation=name)
-        assert np.array_equal(decoded(stored(Image.fromarray(values)), shape)[..., 0], plainly(values, size, name))
-
-
-@pytest.mark.parametrize("turned", TURNED)
-def test_sixteen_bits_are_turned_cropped_and_padded(turned):
-    data = stored(Image.fromarray(DEEP), exif=exif(turned))
-    ways = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE"}
-    ways |= {6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
-    image = Image.fromarray(DEEP)
-    seen = np.asarray(image.transpose(Image.Transpose[ways[turned]]) if turned > 1 else image)
-    assert np.array_equal(decoded(data, ImageShape(mode="uint16"))[..., 0], seen)
-    height, width = seen.shape
-    middle = decoded(data, ImageShape(image_size=12, mode="uint16", resize="crop"))[..., 0]
-    left, upper = (width - 30) / 2, (height - 30) / 2
-    assert np.array_equal(middle, plainly(seen[int(upper) :][:30, int(left) :][:, :30], (12, 12), "bilinear"))
-    padded = decoded(data, ImageShape(image_size=80, mode="uint16", resize="pad", fill=60000))[..., 0]
-    beside = (padded[:, :9], padded[:, -9:]) if height > width else (padded[:9], padded[-9:])
-    assert all((edge == 60000).all() for edge in beside)
-    drawn = decoded(
-        data, ImageShape(image_size=16, mode="uint16", resize="random_crop", interpolation="nearest"), key=3
-    )
-    assert np.isin(drawn, seen).all()
-
-
 def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
     for number in range(3):
         Image.fromarray(DEEP + np.uint16(number)).save(tmp_path / f"{number}.png")
@@ -250,3 +211,70 @@ def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
         with AsyncLoader(source, LoaderOptions(batch_size=3, shuffle=False), device_transform=transform) as loader:
             (batch,) = loader
             assert torch.allclose(batch["x"][0, 0], floats, atol=1e-6)
+
+
+PIXELS = [
+    *(
+        ("PNG", found, decoder)
+        for found in ("1", "L", "LA", "P", "RGB", "RGBA")
+        for decoder in ("imagecodecs", "Pillow")
+    ),
+    *(("TIFF", found, "Pillow") for found in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")),
+    *(("JPEG", found, "Pillow") for found in ("L", "RGB", "CMYK", "YCbCr")),
+]
+
+
+@pytest.mark.usefixtures("png_decoder")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("kind", "found", "png_decoder"), PIXELS, indirect=["png_decoder"])
+def test_every_kind_of_pixels_becomes_every_mode(photo, kind, found, mode):
+    small = photo.resize((60, 41)).convert(found)
+    if found in ("LA", "RGBA"):
+        small.putalpha(Image.linear_gradient("L").resize((60, 41)))
+    data = stored(small, kind)
+    if (kind, found) == ("TIFF", "YCbCr") and int(PIL.__version__.split(".")[0]) < 13:
+        with pytest.raises(FormatError, match=r"there/x.png: .* which Pillow decodes from version 13 on; install it"):
+            decoded(data, ImageShape(mode=mode))
+        return
+    assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
+    resized = decoded(data, ImageShape(image_size=(20, 30), mode=mode))
+    if found == "1" and mode in ("RGB", "L"):
+        assert len(np.unique(resized)) > 2  # its greys are weighed, which black and white could not be
+    assert (resized == plainly(data, mode, (30, 20))).all()
+
+
+@pytest.mark.usefixtures("png_decoder")
+@pytest.mark.parametrize("found", ["P", "L", "RGB"])
+def test_one_transparent_colour(photo, found):
+    small = photo.resize((60, 41)).convert(found)
+    transparent = {"P": bytes(range(200)), "L": 90, "RGB": small.getpixel((7, 7))}[found]
+    data = stored(small, "PNG", transparency=transparent)
+    for mode in MODES:
+        assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
+        assert (decoded(data, ImageShape(image_size=(20, 30), mode=mode)) == plainly(data, mode, (30, 20))).all()
+    assert (decoded(data, ImageShape(mode="RGBA"))[..., -1] < 255).any()
+
+
+def test_a_tiff_of_twelve_bits_keeps_the_upper_eight():
+    # 0x123 and 0xABC in three bytes; uncompressed, little-endian.
+    tags = [(256, 3, 2), (257, 3, 1), (258, 3, 12), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1), (278, 3, 1)]
+    tags.append((279, 4, 3))
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
+    data = b"II*\0" + struct.pack("<I", 12) + b"\x12\x3a\xbc\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
+    assert decoded(data, ImageShape(mode="L", upper_8_bits=True)).ravel().tolist() == [0x12, 0xAB]
+    assert decoded(data, ImageShape(mode="uint16")).ravel().tolist() == [0x123, 0xABC]
+
+
+def test_what_does_not_fit_eight_bits_is_refused():
+    deep = np.arange(600, dtype="f4").reshape(20, 30)
+    for values in (deep, deep.astype("i4")):
+        with pytest.raises(FormatError, match=r"^there/x.png: a TIFF of Pillow's mode [IF],"):
+            decoded(stored(Image.fromarray(values), "TIFF"), ImageShape())
+    white = stored(Image.fromarray(deep.astype("u2")), "TIFF", tiffinfo={262: 0})
+    with pytest.raises(FormatError, match=r"^there/x.png: .*0 is white"):
+        decoded(white, ImageShape())
+    one = stored(Image.fromarray(deep.astype("u2")), "PNG", transparency=5)
+    with pytest.raises(FormatError, match=r"^there/x.png: .*one transparent colour"):
+        decoded(one, ImageShape(mode="RGBA", upper_8_bits=True))
+    assert (decoded(one, ImageShape(mode="L", upper_8_bits=True))[..., 0] == deep.astype("u2") >> 8).all()
+    assert (decoded(one, ImageShape(mode="uint16"))[..., 0] == deep).all()

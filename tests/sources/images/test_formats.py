@@ -1,4 +1,4 @@
-"""Damaged and unsupported images are errors that name the file, as far as their format shows damage.
+"""Images of each format: as Pillow decodes them; damaged and unsupported ones are errors that name the file.
 
 Nothing can find a flipped bit in a JPEG, WebP, BMP or TIFF for sure: they have no checksums.
 """
@@ -7,13 +7,15 @@ import contextlib
 import io
 import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps, PngImagePlugin
-from support.files.pictures import KINDS, decoded, stored
+from support.files.pictures import KINDS, MODES, a_png, decoded, plainly, stored
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
+from lit_async_data.sources.images import formats
 from lit_async_data.sources.images.image_shape import ImageShape
 
 SIZE = (61, 90)
@@ -53,7 +55,7 @@ def test_a_changed_byte_in_a_png_is_an_error(photo, found):
             decoded(broken, ImageShape(upper_8_bits=True), (20, 30))
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_jpeg_that_libjpeg_warns_of_is_an_error_in_every_mode(photo, mode):
     data = stored(photo, "JPEG", quality=90, restart_marker_blocks=4)
     marks = [
@@ -130,3 +132,61 @@ def test_a_tiff_whose_colours_pillow_would_misread_is_refused(photo):
     data = stored(photo.convert("YCbCr"), "TIFF", tiffinfo={530: (2, 1)})
     with pytest.raises(FormatError, match=r"^there/x.png: a TIFF of uncompressed YCbCr"):
         decoded(data + bytes(10**5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_format_comes_out_as_pillow_decodes_it(photo, kind):
+    name, options = KINDS[kind]
+    data = stored(photo.resize((60, 41)), name, **options)
+    for mode in MODES:
+        assert (decoded(data, ImageShape(mode=mode)) == plainly(data, mode)).all()
+
+
+def filtered(random, width, height, channels):
+    """Rows of any values, each filtered in some way: any bytes are pixels."""
+    rows = random.integers(0, 256, (height, 1 + width * channels), np.uint8)
+    rows[:, 0] = random.integers(0, 5, height)
+    return rows.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("size", "colour", "mode"), [((1, 1), 0, "L"), ((7, 3), 2, "RGB"), ((160, 137), 6, "RGBA"), ((160, 137), 0, "L")]
+)
+def test_pixels_of_a_png_are_those_of_pillow_however_they_are_filtered(size, colour, mode, monkeypatch, png_decoder):
+    width, height = size
+    stream = zlib.compress(filtered(np.random.default_rng(width), width, height, len(mode)))
+    for streams in ([stream], [stream[:1], b"", stream[1:20], stream[20:]]):
+        data = a_png(width, height, 8, colour, streams=streams)
+        with monkeypatch.context() as context:
+            if png_decoder == "imagecodecs":
+                context.setattr(formats, "_opened", lambda *_: pytest.fail("left to Pillow"))
+            found = decoded(data, ImageShape(mode=mode))
+        assert np.array_equal(found, plainly(data, mode))
+
+
+def test_a_png_that_imagecodecs_refuses_is_left_to_pillow(photo, monkeypatch):
+    class Refusing:
+        def spng_decode(self, *_, **__):
+            raise RuntimeError
+
+    data = stored(photo.resize((40, 30)), "PNG")
+    monkeypatch.setattr(formats, "_imagecodecs", Refusing)
+    assert np.array_equal(decoded(data, ImageShape()), plainly(data, "RGB"))
+
+
+def test_nothing_and_other_things_are_refused():
+    with pytest.raises(CorruptError, match=r"^there/x.png: empty"):
+        decoded(b"", ImageShape(), (2, 2))
+    for other in (b"%PDF-1.7", b"8BPS\0\1", b"\0" * 100, b"%!PS-Adobe-3.0 EPSF-3.0"):
+        with pytest.raises(FormatError, match=r"^there/x.png: begins with b'"):
+            decoded(other, ImageShape(), (2, 2))
+
+
+def test_no_setting_of_pillow_is_changed_and_large_images_warn_of_nothing(photo, monkeypatch):
+    from PIL import ImageFile
+
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Image.open would refuse more than 200
+    before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK
+    for name in ("JPEG", "PNG", "BMP"):
+        decoded(stored(photo.resize((90, 61)), name), ImageShape())
+    assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK)

@@ -1,0 +1,291 @@
+"""Decoding and resizing images, against Pillow done plainly; and large images, which take turns."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+from support.files.pictures import DEEP, KINDS, MODES, decoded, exif, plainly, stored
+
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.sources.images import image as images
+from lit_async_data.sources.images.image import write_resized
+from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.orientation import mirrored
+
+
+@pytest.mark.parametrize(("factor", "turned"), [(2, 1), *((4, turned) for turned in range(1, 9)), (8, 6)])
+def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(photo, factor, turned, monkeypatch):
+    seen, parts = [], []
+    upright, write_resized = images.upright, images.write_resized
+    monkeypatch.setattr(images, "upright", lambda found, way: seen.append(found.shape[1]) or upright(found, way))
+    monkeypatch.setattr(
+        images, "write_resized", lambda found, *rest: parts.append(rest[0]) or write_resized(found, *rest)
+    )
+    # Neither side is a multiple of the factor: the last column and row stand for less than the others.
+    data = stored(photo.crop((0, 0, 635, 427)), "JPEG", quality=90, exif=exif(turned))
+    # 213 is half of 427, less half a pixel: twice that many are just left over.
+    side = 427 // factor // 2
+    found = decoded(data, ImageShape(image_size=side, resize="crop")).astype(int)
+    assert seen == [-(-635 // factor)]
+    # What was taken is in the middle, to half a pixel of what was decoded.
+    right_first, lower_first = mirrored(turned)
+    size = (635, 427) if turned < 5 else (427, 635)
+    off = [-(-all_ // factor) - all_ / factor if last else 0 for all_, last in zip(size, (right_first, lower_first))]
+    taken = [(edge - off[number % 2]) * factor for number, edge in enumerate(parts[0])]
+    middle = (104, 0, 531, 427) if turned < 5 else (0, 104, 427, 531)
+    assert all(abs(edge - wanted) <= factor for edge, wanted in zip(taken, middle))
+    taken = [min(max(edge, 0), size[number % 2]) for number, edge in enumerate(taken)]
+    assert np.abs(found - plainly(data, "RGB", (side, side), tuple(taken))).mean() < 2.5
+    whole = decoded(data, ImageShape(image_size=side, resize="stretch")).astype(int)
+    # A shift by a pixel would be ten times that.
+    assert np.abs(whole - plainly(data, "RGB", (side, side))).mean() < 1.2
+    seen.clear()
+    decoded(data, ImageShape(image_size=side + 1, resize="crop"))
+    assert seen == [-(-635 // (factor // 2))]
+    seen.clear()
+    nearest = decoded(data, ImageShape(image_size=side, interpolation="nearest"))
+    assert seen == [635]
+    assert (nearest == plainly(data, "RGB", (side, side), resample=Image.Resampling.NEAREST)).all()
+
+
+@pytest.mark.parametrize("name", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+def test_every_interpolation_is_pillows(photo, name):
+    data = stored(photo.resize((60, 41)))
+    found = decoded(data, ImageShape(image_size=(20, 30), interpolation=name)).astype(int)
+    differ = np.abs(found - plainly(data, "RGB", (30, 20), resample=Image.Resampling[name.upper()]))
+    # Torch's are Pillow's but for rounding, which happens in two steps.
+    assert differ.max() <= (2 if name == "bicubic" else 1 if name == "bilinear" else 0)
+    assert differ.mean() < 0.02
+
+
+def test_padding_keeps_the_shape_and_fills_the_rest(photo):
+    data = stored(photo.resize((60, 40)))
+    found = decoded(data, ImageShape(image_size=(30, 30), resize="pad", fill=9))
+    assert (np.abs(found[5:25].astype(int) - plainly(data, "RGB", (30, 20))) <= 1).all()
+    assert (found[:5] == 9).all()
+    assert (found[25:] == 9).all()
+
+
+def test_a_random_crop_is_one_of_its_key_and_the_middle_without_one(photo):
+    data = stored(photo.resize((60, 40)))
+    shape = ImageShape(image_size=24, resize="random_crop")
+    first, again, other = (decoded(data, shape, key=key) for key in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+    assert (decoded(data, shape) == decoded(data, ImageShape(image_size=24, resize="crop"))).all()
+    differ = decoded(data, shape).astype(int) - plainly(data, "RGB", (24, 24), (10, 0, 50, 40))
+    assert (np.abs(differ) <= 1).all()
+
+
+def test_an_array_of_another_kind_is_a_mistake_of_the_caller(photo):
+    data = stored(photo.resize((6, 4)))
+    for out in (np.zeros((4, 6, 3), "f4"), np.zeros((4, 6, 1), "u1"), np.zeros((4, 6), "u1")):
+        with pytest.raises(ValueError, match="channels"):
+            images.decode(data, ImageShape(), out, None, "x")
+
+
+def test_another_size_is_an_error_unless_one_is_given(photo):
+    data = stored(photo.resize((60, 40)))
+    with pytest.raises(FormatError, match=r"^there/x.png: 40×60 pixels .*41×60 are expected; give image_size"):
+        decoded(data, ImageShape(), (41, 60))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_pixels_than_allowed_are_refused(photo, kind):
+    name, options = KINDS[kind]
+    data = stored(photo.resize((30, 20)), name, **options)
+    decoded(data, ImageShape(max_pixels=600))
+    with pytest.raises(FormatError, match=r"^there/x.png: 20×30 pixels .* are more than max_pixels \(599\)"):
+        decoded(data, ImageShape(max_pixels=599), (20, 30))
+
+
+def test_whatever_a_decoder_raises_names_the_image_but_for_a_lack_of_memory(monkeypatch, photo):
+
+    data = stored(photo.resize((6, 4)).convert("P"))  # not plain: by Pillow whatever is installed
+    for raised, expected in ((KeyError("key"), CorruptError), (MemoryError(), MemoryError)):
+
+        def loaded(self, raised=raised):
+            raise raised
+
+        monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", loaded)
+        with pytest.raises(expected) as found:
+            decoded(data, ImageShape(), (4, 6))
+        assert expected is MemoryError or str(found.value).startswith(
+            "there/x.png: the PNG cannot be decoded (its data"
+        )
+
+
+@pytest.mark.parametrize(("kind", "colours"), [*(("PNG", mode) for mode in MODES), ("JPEG", "L")])
+def test_what_goes_where_it_goes_as_it_is_stored_is_decoded_there(photo, kind, colours, monkeypatch, png_decoder):
+    written, write_resized = [], images.write_resized
+    monkeypatch.setattr(images, "write_resized", lambda *given: written.append(1) or write_resized(*given))
+    data = stored(photo.resize((40, 30)).convert(colours), kind)
+    known = kind == "JPEG" or (png_decoder == "imagecodecs" and colours != "LA")
+    for shape in (ImageShape(mode=colours), ImageShape(image_size=(30, 40), mode=colours, resize="pad")):
+        assert np.array_equal(decoded(data, shape), plainly(data, colours))
+    assert len(written) == 2 * (not known)
+    # Not so: another size, a part of it, a wider memory, another mode, and one that is held otherwise.
+    written.clear()
+    shape = ImageShape(mode=colours)
+    around = np.full((30, 50, shape.channels), 77, "u1")
+    images.decode(data, shape, around[:, 5:45], None, "x")
+    assert np.array_equal(around[:, 5:45], plainly(data, colours))
+    assert (around[:, :5] == 77).all()
+    assert (around[:, 45:] == 77).all()
+    decoded(data, ImageShape(image_size=(30, 40), mode=colours, resize="random_crop", scale=(0.2, 0.3)), key=1)
+    decoded(data, ImageShape(image_size=(40, 30), mode=colours, resize="crop"))
+    decoded(data, ImageShape(mode="RGBA" if colours != "RGBA" else "L"))
+    turned = stored(photo.resize((40, 30)).convert(colours), kind, exif=exif(3))
+    assert np.array_equal(decoded(turned, shape), plainly(turned, colours))
+    assert len(written) == 5
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(30, 20), (90, 110), (7, 130)])
+def test_torch_resizes_straight_into_the_array_as_it_does_by_itself(interpolation, channels, size):
+    given = np.random.default_rng(0).integers(0, 256, (80, 100, channels), np.uint8)
+    batch = torch.from_numpy(given[None, 10:70, 5:95].copy()).permute(0, 3, 1, 2)
+    alone = torch.nn.functional.interpolate(batch, size, mode=interpolation, antialias=True)[0].permute(1, 2, 0).numpy()
+    shape, box = ImageShape(image_size=size, interpolation=interpolation), (5, 10, 95, 70)
+    frozen = given.copy()
+    frozen.flags.writeable = False  # as what comes from Pillow is; torch would warn of it
+    for pixels_ in (given, frozen, np.asfortranarray(given)):
+        for out in (np.zeros((*size, channels), "u1"), np.zeros((size[0], 200, 3), "u1")[:, 7 : 7 + size[1]]):
+            write_resized(pixels_, box, shape, out)
+            assert np.array_equal(out, np.broadcast_to(alone, out.shape))
+    whole = np.zeros((*size, channels), "u1")
+    write_resized(given[10:70, 5:95].copy(), (0, 0, 90, 60), shape, whole)
+    assert np.array_equal(whole, alone)
+
+
+@pytest.mark.usefixtures("png_decoder")
+@pytest.mark.parametrize("turned", [1, 3, 6, 7])
+@pytest.mark.parametrize(("size", "mode"), [((1, 1), "RGB"), ((1, 300), "L"), ((300, 1), "RGB"), ((2, 17), "L")])
+def test_an_image_of_one_row_or_column_comes_out_however_it_was_held(turned, size, mode):
+    random = np.random.default_rng(0)
+    pixels_ = random.integers(0, 256, (size[1], size[0], 3), np.uint8)
+    data = stored(Image.fromarray(pixels_).convert(mode), exif=exif(turned))
+    for wanted in ((64, 64), (1, 9)):
+        found = decoded(data, ImageShape(image_size=wanted, mode=mode)).astype(int)
+        assert np.abs(found - plainly(data, mode, wanted[::-1])).max() <= 1
+    if max(size) > 1:
+        assert decoded(data, ImageShape(image_size=(3, 3), mode=mode, resize="random_crop"), key=3).any()
+
+
+def in_floats(values, size, name, box=None):
+    """By Pillow, in 32-bit floats, whose mantissa holds 16 bits."""
+    resample = Image.Resampling[name.upper()]
+    found = np.asarray(Image.fromarray(values.astype("f4")).resize(size[::-1], resample, box=box))
+    return np.clip(np.rint(found), 0, 65535).astype("u2")
+
+
+@pytest.mark.parametrize("name", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(64, 90), (30, 17)])
+def test_sixteen_bits_are_resized_in_sixteen_bits(name, size):
+    # Black and white: what bicubic and lanczos make beyond both is clipped. Pillow's own kernel
+    # for 16 bits is wrong by up to 12 410 there.
+    extreme = (np.random.default_rng(0).integers(0, 2, (30, 40)) * 65535).astype("u2")
+    for values in (DEEP, extreme):
+        shape = ImageShape(image_size=size, mode="uint16", interpolation=name)
+        assert np.array_equal(decoded(stored(Image.fromarray(values)), shape)[..., 0], in_floats(values, size, name))
+
+
+@pytest.mark.parametrize("turned", range(1, 9))
+def test_sixteen_bits_are_turned_cropped_and_padded(turned):
+    data = stored(Image.fromarray(DEEP), exif=exif(turned))
+    ways = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE"}
+    ways |= {6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
+    image = Image.fromarray(DEEP)
+    seen = np.asarray(image.transpose(Image.Transpose[ways[turned]]) if turned > 1 else image)
+    assert np.array_equal(decoded(data, ImageShape(mode="uint16"))[..., 0], seen)
+    height, width = seen.shape
+    middle = decoded(data, ImageShape(image_size=12, mode="uint16", resize="crop"))[..., 0]
+    left, upper = (width - 30) / 2, (height - 30) / 2
+    assert np.array_equal(middle, in_floats(seen[int(upper) :][:30, int(left) :][:, :30], (12, 12), "bilinear"))
+    padded = decoded(data, ImageShape(image_size=80, mode="uint16", resize="pad", fill=60000))[..., 0]
+    beside = (padded[:, :9], padded[:, -9:]) if height > width else (padded[:9], padded[-9:])
+    assert all((edge == 60000).all() for edge in beside)
+    drawn = decoded(
+        data, ImageShape(image_size=16, mode="uint16", resize="random_crop", interpolation="nearest"), key=3
+    )
+    assert np.isin(drawn, seen).all()
+
+
+def black(kind, width, height):
+    return stored(Image.new("RGB", (width, height)), kind)
+
+
+def decode(data):
+    images.decode(data, ImageShape(image_size=8), np.zeros((8, 8, 3), "u1"), None, "x")
+
+
+class Turnstile:
+    """A lock that tells who has come to it."""
+
+    def __init__(self):
+        self.lock, self.came = threading.Lock(), threading.Semaphore(0)
+
+    def __enter__(self):
+        self.came.release()
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+def test_large_images_wait_for_each_other_and_small_ones_do_not(monkeypatch):
+    turn, entered, go_on = Turnstile(), threading.Semaphore(0), threading.Semaphore(0)
+    monkeypatch.setattr(images, "_turn", turn)
+    monkeypatch.setattr(images, "_LARGE", 100)
+    values_of = images.values_of
+
+    def held(*given):
+        entered.release()
+        assert go_on.acquire(timeout=30)
+        return values_of(*given)
+
+    monkeypatch.setattr(images, "values_of", held)
+    large, small = black("BMP", 20, 20), black("BMP", 10, 10)
+    reduced = black("JPEG", 80, 80)  # decoded at a quarter of both sides: 400 pixels, which are large as well
+    threads = [threading.Thread(target=decode, args=(data,)) for data in (large, reduced, small)]
+    for thread in threads[:2]:
+        thread.start()
+        assert turn.came.acquire(timeout=30)
+    assert entered.acquire(timeout=30)
+    assert not entered.acquire(blocking=False)  # the other large one waits
+    threads[2].start()
+    assert entered.acquire(timeout=30)  # the small one does not
+    for _ in threads:
+        go_on.release()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not turn.came.acquire(blocking=False)
+
+
+def test_a_large_jpeg_that_is_decoded_small_does_not_wait(monkeypatch):
+    turn = Turnstile()
+    monkeypatch.setattr(images, "_turn", turn)
+    monkeypatch.setattr(images, "_LARGE", 400)
+    decode(black("JPEG", 80, 80))
+    assert not turn.came.acquire(blocking=False)
+
+
+def test_an_error_ends_the_turn(monkeypatch):
+    monkeypatch.setattr(images, "_LARGE", 1)
+    data = black("BMP", 20, 20)
+
+    def fails(*_):
+        raise FormatError("in its turn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "values_of", fails)
+        with pytest.raises(FormatError, match="in its turn"):
+            decode(data)
+    another = threading.Thread(target=decode, args=(data,), daemon=True)
+    another.start()
+    another.join(30)
+    assert not another.is_alive()
