@@ -120,22 +120,6 @@ def test_the_first_batch_waits_for_no_process_where_that_costs_nothing(layout, t
     assert set().union(*others) == process
 
 
-def test_auto_takes_a_process_where_chunks_are_decoded_and_a_core_is_free(file, monkeypatch):
-    with contextlib.closing(source_of(file)) as source:
-        workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
-        assert (workers.kind, workers.why) == ("process", "samples are decoded")
-        assert str(workers).startswith("a reader process with ")
-        monkeypatch.setattr("lit_async_data.engine.resources.workers.cores", lambda ranks=None: 1)
-        workers = AsyncLoader(source, {"batch_size": 4}).footprint.workers
-        assert str(workers) == "1 reader thread (no core is free)"
-        for options in ({"workers": 0}, {"worker_kind": "thread"}):
-            assert AsyncLoader(source, {"batch_size": 4, **options}).footprint.workers.kind != "process"
-    with h5py.File(file, "r+") as opened:
-        opened["raw"] = np.zeros((10, 3))
-    with contextlib.closing(HDF5Source(file, ["raw"])) as source:
-        assert AsyncLoader(source, {"batch_size": 4}).footprint.workers[:3] == ("thread", 1, "reading is a copy")
-
-
 def test_python_code_is_read_ahead_in_a_process_and_by_the_loop_where_it_cannot_go(monkeypatch, caplog):
     with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False}) as loader:
         assert loader.footprint.workers[:3] == ("process", 1, "Python code reads the samples")

@@ -13,7 +13,7 @@ from lit_async_data import AsyncLoader
 from lit_async_data.engine.processes import shared_file
 from lit_async_data.engine.processes.shared_file import SharedFile
 from lit_async_data.engine.processes.shared_slots import NOTES_BYTES, SharedSlots
-from lit_async_data.errors import ConfigError, MemoryBudgetError
+from lit_async_data.errors import MemoryBudgetError
 
 pytestmark = pytest.mark.processes
 OPTIONS = {"batch_size": 10, "shuffle": False}
@@ -123,12 +123,3 @@ def test_no_room_in_the_midst_of_zeros_gives_the_rest_back(monkeypatch):
         shared.reach(5 * 4096)
     assert os.fstat(file.fileno()).st_size == 4096
     file.close()
-
-
-def test_a_system_that_is_not_posix_has_threads_and_says_why(monkeypatch):
-    monkeypatch.setattr("lit_async_data.engine.resources.workers.os", types.SimpleNamespace(name="nt", environ={}))
-    monkeypatch.setattr("lit_async_data.engine.resources.workers.sys", types.SimpleNamespace(platform="win32"))
-    why = "win32 passes no descriptors to a new process"
-    assert AsyncLoader(Numbers(), {**OPTIONS, "workers": 1}).footprint.workers[:3] == ("thread", 1, why)
-    with pytest.raises(ConfigError, match=f"worker_kind: process is not possible here: {why}; set worker_kind=thread"):
-        AsyncLoader(Numbers(), PROCESS)

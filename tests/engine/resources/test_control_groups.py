@@ -1,14 +1,12 @@
 """What containers and jobs of SLURM allow, in both versions of control groups; and what each rank has of it."""
 
-import numpy as np
 import pytest
 
-from lit_async_data import AsyncLoader, system
+from lit_async_data import system
 from lit_async_data.engine.resources import control_groups
 from lit_async_data.engine.resources import workers as cores_module
 from lit_async_data.engine.resources.memory import machine_memory
 from lit_async_data.engine.resources.workers import cores
-from lit_async_data.testing import ArraySource
 
 NESTED = "0::/slurm/job_7/step_0\n"
 OLD = "5:cpu,cpuacct:/slurm/job_7\n4:hugetlb,memory:/slurm/job_7\n"
@@ -80,35 +78,3 @@ def test_what_the_kernel_killed_for_lack_of_memory_is_counted(groups, own, files
 def test_control_groups_and_those_around_them_limit_the_cores(groups, own, files, limit):
     groups(files, own)
     assert cores() == limit
-
-
-@pytest.mark.parametrize(
-    ("environment", "known", "share"),
-    [
-        ({}, None, 32),
-        ({}, 8, 4),
-        ({"LOCAL_WORLD_SIZE": "4"}, None, 8),
-        ({"LOCAL_WORLD_SIZE": ""}, None, 32),
-        ({}, 64, 1),
-        # SLURM has given each of its tasks 32 cores.
-        ({"SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "32"}, 4, 32),
-        # All tasks share 32 cores.
-        ({"SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "8"}, 4, 8),
-        # The ranks were not started by SLURM, but within a task.
-        ({"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "32"}, 4, 8),
-        ({"SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "32", "LOCAL_WORLD_SIZE": "4"}, None, 8),
-    ],
-)
-def test_each_rank_has_its_share_of_the_cores(groups, monkeypatch, environment, known, share):
-    groups({})
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert cores(known) == share
-
-
-def test_a_loader_takes_no_more_than_the_share_of_its_rank():
-    source, options = ArraySource({"y": np.arange(64)}), {"batch_size": 4}
-    loader = AsyncLoader(source, options)
-    alone = loader.footprint.budget.limit
-    loader.local_world_size = 4
-    assert loader.footprint.budget.limit == pytest.approx(alone / 4, abs=1)

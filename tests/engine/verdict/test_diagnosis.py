@@ -1,19 +1,12 @@
 """Each cause of waiting is named, with a change that can help and is not made yet."""
 
-import contextlib
 import dataclasses
-import time
-import types
 
-import numpy as np
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
 
-import lit_async_data as lad
 from lit_async_data.engine.stats import Stage, StageTimes
 from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdict
-from lit_async_data.engine.verdict.watch import Facts, Readers, Watch
-from lit_async_data.testing import ArraySource
+from lit_async_data.engine.verdict.watch import Facts, Readers
 
 BATCHES = 100
 PROCESS = {"kind": "process"}
@@ -99,51 +92,3 @@ def test_every_sentence_is_whole(cure):
     said = Verdict(0.5, Bound.LATE, cure, 8).sentence("test", "2.0 s", "data.test_loader.")
     assert said.startswith("test waited 50.0 % of 2.0 s for data: a batch is late now and then")
     assert not set(said) & {"{", "}"}
-
-
-def readers(loader):
-    next(iter(loader))
-    with contextlib.closing(loader):
-        return Readers.of(loader, loader.stats())
-
-
-class Streaming(IterableDataset):
-    def __iter__(self):
-        return iter(range(10))
-
-
-def test_a_dataset_with_an_index_could_be_read_by_a_source():
-    mapped = readers(lad.prefetched(DataLoader(range(10), batch_size=2), device="cpu"))
-    assert (mapped.kind, mapped.count, mapped.replaceable) == ("foreign", 0, True)
-    assert not readers(lad.prefetched(DataLoader(Streaming(), batch_size=2), device="cpu")).replaceable
-    assert readers(lad.prefetched(iter(range(10)), device="cpu")).count == -1
-
-
-def test_decoding_in_vain_is_seen_in_the_plan_of_the_loader(h5, monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.hdf5.readers.part_reader.RECENT_BYTES", 0)  # more than that is stored
-    values = np.arange(256 * 50).reshape(256, 50)
-    path = h5("z.h5", labels=np.arange(256), data={"data": values, "chunks": (8, 50), "compression": 1})
-    for shuffle in ("global", "chunk"):
-        options = {"batch_size": 16, "shuffle": shuffle, "workers": 1, "worker_kind": "thread", "cache_bytes": 0}
-        with contextlib.closing(lad.HDF5Source(path)) as source:
-            known = readers(lad.AsyncLoader(source, options))
-        assert (known.in_vain, known.chosen, known.queue_depth) == (shuffle == "global", True, 4)
-
-
-def test_the_seconds_of_a_transform_in_the_loop_are_no_wait(monkeypatch):
-    now = [0.0]
-    clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
-    for module in ("engine.device.inline_queue", "engine.loader.async_loader", "engine.verdict.watch"):
-        monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
-
-    def slow(batch):
-        now[0] += 0.5
-        return batch
-
-    source = ArraySource({"x": np.zeros(8)})
-    with lad.AsyncLoader(source, {"batch_size": 4, "workers": 0}, device_transform=slow) as loader:
-        watch = Watch([loader])
-        assert len(list(loader)) == 2
-        measured = watch.facts()
-    assert (measured.batches, measured.total_s, measured.transform_s) == (2, 1.0, 1.0)
-    assert (measured.waited_s, measured.gap_s, measured.share) == (0.0, 0.0, 0.0)

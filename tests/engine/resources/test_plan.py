@@ -1,10 +1,9 @@
 """Which readers a loader takes, and how many batches they read together, by what reading costs."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data import AsyncLoader
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.resources import workers
 from lit_async_data.engine.resources.plan import COALESCED_BATCHES, COALESCED_BYTES
@@ -28,28 +27,6 @@ def plan_of(reading, shape=(8,), *, rows=1, order=None, **options):
     chunks = StorageLayout(runs, compressed=True, reading=reading, order=order)
     source = ArraySource(arrays, parts={"a": LENGTH}, chunks=chunks)
     return AsyncLoader(source, {"batch_size": BATCH, **options}).footprint
-
-
-@pytest.mark.parametrize(
-    ("reading", "kind", "why"),
-    [
-        ("copied", "thread", "reading is a copy"),
-        ("opened", "process", "a file is opened for each sample"),
-        ("locked", "process", "reading holds a lock"),
-        ("decoded", "process", "samples are decoded"),
-        ("python", "process", "Python code reads the samples"),
-    ],
-)
-def test_what_would_take_the_gil_is_read_in_a_process(reading, kind, why):
-    found = plan_of(reading).workers
-    assert (found.kind, found.threads, found.why) == (kind, 1, why)
-
-
-@pytest.mark.parametrize(
-    ("reading", "most"), [("copied", 1), ("opened", 1), ("locked", 1), ("decoded", 2), ("python", 2)]
-)
-def test_more_workers_come_later_only_where_they_can_help(reading, most):
-    assert plan_of(reading).workers.most == most
 
 
 @pytest.mark.parametrize(
@@ -127,23 +104,6 @@ def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more
     assert (found.layout.batches, found.chunks) == (COALESCED_BATCHES, min(8 * (groups + 1), LENGTH // rows))
 
 
-@pytest.mark.parametrize("reading", ["decoded", "locked", "opened"])
-@pytest.mark.parametrize("rows", [1, 16])
-def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows):
-    found = plan_of(reading, rows=rows, workers=2, worker_kind="process")
-    assert (found.workers.apart, found.workers.threads, found.budget.scratch) == (False, 2, 0)
-
-
-def test_a_table_of_npy_files_opens_them(tmp_path):
-    for number in range(4):
-        np.save(tmp_path / f"{number}.npy", np.zeros((2, 3), np.float32))
-    table = pa.table({"path": [f"{number}.npy" for number in range(4)], "label": [0, 1, 0, 1]})
-    source = ManifestSource(table, root=tmp_path, fields={"x": "path", "y": "label"})
-    assert source.chunks.reading == "opened"
-    assert AsyncLoader(source, {"batch_size": 2}).footprint.workers.kind == "process"
-    assert ManifestSource(table, root=tmp_path, fields={"y": "label"}).chunks.reading == "copied"
-
-
 @pytest.mark.parametrize(("reading", "most"), [("decoded", 4), ("locked", 1)])
 def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, most, monkeypatch):
     """Each needs memory to decode: there are as many as fit."""
@@ -165,3 +125,18 @@ def test_what_is_read_together_leaves_most_of_the_budget_with_any_number_of_rank
     options = {"batch_size": 8, "shuffle": "chunk", "shuffle_chunks": 8, "worker_kind": kind, "workers": 2}
     found = AsyncLoader(source, options | {"memory_budget": 2**21}, world_size=world_size).footprint
     assert found.budget.total <= 2**20
+
+
+def test_a_loader_takes_no_more_than_the_share_of_its_rank():
+    source, options = ArraySource({"y": np.arange(64)}), {"batch_size": 4}
+    loader = AsyncLoader(source, options)
+    alone = loader.footprint.budget.limit
+    loader.local_world_size = 4
+    assert loader.footprint.budget.limit == pytest.approx(alone / 4, abs=1)
+
+
+@pytest.mark.parametrize("reading", ["decoded", "locked", "opened"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows):
+    found = plan_of(reading, rows=rows, workers=2, worker_kind="process")
+    assert (found.workers.apart, found.workers.threads, found.budget.scratch) == (False, 2, 0)
