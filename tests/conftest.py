@@ -123,9 +123,18 @@ def one_batch_per_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_async_data.engine.resources.plan.coalesced_batches", lambda nbytes, most: 1)
 
 
+@pytest.fixture
+def however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many batches are read together depends on the time that they take."""
+    monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 1e9)
+
+
 # Test modules in which several threads share objects.
 CONCURRENT = {
+    "test_async_loader",
+    "test_base_loader",
     "test_chunk_cache",
+    "test_engine",
     "test_hdf5_source",
     "test_interrupts",
     "test_loader",
@@ -133,6 +142,7 @@ CONCURRENT = {
     "test_pipeline",
     "test_prefetched",
     "test_prefetcher",
+    "test_slot_feed",
     "test_slots",
 }
 

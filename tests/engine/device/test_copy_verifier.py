@@ -9,85 +9,17 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.device import training_loop as test_device
+from support.device import training_loop
 from support.device.training_loop import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.engine.device.copy_verifier import CopyVerifier
-from lit_async_data.engine.device.streams import checksum
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.slots import SlotPool
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource
-
-CONTENTS = st.binary(min_size=1, max_size=60)
-
-
-def summed(content):
-    return int(checksum(torch.frombuffer(bytearray(content), dtype=torch.uint8)))
-
-
-@given(CONTENTS, st.data())
-def test_any_changed_byte_changes_the_sum(content, data):
-    place = data.draw(st.integers(0, len(content) - 1))
-    changed = bytearray(content)
-    changed[place] ^= data.draw(st.integers(1, 255))
-    assert summed(changed) != summed(content)
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=6), st.data())
-def test_words_that_change_places_change_the_sum(words, data):
-    one, other = (data.draw(st.integers(0, len(words) - 1)) for _ in range(2))
-    swapped = list(words)
-    swapped[one], swapped[other] = words[other], words[one]
-    same = int(checksum(torch.tensor(swapped))) == int(checksum(torch.tensor(words)))
-    assert same is (words[one] == words[other])
-
-
-def test_highest_bits_that_change_places_change_the_sum():
-    """What a sum of words times odd weights would not see: 2⁶³ times an even difference is 0."""
-    words = torch.zeros(100, dtype=torch.int64)
-    found = set()
-    for place in range(100):
-        words[place] = -(2**63)
-        found.add(int(checksum(words)))
-        words[place] = 0
-    assert len(found) == 100
-
-
-def test_zeros_at_the_end_count():
-    assert len({summed(b"\0" * length) for length in range(1, 40)}) == 39
-
-
-def test_content_of_many_blocks_is_summed_as_that_of_one(monkeypatch):
-    content = torch.arange(1000, dtype=torch.int16)
-    whole = int(checksum(content))
-    monkeypatch.setattr("lit_async_data.engine.device.streams._BLOCK", 7)
-    assert int(checksum(content)) == whole
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
-)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 5)])
-def test_tensors_of_every_kind_have_a_sum(dtype, shape):
-    assert checksum(torch.zeros(shape, dtype=dtype)).dtype == torch.int64
-
-
-def test_the_sum_goes_by_memory_and_any_view_has_one():
-    stored = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
-    assert int(checksum(stored)) == int(checksum(stored.permute(0, 3, 1, 2)))  # channels_last
-    assert int(checksum(stored[:, 1:, ::2])) == int(checksum(stored[:, 1:, ::2].clone()))
-    assert int(checksum(stored.flatten()[1:])) == int(checksum(stored.flatten()[1:].clone()))  # not aligned
-    assert int(checksum(torch.ones(1).expand(5))) == int(checksum(torch.ones(5)))
-
-
-def test_a_tensor_with_gradients_is_summed_without():
-    assert not checksum(torch.ones(3, requires_grad=True)).requires_grad
 
 
 @SLOW
@@ -127,9 +59,9 @@ def test_it_watches_as_many_batches_as_it_was_told_and_waits_for_the_device_once
 @pytest.mark.parametrize(
     ("mutant", "slow", "transforms", "when"),
     [
-        (test_device.ComputeNeverWaits, "side", False, "hand-over"),
-        (test_device.ComputeNeverWaits, "side", True, "hand-over"),
-        (test_device.SideNeverWaits, "compute", False, "hand-over"),
+        (training_loop.ComputeNeverWaits, "side", False, "hand-over"),
+        (training_loop.ComputeNeverWaits, "side", True, "hand-over"),
+        (training_loop.SideNeverWaits, "compute", False, "hand-over"),
     ],
 )
 def test_a_missing_wait_is_found(mutant, slow, transforms, when):
@@ -144,7 +76,7 @@ def test_a_missing_wait_is_found(mutant, slow, transforms, when):
 def test_a_copy_into_memory_that_the_step_still_reads_is_found_at_release():
     """1. Batch 0 is handed over, and compute sums it. 2. It is released; compute is to sum it again, late. 3. Its
     memory is given out again, and the next copy, which waits for nothing, is faster. 4. Compute sums."""
-    streams = test_device.SideNeverWaits("compute")
+    streams = training_loop.SideNeverWaits("compute")
     with queue_on(streams, depth=1, verify_copies=2) as queue:
         queue.feed.poll = queue.feed.get
         queue.take(BatchIndex(0, 0))
@@ -156,9 +88,9 @@ def test_a_copy_into_memory_that_the_step_still_reads_is_found_at_release():
             queue.take(BatchIndex(0, 2))
 
 
-@pytest.mark.parametrize(("made", "silent"), [(FakeStreams, True), (test_device.CopiesCountAsDoneAtOnce, False)])
+@pytest.mark.parametrize(("made", "silent"), [(FakeStreams, True), (training_loop.CopiesCountAsDoneAtOnce, False)])
 def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
-    """The steps are those of test_a_slot_is_not_filled_again_before_its_copy_has_happened."""
+    """1. A copy is enqueued on side, which is slow. 2. Its slot is filled again. 3. The copy runs."""
     streams = made("side")
     found = []
     with queue_on(streams, workers=0, verify_copies=STEPS) as queue:
@@ -262,20 +194,9 @@ def test_it_can_be_set_and_starts_to_count_anew():
             loader.verify_copies = -1
 
 
-@pytest.fixture
-def streams_of(monkeypatch):
-    """Makes every device one with streams, pretended ones."""
-
-    def pretended(streams):
-        pretend(monkeypatch, lambda device: streams)
-        return streams
-
-    return pretended
-
-
-@pytest.mark.parametrize(("made", "found"), [(FakeStreams, False), (test_device.ComputeNeverWaits, True)])
-def test_a_loader_raises_what_its_canary_found(streams_of, made, found):
-    streams_of(made("side"))
+@pytest.mark.parametrize(("made", "found"), [(FakeStreams, False), (training_loop.ComputeNeverWaits, True)])
+def test_a_loader_raises_what_its_canary_found(monkeypatch, made, found):
+    pretend(monkeypatch, lambda device: made("side"))
     with loader_on_cpu(verify_copies=3) as loader:
         run = functools.partial(sum, (1 for _ in loader))
         if found:

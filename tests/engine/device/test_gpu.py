@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
 ]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEPTHS = pytest.mark.parametrize("depth", [None, 0, 2], ids=["no callback", "device_depth=0", "device_depth=2"])
 SAMPLES, BATCH = 60, 8
 
@@ -341,3 +341,21 @@ def test_predictions_are_written_as_the_gpu_computed_them(tmp_path):
     assert table["p"].to_pylist() == (np.arange(SAMPLES) + 0.5).tolist()
     with h5py.File(tmp_path / "out/predictions.h5") as file:
         assert (file["mask"][:] == np.arange(SAMPLES)[:, None, None]).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (8,)])
+@pytest.mark.parametrize("reading", ["locked", "copied"])
+def test_batches_arrive_on_a_gpu(shape, reading):
+    numbers = np.arange(1000, dtype=np.int64)
+    x = np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (1000, *shape))
+    source = ArraySource({"x": x, "y": numbers}, chunks=lad.StorageLayout(reading=reading))
+    with lad.AsyncLoader(source, {"batch_size": 64}, device="cuda") as loader:
+        assert (loader.footprint.layout.batches > 1) == (reading == "copied")
+        for _ in range(3):
+            seen = []
+            for batch in loader:
+                torch.cuda._sleep(10**6)
+                assert batch["x"].device.type == "cuda"
+                assert torch.equal(batch["x"].flatten(1)[:, -1], batch["y"])
+                seen += batch["y"].tolist()
+            assert sorted(seen) == numbers.tolist()

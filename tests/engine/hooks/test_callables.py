@@ -1,32 +1,18 @@
 """How a hook takes random numbers, and what those are."""
 
+import functools
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
 
-from lit_async_data.engine.hooks.callables import EvaluatedAlike, Hook, StageTransform
-from lit_async_data.engine.hooks.calls import KeyedGenerator
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3)), min_size=1, max_size=5))
-def test_a_key_gives_the_numbers_of_a_new_generator_whatever_was_drawn_before(calls):
-    generator = KeyedGenerator()
-    for key, draws in calls:
-        ours, new = generator.at(key), np.random.Generator(np.random.Philox(key=key))
-        for rng in (ours, new):
-            rng.integers(0, 9, draws, dtype=np.int8)  # leaves half a word behind
-        assert ours.random(5).tolist() == new.random(5).tolist()
-        assert ours.standard_normal() == new.standard_normal()
-        assert ours.binomial(10, 0.3) == new.binomial(10, 0.3)
-
-
-def test_a_generator_has_no_children_whose_numbers_would_depend_on_earlier_calls():
-    with pytest.raises(TypeError):
-        KeyedGenerator().at(3).spawn(1)
+from lit_async_data import AsyncDataModule, Normalize, prefetched
+from lit_async_data.engine.hooks.callables import EvaluatedAlike, Hook, StageTransform, takes_rng
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.errors import ConfigError
+from lit_async_data.testing import ArraySource
 
 
 def test_a_hook_finds_the_function_inside_the_wrappers_of_the_datamodule():
@@ -43,3 +29,78 @@ def test_what_a_reader_process_needs_of_hooks_imports_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def named(batch, rng): ...
+
+
+def second(batch, generator): ...
+
+
+def strong(batch, strength=2): ...
+
+
+def strong_and_named(batch, strength, rng): ...
+
+
+def anything(*batch, **rest): ...
+
+
+def first_is_called_so(rng): ...
+
+
+def rest_is_called_so(batch, *rng): ...
+
+
+class Module(torch.nn.Module):
+    def forward(self, batch): ...
+
+
+class DrawingModule(torch.nn.Module):
+    def forward(self, batch, rng): ...
+
+
+class Callable:
+    def __call__(self, batch, rng): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (None, False),
+        (named, True),
+        (second, True),
+        (strong, False),
+        (functools.partial(strong, strength=3), False),
+        (functools.partial(strong_and_named, strength=3), True),
+        (functools.partial(named, rng=None), False),  # that one is spoken for
+        (anything, False),
+        (first_is_called_so, False),
+        (rest_is_called_so, False),
+        (Module(), False),
+        (DrawingModule(), True),
+        (torch.nn.Sequential(Module()), False),
+        (Callable(), True),
+        (torch.neg, False),
+    ],
+)
+def test_whether_a_transform_draws_is_read_off_its_signature(function, takes):
+    assert takes_rng(function) is takes
+
+
+@pytest.mark.parametrize("name", ["sample_transform", "batch_transform", "device_transform"])
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [("flip", "'flip' cannot be called with a"), (Normalize, r"Normalize is a class.*write Normalize\(…\)")],
+)
+def test_what_cannot_be_called_is_refused_by_name(name, given, why):
+    source, options = ArraySource({"y": np.arange(4)}), {"batch_size": 4}
+    module = functools.partial(AsyncDataModule, train=source, loader=options)
+    loaders = [functools.partial(AsyncLoader, source, options), functools.partial(prefetched, [1])]
+    for made in (module, *loaders[: 1 + (name == "device_transform")]):
+        with pytest.raises(ConfigError, match=f"^{name}: {why}"):
+            made(**{name: given})
+    with pytest.raises(ConfigError, match=f"^{name}.eval: {why}"):
+        module(**{name: {"eval": given}})
+    with pytest.raises(ConfigError, match=f"^{name}: 'training' is not one of train, val"):
+        module(**{name: {"training": dict}})

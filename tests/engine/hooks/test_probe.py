@@ -350,19 +350,6 @@ def test_the_key_of_indices_is_reserved():
         assert next(loader)["index"].tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("name", ["sample_transform", "batch_transform"])
-@pytest.mark.parametrize(
-    ("given", "why"), [("flip", "'flip' cannot be called with a"), (Damaged, "Damaged is a class")]
-)
-def test_what_cannot_be_called_is_refused_by_name(name, given, why):
-    with pytest.raises(ConfigError, match=f"^{name}: {why}"):
-        AsyncLoader(source(), {"batch_size": 4}, **{name: given})
-    with pytest.raises(ConfigError, match=f"^{name}.eval: {why}"):
-        AsyncDataModule(train=source(), loader={"batch_size": 4}, **{name: {"eval": given}})
-    with pytest.raises(ConfigError, match=f"^{name}: 'training' is not one of train, val"):
-        AsyncDataModule(train=source(), loader={"batch_size": 4}, **{name: {"training": dict}})
-
-
 def doubled(sample):
     return {"y": sample["y"] * 2}
 

@@ -13,10 +13,9 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
 from lit_async_data.engine.device.transform import DeviceTransform
-from lit_async_data.engine.hooks.callables import takes_rng
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
-from lit_async_data.errors import ConfigError, TransformError
+from lit_async_data.errors import TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
@@ -24,51 +23,6 @@ from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.testing import ArraySource
 
 CPU = torch.device("cpu")
-
-
-def named(batch, rng): ...
-def second(batch, generator): ...
-def strong(batch, strength=2): ...
-def strong_and_named(batch, strength, rng): ...
-def anything(*batch, **rest): ...
-def first_is_called_so(rng): ...
-def rest_is_called_so(batch, *rng): ...
-
-
-class Module(torch.nn.Module):
-    def forward(self, batch): ...
-
-
-class DrawingModule(torch.nn.Module):
-    def forward(self, batch, rng): ...
-
-
-class Callable:
-    def __call__(self, batch, rng): ...
-
-
-@pytest.mark.parametrize(
-    ("function", "takes"),
-    [
-        (None, False),
-        (named, True),
-        (second, True),
-        (strong, False),
-        (functools.partial(strong, strength=3), False),
-        (functools.partial(strong_and_named, strength=3), True),
-        (functools.partial(named, rng=None), False),  # that one is spoken for
-        (anything, False),
-        (first_is_called_so, False),
-        (rest_is_called_so, False),
-        (Module(), False),
-        (DrawingModule(), True),
-        (torch.nn.Sequential(Module()), False),
-        (Callable(), True),
-        (torch.neg, False),
-    ],
-)
-def test_whether_a_transform_draws_is_read_off_its_signature(function, takes):
-    assert takes_rng(function) is takes
 
 
 @pytest.mark.parametrize(
@@ -86,24 +40,6 @@ def test_it_gets_a_generator_however_it_asks_for_it(function):
     assert rng.initial_seed() == 2**64 - 1
     with pytest.raises(TransformError, match="returned None"):  # without a number there is no generator
         DeviceTransform(function, CPU)({}, BatchIndex(0, 0))
-
-
-def test_a_signature_is_read_once():
-    looks = []
-
-    class Odd:
-        @property
-        def __signature__(self):
-            looks.append(1)
-            raise ValueError("no signature")
-
-        def __call__(self, batch):
-            return batch
-
-    transform = DeviceTransform(Odd(), CPU)
-    for step in range(3):
-        transform({}, BatchIndex(0, step))
-    assert len(looks) == 1
 
 
 LENGTH, BATCH = 22, 4
@@ -183,21 +119,10 @@ def test_epochs_differ_by_what_is_drawn_also_where_the_order_is_as_stored():
         assert next(loader)["drawn"].item() == found[steps][1]
 
 
-@pytest.fixture
-def pretended(monkeypatch):
-    """Has loaders take this pretended device for theirs."""
-
-    def on(streams):
-        pretend(monkeypatch, lambda device: streams)
-        return streams
-
-    return on
-
-
 @pytest.mark.parametrize("slow", ["side", "compute"])
-def test_a_device_with_streams_draws_the_same(pretended, slow):
-    wanted = drawn_by(loader_of())
-    streams = pretended(FakeStreams(slow))
+def test_a_device_with_streams_draws_the_same(monkeypatch, slow):
+    wanted, streams = drawn_by(loader_of()), FakeStreams(slow)
+    pretend(monkeypatch, lambda device: streams)
     with loader_of() as loader:
         found = []
         for _ in range(2):
@@ -240,26 +165,6 @@ def test_a_module_is_where_the_batches_are():
     assert transform({"x": torch.ones(2, device="meta")}, BatchIndex(0, 0))["x"].device.type == "meta"
 
 
-@pytest.mark.parametrize(
-    ("made", "key"),
-    [
-        (lambda given: AsyncLoader(source(), {"batch_size": 4}, device_transform=given), "device_transform"),
-        (lambda given: prefetched([1], device_transform=given), "device_transform"),
-        (
-            lambda given: AsyncDataModule(train=source(), loader={"batch_size": 4}, device_transform=given),
-            "device_transform",
-        ),
-        (
-            lambda given: AsyncDataModule(train=source(), loader={"batch_size": 4}, device_transform={"eval": given}),
-            "device_transform.eval",
-        ),
-    ],
-)
-def test_a_class_is_refused(made, key):
-    with pytest.raises(ConfigError, match=rf"^{key}: Normalize is a class.*write Normalize\(…\)"):
-        made(Normalize)
-
-
 async def later(batch):
     return batch
 
@@ -273,9 +178,9 @@ def one_by_one(batch):
     ("transform", "what"),
     [(lambda batch: None, "None"), (lambda batch, rng: None, "None"), (one_by_one, "a generator")],
 )
-def test_a_transform_that_returns_no_batch_is_an_error_of_that_batch(pretended, streamed, transform, what):
+def test_a_transform_that_returns_no_batch_is_an_error_of_that_batch(monkeypatch, streamed, transform, what):
     if streamed:
-        pretended(FakeStreams("side"))
+        pretend(monkeypatch, lambda device: FakeStreams("side"))
     message = rf"^device_transform: returned {what} for batch 0 of epoch 0; return the batch"
     with loader_of(transform=transform) as loader, pytest.raises(TransformError, match=message) as caught:
         next(loader)
@@ -356,3 +261,21 @@ def test_a_module_for_all_stages_is_moved_to_the_device_in_evaluation_too():
             assert torch.equal(batch["x"][:, 0], 3.0 * batch["index"])
             assert not batch["drawn"]
     assert module.moves == [CPU]
+
+
+def test_a_signature_is_read_once():
+    looks = []
+
+    class Odd:
+        @property
+        def __signature__(self):
+            looks.append(1)
+            raise ValueError("no signature")
+
+        def __call__(self, batch):
+            return batch
+
+    transform = DeviceTransform(Odd(), CPU)
+    for step in range(3):
+        transform({}, BatchIndex(0, step))
+    assert len(looks) == 1

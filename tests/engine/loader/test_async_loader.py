@@ -12,12 +12,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support.device.training_loop import pretend
+from support.device.training_loop import SLOW, pretend
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
-from lit_async_data.engine.device import clock
 from lit_async_data.engine.device.inline_queue import InlineQueue
 from lit_async_data.engine.pipeline.slots import READY
 from lit_async_data.errors import ClosedError, ConfigError, ReadError, TransformError
@@ -105,58 +104,6 @@ def test_ids_come_with_the_batch(images):
     with loader_of(return_indices=True) as loader:
         batch = next(loader)
         assert torch.equal(batch["index"], batch["y"])
-
-
-KEPT = {
-    "everything": lambda batch: batch,
-    "a slice of a row": lambda batch: {"x": batch["x"][1:2, 5:6], "y": batch["y"][1:2]},
-    "a row": lambda batch: {"x": batch["x"][0], "y": batch["y"][0]},
-    "numpy's view": lambda batch: {"x": batch["x"].numpy()[1:2], "y": batch["y"].numpy()[1:2]},
-}
-
-
-@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT.keys())
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_kept_never_changes(kept, workers):
-    with loader_of(workers=workers) as loader:
-        everything = [kept(batch) for _ in range(6) for batch in loader]
-        again = list(itertools.chain(loader, loader))
-    assert len(everything) == 30
-    assert len(again) == 10
-    for part in everything:
-        labels = np.atleast_1d(np.asarray(part["y"]))
-        assert (np.asarray(part["x"]).reshape(len(labels), -1) == labels[:, None]).all()
-
-
-def test_keeping_labels_keeps_no_slot():
-    with loader_of() as loader:
-        labels = [batch["y"] for _ in range(4) for batch in loader]
-        assert loader.stats().read.slots == loader.footprint.budget.slots == 5
-        assert len(labels) == 20
-
-
-def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
-    with loader_of() as loader:
-        kept = [batch for _ in range(2) for batch in loader]
-        assert loader.stats().read.slots > loader.footprint.budget.slots
-        del kept
-        for _ in range(3):
-            seen(loader)
-        pipeline = loader.machinery.engine.feed.pipeline
-        assert pipeline.pool.held == 0
-
-
-def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
-    slot = loader_of().footprint.layout.nbytes
-    with loader_of(memory_budget=6 * slot, queue_depth=2) as loader:
-        kept = [batch for _ in range(4) for batch in loader]
-        stats = loader.stats()
-    assert stats.read.slots == 6
-    assert stats.copied >= len(kept) - 6
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert said[0].startswith("all 6 slots hold batches that are still in use, and there can be no more")
-    assert seen(kept) == [number for epoch in range(4) for number in order(epoch)]
 
 
 def test_a_batch_may_be_written_to_while_others_are_filled():
@@ -435,18 +382,29 @@ def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
     assert [each.getMessage() for each in caplog.records] == ["train: this is slow", "test: this, too"]
 
 
-def test_torchs_profiler_shows_our_ranges():
-    assert not clock.profiled()
-    source = ArraySource({"x": np.zeros(8)})
-    with AsyncLoader(source, {"batch_size": 4, "workers": 0}) as loader, torch.profiler.profile() as profile:
-        assert clock.profiled()
-        assert len(list(loader)) == 2
-    assert [event.name for event in profile.events()].count(clock.NEXT) == 2
-
-
 def test_threads_need_not_be_asked_after_each_batch(monkeypatch):
     asked = []
     monkeypatch.setattr(InlineQueue, "prefetch", lambda queue, key: asked.append(key))
     with AsyncLoader(ArraySource({"y": np.arange(40)}), {"batch_size": 4, "workers": 1}) as loader:
         assert sorted(torch.cat([batch["y"] for batch in loader]).tolist()) == list(range(40))
     assert asked == []
+
+
+@SLOW
+@pytest.mark.parametrize("externally_driven", [False, True])
+def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, externally_driven):
+    streams = FakeStreams(slow)
+    pretend(monkeypatch, lambda device: streams)
+    numbers = np.arange(20, dtype=np.int64)
+    arrays = {"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers}
+    source = ArraySource(arrays, chunks=StorageLayout(reading="copied"))
+    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:
+        assert loader.footprint.layout.batches == 5
+        loader.machinery.wiring.externally_driven = externally_driven
+        for _ in range(4):
+            for step, batch in enumerate(loader):
+                streams.synchronize()
+                assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
+                if externally_driven:
+                    loader.machinery.prefetch()
+        streams.synchronize()

@@ -1,23 +1,19 @@
 """How long the device waits for data: by its own clock, without stopping for it."""
 
 import dataclasses
-import re
 import weakref
 
 import numpy as np
 import pytest
+import torch
 from support.device.training_loop import STEPS, pretend, queue_on, write_numbers
-from support.lightning.trainer import Recorder, Recording, trainer
 from waiting.on_device.fake_streams import FakeStreams
 
-import lit_async_data as lad
+from lit_async_data.engine.device import clock
 from lit_async_data.engine.device.clock import DeviceClock
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.stats import DeviceWait, Stage
 from lit_async_data.errors import ReadError
-from lit_async_data.lightning import verdicts
-from lit_async_data.lightning.waits import WaitSummary
-from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource
 
@@ -205,31 +201,11 @@ def test_a_batch_that_failed_is_no_waiting():
         assert queue.waited.batches == 1
 
 
-def test_the_devices_share_is_told_where_it_is_known_and_else_the_loops():
-    loop = WaitSummary(10, wait_s=3.0, gap_s=1.0, busy_s=6.0)
-    assert loop.share == 0.4
-    assert str(loop + WaitSummary(device_s=0.1)).endswith("the device 0.100 s: data wait 1.0 %")
-    assert (loop + WaitSummary(device_s=0.1) + WaitSummary(device_s=0.2)).device_s == pytest.approx(0.3)
-    assert WaitSummary() + loop == loop
-    assert WaitSummary().share == 0.0
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """Makes the CPU a device with streams, on which copies take time that nothing hides."""
-    pretended = streams_that_take_time("side", step_s=0.0)
-    pretend(monkeypatch, lambda device: pretended)
-    return pretended
-
-
-def source_of(samples=20):
-    # One large field, which travels in one copy.
-    return ArraySource({"x": np.repeat(np.arange(samples, dtype=np.float32)[:, None], 5000, axis=1)})
-
-
-@pytest.mark.usefixtures("streams")
-def test_a_loader_tells_what_its_device_waited_and_keeps_it_when_it_is_closed():
-    with AsyncLoader(source_of(), LoaderOptions(batch_size=4, shuffle=False)) as loader:
+def test_a_loader_tells_what_its_device_waited_and_keeps_it_when_it_is_closed(monkeypatch):
+    streams = streams_that_take_time("side", step_s=0.0)
+    pretend(monkeypatch, lambda device: streams)
+    source = ArraySource({"x": np.zeros((20, 5000), np.float32)})  # one large field, which travels in one copy
+    with AsyncLoader(source, {"batch_size": 4}) as loader:
         assert loader.stats().device is None
         list(loader)
         stats = loader.stats()
@@ -238,24 +214,10 @@ def test_a_loader_tells_what_its_device_waited_and_keeps_it_when_it_is_closed():
     assert loader.stats().device == stats.device
 
 
-class Blind(Recorder):
-    """Looks at no value: on this device none has arrived when the host asks."""
-
-    def see(self, stage, batch, number): ...
-
-
-@pytest.mark.usefixtures("streams")
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`:UserWarning")
-def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog, monkeypatch):
-    caplog.set_level("INFO")
-    monkeypatch.setattr(verdicts, "LEAST_S", 0.0)
-    monkeypatch.setattr(verdicts, "LEAST_STEPS", 1)
-    callback, logger = lad.DevicePrefetcher(), Recording()
-    fit = trainer(callback, logger=logger, log_every_n_steps=1, max_epochs=2)
-    with AsyncLoader(source_of(), {"batch_size": 4, "shuffle": False}) as loader:
-        fit.fit(Blind(), loader)
-    steps = [row["data/device_wait_ms"] for _, row in logger.rows if "data/device_wait_ms" in row]
-    assert steps == pytest.approx([1e3 * COPY_S] * 10)
-    assert fit.callback_metrics["data/device_wait_ms"] == pytest.approx(1e3 * COPY_S)
-    assert callback.waited.device_s == pytest.approx(10 * COPY_S)
-    assert re.search(r"epoch 0: the device waited \d+\.\d % of ", caplog.text)
+def test_torchs_profiler_shows_our_ranges():
+    assert not clock.profiled()
+    source = ArraySource({"x": np.zeros(8)})
+    with AsyncLoader(source, {"batch_size": 4, "workers": 0}) as loader, torch.profiler.profile() as profile:
+        assert clock.profiled()
+        assert len(list(loader)) == 2
+    assert [event.name for event in profile.events()].count(clock.NEXT) == 2

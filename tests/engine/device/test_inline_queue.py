@@ -1,0 +1,40 @@
+"""The queue of a device without streams: it has batches read ahead, and times the transform."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lit_async_data.engine.device import inline_queue
+from lit_async_data.engine.device.inline_queue import InlineQueue
+from lit_async_data.order.plan import BatchIndex
+
+KEY = BatchIndex(0, 3)
+
+
+@pytest.mark.parametrize(("depth", "read"), [(0, []), (1, [KEY])])
+def test_batches_are_read_ahead_where_there_is_a_depth(depth, read):
+    asked = []
+    InlineQueue(SimpleNamespace(prefetch=asked.append), depth, None).prefetch(KEY)
+    assert asked == read
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_time_of_a_transform_is_known_even_if_it_fails(monkeypatch, fails):
+    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
+    monkeypatch.setattr(inline_queue, "time", clock)
+
+    def lend(key):
+        clock.now_s += 5  # is no part of it
+        return key
+
+    def transform(batch, key):
+        clock.now_s += 0.25
+        return 1 / (not fails)
+
+    queue = InlineQueue(SimpleNamespace(lend=lend), 0, transform)
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            queue.take(KEY)
+    else:
+        assert queue.take(KEY) == 1
+    assert queue.transform_s == 0.25

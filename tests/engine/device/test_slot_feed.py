@@ -1,0 +1,239 @@
+"""Batches in slots: what is kept of them never changes, and a slot is filled again when nobody reads it any more."""
+
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+from support.device.training_loop import STEPS, Step, queue_on
+from waiting.on_device.fake_streams import FakeStreams
+
+from lit_async_data import AsyncLoader
+from lit_async_data.batch.spec import SMALL_BYTES
+from lit_async_data.engine.device.slot_feed import BLOCK, MOST_BLOCKS, SlotFeed, SmallCopies
+from lit_async_data.engine.pipeline.slots import COPYING
+from lit_async_data.engine.resources import memory
+from lit_async_data.order.plan import BatchIndex
+from lit_async_data.testing import ArraySource
+
+pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
+
+
+def numbered(number, count=100, dtype=np.int64):
+    return np.full(count, number, dtype)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64, np.complex128])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7)])
+def test_a_copy_has_the_values_and_type_of_the_array(shape, dtype):
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    copy = SmallCopies().of(array)
+    assert copy.dtype == array.dtype
+    assert copy.shape == array.shape
+    assert (copy == array).all()
+    assert copy.flags.writeable
+    assert not np.shares_memory(copy, array)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_view_that_skips_is_copied(step):
+    array = np.arange(24).reshape(4, 6)[:, ::step]
+    copy = SmallCopies().of(array)
+    assert (copy == array).all()
+    assert copy.flags.c_contiguous
+
+
+@pytest.mark.parametrize("count", [1, 100, 3000, SMALL_BYTES // 8, SMALL_BYTES // 8 + 1])
+def test_copies_that_are_kept_never_change(count):
+    copies = SmallCopies()
+    kept = [copies.of(numbered(number, count)) for number in range(300)]
+    for number, copy in enumerate(kept):
+        assert (copy == number).all()
+        copy[...] = -1  # the user writes to it
+    assert all((copy == -1).all() for copy in kept)
+
+
+def test_copies_beyond_the_blocks_are_ordinary_ones():
+    copies = SmallCopies()
+    kept = [copies.of(numbered(number, SMALL_BYTES // 8)) for number in range(2 * MOST_BLOCKS + 3)]
+    assert len(copies._blocks) == MOST_BLOCKS
+    assert sum(copy.base is None for copy in kept) == 3
+    assert all((copy == number).all() for number, copy in enumerate(kept))
+
+
+def test_a_block_is_used_again_when_the_last_view_of_its_copies_is_gone():
+    copies = SmallCopies()
+    count = BLOCK // 8 // 2
+    first = copies.of(numbered(1, count))
+    view = first[3:5]
+    where = address(first)
+    del first
+    others = [copies.of(numbered(2, count)) for _ in range(3)]
+    assert view.tolist() == [1, 1]
+    assert where not in [address(other) for other in others]
+    del view, others
+    again = [copies.of(numbered(3, count)) for _ in range(4)]
+    assert where in [address(other) for other in again]
+    assert len(copies._blocks) == 2
+
+
+def test_a_loop_that_keeps_nothing_needs_one_block():
+    copies = SmallCopies()
+    for number in range(1000):
+        assert (copies.of(numbered(number)) == number).all()
+    assert len(copies._blocks) == 1
+
+
+class FreesTheSlotWithItsFirstBatch(SlotFeed):
+    def _take(self, filled):
+        super()._take(filled)
+        for _ in filled.batches[1:]:
+            self._release()
+
+
+@pytest.mark.parametrize(("feed", "right"), [(SlotFeed, True), (FreesTheSlotWithItsFirstBatch, False)])
+def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied(feed, right):
+    """1. Batches 1 and 2 lie in one slot. 2. Batch 1 has been copied. 3. The copy of batch 2 is enqueued on a slow side
+    stream. 4. Batch 3 is read. 5. The copy runs."""
+    streams = FakeStreams("side")
+    step = Step(streams)
+    with queue_on(streams, workers=0, feed=feed, batches=2) as queue:
+        plan = queue.feed.pipeline.schedule.plan(0)
+        queue.feed.poll = queue.feed.get  # batches are read when the queue looks for them
+        for queue.depth in (2, 4):
+            queue.prefetch(BatchIndex(0, 0))
+            if queue.depth == 2:
+                streams.synchronize()
+        for number in range(STEPS):
+            step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number))
+        streams.synchronize()
+    assert (step.wrong == []) is right
+
+
+class KeepsTheSlotOfWhatItDrops(SlotFeed):
+    def _drop_rest(self):
+        self._to_copy.clear()
+
+
+@pytest.mark.parametrize(("feed", "left"), [(SlotFeed, 0), (KeepsTheSlotOfWhatItDrops, 1)])
+@pytest.mark.parametrize("ending", ["another epoch", "the end of the pass"])
+def test_a_slot_is_free_when_the_rest_of_its_batches_is_dropped(feed, left, ending):
+    streams = FakeStreams("side")
+    with queue_on(streams, feed=feed, depth=0, workers=0, batches=2) as queue:
+        for number in range(2):  # batches 1 and 2 lie in one slot
+            queue.take(BatchIndex(0, number))
+        assert queue.feed.ready == 1
+        if ending == "another epoch":
+            queue.feed.prefetch(BatchIndex(5, 0))
+        else:
+            queue.feed.rest(wait=True)
+        assert queue.feed.ready == 0
+        queue.reclaim(block=True)
+        assert queue.feed.pipeline.pool.count(COPYING) == left
+
+
+def test_fields_of_a_slot_of_several_batches_travel_by_themselves():
+    streams = FakeStreams("side")
+    with queue_on(streams, depth=0, batches=3) as queue:
+        for number in range(STEPS):
+            streams.calls.clear()
+            queue.take(BatchIndex(0, number))
+            assert [call for call in streams.calls if call[0] == "copy"] == [("copy", "side")] * 3  # x, y, z
+
+
+class Interrupted(FakeStreams):
+    """A device whose first wait for all of side ends with Ctrl-C."""
+
+    waited = False
+
+    def happened(self, event, *, block):
+        if block and not self.waited:
+            self.waited = True
+            raise KeyboardInterrupt
+        return super().happened(event, block=block)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_the_memory_of_an_interrupted_copy_stays_pinned_until_side_is_done(batches, monkeypatch):
+    """1. A copy is enqueued on side, which is slow. 2. Ctrl-C comes while the queue closes. 3. The feed is closed, and
+    the pool drops its arrays: where one of them ends, its memory is pinned no more."""
+    ended = []
+
+    def allocated(nbytes, *, pinned):
+        slot = np.zeros(2 * nbytes, np.uint8)[:nbytes]  # its views refer to the whole array, as those of a shared slot
+        weakref.finalize(slot, ended.append, nbytes)
+        return slot
+
+    monkeypatch.setattr(memory, "allocated", allocated)
+    streams = Interrupted("side")
+    with queue_on(streams, depth=0, workers=0, batches=batches) as queue:
+        queue.take(BatchIndex(0, 0))
+        with pytest.raises(KeyboardInterrupt):
+            queue.close()
+        queue.feed.close()
+        assert streams.side.pending
+        assert len(ended) == 1  # of two slots
+        queue.close()
+        assert len(ended) == 2
+
+
+def loader_of(**options):
+    """Of batches over 64 KiB, so that x is handed out as the slot itself."""
+    first = np.arange(18)
+    x = np.repeat(first.astype(np.float32), 20_000).reshape(18, -1)
+    return AsyncLoader(ArraySource({"x": x, "y": first}), {"batch_size": 4, **options})
+
+
+KEPT = {
+    "everything": lambda batch: batch,
+    "a slice of a row": lambda batch: {"x": batch["x"][1:2, 5:6], "y": batch["y"][1:2]},
+    "a row": lambda batch: {"x": batch["x"][0], "y": batch["y"][0]},
+    "numpy's view": lambda batch: {"x": batch["x"].numpy()[1:2], "y": batch["y"].numpy()[1:2]},
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT.keys())
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_kept_never_changes(kept, workers):
+    with loader_of(workers=workers) as loader:
+        everything = [kept(batch) for _ in range(6) for batch in loader]
+        again = list(itertools.chain(loader, loader))
+    assert len(everything) == 30
+    assert len(again) == 10
+    for part in everything:
+        labels = np.atleast_1d(np.asarray(part["y"]))
+        assert (np.asarray(part["x"]).reshape(len(labels), -1) == labels[:, None]).all()
+
+
+def test_keeping_labels_keeps_no_slot():
+    with loader_of() as loader:
+        labels = [batch["y"] for _ in range(4) for batch in loader]
+        assert loader.stats().read.slots == loader.footprint.budget.slots == 5
+        assert len(labels) == 20
+
+
+def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
+    with loader_of() as loader:
+        kept = [batch for _ in range(2) for batch in loader]
+        assert loader.stats().read.slots > loader.footprint.budget.slots
+        del kept
+        assert len([batch["y"].tolist() for _ in range(3) for batch in loader]) == 15
+        assert loader.machinery.engine.feed.pipeline.pool.held == 0
+
+
+def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
+    slot = loader_of().footprint.layout.nbytes
+    with loader_of(memory_budget=6 * slot, queue_depth=2) as loader:
+        kept = [batch for _ in range(4) for batch in loader]
+        stats = loader.stats()
+    assert stats.read.slots == 6
+    assert stats.copied >= len(kept) - 6
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith("all 6 slots hold batches that are still in use, and there can be no more")
+    plans = [loader.machinery.wiring.schedule.plan(epoch) for epoch in range(4)]
+    assert [batch["y"].tolist() for batch in kept] == [plan.batch(step).tolist() for plan in plans for step in range(5)]

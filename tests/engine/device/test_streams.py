@@ -1,0 +1,162 @@
+"""The operations of a device: its one side stream, what it is called, and checksums that tell what has changed."""
+
+import contextlib
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.device.training_loop import pretend
+from waiting.on_device.fake_streams import FakeStreams
+
+from lit_async_data.engine.device import streams as device_streams
+from lit_async_data.engine.device.streams import checksum
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.errors import ConfigError
+from lit_async_data.testing import ArraySource
+
+CONTENTS = st.binary(min_size=1, max_size=60)
+
+
+def summed(content):
+    return int(checksum(torch.frombuffer(bytearray(content), dtype=torch.uint8)))
+
+
+@given(CONTENTS, st.data())
+def test_any_changed_byte_changes_the_sum(content, data):
+    place = data.draw(st.integers(0, len(content) - 1))
+    changed = bytearray(content)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    assert summed(changed) != summed(content)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=6), st.data())
+def test_words_that_change_places_change_the_sum(words, data):
+    one, other = (data.draw(st.integers(0, len(words) - 1)) for _ in range(2))
+    swapped = list(words)
+    swapped[one], swapped[other] = words[other], words[one]
+    same = int(checksum(torch.tensor(swapped))) == int(checksum(torch.tensor(words)))
+    assert same is (words[one] == words[other])
+
+
+def test_highest_bits_that_change_places_change_the_sum():
+    """What a sum of words times odd weights would not see: 2⁶³ times an even difference is 0."""
+    words = torch.zeros(100, dtype=torch.int64)
+    found = set()
+    for place in range(100):
+        words[place] = -(2**63)
+        found.add(int(checksum(words)))
+        words[place] = 0
+    assert len(found) == 100
+
+
+def test_zeros_at_the_end_count():
+    assert len({summed(b"\0" * length) for length in range(1, 40)}) == 39
+
+
+def test_content_of_many_blocks_is_summed_as_that_of_one(monkeypatch):
+    content = torch.arange(1000, dtype=torch.int16)
+    whole = int(checksum(content))
+    monkeypatch.setattr("lit_async_data.engine.device.streams._BLOCK", 7)
+    assert int(checksum(content)) == whole
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 5)])
+def test_tensors_of_every_kind_have_a_sum(dtype, shape):
+    assert checksum(torch.zeros(shape, dtype=dtype)).dtype == torch.int64
+
+
+def test_the_sum_goes_by_memory_and_any_view_has_one():
+    stored = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
+    assert int(checksum(stored)) == int(checksum(stored.permute(0, 3, 1, 2)))  # channels_last
+    assert int(checksum(stored[:, 1:, ::2])) == int(checksum(stored[:, 1:, ::2].clone()))
+    assert int(checksum(stored.flatten()[1:])) == int(checksum(stored.flatten()[1:].clone()))  # not aligned
+    assert int(checksum(torch.ones(1).expand(5))) == int(checksum(torch.ones(5)))
+
+
+def test_a_tensor_with_gradients_is_summed_without():
+    assert not checksum(torch.ones(3, requires_grad=True)).requires_grad
+
+
+def test_all_engines_of_a_process_have_one_side_stream_for_a_device(monkeypatch):
+    """torch hands out 32 in turn: the user's own would be among those of many engines."""
+    taken = []
+
+    class Stream:
+        def __init__(self, device=None, *, stream_id=0, device_index=0, device_type=1):
+            if device is not None:
+                taken.append(device)
+                stream_id, device_index = len(taken), device.index
+            self.stream_id, self.device_index, self.device_type = stream_id, device_index, device_type
+
+    monkeypatch.setattr(torch, "Stream", Stream)
+    device_streams._side_of.cache_clear()
+    one, other = torch.device("cuda:0"), torch.device("cuda:1")
+    device_streams.TorchStreams(one)
+    assert not taken  # predictions, which are copied back to the host, need none
+    sides = [device_streams.TorchStreams(one).side for _ in range(40)]
+    assert {side.stream_id for side in sides} == {1}
+    assert len(set(map(id, sides))) == 40  # an object cannot be entered twice at a time
+    assert device_streams.TorchStreams(other).side.stream_id == 2
+    assert taken == [one, other]
+    device_streams._side_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("value", "unnoted"),
+    [
+        (torch.zeros(3, device="meta"), False),  # of another device
+        (SimpleNamespace(record_stream=lambda stream: None), False),
+        (SimpleNamespace(x=torch.zeros(3)), True),
+        (torch.eye(3).to_sparse(), True),  # for which torch has no such method
+    ],
+)
+def test_what_cannot_note_who_uses_its_memory_is_known(monkeypatch, value, unnoted):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(device_streams, "_side_of", functools.cache(lambda device: SimpleNamespace(unnoted=False)))
+    streams = device_streams.TorchStreams(cpu)
+    streams.record_stream(value, torch.Stream(stream_id=0, device_index=0, device_type=0))
+    assert streams.unnoted is unnoted
+
+
+def test_a_device_without_a_number_is_the_one_that_was_current_at_the_first_batch(monkeypatch):
+    current, asked = [3], []
+    monkeypatch.setattr(device_streams, "checked_device", torch.device)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current[-1])
+    pretend(monkeypatch, lambda device: asked.append(device) or FakeStreams("side"))
+    source = ArraySource({"x": np.arange(40.0)})
+    with AsyncLoader(source, {"batch_size": 4, "workers": 0}, device="cuda") as loader:
+        assert loader.device == torch.device("cuda")
+        next(loader)
+        current.append(0)
+        loader.device_depth = 1  # begins with a new engine
+        next(loader)
+        assert asked == [torch.device("cuda:3")] * 2
+        loader.device = "cuda"
+        next(loader)
+        assert asked[-1] == loader.device == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("xpu:0", False)])
+def test_a_device_that_does_not_exist_is_an_error_when_the_loader_is_built(monkeypatch, device, there):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    message = r"^device: there is no (cuda:2 here; cuda devices here: 2|xpu here)"
+    with contextlib.nullcontext() if there else pytest.raises(ConfigError, match=message):
+        AsyncLoader(ArraySource({"x": np.arange(8.0)}), {"batch_size": 4}, device=device).close()
+
+
+def test_inline_devices_are_cpu_and_mps():
+    assert [name for name in ("cpu", "mps", "cuda") if device_streams.has_streams(torch.device(name))] == ["cuda"]
+
+
+def test_a_capture_is_seen_on_every_device_for_which_torch_tells_it(monkeypatch):
+    monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True, raising=False)
+    assert device_streams.TorchStreams(torch.device("xpu:0")).capturing
+    assert not device_streams.TorchStreams(torch.device("cpu")).capturing
