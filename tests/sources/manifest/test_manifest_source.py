@@ -5,11 +5,9 @@ import pickle
 import re
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import compute
 from support.sources.oracle import read
 
 from lit_async_data import (
@@ -299,15 +297,6 @@ def test_manifests_with_other_classes_are_not_one(folder):
     assert read(both, [0, 1, 2, 3])["y"].tolist() == [0, 1, 0, 2]
 
 
-def test_lists_of_categories_in_several_groups_of_rows(tmp_path):
-    lists = pa.array([["a"], ["b", "a"], [], ["c"], ["b"]]).cast(pa.list_(pa.dictionary(pa.int32(), pa.string())))
-    pq.write_table(pa.table({"y": lists}), tmp_path / "t.parquet", row_group_size=2)
-    source = ManifestSource(tmp_path / "t.parquet", {"y": "y"})
-    assert source.spec["y"].classes == ("a", "b", "c")
-    wanted = [[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1], [0, 1, 0]]
-    assert read(source, np.arange(5))["y"].tolist() == wanted
-
-
 def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
     ManifestSource(pa.table({"v": [[f"{number}"] for number in range(10)]}), {"v": "v"})  # may be several to a row
     assert not caplog.records
@@ -380,6 +369,7 @@ def test_an_option_that_is_wrong_begins_the_message(options, message, folder):
         ([], "fields.y"),
         # Options that do not fit the column.
         ({"name": "path", "null": "ignore"}, "fields.y.null"),
+        ({"name": "path", "null": "zero"}, "fields.y.null: a missing file has no value for zero; set null: drop"),
         ({"name": "even", "kind": "image"}, "fields.y.kind"),
         ({"name": "even", "kind": "class"}, "fields.y.kind"),
         ({"name": "path", "dtype": "float32"}, "fields.y.dtype"),
@@ -401,76 +391,6 @@ def test_a_field_that_is_wrong_begins_the_message(column, message, folder):
 def test_fields_that_are_none(fields):
     with pytest.raises(ConfigError, match=r"^fields"):
         ManifestSource(given(), fields)
-
-
-ORDER = ["low", "mid", "high", "never"]
-VALUES = ["mid", "low", "high", "mid"]
-
-
-def ordered_table(name, folder):
-    """A column of ordered categories, one of which never occurs, as each library and format has it."""
-    codes = pa.array([ORDER.index(value) for value in VALUES], pa.int8())
-    dictionary = pa.DictionaryArray.from_arrays(codes, ORDER, ordered=True)
-    if name == "polars Enum":
-        polars = pytest.importorskip("polars")
-        return polars.DataFrame({"a": polars.Series(VALUES, dtype=polars.Enum(ORDER))})
-    if name == "Arrow in chunks":  # the first of which knows fewer of the categories
-        first = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.int8()), ["low", "mid"], ordered=True)
-        empty = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), pa.array([], pa.string()), ordered=True)
-        return pa.table({"a": pa.chunked_array([first, empty, dictionary[2:]])})
-    table = pa.table({"a": dictionary})
-    if "pandas" in name:
-        table = pd.DataFrame({"a": pd.Categorical(VALUES, ORDER, ordered=True)})
-    if name == "pandas in Parquet":
-        table = pa.Table.from_pandas(table)
-    if "Parquet" not in name:
-        return table
-    pq.write_table(table, folder / "t.parquet", row_group_size=2)
-    return folder / "t.parquet"
-
-
-@pytest.mark.parametrize(
-    "name", ["pandas", "polars Enum", "Arrow", "Arrow in chunks", "Arrow in Parquet", "pandas in Parquet"]
-)
-def test_ordered_categories_are_the_classes_in_their_order(name, tmp_path):
-    given = ordered_table(name, tmp_path)
-    source = ManifestSource(given, {"y": "a"})
-    assert source.spec["y"].classes == tuple(ORDER)
-    assert source.column("y").tolist() == [1, 0, 2, 1]
-    # Rows that are left out take no class with them.
-    source = ManifestSource(given, {"y": "a"}, filters=[["a", "!=", "low"]])
-    assert source.spec["y"].classes == tuple(ORDER)
-    assert source.column("y").tolist() == [1, 2, 1]
-    given_classes = {"name": "a", "classes": ["high", "mid", "low"]}
-    assert ManifestSource(given, {"y": given_classes}).column("y").tolist() == [1, 2, 0, 1]
-
-
-def test_lists_of_categories_of_polars():
-    polars = pytest.importorskip("polars")
-    lists = [["mid"], [], None, ["high", "low"]]
-    for kind, classes in ((polars.Enum(ORDER), tuple(ORDER)), (polars.Categorical, ("high", "low", "mid"))):
-        frame = polars.DataFrame({"a": polars.Series(lists, dtype=polars.List(kind))})
-        source = ManifestSource(frame, {"y": {"name": "a", "null": "drop"}})
-        assert source.spec["y"].classes == classes
-        found = [{classes[place] for place in np.flatnonzero(row)} for row in read(source, [0, 1, 2])["y"]]
-        assert found == [{"mid"}, set(), {"high", "low"}]
-
-
-def test_categories_in_several_orders_need_classes():
-    one = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["low", "high"], ordered=True)
-    other = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["high", "low"], ordered=True)
-    table = pa.table({"a": pa.chunked_array([one, other])})
-    with pytest.raises(ManifestError, match=r"column 'a': .* several orders: \['low', 'high'\] and \['high', 'low'\]"):
-        ManifestSource(table, {"y": "a"})
-    source = ManifestSource(table, {"y": {"name": "a", "classes": ["high", "low"]}})
-    assert source.column("y").tolist() == [1, 0, 0, 1]
-
-
-def test_run_end_encoded_columns_are_read():
-    runs = {"n": [1, 1, 2], "a": ["one", "one", "two"]}
-    table = pa.table({name: compute.run_end_encode(pa.array(values)) for name, values in runs.items()})
-    source = ManifestSource(table, {"n": "n", "y": "a"}, filters=[["n", ">=", 1]])
-    assert (source.column("n").tolist(), source.column("y").tolist()) == ([1, 1, 2], [0, 0, 1])
 
 
 def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():

@@ -14,7 +14,7 @@ from lit_async_data import (
     SubsetSource,
     split,
 )
-from lit_async_data.errors import ChangedError, ConfigError, ManifestError, ResumeError
+from lit_async_data.errors import ConfigError, ManifestError, ResumeError
 
 
 def csv(tmp_path, name, *lines):
@@ -103,28 +103,6 @@ def test_a_dropped_row_needs_no_value_that_fits():
     assert labels(source) == [1]
     assert source.spec["y"].dtype == np.uint8
     assert source.locate([0])[0].row == 0
-
-
-def test_columns_that_are_read_later_leave_out_the_same_rows(tmp_path):
-    path = csv(tmp_path, "t.csv", "y,site", "1,a", ",b", "3,c")
-    source = ManifestSource(path, {"y": {"name": "y", "null": "drop"}})
-    assert source.column("site").tolist() == ["a", "c"]
-    assert [place.row for place in source.locate([0, 1])] == [0, 2]
-
-
-def test_a_table_that_was_written_to_is_not_read_again(tmp_path):
-    path = csv(tmp_path, "t.csv", "y,site", "1,a", "2,b", "3,c")
-    source = ManifestSource(path, {"y": "y"})
-    csv(tmp_path, "t.csv", "y,site", "3,c", "2,b", "1,a")
-    with pytest.raises(ChangedError, match=r"t\.csv: changed since the source was built"):
-        source.column("site")
-
-
-def test_a_table_that_can_be_read_once_is_held():
-    table = pa.table({"y": [1, 2], "site": ["a", "b"]})
-    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
-    source = ManifestSource(reader, {"y": "y"})
-    assert source.column("site").tolist() == ["a", "b"]
 
 
 @pytest.mark.parametrize("groups", ["file", r"file:(\d+)_"])

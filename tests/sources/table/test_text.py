@@ -1,10 +1,13 @@
-"""Text that people write for numbers, booleans and lists never becomes classes unless they say so."""
+"""Text as numbers, lists and classes; what people write for numbers never becomes classes unless they say so."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from support.sources.tables import held
 
 from lit_async_data import ManifestSource
-from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.errors import ManifestError
+from lit_async_data.sources.table.table import Table
 
 DISGUISED = [
     ["0,5", "1,5", "", "2"],
@@ -76,11 +79,6 @@ def test_fractions_as_text_are_no_classes():
         field(pa.table({"y": ["1.5", "2"]}))
 
 
-def test_whole_numbers_are_sorted_as_numbers():
-    assert field(pa.table({"y": ["10", "2", "-1"]})).classes == ("-1", "2", "10")
-    assert field(pa.table({"y": ["10", "2", "x"]})).classes == ("10", "2", "x")
-
-
 def vectors(table, **options):
     source = ManifestSource(table, {"y": {"name": "tags", **options}})
     return source._fields.labels["y"].values.tolist(), source.spec["y"].classes
@@ -105,15 +103,6 @@ def test_an_empty_cell_can_mean_no_class_in_every_kind_of_table(tmp_path):
         vectors(pa.table({"tags": [["a", None], ["b"]]}), null="zero")
 
 
-def test_zero_is_for_several_classes_only():
-    for cells, kind in ((["a", ""], "class"), ([1, None], None), (["1.5", ""], "number")):
-        with pytest.raises(ConfigError, match=r"^fields\.y\.null: zero is for several classes") as caught:
-            vectors(pa.table({"tags": cells}), null="zero", kind=kind)
-        assert caught.value.option == "fields.y.null"
-    with pytest.raises(ConfigError, match=r"^fields\.y\.null: a missing file has no value for zero; set null: drop"):
-        vectors(pa.table({"tags": ["a.png", None]}), null="zero")
-
-
 def test_numbers_that_are_classes_are_said_to_be_and_sorted(tmp_path):
     (tmp_path / "t.csv").write_text("n,tags\n0,1 2\n1,2\n2,10 1\n")
     with pytest.raises(ManifestError, match=r"a list of 1, but row 0 has 2; make all lists .*, or set kind: class if"):
@@ -122,3 +111,52 @@ def test_numbers_that_are_classes_are_said_to_be_and_sorted(tmp_path):
     assert vectors(tmp_path / "t.csv", separator=" ", kind="class") == expected
     for kind in (pa.list_(pa.int64()), pa.large_list(pa.int8())):
         assert vectors(pa.table({"tags": pa.array([[1, 2], [2], [10, 1]], kind)}), kind="class") == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["1", " 2 ", ""], [1, 2, -100]),
+        (["9223372036854775807", "-9223372036854775808"], [2**63 - 1, -(2**63)]),
+        (["9007199254740993", "1"], [2**53 + 1, 1]),
+        (["1", "0.5", "nan"], [1.0, 0.5, np.nan]),
+        (["1e300", "9007199254740991"], [1e300, 2.0**53 - 1]),
+    ],
+)
+def test_numbers_are_read_exactly(file, cells, values):
+    table = Table.of(file("m.csv", "k,x\n" + "".join(f"-,{cell}\n" for cell in cells)), ["x"])
+    found = table.labels("x", kind="number", null="ignore").values
+    assert np.array_equal(found, values, equal_nan=True)
+    assert found.dtype == np.array(values).dtype
+
+
+@pytest.mark.parametrize(
+    ("first", "cell", "message"),
+    [
+        *(("1", cell, "is not a number") for cell in ("x", "1,5", "0.5.1", "--1")),
+        ("1", "9223372036854775808", "rounded"),
+        *(("0.5", cell, "rounded") for cell in ("-9007199254740993", "+9007199254740993")),
+    ],
+)
+def test_text_that_is_no_number_or_would_be_rounded_is_an_error(file, first, cell, message):
+    path = file("m.csv", f'x\n{first}\n"{cell}"\n2\n')
+    with pytest.raises(ManifestError, match=f"row 1, column 'x': .*{message}") as caught:
+        Table.of(path, ["x"]).labels("x", kind="number")
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize(("raw", "message"), [(b"\xff", "not UTF-8"), (b"a\0", "a NUL byte")])
+def test_text_from_memory_is_checked_too(raw, message, encoded, listed):
+    values = pa.array([b"x"] * 6 + [raw] + [b"x"] * 3)
+    text = pa.Array.from_buffers(pa.string(), 10, values.buffers())
+    if encoded:
+        codes = pa.array([0] * 6 + [1] + [0] * 3)
+        text = pa.DictionaryArray.from_arrays(codes, text.slice(5, 2))
+    if listed:
+        text = pa.ListArray.from_arrays(list(range(11)), text)
+    with pytest.raises(ManifestError, match=f"row 6, column 'a': .*{message}"):
+        held({"a": text})
+    # What lies beside a slice or is not in use is none of the table's.
+    held({"a": text.slice(0, 6)})

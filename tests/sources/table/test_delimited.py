@@ -1,0 +1,162 @@
+"""CSV and TSV files: what Python's own reader gives, or an error that names the row."""
+
+import csv
+import gzip
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sources.tables import NAMES, assert_labelled, everything, labelled, read_back, tables
+
+from lit_async_data import ManifestSource
+from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.sources.table import delimited
+from lit_async_data.sources.table.delimited import TextFormat
+from lit_async_data.sources.table.table import Table
+
+
+@given(tables, st.sampled_from([("m.csv", ","), ("m.tsv", "\t"), ("m.csv.gz", ",")]), st.sampled_from(["\n", "\r\n"]))
+def test_csv_is_what_pythons_csv_reads(rows, kind, end):
+    (name, delimiter), target = kind, io.StringIO()
+    csv.writer(target, delimiter=delimiter, lineterminator=end).writerows([NAMES, *rows])
+    text = target.getvalue()
+    expected = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))[1:]
+    found = read_back(name, gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    assert [[cell or "" for cell in row] for row in found] == expected
+
+
+def test_text_stays_text_and_only_an_empty_cell_is_no_value(file):
+    path = file("m.csv", 'id,x\n007,NA\n1e3,null\n,""\n 5,nan\n')
+    table = Table.of(path, ["id", "x"])
+    assert everything(table, "id") == ["007", "1e3", None, " 5"]
+    assert everything(table, "x") == ["NA", "null", None, "nan"]
+    numbers = table.labels("id", kind="number", null="ignore").values
+    assert np.array_equal(numbers, [7.0, 1000.0, np.nan, 5.0], equal_nan=True)
+
+
+def test_only_requested_columns_are_read_and_others_may_hold_anything(file):
+    table = Table.of(file("m.csv", b"a,b,c,,\n1,\xff,3,,\n4,\0,6,,\n"), ["c", "a", "c"])
+    assert [name for name in ("a", "b", "c", "") if name in table.names] == ["a", "c"]
+    assert (everything(table, "a"), everything(table, "c")) == (["1", "4"], ["3", "6"])
+    lines = '{"a": 1, "meta": 1}\n\n{"meta": "x", "a": 2}\n{"meta": {}}\n'
+    assert everything(Table.of(file("m.jsonl", lines), ["a"]), "a") == [1, 2, None]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_marks_line_ends_and_newlines_in_cells(file, mark, end):
+    content = mark + b'"a",b' + end + b'"x ""y""\n,z",1' + end + end + b"w,2" + end
+    assert everything(Table.of(file("m.csv", content), ["a"]), "a") == ['x "y"\n,z', "w"]
+
+
+@pytest.mark.parametrize(
+    ("content", "row", "message"),
+    [
+        (b"", None, "is empty; its first line must name the columns"),
+        (b"a,b\n", None, "has no rows"),
+        (b"a,b\n\n", None, "has no rows"),
+        (b"a,b,a\n1,2,3\n", None, "has more than one column 'a'"),
+        (b"A,b\n1,2\n", None, "has no column 'a'; it has 'A', 'b'; if its first line is a row"),
+        (b"aa ,b\n1,2\n", None, "has no column 'a'"),
+        (b"c;d,b\n1,2\n", None, "has no column 'a'; it has 'c;d', 'b'; if .*, put a line of names before it"),
+        (b'a,b\n1,2\n\n"x\ny",2\n1,2,3\n', 2, r"row 2: 3 cells, but the first line has 2"),
+        (b"a,b\n1,2\n3\n", 1, r"row 1: 1 cells, but the first line has 2"),
+        (b"a,b\n1,2\n\xff,2\n", 1, r"row 1, column 'a': text that is not UTF-8"),
+        (b"a,b\n1,2\n3\0,2\n", 1, "row 1, column 'a': a NUL byte"),
+        (b'a,b\n1,2\n3,"4\n5,6\n', 1, r"row 1: a quote is never closed"),
+        (b'b,a\n1,2\n3,"4""\n5,6\n', 1, r"row 1: a quote is never closed"),
+        (b'b,a\n1,2"\n3,"4\n5,6\n', 1, r"row 1: a quote is never closed"),
+        (b'a,b\n1,2\n"3,4\n5,6\n', 1, r"row 1: 1 cells, but the first line has 2"),
+        (b'a,b\n1,2\n3,"' + b"x" * 200_000, 1, "row 1: a quote is never closed"),
+        (b"\xff\xfea\x00,\x00b\x00\n\x00", None, "its first line is not UTF-8"),
+    ],
+)
+def test_a_faulty_csv_file_is_an_error_that_names_the_row(file, content, row, message):
+    path = file("m.csv", content)
+    with pytest.raises(ManifestError, match=message) as caught:
+        Table.of(path, ["a"])
+    assert str(caught.value).startswith(path)
+    assert (caught.value.file, caught.value.row) == (path, row)
+
+
+def test_quotes_within_a_cell_and_a_last_newline_are_nothing_wrong(file):
+    path = file("m.csv", 'a,b\n1,5" disk\n2,5"\n3,a"b"c"\n4,"x\n"\n')
+    assert everything(Table.of(path, ["b"]), "b") == ['5" disk', '5"', 'a"b"c"', "x\n"]
+
+
+def test_a_row_longer_than_a_block_is_an_error(file, monkeypatch):
+    monkeypatch.setattr(delimited, "_BLOCK", 1000)
+    with pytest.raises(ManifestError, match=r"cannot be read: .*; is a quote never closed\?"):
+        Table.of(file("m.csv", f"a,b\n1,{'x' * 5000}\n2,3\n"), ["b"])
+
+
+def test_newlines_in_cells_at_the_end_of_a_block(file, monkeypatch):
+    monkeypatch.setattr(delimited, "_BLOCK", 100)
+    cells = ["x\n" * (1 + row % 7) + "x" for row in range(100)]
+    content = "a,b\n" + "".join(f'{row},"{cell}"\n' for row, cell in enumerate(cells))
+    table = Table.of(file("m.csv", content), ["a", "b"])
+    assert everything(table, "a") == [str(row) for row in range(100)]
+    assert everything(table, "b") == cells
+
+
+def test_a_damaged_archive_is_an_error(file):
+    random = np.random.default_rng(0).integers(0, 10**9, 5000)
+    packed = gzip.compress(("a\n" + "\n".join(map(str, random)) + "\n").encode())
+    for name, content in (("m.csv.gz", packed[:-2000]), ("n.csv.gz", b"no gzip at all")):
+        path = file(name, content)
+        with pytest.raises(ManifestError, match="gz") as caught:
+            Table.of(path, ["a"])
+        assert caught.value.file == path
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter", "encoding", "end"),
+    [
+        *(("t.csv", each, None, "\n") for each in (";", "\t", "|", ",", " ", ":")),
+        *((name, each, None, "\n") for name, each in (("t.tsv", ","), ("t.csv.gz", ";"))),
+        *(("t.csv", ";", each, "\n") for each in ("latin-1", "utf-16", "utf-16-le", "utf-8", "utf-8-sig", "mac-roman")),
+        *(("t.csv.gz", ";", each, "\r\n") for each in ("cp1252", "utf-16")),
+    ],
+)
+def test_any_delimiter_and_encoding(name, delimiter, encoding, end, file):
+    content = labelled(delimiter, end).encode(encoding or "utf-8")
+    path = file(name, gzip.compress(content) if name.endswith("gz") else content)
+    assert_labelled(path, delimiter=delimiter, encoding=encoding)
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "name"), [(";", "t.csv"), ("\t", "t.csv"), ("|", "t.csv"), (",", "t.tsv"), (";", "t.tsv")]
+)
+def test_another_delimiter_is_named(delimiter, name, file):
+    path = file(name, labelled(delimiter))
+    with pytest.raises(ManifestError, match=r"has no column 'label'; its cells seem to be separated by") as caught:
+        Table.of(path, ["label"])
+    assert f"set delimiter={delimiter!r}" in str(caught.value)
+    assert caught.value.file == path
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        *(("delimiter", wrong) for wrong in ("", ";;", '"', "\n", "ä", 3)),
+        *(("encoding", wrong) for wrong in ("utf-99", "", 3, "base64", "rot13")),
+    ],
+)
+def test_what_is_no_delimiter_and_no_encoding(option, wrong):
+    with pytest.raises(ConfigError, match=rf"^{option}: .* is not a (single character|text encoding of Python)"):
+        ManifestSource("t.csv", {"y": "label"}, **{option: wrong})
+
+
+@pytest.mark.parametrize(
+    ("first", "place"), [("pfäd", "its first line is"), ("path", "row 1, column 'label': text that")]
+)
+def test_another_encoding_is_named(first, place, file):
+    content = f"{first},label\n0.npy,a\n1.npy,Käfer\n".encode("cp1252")
+    with pytest.raises(ManifestError, match=f"{place}.* not UTF-8; set encoding=cp1252 if Windows wrote it, else save"):
+        Table.of(file("t.csv", content), ["label"])
+    path = file("t.csv", content.replace(b"\xe4", b"\x81"))  # nothing in cp1252
+    place = "its first line is" if first == "pfäd" else "is"
+    with pytest.raises(ManifestError, match=f"{place} not cp1252, as encoding says; leave out encoding if it is UTF-8"):
+        Table.of(path, ["label"], text_format=TextFormat.of(None, "cp1252"))

@@ -1,0 +1,93 @@
+"""Filters keep the rows that Python would keep."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from support.sources.tables import everything, held
+
+from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.sources.table.table import Table
+
+CELLS = [("a", 1), ("b", 2), (None, 3), ("a", None), ("c", 5), ("7", -6)]
+
+
+OPERATIONS = {
+    "==": lambda left, right: left == right,
+    "!=": lambda left, right: left != right,
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
+    "in": lambda left, right: left in right,
+    "not in": lambda left, right: left not in right,
+}
+
+
+@pytest.mark.parametrize("operator", OPERATIONS)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "memory"])
+def test_filters_keep_what_python_keeps(file, parquet, suffix, operator):
+    texts, numbers = zip(*CELLS)
+    many = "in" in operator
+    filters = [["n", operator, [1, 2, 5] if many else 2], ["t", operator, ["b", "7"] if many else "b"]]
+    given_table = {
+        "csv": lambda: file("m.csv", "k,t,n\n" + "".join(f"-,{t or ''},{'' if n is None else n}\n" for t, n in CELLS)),
+        "jsonl": lambda: file("m.jsonl", "".join(json.dumps({"t": t, "n": n}) + "\n" for t, n in CELLS)),
+        "parquet": lambda: parquet(t=list(texts), n=list(numbers), row_group_size=2),
+        "memory": lambda: pa.table({"t": pa.array(texts).dictionary_encode(), "n": list(numbers)}),
+    }[suffix]()
+    for some in (filters, filters[:1], filters[1:]):
+        kept = [
+            row
+            for row, cells in enumerate(CELLS)
+            for values in [dict(zip("tn", cells))]
+            if all(values[c] is not None and OPERATIONS[o](values[c], v) for c, o, v in some)
+        ]
+        if not kept:
+            with pytest.raises(ManifestError, match=r"the filters match none of its 6 rows: \["):
+                Table.of(given_table, ["t"], filters=some)
+            continue
+        table = Table.of(given_table, ["t"], filters=some)
+        assert [table.origin.place(row)[1] for row in range(len(table))] == kept
+        assert everything(table, "t") == [texts[row] for row in kept]
+
+
+def test_filters_compare_whole_numbers_exactly():
+    table = held({"n": [2**53, 2**53 + 1, 5]}, filters=[["n", "==", 2**53 + 1]])
+    assert everything(table, "n") == [2**53 + 1]
+    assert everything(held({"n": [5, 6]}, filters=[["n", ">", 5.5]]), "n") == [6]
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ("n > 5", "filters: 'n > 5' is not a list of"),
+        (["n", ">", 5], r"filters: \['n', '>', 5\] is not a list of"),
+        ([["n", ">"]], r"is not a list of \[column, operator, value\]"),
+        ([[1, ">", 5]], r"is not \[column, operator, value\]"),
+        ([["n", "=", 5]], r"filters: \['n', '=', 5\] is not .*; operators are ==, !=, <"),
+        ([["n", "in", 5]], "'in' needs a list of values, not 5"),
+        ([["n", "in", []]], "'in' needs a list of values"),
+        ([["n", "in", "ab"]], "'in' needs a list of values"),
+        ([["n", "==", None]], "None cannot be compared with"),
+        ([["n", "==", float("nan")]], "nan cannot be compared with"),
+        ([["n", "==", [5]]], "cannot be compared with"),
+        ([["n", "not in", [5, None]]], "cannot be compared with"),
+        ([["n", "==", "x"]], "column 'n' holds int64, which cannot be compared by == 'x'"),
+        ([["n", "==", True]], "column 'n' holds int64, which cannot be compared by == True"),
+        ([["n", "==", 2**70]], "column 'n' holds int64, which cannot be compared by == "),
+        ([["b", "==", 1]], "column 'b' holds bool"),
+    ],
+)
+def test_filters_that_are_none(filters, message):
+    with pytest.raises(ConfigError, match=message):
+        Table.of(pa.table({"n": [1, 2], "b": [True, False]}), ["n"], filters=filters)
+
+
+def test_a_filter_on_a_missing_column_or_on_text_that_is_no_number(file):
+    path = file("m.csv", "a,q\nx,1\ny,?\n")
+    with pytest.raises(ManifestError, match="no column 'p'"):
+        Table.of(path, ["a"], filters=[["p", ">", 1]])
+    with pytest.raises(ManifestError, match=r"row 1, column 'q': '\?' is not a number"):
+        Table.of(path, ["a"], filters=[["q", ">", 1]])
+    assert everything(held({"b": [True, False]}, filters=[["b", "==", True]]), "b") == [True]

@@ -1,0 +1,87 @@
+"""JSON lines: what Python's own reader gives, or an error that names the row."""
+
+import gzip
+import json
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sources.tables import LABELS, NAMES, assert_labelled, everything, read_back, tables
+
+from lit_async_data.errors import ManifestError
+from lit_async_data.sources.table import json_lines
+from lit_async_data.sources.table.table import Table
+
+
+@given(tables, st.booleans())
+def test_json_lines_are_what_pythons_json_reads(rows, packed):
+    content = "".join(json.dumps(dict(zip(NAMES, row))) + "\n" for row in rows).encode()
+    expected = [tuple(json.loads(line).values()) for line in content.splitlines()]
+    assert read_back("m.ndjson.gz" if packed else "m.jsonl", gzip.compress(content) if packed else content) == expected
+
+
+def test_what_looks_like_a_date_is_text(file):
+    lines = '{"a": "2020-01-01", "b": ["2020-01-01 00:00:00"]}\n{"a": "2020-01-02", "b": []}\n'
+    table = Table.of(file("m.jsonl", lines), ["a", "b"])
+    assert (everything(table, "a"), everything(table, "b")) == (
+        ["2020-01-01", "2020-01-02"],
+        [["2020-01-01 00:00:00"], []],
+    )
+
+
+def test_types_of_later_lines_and_keys_that_come_late(file, monkeypatch):
+    monkeypatch.setattr(json_lines, "_BLOCK", 200)
+    lines = ['{"a": 1, "d": "2020-01-01"}'] * 40 + ['{"a": 2.5, "b": "x", "d": "2020-01-02"}', '{"a": null, "b": "y"}']
+    table = Table.of(file("m.jsonl", "\n".join(lines)), ["a", "b", "d"])
+    assert everything(table, "a") == [1.0] * 40 + [2.5, None]
+    assert everything(table, "b") == [None] * 40 + ["x", "y"]
+    assert everything(table, "d") == ["2020-01-01"] * 40 + ["2020-01-02", None]
+
+
+@pytest.mark.parametrize(
+    ("lines", "row", "message"),
+    [
+        (b"", None, "is empty"),
+        (b"\n\n", None, "has no column 'a'|is empty"),
+        (b'{"b": 1}\n', None, "has no column 'a'; it has 'b'"),
+        (b'{"a": 1}\n\n{"a": "x"}\n', 1, r"row 1, column 'a': 'x' is text, but row 0 has a number"),
+        (b'{"a": 1}\n{"a": true}\n', 1, "True is true or false, but row 0 has a number"),
+        (b'{"a": 1}\n{"a": [1]}\n', 1, "a list, but row 0 has a number"),
+        (b'{"a": 1}\n{"a": {}}\n', 1, "an object, but row 0 has a number"),
+        (b'{"a": 1}\n[1]\n', 1, r"row 1: \[1\] is not a JSON object"),
+        (b'{"a": 1}\n{"a": 2\n', 1, r"row 1: not valid JSON"),
+        (b'{"a": 1, "a": 2}\n', 0, r"row 0: not valid JSON in UTF-8: 'a key occurs twice'"),
+        (b'{"a": "\xff"}\n', 0, "row 0, column 'a': text that is not UTF-8"),
+        (b'{"a": "x"}\n{"a": "\\u0000"}\n', 1, "row 1, column 'a': a NUL byte"),
+        (b'{"a": "\\ud800"}\n', None, "column 'a': cannot be read"),
+        (b'{"a": 1}\n{"a": 18446744073709551615}\n', None, "column 'a': .*; write large whole numbers as text"),
+        (
+            b'{"a": 9007199254740993}\n{"a": 0.5}\n',
+            None,
+            "column 'a': .* 9007199254740993 .*; write large whole numbers",
+        ),
+        (b'{"a": [0.5]}\n{"a": [9007199254740993]}\n', None, "column 'a': .* 9007199254740993 .*; write large"),
+    ],
+)
+def test_faulty_json_lines_are_an_error_that_names_the_row(file, lines, row, message):
+    path = file("m.jsonl", lines)
+    with pytest.raises(ManifestError, match=message) as caught:
+        Table.of(path, ["a"])
+    assert (caught.value.file, caught.value.row) == (path, row)
+
+
+def test_a_line_longer_than_a_block(file, monkeypatch):
+    monkeypatch.setattr(json_lines, "_BLOCK", 1000)
+    lines = json.dumps({"b": "x" * 5000}) + "\n" + json.dumps({"b": "3"}) + "\n"
+    assert everything(Table.of(file("m.jsonl", lines), ["b"]), "b") == ["x" * 5000, "3"]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_in_json_lines_is_named(indent, file):
+    rows = [{"label": label, "number": number} for number, label in enumerate(LABELS)]
+    path = file("t.jsonl", json.dumps(rows, indent=indent))
+    with pytest.raises(ManifestError, match=r"row 0: the file is a JSON array, .* pandas\.read_json") as caught:
+        Table.of(path, ["label"])
+    assert caught.value.file == path
+    assert_labelled(pd.read_json(path))
