@@ -6,6 +6,8 @@ import select
 import time
 from pathlib import Path
 
+from lit_async_data import AsyncLoader
+
 
 def patience():
     """Repeats a loop that waits for processes to start: until it ends, or a minute and a half has passed."""
@@ -33,3 +35,37 @@ def wait_for_the_end_of(pid):
             assert select.select([end], [], [], 60)[0]
         finally:
             os.close(end)
+
+
+def loader_of(source, hooks=None, **options):
+    """A loader whose batches reader processes read in the stored order."""
+    options = {"batch_size": 10, "shuffle": False, "worker_kind": "process", **options}
+    return AsyncLoader(source, options, **(hooks or {}))
+
+
+def running(loader):
+    """The pipeline of a loader that has begun."""
+    return loader.machinery.engine.feed.pipeline
+
+
+def process_ids(loader):
+    return [each.channel.pid for each in running(loader)._readers]
+
+
+def pid_of(loader):
+    return process_ids(loader)[0]
+
+
+def in_two_processes(loader):
+    """Take passes until two processes read; returns their ids."""
+    for _ in patience():
+        found = {pid for batch in loader for pid in batch["process"].tolist()}
+        if len(found) == 2 and found == set(process_ids(loader)):
+            return found
+    raise AssertionError("the second process never started")
+
+
+def sharing(first, *others):
+    """Have loaders share the processes of the first."""
+    for other in others:
+        other.machinery.wiring.reader_processes = first.machinery.wiring.reader_processes

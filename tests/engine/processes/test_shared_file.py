@@ -94,18 +94,6 @@ def test_with_too_little_room_the_choice_is_no_process(caplog):
     )
 
 
-def test_a_source_for_which_there_is_no_room_is_an_error_that_says_so(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(SharedFile, "__init__", _file_without_room)
-    message = r"for a copy of the source .*No space left"
-    with AsyncLoader(Numbers(), PROCESS) as loader, pytest.raises(MemoryBudgetError, match=message):
-        next(loader)
-
-
-def _file_without_room(self, _):
-    self.folder, self.file = "/dev/shm", open("/dev/full", "wb", buffering=0)  # noqa: SIM115
-
-
 def test_no_room_in_the_midst_of_zeros_gives_the_rest_back(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(shared_file, "_STEP", 4096)

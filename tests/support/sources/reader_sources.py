@@ -11,6 +11,7 @@ import numpy as np
 
 from lit_async_data import BatchSpec, FieldSpec, Source, StorageLayout
 from lit_async_data.errors import CorruptError
+from lit_async_data.order.chunk_order import ChunkRun
 
 
 class Numbers(Source):
@@ -66,10 +67,10 @@ class Damaged(Numbers):
 
 
 class Deadly(Damaged):
-    """Numbers of which one ends the process that reads it."""
+    """Numbers of which one ends the process that reads it; several share a compressed chunk."""
 
-    def __init__(self, sample, layout, bad=()):
-        super().__init__(bad, layout)
+    def __init__(self, sample, chunk, bad=()):
+        super().__init__(bad, StorageLayout((ChunkRun(100, chunk),), compressed=True, reading="python"))
         self._deadly = sample
 
     def read_into(self, samples, out):

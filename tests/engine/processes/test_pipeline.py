@@ -1,0 +1,341 @@
+"""Reader processes deliver the batches of threads, in order; one that ends is replaced."""
+
+import contextlib
+import copy
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from support.processes import in_two_processes, loader_of, pid_of, process_ids, running, wait_for_the_end_of
+from support.sources import reader_sources as acts
+from support.sources.reader_sources import FailsToStart, KilledAtStart, KilledOnce, ManyNumbers, Numbers, PythonNumbers
+
+from lit_async_data import Balanced, HDF5Source, StorageLayout
+from lit_async_data.engine.resources.worker_tuner import WorkerTuner
+from lit_async_data.errors import ClosedError, WorkerError
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.plan import BatchIndex
+
+pytestmark = pytest.mark.processes
+ORDER = list(range(0, 100, 10))
+
+
+@pytest.fixture
+def stacks(h5):
+    """500 compressed stacks of images, and labels."""
+    data = np.random.default_rng(0).integers(0, 9, (500, 6, 20, 30), np.uint8)
+    path = h5(x={"data": data, "chunks": (16, 6, 20, 30), "compression": "gzip"}, y=np.arange(500) % 7)
+    with contextlib.closing(HDF5Source(path, {"x": "x", "y": "y"})) as source:
+        yield source
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": "auto"},
+        {"workers": 1, "shuffle": "global", "drop_last": True},
+        {"workers": 2, "shuffle": "chunk", "shuffle_chunks": 4, "cache_bytes": 2**24},
+        {"shuffle": "none", "queue_depth": 1},
+        {"shuffle": "auto", "weights": Balanced("y"), "epoch_size": 200},
+    ],
+    ids=["auto", "global", "chunks, cached", "as stored", "drawn"],
+)
+def test_a_process_delivers_the_batches_of_threads(stacks, options):
+    def batches(kind):
+        with loader_of(stacks, batch_size=16, worker_kind=kind, return_indices=True, seed=3, **options) as loader:
+            assert loader.footprint.workers.kind == kind
+            return [{key: value.clone() for key, value in batch.items()} for _ in range(2) for batch in loader]
+
+    threads, process = batches("thread"), batches("process")
+    assert len(threads) == len(process)
+    for one, other in zip(threads, process):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert torch.equal(value, other[key])
+            assert value.stride() == other[key].stride()
+
+
+@pytest.mark.parametrize(
+    ("layout", "transform", "is_here"),
+    [
+        (StorageLayout(reading="decoded"), None, True),
+        (StorageLayout(reading="opened"), None, True),
+        (StorageLayout(reading="locked"), None, False),
+        (StorageLayout(reading="python"), None, False),
+        (StorageLayout(reading="decoded"), copy.copy, False),
+        (StorageLayout((ChunkRun(100, 1),), compressed=True, reading="decoded"), None, True),
+        (StorageLayout((ChunkRun(100, 4),), compressed=True, reading="decoded"), None, False),
+    ],
+    ids=["decoded", "opened", "locked", "python", "transformed", "one per chunk", "four per chunk"],
+)
+def test_the_first_batch_waits_for_no_process_where_that_costs_nothing(layout, transform, is_here):
+    with loader_of(acts.ReadBy(layout), {"sample_transform": transform}) as loader:
+        first, *others = [set(batch["y"].tolist()) for batch in loader]
+        process = set(process_ids(loader))
+    assert first == ({os.getpid()} if is_here else process)
+    assert set().union(*others) == process
+
+
+def test_passes_that_end_early_and_other_epochs_go_on_where_they_should(stacks):
+    def pass_of(loader, epoch, steps=None):
+        loader.set_epoch(epoch)
+        return [batch["y"].tolist() for batch in itertools.islice(loader, steps)]
+
+    options = {"batch_size": 16, "shuffle": "chunk", "seed": 5}
+    with loader_of(stacks, worker_kind="thread", **options) as loader:
+        wanted = {epoch: pass_of(loader, epoch) for epoch in (0, 1, 7)}
+    with loader_of(stacks, **options) as loader:
+        assert pass_of(loader, 0) == wanted[0]
+        assert pass_of(loader, 7, 5) == wanted[7][:5]
+        assert pass_of(loader, 1) == wanted[1]
+        loader.machinery.wiring.steps_wanted = lambda: (3, 4)
+        assert pass_of(loader, 7, 3) == wanted[7][:3]
+        assert pass_of(loader, 1) == wanted[1]
+
+
+@pytest.mark.parametrize("budget", [None, 3_000_000], ids=["enough memory", "little memory"])
+def test_batches_that_the_user_keeps_never_change(stacks, budget):
+    with h5py.File(stacks.paths[0]) as opened:
+        images = opened["x"][...]
+    options = {"shuffle": "chunk", "shuffle_chunks": 4, "memory_budget": budget, "return_indices": True}
+    with loader_of(stacks, batch_size=32, **options) as loader:
+        kept = [batch for _ in range(2) for batch in loader]
+        assert (loader.stats().copied > 0) == (budget is not None)
+        slots = loader.stats().read.slots
+        assert slots > 5 if budget is None else slots * loader.footprint.layout.nbytes <= budget
+    for batch in kept:  # also after the process and its memory are gone
+        assert np.array_equal(batch["x"].numpy(), images[batch["index"].numpy()])
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_sample_that_ends_more_processes_than_restarts_is_an_error_in_its_place(restarts, caplog):
+    with loader_of(Numbers(33, acts.kill), restarts=restarts) as loader:
+        assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
+        with pytest.raises(WorkerError, match="was killed by SIGKILL") as caught:
+            next(loader)
+        assert caught.value.sample_id == (33 if restarts else 30)
+        assert loader.state_dict()["position"] == 40
+        if restarts:  # else its slot was not read again, and the next batch may have been in it
+            assert next(loader)["y"][0].item() == 40
+    assert sum("while it read sample" in line and "epoch 0" in line for line in caplog.messages) == restarts + 1
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL (out of memory?)"),
+        (signal.SIGRTMIN + 5, f"was killed by signal {signal.SIGRTMIN + 5}"),
+    ],
+)
+def test_a_killed_process_is_named_and_replaced(number, how, caplog):
+    with loader_of(Numbers()) as loader:
+        seen, killed = [next(loader)["y"][0].item()], pid_of(loader)
+        os.kill(killed, number)
+        while pid_of(loader) == killed:
+            seen.append(loader.next()["y"][0].item())
+        seen += [loader.next()["y"][0].item() for _ in range(20)]
+        assert seen == [10 * (place % 10) for place in range(len(seen))]
+    (line,) = (line for line in caplog.messages if f"reader process {killed} {how}" in line)
+    assert line.endswith("; a new one takes its place")
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_program_ends_though_a_read_is_stuck_after_a_warning_and_an_error(kind, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import numpy as np\n"
+        "from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, Source, StalledError\n"
+        "from lit_async_data.engine import supervisor\n"
+        "supervisor.THREADS_S = 0.1\n"
+        "class Mine(Source):\n"
+        "    spec = BatchSpec({'y': FieldSpec((), np.dtype('i8'))}, as_mapping=True)\n"
+        "    def __len__(self): return 100\n"
+        "    def read_into(self, samples, out):\n"
+        f"        if 10 in samples: open({str(tmp_path / 'pipe')!r})\n"
+        f"loader = AsyncLoader(Mine(), dict(batch_size=10, shuffle=False, worker_kind={kind!r}, warn_after_s=0.1))\n"
+        "next(loader)\n"
+        "loader.machinery.engine.feed.pipeline.timeout_s = 1.2\n"
+        "try: next(loader)\n"
+        "except StalledError as error: print(error.stage, error.worker, error.sample_id, error.file)\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (0, "read 0 10 Mine\n"), done.stderr
+    warned = [line for line in done.stderr.splitlines() if "s for batch 1 of epoch 0 (stage" in line]
+    assert "samples 10, 11, 12, … (10 in all)" in warned[0]
+    assert "row 10 of Mine" in warned[0]
+    assert "train.py" in done.stderr.partition("lit_async_data: ")[2]
+
+
+def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader():
+    with loader_of(Numbers()) as loader:
+        next(loader)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                next(loader)
+            try:
+                next(loader)
+            except WorkerError as error:
+                os.write(writing, str(error).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        assert b"reader process does not serve it; build it in the child" in os.read(reading, 1000)
+        os.close(reading)
+        next(loader)
+
+
+def test_a_loader_that_another_thread_closes_says_so():
+    """1. The consumer has checked that the loader is open. 2. Another thread closes it. 3. The consumer asks for a
+    batch."""
+    loader = loader_of(Numbers(64))
+    next(iter(loader))
+    pipeline = running(loader)
+    loader.close()
+    with pytest.raises(ClosedError, match="build a new one"):
+        pipeline.get(BatchIndex(0, 1))
+
+
+def test_several_processes_deliver_the_batches_of_one():
+    def passes(workers):
+        with loader_of(PythonNumbers(), workers=workers, shuffle="global", seed=4, return_indices=True) as loader:
+            return [[(batch["y"].tolist(), batch["index"].tolist()) for batch in loader] for _ in range(4)]
+
+    assert passes(3) == passes(1)
+
+
+def test_processes_read_the_rest_of_a_resumed_epoch():
+    with loader_of(ManyNumbers(), workers=0, worker_kind="thread") as loader:
+        next(loader)
+        place = loader.state_dict()
+    with loader_of(ManyNumbers(), workers=2) as loader:
+        loader.load_state_dict(place)
+        seen = set()
+        for step, batch in enumerate(loader, 1):
+            assert batch["y"].tolist() == list(range(10 * step, 10 * step + 10))
+            seen |= set(batch["process"].tolist())
+            if len(seen) == 2:
+                return
+    raise AssertionError("the second process never started")
+
+
+def test_each_worker_has_a_process_and_all_end_with_the_loader():
+    with loader_of(PythonNumbers(), workers=2) as loader:
+        assert str(loader.footprint.workers).startswith("2 reader processes (")
+        processes = in_two_processes(loader)
+        names = {(Path("/proc") / str(pid) / "comm").read_text() for pid in processes}
+        assert names == {"lit_data reader\n"}
+    for pid in processes:
+        wait_for_the_end_of(pid)
+
+
+def test_what_a_killed_process_was_reading_is_read_again(tmp_path, caplog):
+    flag = tmp_path / "flag"
+    with loader_of(KilledOnce(str(flag)), workers=2) as loader:
+        in_two_processes(loader)
+        flag.touch()
+        seen = []
+        while flag.exists() or len(seen) < 100:
+            seen.append(loader.next()["y"][0].item())
+        assert seen == [10 * (number % 10) for number in range(len(seen))]
+    (line,) = (line for line in caplog.messages if "was killed by SIGKILL" in line)
+    assert "while it read samples 30, 31, 32, … (10 in all) of epoch" in line
+    assert "(the first is row 30 of KilledOnce); a new one takes its place" in line
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_processes_that_are_killed_are_each_named_once_and_cost_nothing(rest, caplog):
+    with loader_of(PythonNumbers(), workers=2) as loader:
+        killed, seen = in_two_processes(loader), []
+        pipeline = running(loader)
+        while rest and pipeline.ready < len(pipeline.pool):  # until all slots are filled, and nobody reads
+            pipeline.poll(None)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        while killed & set(process_ids(loader)):
+            seen += [batch["y"][0].item() for batch in loader]
+        assert seen == ORDER * (len(seen) // len(ORDER))
+        in_two_processes(loader)
+    for pid in killed:
+        said = f"reader process {pid} was killed by SIGKILL (out of memory?)"
+        assert sum(said in line for line in caplog.messages) == 1
+
+
+def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    counts = [2]
+    monkeypatch.setattr(WorkerTuner, "settled", property(lambda tuner: not counts))
+    monkeypatch.setattr(WorkerTuner, "waited", lambda tuner, *_: counts.pop())
+    monkeypatch.setattr("lit_async_data.engine.resources.workers.cores", lambda ranks=None: 4)
+    with loader_of(PythonNumbers(), workers="auto", worker_kind="auto") as loader:
+        assert str(loader.footprint.workers) == ("1 reader process, at most 4 (Python code reads the samples)")
+        assert [batch["y"][0].item() for batch in loader] == ORDER
+        in_two_processes(loader)
+    assert "workers=auto: 2 workers now, since the loop waited for batches; workers=2 begins so" in caplog.text
+
+
+def test_a_process_that_is_killed_while_it_starts_is_replaced_like_any_other(tmp_path, caplog):
+    (flag := tmp_path / "flag").touch()
+    with loader_of(KilledAtStart(str(flag)), workers=2) as loader:
+        assert [batch["y"][0].item() for batch in loader] == ORDER
+    assert sum("was killed by SIGKILL (out of memory?); a new one" in line for line in caplog.messages) == 1
+    flag.mkdir()  # which none can remove
+    with loader_of(KilledAtStart(str(flag)), workers=2) as loader:
+        with pytest.raises(WorkerError, match="was killed by SIGKILL") as caught:
+            next(loader)
+        assert caught.value.worker in {0, 1}
+
+
+def test_one_more_process_that_cannot_start_is_done_without(tmp_path, caplog):
+    with loader_of(FailsToStart(str(tmp_path / "flag")), workers=2) as loader:
+        in_two_processes(loader)
+        (tmp_path / "flag").touch()
+        running(loader).set_workers(3)
+        while "failed: ImportError: no such library; reading goes on with 2" not in caplog.text:
+            assert [batch["y"][0].item() for batch in loader] == ORDER
+        in_two_processes(loader)
+
+
+def test_fewer_workers_end_processes():
+    with loader_of(PythonNumbers(), workers=2) as loader:
+        in_two_processes(loader)
+        pipeline = running(loader)
+        first, second = process_ids(loader)
+        pipeline.set_workers(1)
+        while second in process_ids(loader):
+            assert [batch["y"][0].item() for batch in loader] == ORDER
+        wait_for_the_end_of(second)
+        assert {pid for batch in loader for pid in batch["process"].tolist()} == {first}
+
+
+def test_another_number_of_processes_changes_nothing(stored):
+    options = {"shuffle": "chunk", "shuffle_chunks": 3, "seed": 2, "return_indices": True}
+    hooks, alone = {"batch_transform": acts.centred}, {"workers": 0, "worker_kind": "thread"}
+    with loader_of(stored, hooks, **options, **alone) as one, loader_of(stored, hooks, workers=3, **options) as loader:
+        for count in (3, 1, 2):
+            assert loader.next()["x"].tolist() == one.next()["x"].tolist()
+            running(loader).set_workers(count)
+            while running(loader)._dealing != count:
+                assert loader.next()["x"].tolist() == one.next()["x"].tolist()
+
+
+def test_a_killed_process_has_its_share_read_again(stored, caplog):
+    options = {"shuffle": "chunk", "shuffle_chunks": 3, "seed": 2}
+    with loader_of(stored, workers=0, worker_kind="thread", **options) as loader:
+        wanted = [batch["y"].tolist() for _ in range(20) for batch in loader]
+    with loader_of(stored, {"sample_transform": acts.with_process}, workers=2, **options) as loader:
+        seen = [loader.next()["y"].tolist() for _ in range(15)]
+        killed = process_ids(loader)[1]
+        os.kill(killed, signal.SIGKILL)
+        seen += [loader.next()["y"].tolist() for _ in range(185)]
+        assert seen == wanted
+        assert killed not in process_ids(loader)

@@ -1,0 +1,129 @@
+"""What a reader process does for one loader: its tasks, its share of each batch, and what it logs."""
+
+import collections
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+from support.processes import loader_of
+from support.sources import reader_sources as acts
+from support.sources.reader_sources import Deadly, Numbers
+
+from lit_async_data import DatasetSource, HDF5Source
+from lit_async_data.errors import TransformError, WorkerError
+from lit_async_data.order.plan import EpochPlan
+
+pytestmark = pytest.mark.processes
+
+
+# Two processes that share nothing; and whatever they call where they share batches.
+@pytest.mark.parametrize(
+    ("workers", "chunk", "hooks"),
+    [
+        (2, 1, {}),
+        (2, 4, {}),
+        (2, 4, {"batch_transform": acts.counted}),
+        (2, 4, {"sample_transform": acts.kill_at_33, "batch_transform": acts.counted}),
+    ],
+)
+def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(workers, chunk, hooks, caplog):
+    source = Deadly(-1 if "sample_transform" in hooks else 33, chunk)
+    with loader_of(source, hooks, workers=workers, on_error="skip", max_bad=9) as loader:
+        for _ in range(2):
+            assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
+        assert loader.machinery.wiring.quarantine.known == {33}
+    assert sum("a new one takes its place" in line for line in caplog.messages) == 2
+
+
+def test_a_sample_of_a_dataset_that_reads_whole_batches_is_known_too():
+    source, hooks = DatasetSource(acts.DeadlyItems()), {"batch_transform": acts.counted}
+    with loader_of(source, hooks, workers=1, on_error="skip") as loader:
+        assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
+
+
+@pytest.mark.parametrize(("workers", "chunk"), [(1, 1), (2, 4)])
+def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
+    plan = EpochPlan(length=100, batch_size=10, shuffle="none", seed=0, epoch=0)
+    first, second = (plan.substitute(33, attempt) for attempt in range(2))
+    with loader_of(Deadly(first, chunk, {33}), workers=workers, on_error="substitute", max_bad=9) as loader:
+        assert next(itertools.islice(loader, 3, None))["y"].tolist() == [30, 31, 32, second, *range(34, 40)]
+        assert loader.machinery.wiring.quarantine.known == {33, first}
+
+
+@pytest.mark.parametrize(
+    ("act", "wanted"), [(acts.warn, {("row 33 is odd", "WARNING")}), (acts.warn_with_a_lock, set())]
+)
+def test_what_the_process_logs_is_logged_here_and_what_cannot_be_sent_stops_nothing(act, wanted, caplog):
+    with loader_of(Numbers(33, act)) as loader:
+        assert [batch["y"][0].item() for batch in loader] == list(range(0, 100, 10))
+    # Once for each epoch that was begun.
+    assert {(record.getMessage(), record.levelname) for record in caplog.records if record.name == "mine"} == wanted
+
+
+def test_a_reader_thread_that_has_ended_is_an_error_soon():
+    """Nobody in the reader process waits for a batch, and would find out."""
+    failed = pytest.raises(WorkerError, match=r"reader process \d+ failed: WorkerError: .* its thread has ended")
+    with loader_of(Numbers(64, acts.break_the_next_task), timeout_s=60) as loader, failed:
+        list(loader)
+
+
+SAMPLE, BATCH = {"sample_transform": acts.with_process}, {"batch_transform": acts.centred}
+CHUNKS = {"shuffle": "chunk", "shuffle_chunks": 3}
+
+
+# Each hook alone by chunks, and both in the other orders.
+@pytest.mark.parametrize(
+    ("options", "hooks"),
+    [
+        (CHUNKS, SAMPLE),
+        (CHUNKS, BATCH),
+        ({"shuffle": "none", "augment": True}, SAMPLE | BATCH),
+        ({"shuffle": "global"}, SAMPLE | BATCH),
+    ],
+)
+def test_processes_share_each_batch_and_deliver_what_one_would(stored, options, hooks):
+    def passes(**given):
+        with loader_of(stored, hooks, seed=2, return_indices=True, **options, **given) as loader:
+            assert loader.footprint.workers.shared == (given["workers"] == 2)
+            return [
+                {key: value.tolist() for key, value in batch.items() if key != "process"}
+                for _ in range(3)
+                for batch in loader
+            ]
+
+    assert passes(workers=2) == passes(workers=0, worker_kind="thread")
+
+
+def test_a_batch_transform_is_called_once_with_each_whole_batch(stored, tmp_path):
+    calls = acts.Noted(str(tmp_path / "calls"))
+    with loader_of(stored, {"batch_transform": calls}, workers=3, return_indices=True, **CHUNKS) as loader:
+        seen = [str(batch["index"].tolist()) for _ in range(3) for batch in loader]
+    counts = collections.Counter((tmp_path / "calls").read_text().splitlines())
+    assert [counts[batch] for batch in seen] == [1] * 30
+
+
+@pytest.mark.parametrize(("workers", "cache_bytes"), [(3, 0), (2, 2**20)])
+def test_each_chunk_is_decoded_once_in_an_epoch_or_at_all_if_they_fit_into_the_cache(h5, workers, cache_bytes):
+    rows, epochs = 3200, 3
+    path = h5(x={"data": np.zeros((rows, 64), np.uint8), "chunks": (16, 64), "compression": "gzip"})
+    options = {"shuffle": "chunk", "shuffle_chunks": 4, "workers": workers, "cache_bytes": cache_bytes}
+    with contextlib.closing(HDF5Source(path, ["x"])) as source, loader_of(source, SAMPLE, **options) as loader:
+        for _ in range(epochs):
+            list(loader)
+        decoded = loader.stats().read.stages.decode.bytes / (64 * rows)
+    # The next epoch has been begun. If all processes decoded each chunk, it would be twice as much, or more.
+    assert decoded == 1 if cache_bytes else decoded < epochs + 1
+
+
+@pytest.mark.parametrize("storage", [{"chunks": (16, 8, 8), "compression": "gzip"}, {}])
+def test_an_error_of_a_transform_names_its_sample(stored):
+    """Once batches are read together, each is read again by itself: the others are delivered."""
+    with loader_of(stored, {"sample_transform": acts.fail_at_33}, workers=2) as loader:
+        for _ in range(20):
+            batches = iter(loader)
+            assert [next(batches)["y"][0].item() for _ in range(3)] == [0, 10, 20]
+            with pytest.raises(TransformError, match=r"(?s)33.*ValueError: 33 is too much") as caught:
+                next(batches)
+            assert (caught.value.sample_id, caught.value.file) == (33, stored.paths[0])
+            assert [next(batches)["y"][0].item() for _ in range(6)] == list(range(40, 100, 10))
