@@ -1,6 +1,5 @@
 """What public objects show of themselves, in a console, a log or somebody else's error."""
 
-import copy
 import inspect
 import os
 import pickle
@@ -86,14 +85,6 @@ def test_showing_reads_nothing(source, images, monkeypatch):
     loader.close()
 
 
-def test_errors_are_found_at_the_top():
-    errors = {
-        kind for kind in vars(lad.errors).values() if isinstance(kind, type) and issubclass(kind, lad.AsyncDataError)
-    }
-    assert errors == {getattr(lad, kind.__name__) for kind in errors}
-    assert {kind.__name__ for kind in errors} <= set(lad.__all__) & set(dir(lad))
-
-
 def test_help_shows_what_a_user_may_call():
     shown = pydoc.plain(pydoc.render_doc(lad.LoaderOptions))
     assert "batch_size: 'int'," in shown  # Python 3.13 writes a line for each argument
@@ -138,11 +129,6 @@ def test_a_source_given_to_a_trainer_is_not_shown_as_a_path(source, images):
 def test_a_source_given_to_prefetched_is_said_to_need_a_loader(source):
     with pytest.raises(ConfigError, match=r"<HDF5Source of .* is a source.*AsyncLoader\(source, LoaderOptions\(batch"):
         lad.prefetched(source)
-
-
-def test_options_can_be_copied():
-    options = lad.LoaderOptions(batch_size=3, seed=7)
-    assert pickle.loads(pickle.dumps(options)) == copy.deepcopy(options) == copy.copy(options) == options
 
 
 def test_samples_that_are_drawn_are_not_said_to_be_read_once():

@@ -1,0 +1,48 @@
+"""Errors: what each one is, where it says that it happened, and the error of a batch that cannot be read."""
+
+import pytest
+
+import lit_async_data
+from lit_async_data import errors
+from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, batch_error, few
+
+KINDS = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AsyncDataError)}
+
+
+def test_errors_are_found_at_the_top():
+    assert {getattr(lit_async_data, kind.__name__) for kind in KINDS} == KINDS
+    assert {kind.__name__ for kind in KINDS} <= set(lit_async_data.__all__) & set(dir(lit_async_data))
+
+
+def test_every_error_about_data_is_a_source_error_and_every_one_about_options_a_value_error():
+    assert all(issubclass(error, errors.SourceError) for error in (errors.MissingError, errors.FormatError))
+    assert all(issubclass(error, ValueError) for error in (ConfigError, MemoryBudgetError))
+
+
+def test_an_option_that_is_part_of_another_one_keeps_its_place():
+    error = ConfigError("null: no", option="null", file="t.csv", row=3).within("fields.y.")
+    assert (str(error), error.option, error.file, error.row) == ("fields.y.null: no", "fields.y.null", "t.csv", 3)
+    assert ConfigError("no").within("fields.y.").option is None
+
+
+@pytest.mark.parametrize(("known", "worker"), [(None, 2), (0, 0)])
+def test_an_error_of_ours_is_that_of_its_batch_and_says_which(known, worker):
+    cause = CorruptError("x.h5: damaged", worker=known)
+    error = batch_error(cause, 1, 7, [3, 4, 5, 6], 2)
+    assert (error, error.stage, error.worker) == (cause, "read", worker)
+    assert error.__notes__ == ["in batch 7 of epoch 1, samples 3, 4, 5, … (4 in all)"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "which"), [([3, 4], "batch 7 of epoch 1 (samples 3, 4)"), ([], "batch 7 of epoch 1")]
+)
+def test_any_other_error_becomes_a_read_error_with_its_cause(samples, which):
+    cause = OSError("bad sector")
+    error = batch_error(cause, 1, 7, samples, 2)
+    assert (type(error), str(error)) == (ReadError, f"{which} could not be read: OSError: bad sector")
+    assert (error.__cause__, error.stage, error.worker, error.sample_id) == (cause, "read", 2, [*samples, None][0])
+
+
+@pytest.mark.parametrize(("numbers", "shown"), [([], ""), ([1, 2, 3], "1, 2, 3"), ("abcd", "a, b, c, … (4 in all)")])
+def test_few_of_many_are_shown(numbers, shown):
+    assert few(numbers) == shown

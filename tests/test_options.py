@@ -1,0 +1,105 @@
+"""`LoaderOptions`: each wrong value is named and quoted, and unknown names point to the near ones."""
+
+import copy
+import dataclasses
+import pickle
+import re
+
+import pytest
+
+from lit_async_data import Balanced, LoaderOptions
+from lit_async_data.errors import ConfigError
+
+NAN, INFINITY = float("nan"), float("inf")
+NO_NUMBER = [None, True, "4", 2.0, NAN]
+NO_BOOL = [None, 1, "true"]
+
+BAD = {
+    "batch_size": [*NO_NUMBER, 0, -1],
+    "shuffle": [None, 1, "Global", ["global"]],
+    "seed": [*NO_NUMBER, -1, 2**63],
+    "drop_last": NO_BOOL,
+    "pad_last": NO_BOOL,
+    "workers": [*NO_NUMBER, -1, 10**6, "Auto"],
+    "worker_kind": ["processes", 1, ["thread"]],
+    "shuffle_chunks": [*NO_NUMBER, 0, -1],
+    "queue_depth": [*NO_NUMBER, 0, -1],
+    "cache_bytes": [*NO_NUMBER, -1, "4 GB"],
+    "memory_budget": [*NO_NUMBER[1:], 0, -1, "4 GB", 1e9],
+    "timeout_s": [None, True, "60", 0, -0.5, NAN, INFINITY],
+    "warn_after_s": [None, True, "30", 0, -0.5, NAN, INFINITY],
+    "restarts": [*NO_NUMBER, -1],
+    "on_error": [None, True, "Skip", ["skip"]],
+    "max_bad": [None, True, "10", -1, -0.5, 1.5, NAN],
+    "quarantine": [1, True, ""],
+    "augment": NO_BOOL,
+    "return_indices": NO_BOOL,
+    "weights": [True, 2.5, "", [], {"y": 1}, [[1.0], [2.0]]],
+    "epoch_size": [*NO_NUMBER[1:], 0, -1],
+    "batch_by": [True, 2.5, "", [], {"y": 1}, [[1], [2]]],
+    # The last ones of these two lack batch_by.
+    "batch_elements": [*NO_NUMBER[1:], 0, -1, 512],
+    "buckets": [*NO_NUMBER, 0, -1, [], [3, 2], [[1]], [0.5], 8, (4, 9)],
+}
+
+
+def test_bad_values_are_tried_for_every_option():
+    assert set(BAD) == {option.name for option in dataclasses.fields(LoaderOptions)}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_absurd_option_is_named_and_its_value_quoted(name):
+    for value in BAD[name]:
+        with pytest.raises(ConfigError, match=f"^{name}: .*{re.escape(repr(value))}") as caught:
+            LoaderOptions(**{"batch_size": 4, name: value})
+        assert caught.value.option == name
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_workers", "use workers"),
+        ("prefetch_factor", "use queue_depth"),
+        ("pin_memory", "leave it out"),
+        ("sampler", "use shuffle"),
+        ("multiprocessing_context", "worker_kind"),
+        ("batchsize", "did you mean batch_size?"),
+        ("queue_dept", "did you mean queue_depth?"),
+        ("kiwi", "choose from batch_size, shuffle, shuffle_chunks, seed"),
+    ],
+)
+def test_an_option_of_torch_points_to_ours_and_a_misspelt_one_to_the_near_one_or_all(name, hint):
+    with pytest.raises(ConfigError, match=f"^{name}: no such option; .*{re.escape(hint)}"):
+        LoaderOptions(batch_size=4, **{name: 2})
+
+
+def test_options_can_be_copied():
+    options = LoaderOptions(batch_size=3, seed=7)
+    assert pickle.loads(pickle.dumps(options)) == copy.deepcopy(options) == copy.copy(options) == options
+
+
+def test_overrides_of_none_inherit_and_errors_say_where():
+    options = LoaderOptions(batch_size=3, seed=7)
+    assert options.merged({"batch_size": 5, "seed": None}) == LoaderOptions(batch_size=5, seed=7)
+    assert options.merged(None) == options
+    with pytest.raises(ConfigError, match=r"^val_loader\.seed: -1 is not") as caught:
+        options.merged({"seed": -1}, "val_loader.")
+    assert caught.value.option == "val_loader.seed"
+
+
+def test_evaluation_takes_each_sample_once_in_storage_order_and_draws_nothing():
+    drawn = {"shuffle": True, "weights": Balanced("y"), "epoch_size": 9, "on_error": "substitute"}
+    options = LoaderOptions(batch_size=3, drop_last=True, pad_last=True, **drawn)
+    plain = LoaderOptions(batch_size=3, shuffle=False, augment=False, on_error="skip")
+    assert options.for_evaluation() == plain
+    assert options.for_evaluation().weights is None
+    assert options.as_stored() == dataclasses.replace(plain, drop_last=True, pad_last=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "shuffle"),
+    [({"shuffle": True}, "none"), ({"shuffle": "global"}, "global"), ({"shuffle": True, "weights": "w"}, "auto")],
+)
+def test_a_loader_that_is_used_in_evaluation_shuffles_only_where_it_must(given, shuffle):
+    used = LoaderOptions(batch_size=3, on_error="substitute", **given).evaluated()
+    assert (used.shuffle, used.augment, used.on_error) == (shuffle, False, "skip")
