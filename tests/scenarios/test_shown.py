@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError
-from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.testing import ArraySource
 
 
@@ -129,14 +128,6 @@ def test_a_source_given_to_a_trainer_is_not_shown_as_a_path(source, images):
 def test_a_source_given_to_prefetched_is_said_to_need_a_loader(source):
     with pytest.raises(ConfigError, match=r"<HDF5Source of .* is a source.*AsyncLoader\(source, LoaderOptions\(batch"):
         lad.prefetched(source)
-
-
-def test_samples_that_are_drawn_are_not_said_to_be_read_once():
-    source = ArraySource({"x": np.zeros((100, 2)), "y": np.arange(100) % 3})
-    with lad.AsyncLoader(source, {"batch_size": 10, "weights": lad.Balanced("y")}) as loader:
-        assert summary_lines(loader)[1].endswith(
-            "100 samples drawn by balanced y, shuffle global: every sample is read alone, each time it is drawn"
-        )
 
 
 class Training(pl.LightningModule):

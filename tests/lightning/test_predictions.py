@@ -1,4 +1,4 @@
-"""`PredictionWriter` in the Trainer."""
+"""`PredictionWriter` in the Trainer and on simulated ranks, and which values it can store."""
 
 import os
 import signal
@@ -10,12 +10,21 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from support.lightning.predictions import arrays_in, check_files, numbered, predicted_of, rows_in
+from support.lightning.predictions import (
+    arrays_in,
+    check_files,
+    numbered,
+    predict_with_ranks,
+    predicted_of,
+    ranks_of,
+    rows_in,
+)
 from support.lightning.trainer import NO_STAGES, pl, trainer
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.lightning.predictions import fields_of, predicted
 
 pytestmark = [
     NO_STAGES,
@@ -225,3 +234,97 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"install it by pip install pyarrow"):
         predict(tmp_path / "out", numbered(8))
     assert os.listdir(tmp_path) == []
+
+
+def test_the_predictions_of_a_subset_have_the_numbers_of_the_whole_source_in_the_order_of_the_subset(tmp_path):
+    chosen = [7, 3, 3, 9, 0]
+    predict_with_ranks(tmp_path, 2, lad.SubsetSource(numbered(10), chosen), torch.from_numpy, batch_size=2)
+    rows = rows_in(tmp_path)
+    assert rows["sample"] == rows["row"] == chosen
+    assert rows["prediction"] == [0, 1, 2, 3, 4]  # positions in the subset
+
+
+def test_a_file_whose_name_is_no_text_is_named_with_its_bytes(tmp_path):
+    name = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"\xe4 \xc3\xb6.h5"))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["y"] = np.arange(5)
+    try:
+        os.rename(tmp_path / "x.h5", name)
+    except OSError:
+        pytest.skip("this file system takes only names that are text")
+    predict_with_ranks(tmp_path, 1, lad.HDF5Source(name, {"y": "y"}))
+    for rows in (rows_in(tmp_path), arrays_in(tmp_path)):
+        assert {os.path.basename(each) for each in rows["file"]} == {"\\xe4 ö.h5"}
+
+
+def test_a_rank_that_ended_early_or_predicts_something_else_has_a_fault(tmp_path):
+    (first, _), (second, loader) = ranks_of(tmp_path, 2, numbered(16))
+    for step in range(2):
+        first.add(step, {"score": np.zeros(4)})
+    assert first.fault(str(first)) == ""
+    assert second.fault(str(first)) == "predict_step was called for 0 of 2 batches"
+    second.add(0, predicted_of(loader.order.batch(0)))
+    assert second.fault(str(first)) == "predict_step was called for 1 of 2 batches"
+    second.add(1, predicted_of(loader.order.batch(1)))
+    assert second.fault(str(first)).endswith("; but on rank 0 16 of 16 samples: score float64")
+
+
+def test_batches_come_once_and_in_order(tmp_path):
+    ((predictions, _),) = ranks_of(tmp_path, 1, numbered(16))
+    predictions.add(0, torch.zeros(4))
+    for step in (0, 2):
+        with pytest.raises(ConfigError, match=f"predict_step, batch {step}: batch 1 comes next"):
+            predictions.add(step, torch.zeros(4))
+
+
+def test_predictions_that_differ_between_batches_are_refused(tmp_path):
+    ((predictions, _),) = ranks_of(tmp_path, 1, numbered(12))
+    predictions.add(0, predicted_of(range(4)))
+    with pytest.raises(ConfigError, match=r"predict_step, batch 1: p int64; but it began with score float64"):
+        predictions.add(1, {"p": torch.arange(4)})
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (torch.tensor([1.5, float("nan")], dtype=torch.bfloat16), "float32"),
+        (torch.tensor([1.5, 2.0]).to(torch.float8_e5m2), "float32"),
+        (torch.tensor([1.5, float("inf")], dtype=torch.float64), "float64"),
+        (torch.arange(8.0).reshape(2, 4)[:, ::2], "float32 (2,)"),
+        (torch.arange(24, dtype=torch.float16).reshape(3, 4, 2).permute(2, 0, 1), "float16 (3, 4)"),
+        (torch.eye(2).to_sparse(), "float32 (2,)"),
+        (torch.ones(2, requires_grad=True), "float32"),
+        (np.array([1, 2], ">i4"), "int32"),
+        (np.array(["a", "bc"]), "text"),
+        (("a", "bc"), "text"),
+    ],
+)
+def test_values_are_in_host_memory_as_they_are_stored(value, stored):
+    there = predicted({"p": value}, 2, "here")
+    assert str(fields_of(there)["p"]) == stored
+    if stored == "text":
+        assert there["p"] == ["a", "bc"]
+    else:
+        wanted = value.detach().to_dense().double().numpy() if isinstance(value, torch.Tensor) else value
+        np.testing.assert_array_equal(there["p"].astype(float), wanted)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (None, "prediction is of type NoneType; return a tensor or array whose first axis is the samples"),
+        ((torch.zeros(2), "a"), "prediction is of type tuple; return"),
+        ({}, "an empty dict; return"),
+        ({1: torch.zeros(2)}, "1 cannot be the name of a prediction"),
+        ({"sample": torch.zeros(2)}, "'sample' cannot be the name of a prediction"),
+        ({"p": torch.tensor(1.0)}, "p is a single number; return"),
+        ({"p": torch.zeros(3, 2)}, r"p has 3 values of shape \(2,\) for a batch of 2 samples"),
+        ({"p": torch.zeros(2, 0)}, r"p has 2 values of shape \(0,\) for a batch of 2 samples"),
+        ({"p": torch.zeros(2, dtype=torch.complex64)}, "p is of type complex64; return bools, whole numbers or floats"),
+        ({"p": np.array([1, "a"], object)}, "p is of type object; return bools"),
+        ({"masks/left": torch.zeros(2, 3, 3)}, "'masks/left' cannot be a dataset of HDF5"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(outputs, message):
+    with pytest.raises(ConfigError, match=f"^here: {message}"):
+        predicted(outputs, 2, "here")

@@ -1,0 +1,126 @@
+"""What each stage of an `AsyncDataModule` gets: its sources, options, transforms, loaders and statistics."""
+
+import contextlib
+import types
+
+import numpy as np
+import pytest
+import torch
+from support.lightning.datamodules import dm_of, source
+
+from lit_async_data import AsyncDataModule, LoaderOptions, Normalize
+from lit_async_data.errors import ConfigError, TransformError
+from lit_async_data.lightning.stages import LoaderArguments
+from lit_async_data.testing import ArraySource
+
+
+def test_evaluation_takes_the_options_of_training_without_shuffle_and_drops_nothing():
+    dm = dm_of(loader={"batch_size": 10, "shuffle": True, "drop_last": True, "workers": 2}, test=source(15))
+    options = dm.test_dataloader()[0].options
+    assert (options.shuffle, options.drop_last, options.workers, options.batch_size) == ("none", False, 2, 10)
+    assert len(dm.test_dataloader()[0]) == 2
+
+
+def test_a_stage_may_differ_and_null_inherits():
+    dm = dm_of(val_loader={"batch_size": 50, "workers": None})
+    options = dm.val_dataloader()[0].options
+    assert (options.batch_size, options.workers) == (50, "auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loader": None}, "loader.batch_size: missing"),
+        ({"loader": {"batch_size": 0}}, "loader.batch_size: 0 is not"),
+        ({"loader": 64}, 'loader: 64 is neither LoaderOptions nor a mapping; write {"batch_size": 64}'),
+        ({"val_loader": {"batch_sise": 3}}, "val_loader.batch_sise: no such option; did you mean batch_size"),
+        ({"predict_loader": {"workers": -1}}, "predict_loader.workers: -1 is not"),
+        ({"train": [source()]}, "train: .* is not a source"),
+        ({"val": [source(), 3]}, "val: 3 is not a source or a list of sources"),
+        ({"val": "x.h5"}, "val: 'x.h5' is not a source or a list of sources"),
+        (
+            {"val": {"day": source(), "night": source()}},
+            r"val: .* the names day, night, .*write a list: val=\[day, night\]",
+        ),
+        ({"train": None, "val": None}, "train: there is no source"),
+        ({"device_transform": {"training": print}}, "device_transform: 'training' is not one of train, val"),
+    ],
+)
+def test_a_wrong_argument_is_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        dm_of(**options)
+
+
+def fails(values):
+    raise OSError("no such colour")
+
+
+@pytest.mark.parametrize("name", ["sample_transform", "batch_transform", "device_transform"])
+@pytest.mark.parametrize(("given", "key"), [({"eval": fails}, ".eval"), ({"val": fails}, ".val"), (fails, "")])
+def test_an_error_of_a_transform_names_its_option_and_the_stage(name, given, key):
+    with contextlib.closing(dm_of(**{name: given})) as dm:
+        (loader,) = dm.val_dataloader()
+        with pytest.raises(TransformError, match=f"^{name}{key}, stage val: .*OSError: no such colour"):
+            next(loader)
+
+
+class Ranks:
+    """What the arguments of a loader take from a Trainer."""
+
+    global_rank, world_size = 1, 4
+    strategy = types.SimpleNamespace(root_device=None)
+
+    def __init__(self, num_devices):
+        self.num_devices = num_devices
+
+
+@pytest.mark.parametrize(("devices", "torchrun", "ranks"), [(1, "4", 4), (4, "", 4), (4, "4", 4), (1, "", 1)])
+def test_ranks_on_this_machine_are_those_of_the_trainer_or_of_who_started_it(monkeypatch, devices, torchrun, ranks):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", torchrun)
+    arguments = LoaderArguments.of(Ranks(devices), source(), LoaderOptions(batch_size=4))
+    assert arguments.local_world_size == ranks
+
+
+def test_the_loaders_of_a_datamodule_know_their_stage_and_share_what_was_said():
+    source = ArraySource({"x": np.zeros(8)})
+    dm = AsyncDataModule(train=source, val=[source, source], loader={"batch_size": 4})
+    train, (first, second) = dm.train_dataloader(), dm.val_dataloader()
+    assert [each.machinery.wiring.label for each in (train, first, second)] == ["train", "val", "val[1]"]
+    assert train.machinery.wiring.logged is first.machinery.wiring.logged is second.machinery.wiring.logged
+
+
+def recorded(length=20, tuples=False):
+    x = (np.random.default_rng(0).random((length, 3, 4, 4)) * 200).astype("u1")
+    return ArraySource({"y": np.arange(length) % 3, "x": x})  # labels come first
+
+
+@pytest.mark.parametrize("given", [None, Normalize(0.5, 0.5, scale="type", fields=["x", "y"], dtype="float64")])
+def test_every_stage_is_normalised_by_the_statistics_of_training(given, tmp_path):
+    options = {"loader": {"batch_size": 20}, "device_transform": given, "statistics": "train", "cache_dir": tmp_path}
+    for _ in range(2):
+        dm = AsyncDataModule(source=recorded(), split={"train": 0.5, "val": 0.5}, **options)
+        assert dm.normalize is None
+        with contextlib.closing(dm):
+            val, train = dm.val_dataloader()[0].next(), dm.train_dataloader().next()
+        for values in train["x"].transpose(0, 1):
+            assert (abs(values.mean()), values.std(correction=0)) == (pytest.approx(0, abs=1e-5), pytest.approx(1))
+        assert abs(val["x"].mean()) > 1e-4
+        assert torch.is_floating_point(train["y"]) == (given is not None)
+        assert dm.normalize.dtype == ("float64" if given else "float32")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_statistics_that_cannot_be_used_are_refused():
+    train = {"train": recorded(), "loader": {"batch_size": 4}}
+    for options, said in [
+        ({"statistics": "val"} | train, r"^statistics: 'val' is not train"),
+        ({"statistics": "train", "val": recorded(), "loader": {"batch_size": 4}}, "no source for training"),
+        ({"statistics": "train", "device_transform": abs} | train, "device_transform is another transform"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            AsyncDataModule(**options)
+    dm = AsyncDataModule(
+        **train, statistics="train", sample_transform=lambda sample: {"x": sample["x"] / np.float32(255)}
+    )
+    with pytest.raises(ConfigError, match=r"'x' is stored as uint8, but a host transform makes float32"):
+        dm.train_dataloader()
