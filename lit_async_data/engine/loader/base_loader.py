@@ -16,7 +16,7 @@ import torch
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feed import Batch
 from lit_async_data.engine.loader.engine import Engine, Run
-from lit_async_data.engine.loader.passes import Pass, Taken
+from lit_async_data.engine.loader.passes import BatchIterator, Pass, Taken
 from lit_async_data.engine.stats import LoaderStats, QueueFill
 from lit_async_data.engine.unexpected import Unexpected
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
@@ -52,7 +52,7 @@ class Machinery(NamedTuple, Generic[W]):
     wiring: W
 
 
-class BaseLoader(abc.ABC):
+class BaseLoader(BatchIterator):
     """A loader whose engine starts with the first batch, is replaced after an interrupt, and ends with the loader.
 
     What is not for users begins with _, or is in `machinery`.
@@ -64,7 +64,6 @@ class BaseLoader(abc.ABC):
 
     local_world_size: int | None
     _wiring: Any  # a `Wiring`
-    _cursor: Any  # has a `state`, which is replaced in one assignment
 
     def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
         self._device = None if device is None else streams.checked_device(device)
@@ -115,26 +114,6 @@ class BaseLoader(abc.ABC):
     def __iter__(self) -> Pass:
         """A pass with its own place, which begins with its first batch. Costs nothing before that."""
         return Pass(self._taken, self._cursor, self._run, self._claim, self._beside)
-
-    def __next__(self) -> Batch:
-        """The next batch of the pass that has the engine, waiting for it.
-
-        Raises:
-            StopIteration: The pass is over.
-            ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
-            TransformError: A transform failed on this batch; the next call goes on with the one after it.
-            StalledError: Nothing came within ``timeout_s``.
-            WorkerError: A worker died, this process is a fork of the one that began to read, or another thread is
-                inside ``next``. If reader processes died of this batch, the next call goes on with the one after it.
-            TransferError: Copy verification has found that a batch before this one was not what was read.
-            ClosedError: The loader is closed, or an interrupt has ended a pass over a loader of others.
-            Exception: Whatever a loader of others raised in place of this batch.
-        """
-        cursor, run, taken = self._cursor, self._run, self._taken()
-        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
-        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
-        cursor.state, run.interrupted, run.unanswered, run.inside = taken.after, False, False, {}
-        return taken.batch
 
     def _taken(self) -> Taken:
         """`_take`, for one thread at a time. What is set in `Run` is cleared with the place.

@@ -1,4 +1,4 @@
-"""`Pass`: one iteration over a loader, with its own place.
+"""`Pass`: one iteration over a loader, with its own place; `BatchIterator`: the one barrier against interrupts.
 
 A loader has one engine, which reads ahead, and one place in the order. Of several iterations over it, one has both:
 
@@ -12,6 +12,8 @@ A loader has one engine, which reads ahead, and one place in the order. Of sever
 
 from __future__ import annotations
 
+import abc
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -27,7 +29,39 @@ class Taken(NamedTuple):
     after: Any
 
 
-class Pass:
+class BatchIterator(abc.ABC):
+    """What hands out batches, each once, also where an interrupt (Ctrl-C) comes at any moment."""
+
+    _cursor: Any  # its ``state`` is the place, which is replaced in one assignment
+    _run: Run
+
+    @abc.abstractmethod
+    def _taken(self) -> Taken:
+        """The next batch, waiting for it."""
+
+    def __next__(self) -> Batch:
+        """The next batch, waiting for it.
+
+        Raises:
+            StopIteration: The pass is over.
+            ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
+            TransformError: A transform failed on this batch; the next call goes on with the one after it.
+            StalledError: Nothing came within ``timeout_s``.
+            WorkerError: A worker died, this process is a fork of the one that began to read, or another thread is
+                inside ``next``. If reader processes died of this batch, the next call goes on with the one after it.
+            TransferError: Copy verification has found that a batch before this one was not what was read.
+            ClosedError: The loader is closed, or an interrupt has ended a pass over a loader of others.
+            Exception: Whatever a loader of others raised in place of this batch.
+        """
+        taken = self._taken()
+        cursor, run = self._cursor, self._run
+        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
+        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
+        cursor.state, run.interrupted, run.unanswered, run.inside = taken.after, False, False, {}
+        return taken.batch
+
+
+class Pass(BatchIterator):
     """One iteration over a loader, whose place is the ``state`` of a cursor. One thread may advance it at a time."""
 
     def __init__(
@@ -38,30 +72,27 @@ class Pass:
         claim: Callable[[Pass], bool],
         beside: Callable[[Any], Iterator[Batch]],
     ) -> None:
-        self._taken, self._cursor, self._run, self._claim, self._read_beside = taken, cursor, run, claim, beside
+        self._taken_of_loader, self._claim, self._read_beside = taken, claim, beside
+        self._cursor, self._run, self._run_of_loader = cursor, run, run
         self._beside: Iterator[Batch] | None = None
         self.left: Any = None  # where the pass was when another one took the engine from it; else None
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Batch:
-        """The next batch; see the loader's own ``__next__`` for the errors."""
+    def _taken(self) -> Taken:
         if self._beside is None and not self._claim(self):
-            self._beside = self._read_beside(self.left)
-        if self._beside is not None:
-            if self._run.closed:
-                self._taken()  # raises
-            return next(self._beside)
-        cursor, run = self._cursor, self._run
-        try:
-            taken = self._taken()
-        except StopIteration:
-            self.close()
-            raise
-        # From here on nothing is called: see `BaseLoader.__next__`.
-        cursor.state, run.interrupted, run.unanswered, run.inside = taken.after, False, False, {}
-        return taken.batch
+            aside = types.SimpleNamespace()  # in place of the loader's cursor, which stays where it is
+            self._beside, self._cursor, self._run = self._read_beside(self.left), aside, Run()
+        if self._beside is None:
+            try:
+                return self._taken_of_loader()
+            except StopIteration:
+                self.close()
+                raise
+        if self._run_of_loader.closed:
+            self._taken_of_loader()  # raises
+        return Taken(next(self._beside), after=None)
 
     def close(self) -> None:
         """End the pass, so that another one may have the engine. Idempotent."""
