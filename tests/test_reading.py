@@ -47,8 +47,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
-    "name",
-    ["contiguous", "gzip", "one per chunk", "cut across", "raw chunks", "by h5py", "labels", "text", "pairs"],
+    "name", ["contiguous", "gzip", "one per chunk", "cut across", "raw chunks", "by h5py", "labels", "text", "pairs"]
 )
 def test_rows_are_those_of_h5py(path, name, threads):
     with h5py.File(path) as file, open_reader(path, threads=threads) as reader:

@@ -21,7 +21,9 @@ LACKING = {
 MODULES = ("os", "mmap", "resource", "fcntl")
 TESTS = [
     "tests/sources/hdf5/test_hdf5_source.py",
-    "tests/sources/manifest/test_manifest_source.py",
+    "tests/sources/manifest/test_source.py",
+    "tests/sources/manifest/fields/test_column.py",
+    "tests/sources/manifest/fields/test_fields.py",
 ]
 
 CHOSEN = "not processes and not gpu and not long"

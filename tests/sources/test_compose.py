@@ -139,10 +139,7 @@ def test_what_is_no_source_is_refused(build):
 @pytest.mark.parametrize("source", [SubsetSource(numbered(), [7, 3, 4]), ConcatSource([numbered(2), numbered(1)])])
 @pytest.mark.parametrize("sample", [3, -1])
 def test_samples_that_are_not_there_are_an_index_error(source, sample):
-    for use in (
-        lambda samples: read(source, samples),
-        lambda samples: source.locate(source.ids(np.array(samples))),
-    ):
+    for use in (lambda samples: read(source, samples), lambda samples: source.locate(source.ids(np.array(samples)))):
         with pytest.raises(IndexError, match=f"sample {sample} of 3 in "):
             use([0, sample])
 

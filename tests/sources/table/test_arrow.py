@@ -11,9 +11,7 @@ from pyarrow import compute
 from support.sources.oracle import read
 from support.sources.tables import everything, held
 
-from lit_async_data import (
-    ManifestSource,
-)
+from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.sources.table.table import Table
 

@@ -169,3 +169,9 @@ def test_zero_is_for_several_classes_only():
         with pytest.raises(ConfigError, match=r"^fields\.y\.null: zero is for several classes") as caught:
             ManifestSource(pa.table({"tags": cells}), {"y": {"name": "tags", "null": "zero", "kind": kind}})
         assert caught.value.option == "fields.y.null"
+
+
+def test_so_many_different_texts_are_no_classes(tmp_path):
+    table = pa.table({"p": [f"a/{number}" for number in range(2**16 + 1)]})
+    with pytest.raises(ConfigError, match=r"fields.y.classes: 65537 distinct texts, which seem to be ids or paths"):
+        ManifestSource(table, {"y": "p"})

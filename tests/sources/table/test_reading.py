@@ -141,11 +141,7 @@ def test_a_file_that_is_none_or_is_damaged(file, parquet):
 
 @pytest.mark.parametrize(
     ("given_path", "message"),
-    [
-        ("none.csv", "no such file"),
-        ("n*.csv", "matches no file"),
-        (".", r"no \.parquet .* by from_folder, or data=f"),
-    ],
+    [("none.csv", "no such file"), ("n*.csv", "matches no file"), (".", r"no \.parquet .* by from_folder, or data=f")],
 )
 def test_missing_files(tmp_path, given_path, message):
     with pytest.raises(MissingError, match=message):

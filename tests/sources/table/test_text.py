@@ -134,6 +134,7 @@ def test_numbers_are_read_exactly(file, cells, values):
     ("first", "cell", "message"),
     [
         *(("1", cell, "is not a number") for cell in ("x", "1,5", "0.5.1", "--1")),
+        *(("1", cell, "is not a finite decimal number") for cell in ("0x10", "inf", "-Infinity")),
         ("1", "9223372036854775808", "rounded"),
         *(("0.5", cell, "rounded") for cell in ("-9007199254740993", "+9007199254740993")),
     ],
@@ -160,3 +161,12 @@ def test_text_from_memory_is_checked_too(raw, message, encoded, listed):
         held({"a": text})
     # What lies beside a slice or is not in use is none of the table's.
     held({"a": text.slice(0, 6)})
+
+
+@pytest.mark.parametrize("cell", ["nan", "NA", "NaN", " N/A "])
+def test_words_for_nothing_are_no_numbers(file, cell):
+    path = file("t.csv", f'y\n1\n"{cell}"\n3\n')
+    with pytest.raises(ManifestError, match=r"row 1.*no value"):
+        ManifestSource(path, {"y": "y"})
+    values = ManifestSource(path, {"y": {"name": "y", "null": "ignore"}}).column("y")
+    assert (values.tolist(), values.dtype) == ([1, -100, 3], np.int64)

@@ -1,22 +1,29 @@
-"""The rows of a table as samples: what errors say of them, and what leaves them out."""
+"""The rows of a table as samples: what errors say of them, and how they belong together."""
 
 import ast
+import itertools
+import os
 import re
 import unicodedata
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
+from support.files.pictures import a_png
+from support.sources.manifests import of_paths
+from support.sources.oracle import read
 
-from lit_async_data import ManifestSource
-from lit_async_data.errors import CorruptError, MissingError
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for number in range(3):
-        np.save(tmp_path / f"{number}.npy", np.zeros(2))
-    return tmp_path
+from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource, split
+from lit_async_data.errors import (
+    AsyncDataError,
+    ConfigError,
+    CorruptError,
+    FormatError,
+    ManifestError,
+    MissingError,
+    SourceError,
+)
 
 
 @pytest.mark.parametrize("id", ["number", "label", None])
@@ -56,3 +63,206 @@ def test_a_path_that_leads_to_nothing_at_all_has_no_hint(folder):
         with pytest.raises(MissingError) as caught:
             ManifestSource(pa.table({"path": [path]}), {"x": "path"}, root=folder)
         assert "exists; the table has" not in str(caught.value)
+
+
+COUNT = 8
+
+
+BAD = 5
+
+
+NAME = "q-005"
+
+
+def image(number, size=(6, 4)):
+    return Image.fromarray(np.full((*size, 3), number, np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Images and arrays, and beside them everything that is none or lies elsewhere."""
+    root = tmp_path / "root"
+    root.mkdir()
+    for number in range(COUNT):
+        image(number).save(root / f"{number}.png")
+        np.save(root / f"{number}.npy", np.full(3, number, "f4"))
+    (root / "cut.png").write_bytes((root / "5.png").read_bytes()[:-20])
+    (root / "cut.npy").write_bytes((root / "5.npy").read_bytes()[:-2])
+    (root / "text.jpg").write_bytes(b"this is no image\n" * 50)
+    (root / "bomb.png").write_bytes(a_png(60_000, 60_000, 8, 2))
+    (root / "empty.png").write_bytes(a_png(4, 6, 8, 2))
+    os.mkfifo(root / "pipe.png")
+    image(0).save(tmp_path / "secret.png")
+    (root / "link.png").symlink_to(tmp_path / "secret.png")
+    (root / "nothing.png").symlink_to(root / "gone.png")
+    image(0, (7, 4)).save(root / "tall.png")
+    np.save(root / "pickled.npy", np.array([{}, 1, 2], object), allow_pickle=True)
+    np.save(root / "long.npy", np.zeros(4, "f4"))
+    np.save(root / "doubles.npy", np.zeros(3, "f8"))
+    return root
+
+
+WRONG = {
+    "gone.png": MissingError,
+    "cut.png": CorruptError,
+    "text.jpg": FormatError,
+    "bomb.png": SourceError,
+    "empty.png": CorruptError,
+    "pipe.png": SourceError,
+    "../secret.png": ManifestError,
+    "link.png": SourceError,
+    "/etc/passwd": ManifestError,
+    "nothing.png": MissingError,
+    "tall.png": FormatError,
+    "pickled.npy": FormatError,
+    "long.npy": FormatError,
+    "doubles.npy": FormatError,
+    "cut.npy": CorruptError,
+}
+
+
+def table(bad, **more):
+    """A table in whose row 5 stands something else."""
+    paths = [f"{number}.{'npy' if bad.endswith('npy') else 'png'}" for number in range(COUNT)]
+    paths[BAD] = bad
+    return pa.table({"id": [f"q-{number:03d}" for number in range(COUNT)], "path": paths, **more})
+
+
+def assert_named(error, path, *, row=BAD, id_=NAME):
+    assert f"row {row}" in str(error)
+    assert id_ in str(error)
+    assert path in str(error)
+    assert error.row == row
+
+
+@pytest.mark.parametrize("bad", WRONG)
+def test_a_bad_file_is_named_by_row_id_and_path(bad, folder):
+    source = ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check_files="none")
+    with pytest.raises(WRONG[bad]) as caught:
+        read(source, [4, BAD])
+    assert_named(caught.value, bad)
+    assert caught.value.sample_id == BAD
+
+
+@pytest.mark.parametrize(
+    ("bad", "shapes"), [("tall.png", "6×4×3 in row 0 .*, 7×4×3 in row 5"), ("long.npy", "3 in .*, 4 in")]
+)
+def test_shapes_are_compared_with_the_first_before_training(bad, shapes, folder):
+    with pytest.raises(FormatError, match=shapes) as caught:
+        ManifestSource(table(bad), {"x": "path"}, id="id", root=folder)
+    assert_named(caught.value, bad)
+
+
+@pytest.mark.parametrize("bad", ["gone.png", "cut.png", "../secret.png"])
+def test_the_batches_after_a_bad_one_still_come(bad, folder):
+    source = ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check_files="none")
+    for workers in (0, 2):
+        seen, errors = [], []
+        with AsyncLoader(source, LoaderOptions(batch_size=2, shuffle=False, workers=workers)) as loader:
+            for _ in range(COUNT // 2):
+                try:
+                    seen.append(next(loader)["x"][:, 0, 0, 0].tolist())
+                except AsyncDataError as error:
+                    errors.append(error)
+        assert seen == [[0, 1], [2, 3], [6, 7]]
+        assert len(errors) == 1
+        assert_named(errors[0], bad)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(folder):
+    (folder / "5.png").chmod(0)
+    source = ManifestSource(table("5.png"), {"x": "path"}, id="id", root=folder, check_files="none")
+    with pytest.raises(SourceError) as caught:
+        read(source, [BAD])
+    assert_named(caught.value, "5.png")
+
+
+def test_first_looks_at_the_first_sample_only_where_size_is_given(folder):
+    fields = {"x": {"name": "path", "image_size": 4}}
+    ManifestSource(table("gone.png"), fields, id="id", root=folder)
+    paths = ["gone.png", *[f"{number}.png" for number in range(1, COUNT)]]
+    first = pa.table({"id": list("abcdefgh"), "path": paths})
+    with pytest.raises(MissingError) as caught:
+        ManifestSource(first, fields, id="id", root=folder)
+    assert_named(caught.value, "gone.png", row=0, id_="a")
+    ManifestSource(first, fields, id="id", root=folder, check_files="none")
+
+
+def test_the_row_is_that_of_the_table_whatever_was_left_out(folder):
+    keep = [1.0, None, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    fields = {"x": "path", "k": {"name": "keep", "null": "drop"}}
+    given = table("gone.png", keep=keep)
+    source = ManifestSource(given, fields, id="id", root=folder, check_files="none", filters=[["id", "!=", "q-003"]])
+    with pytest.raises(MissingError) as caught:
+        read(source, [0, 1, 2, 3])
+    assert_named(caught.value, "gone.png")
+    assert caught.value.sample_id == 3
+
+
+def test_a_root_that_is_not_there(folder):
+    with pytest.raises((ConfigError, MissingError), match="nowhere"):
+        ManifestSource(table("7.png"), {"x": "path"}, root=folder / "nowhere")
+
+
+def test_the_chunk_order_keeps_files_of_a_folder_together(tmp_path):
+    paths = []
+    for number in range(400):
+        folder = f"f{number % 4}"
+        (tmp_path / folder).mkdir(exist_ok=True)
+        paths.append(f"{folder}/{number}.npy")
+        np.save(tmp_path / paths[-1], np.array(number))
+    source = of_paths(tmp_path, paths, check_files="none")
+    options = LoaderOptions(batch_size=100, shuffle="chunk", shuffle_chunks=1, seed=1, return_indices=True)
+    with AsyncLoader(source, options) as loader:
+        epochs = [[batch["index"].tolist() for batch in loader] for _ in range(2)]
+        assert [sorted(itertools.chain(*batches)) for batches in epochs] == [list(range(400))] * 2
+        assert epochs[0] != epochs[1]
+        for ids in epochs[0]:
+            assert len({sample % 4 for sample in ids}) == 1
+
+
+@pytest.mark.parametrize("groups", ["file", r"file:(\d+)_"])
+def test_files_are_never_on_two_sides_however_they_are_named(groups, tmp_path):
+    """200 files of 20 patients, each named twice, in two ways."""
+    (tmp_path / "p").mkdir()
+    names = [f"p/{patient}_{visit}.npy" for patient in range(20) for visit in range(10)]
+    np.save(tmp_path / names[0], np.zeros(1))
+    for name in names[1:]:
+        (tmp_path / name).hardlink_to(tmp_path / names[0])
+    one, other = (
+        ManifestSource(pa.table({"x": [prefix + name for name in names]}), ["x"], root=tmp_path)
+        for prefix in ("", "./")
+    )
+    sides = split(ConcatSource([one, SubsetSource(other, range(0, 200, 3))]), {"train": 0.5, "val": 0.5}, groups=groups)
+    assert sides.overlap == 0
+    train, val = (
+        {os.path.basename(place.path).partition("_" if "(" in groups else "!")[0] for place in located}
+        for side in sides.values()
+        for located in [side.locate(side.ids(np.arange(len(side))))]
+    )
+    assert not train & val
+
+
+def test_a_file_of_the_table_of_which_nothing_is_left_is_no_part(tmp_path):
+    (tmp_path / "a.csv").write_text("y\n0\n0\n")
+    (tmp_path / "b.csv").write_text("\n".join(["y", *map(str, range(1, 11))]))
+    source = ManifestSource(f"{tmp_path}/*.csv", {"y": "y"}, filters=[["y", ">", 0]])
+    (part,) = source.parts
+    assert (os.path.basename(part.file), part.samples) == ("b.csv", 10)
+    places = source.places()
+    assert places.which.tolist() == [0] * 10
+    assert places.rows.tolist() == list(range(10))
+    sides = split(source, {"train": 0.8, "val": 0.2}, groups="time")
+    assert sides["val"].column("y").tolist() == [9, 10]
+
+
+def test_split_by_file_is_the_same_wherever_the_folder_lies(tmp_path):
+    found = []
+    for root in (tmp_path / "here", tmp_path / "there"):
+        root.mkdir()
+        for number in range(40):
+            np.save(root / f"{number}.npy", np.array(number))
+        source = ManifestSource(pa.table({"path": [f"{number}.npy" for number in range(40)]}), ["path"], root=root)
+        found.append(split(source, {"train": 0.5, "val": 0.5}, groups="file")["train"].samples.tolist())
+    assert found[0] == found[1]

@@ -1,7 +1,6 @@
-"""What the paths of a manifest name: images, their random crops, and arrays."""
+"""What a row holds and what its paths name: labels, images with their random crops, and arrays."""
 
 import contextlib
-import itertools
 import os
 import pickle
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from support.sources.manifests import COLUMNS, FIELDS, IDS, given, labels, of_paths
 from support.sources.oracle import read
 
 from lit_async_data import (
@@ -21,11 +21,7 @@ from lit_async_data import (
     Normalize,
     SubsetSource,
 )
-from lit_async_data.errors import (
-    CorruptError,
-    FormatError,
-    ManifestError,
-)
+from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, ManifestError
 from lit_async_data.sources.local_files import file_times
 from lit_async_data.sources.manifest.files import prefetcher as fetching
 
@@ -36,17 +32,6 @@ def smooth(height, width, seed=0):
     red, green = rows * (255 / max(height - 1, 1)), columns * (255 / max(width - 1, 1))
     blue = 128 + 100 * np.sin((rows + columns) / 9 + seed)
     return np.stack([red, green, blue], axis=-1).round().astype(np.uint8)
-
-
-def of_paths(folder, paths, key="x", **options):
-    return ManifestSource(pa.table({"path": [str(path) for path in paths]}), {key: "path"}, root=folder, **options)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("a.jpg", None), ("a", None), ("a", "image")])
-def test_the_contents_and_not_the_name_say_what_a_file_is(name, kind, tmp_path):
-    Image.fromarray(smooth(8, 8)).save(tmp_path / name, format="PNG")
-    source = ManifestSource(pa.table({"path": [name]}), {"x": {"name": "path", "kind": kind}}, root=tmp_path)
-    np.testing.assert_array_equal(read(source, [0])["x"][0].transpose(1, 2, 0), smooth(8, 8))
 
 
 def test_batches_are_channels_last_in_memory(tmp_path):
@@ -83,12 +68,11 @@ CROP = {"image_size": 16, "resize": "random_crop", "scale": (0.2, 0.5)}
 def crops(source, epochs=2, **options):
     """By epoch and sample the crop of each."""
     found = []
-    with AsyncLoader(
-        source, LoaderOptions(**{"batch_size": 2, "shuffle": False, "return_indices": True, **options})
-    ) as all_:
+    options = {"batch_size": 2, "shuffle": False, "return_indices": True, **options}
+    with AsyncLoader(source, options) as loader:
         for _ in range(epochs):
             seen = {}
-            for batch in all_:
+            for batch in loader:
                 seen.update(zip(batch["index"].tolist(), batch["x"].numpy().copy()))
             found.append(np.stack([seen[sample] for sample in sorted(seen)]))
     return found
@@ -124,13 +108,8 @@ def test_evaluation_takes_the_middle(places):
 
 
 def test_a_mask_takes_the_crop_of_its_image(places):
-    table = pa.table(
-        {
-            "path": [f"{number}.png" for number in range(6)],
-            "rows": [f"{number}-rows.png" for number in range(6)],
-            "columns": [f"{number}-columns.png" for number in range(6)],
-        }
-    )
+    names = {"path": "", "rows": "-rows", "columns": "-columns"}
+    table = pa.table({name: [f"{number}{end}.png" for number in range(6)] for name, end in names.items()})
     near = {"mode": "L", "interpolation": "nearest"}
     fields = {"x": "path", "r": {"name": "rows", **near}, "c": {"name": "columns", **near}}
     source = ManifestSource(table, fields, root=places, interpolation="nearest", **CROP)
@@ -157,23 +136,6 @@ def test_crops_of_subsets_and_of_sources_in_a_row(places):
         np.testing.assert_array_equal(crops(drawing, workers=3), [one, two])
         still = crops(drawing, augment=False)
         np.testing.assert_array_equal(still[0], still[1])
-
-
-def test_the_chunk_order_keeps_files_of_a_folder_together(tmp_path):
-    paths = []
-    for number in range(400):
-        folder = f"f{number % 4}"
-        (tmp_path / folder).mkdir(exist_ok=True)
-        paths.append(f"{folder}/{number}.npy")
-        np.save(tmp_path / paths[-1], np.array(number))
-    source = of_paths(tmp_path, paths, check_files="none")
-    options = LoaderOptions(batch_size=100, shuffle="chunk", shuffle_chunks=1, seed=1, return_indices=True)
-    with AsyncLoader(source, options) as loader:
-        epochs = [[batch["index"].tolist() for batch in loader] for _ in range(2)]
-        assert [sorted(itertools.chain(*batches)) for batches in epochs] == [list(range(400))] * 2
-        assert epochs[0] != epochs[1]
-        for ids in epochs[0]:
-            assert len({sample % 4 for sample in ids}) == 1
 
 
 @pytest.fixture
@@ -272,3 +234,117 @@ def test_single_numbers_are_decoded_since_they_become_wider(tmp_path, straight):
     source = of_paths(tmp_path, [f"{number}.npy" for number in range(3)])
     assert read(source, [2, 1])["x"].tolist() == [2, 1]
     assert not straight
+
+
+@pytest.mark.parametrize("dtype", [None, "int32", "float32"])
+def test_other_classes_keep_type_and_what_is_ignored(dtype):
+    field = {"name": "y", "null": "ignore", "dtype": dtype}
+    source = ManifestSource(pa.table({"y": ["b", None, "a"]}), {"y": field})
+    changed = source.with_classes({"y": ["z", "a", "b"]})
+    assert changed.column("y").tolist() == [2, -100, 1]
+    assert changed.spec["y"].dtype == np.dtype(dtype or "int64")
+    assert (changed.spec["y"].classes, source.spec["y"].classes) == (("z", "a", "b"), ("a", "b"))
+    with pytest.raises(ManifestError, match="'b' is not one of") as caught:
+        source.with_classes({"y": ["a", "c"]})
+    assert caught.value.row == 0
+    own = ManifestSource(pa.table({"y": ["b"]}), {"y": {**field, "classes": ["b", "c"]}})
+    assert own.with_classes({"y": ["c", "b"]}).spec["y"].classes == ("b", "c")
+
+
+def test_a_row_that_one_field_drops_counts_for_no_other():
+    table = pa.table({"id": ["a", "b", "b"], "x": [1.5, 2.5, None], "y": ["owl", "auk", "rare"], "z": [1, 2, None]})
+    source = ManifestSource(table, {"x": {"name": "x", "null": "drop"}, "y": "y", "z": "z"}, id="id")
+    assert len(source) == 2
+    assert source.spec["y"].classes == ("auk", "owl")
+    assert source.with_classes({"y": ["auk", "owl"]}).spec == source.spec
+    assert source.column("z").tolist() == [1, 2]
+
+
+def test_a_dropped_row_needs_no_value_that_fits():
+    table = pa.table({"y": [1, None, 3], "v": [[1.0, 2.0], [3.0, 4.0], [5.0, None]]})
+    fields = {"y": {"name": "y", "null": "drop", "dtype": "uint8"}, "v": {"name": "v", "null": "drop"}}
+    source = ManifestSource(table, fields)
+    assert source.column("y").tolist() == [1]
+    assert source.spec["y"].dtype == np.uint8
+    assert source.locate([0])[0].row == 0
+
+
+def test_cells_of_csv_are_numbers_where_they_are_numbers(tmp_path):
+    (tmp_path / "t.csv").write_text("i,f,t,m\n1,0.5,a,1\n2,1e3,b,2.5\n")
+    source = ManifestSource(tmp_path / "t.csv", ["i", "f", "t", "m"])
+    got = read(source, [0, 1])
+    assert (got["i"].dtype, got["i"].tolist()) == (np.int64, [1, 2])
+    assert (got["f"].dtype, got["f"].tolist()) == (np.float64, [0.5, 1000.0])
+    assert (got["t"].dtype, got["t"].tolist()) == (np.int64, [0, 1])
+    assert (got["m"].dtype, got["m"].tolist()) == (np.float64, [1, 2.5])
+
+
+def test_a_type_of_ones_own():
+    assert labels([0, 1, 2], dtype="float32")[1].dtype == np.float32
+    assert labels([0, 1, 2], dtype="uint8")[1].tolist() == [0, 1, 2]
+    assert labels([0.5, 1.5], dtype="float32")[0].spec["y"].dtype == np.float32
+    with pytest.raises(AsyncDataError, match="300"):
+        labels([0, 300], dtype="uint8")
+    with pytest.raises(ConfigError, match="dtype"):
+        labels([0, 1], dtype="flot32")
+
+
+@pytest.mark.parametrize("values", [[1, None, 3], [0.5, float("nan"), 1.5], ["a", None, "b"]])
+def test_null_drop_leaves_the_sample_out_of_all_fields(values, folder):
+    table = pa.table({"id": IDS[:3], "path": COLUMNS["path"][:3], "y": values})
+    source = ManifestSource(table, {"x": "path", "y": {"name": "y", "null": "drop"}}, id="id", root=folder)
+    assert len(source) == 2
+    assert [(where.row, where.id) for where in source.locate([0, 1])] == [(0, "000"), (2, "002")]
+    got = read(source, [1, 0])
+    assert got["x"][:, 0, 0].tolist() == [2, 0]
+    assert source.column("id").tolist() == ["000", "002"]
+    assert source.column("y").tolist() == [got["y"][1], got["y"][0]]
+    assert source.parts[0].samples == 2
+
+
+def test_null_drop_of_every_row_is_an_error():
+    with pytest.raises((ManifestError, ConfigError), match=r"(?i)row|sample"):
+        labels(pa.array([None, None], pa.float64()), null="drop", kind="number")
+
+
+def test_a_path_that_is_missing_can_be_dropped(folder):
+    table = given(path=[None, *COLUMNS["path"][1:]])
+    with pytest.raises(ManifestError, match="row 0") as caught:
+        ManifestSource(table, FIELDS, id="id", root=folder)
+    assert "000" in str(caught.value)
+    source = ManifestSource(table, {"x": {"name": "path", "null": "drop"}}, root=folder)
+    assert read(source, np.arange(11))["x"][:, 0, 0].tolist() == list(range(1, 12))
+
+
+def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
+    ManifestSource(pa.table({"v": [[f"{number}"] for number in range(10)]}), {"v": "v"})  # may be several to a row
+    assert not caplog.records
+    table = pa.table({"p": [f"img_{number}" for number in range(10)], "y": ["a", "b"] * 5})
+    ManifestSource(table, {"x": "p", "y": "y"}, root=tmp_path)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("column 'p': each of its 10 rows is another class; if these are")
+
+
+def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():
+    # Folds by patient: those of validation are none of training's, which is what is wanted.
+    patients, folds = [f"p{number // 2}" for number in range(12)], [number // 4 for number in range(12)]
+    table = pa.table({"patient": patients, "fold": folds, "y": [0, 1] * 6})
+    fold = [["fold", "==", 2]]
+    val = ManifestSource(table, {"y": "y", "patient": "patient"}, filters=fold)
+    with pytest.raises(ManifestError, match="'p4' is not one of the 4 classes") as caught:
+        val.with_classes({"patient": ["p0", "p1", "p2", "p3"]})
+    message = str(caught.value)
+    assert "train with it" not in message
+    assert "leave the row out" not in message
+    # Each way out that it names works.
+    assert '{"name": "patient", "classes": [...]}' in message
+    fields = {"y": "y", "patient": {"name": "patient", "classes": sorted(set(patients))}}
+    val = ManifestSource(table, fields, filters=fold).with_classes({"patient": ["p0"]})
+    assert val.column("patient").tolist() == [4, 4, 5, 5]
+    assert "set kind: text; source.names(KEY, batch[KEY])" in message
+    val = ManifestSource(table, {"patient": {"name": "patient", "kind": "text"}}, filters=fold)
+    assert val.names("patient", val.column("patient")).tolist() == ["p4", "p4", "p5", "p5"]
+    source = ManifestSource(table, {"y": "y"}, filters=fold)
+    side = SubsetSource(source, np.array([3, 1, 0]))
+    with AsyncLoader(side, LoaderOptions(batch_size=4, shuffle="none", return_indices=True)) as loader:
+        assert source.column("patient")[next(loader)["index"]].tolist() == ["p5", "p4", "p4"]

@@ -1,0 +1,109 @@
+"""`.npy` files: the arrays that were saved, or an error, whatever their bytes are."""
+
+import io
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.sources.manifest.files.decoders import decode_npy, npy_header
+
+
+def saved(array, version=None):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asanyarray(array), version=version)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("dtype", "version"),
+    [*((dtype, (1, 0)) for dtype in ("<f4", ">f4", "<i8", ">u2", "?", "<c8", "u1")), ("<f4", (2, 0)), ("<f4", (3, 0))],
+)
+def test_an_array_comes_out_as_it_was_saved(dtype, order, version):
+    values = np.asarray(np.random.default_rng(0).integers(0, 2, (3, 4, 5)).astype(dtype), order=order)
+    out = np.full((2, 3, 4, 5), 7, np.dtype(dtype).newbyteorder("="))
+    data = saved(values, version)
+    decode_npy(data, out[1], "x.npy")
+    assert (out[1] == values).all()
+    assert (out[0] == out.dtype.type(7)).all()
+    header = npy_header(data, "x.npy")
+    assert (header.shape, header.dtype) == ((3, 4, 5), np.dtype(dtype))
+
+
+@pytest.mark.parametrize("values", [np.float32(3), np.zeros((0, 3), "f4"), np.arange(5.0)[::2]])
+def test_arrays_without_axes_or_elements_too(values):
+    out = np.full(values.shape, 9, values.dtype)
+    decode_npy(memoryview(saved(values)), out, "x.npy")
+    assert (out == values).all()
+
+
+def test_another_shape_or_type_is_named():
+    for out in (np.zeros((3, 3), "f4"), np.zeros((2, 3), "f8"), np.zeros((2, 3), "i4"), np.zeros((6,), "f4")):
+        with pytest.raises(FormatError) as found:
+            decode_npy(saved(np.zeros((2, 3), "f4")), out, "x.npy")
+        assert str(found.value).startswith("x.npy: holds float32 of shape (2, 3), but ")
+        assert f"{out.dtype} of shape {out.shape}" in str(found.value)
+    records = np.zeros((2, 3), [("a", "f4")])
+    with pytest.raises(FormatError, match=r"^x.npy: holds \[\('a', '<f4'\)\]"):
+        decode_npy(saved(records), np.zeros((2, 3), "f4"), "x.npy")
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+def test_objects_are_refused_before_they_are_read():
+    for values in (np.array([Bomb(), Bomb()]), np.array([(1, Bomb())], [("a", "i4"), ("b", "O")])):
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, values, allow_pickle=True)
+        with pytest.raises(FormatError, match=r"^x.npy: holds Python objects, and pickle can run any code"):
+            decode_npy(stream.getvalue(), np.zeros(2, "f4"), "x.npy")
+
+
+def test_every_cut_and_every_byte_too_many_is_an_error():
+    data, out = saved(np.arange(6, dtype="f4")), np.zeros(6, "f4")
+    for end in range(len(data)):
+        with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
+            decode_npy(data[:end], out, "x.npy")
+    with pytest.raises(CorruptError, match=r"^x.npy: 25 bytes follow the header, but float32 of shape \(6,\) has 24"):
+        decode_npy(data + b"\0", out, "x.npy")
+
+
+def with_header(text, version=1):
+    padded = text.encode() + b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY" + bytes([version, 0]) + len(padded).to_bytes(2 if version == 1 else 4, "little") + padded
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (-6,)}", "shape"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (10**12,)}", "cannot be read"),
+        ("{'descr': '<f4', 'fortran_order': False}", "cannot be read"),
+        ("{'descr': 'what', 'fortran_order': False, 'shape': (6,)}", "cannot be read"),
+        ("{'descr': (1, 2), 'fortran_order': False, 'shape': (6,)}", "cannot be read"),
+        ("(" * 900, "cannot be read"),
+        (" " * 10_050, "cannot be read"),
+        ("__import__('os').abort()", "cannot be read"),
+    ],
+)
+def test_odd_headers_are_refused(text, message):
+    with pytest.raises(CorruptError, match=f"^x.npy: .*{message}"):
+        decode_npy(with_header(text) + bytes(24), np.zeros(6, "f4"), "x.npy")
+
+
+def test_other_files_are_refused():
+    for data in (b"", b"\x93NUM", b"PK\3\4" + bytes(100)):
+        with pytest.raises(FormatError, match=r"^x.npy: not a .npy file; write it with numpy.save"):
+            decode_npy(data, np.zeros(6), "x.npy")
+
+
+@given(data=st.binary(max_size=200), head=st.sampled_from([b"", b"\x93NUMPY\1\0", b"\x93NUMPY\2\0\x40\0\0\0"]))
+def test_any_bytes_are_an_error_of_ours(data, head):
+    with pytest.raises((CorruptError, FormatError), match=r"^x.npy: "):
+        decode_npy(head + data, np.zeros(6), "x.npy")
