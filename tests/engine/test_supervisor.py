@@ -50,3 +50,56 @@ def test_a_wait_warns_whenever_it_has_doubled_and_ends_with_its_limit(comes_afte
     with expected:
         assert awaited(found, limit_s=200, late=late, warn_after_s=30, warn=warnings.append) == "a batch"
     assert warnings == ([30.5, 61.5, 123.5] if warned is None else warned)
+
+
+def test_a_worker_that_is_given_up_before_it_begins_never_works(monkeypatch):
+    """1. A thread is started. 2. An interrupt ends what waits for it; the worker is given up. 3. The thread begins."""
+    worked, begun, go, start = [], [], threading.Event(), threading.Thread.start
+    worker = ThreadWorker(0, worked.append)
+
+    def late(thread):
+        begun.append(thread)
+        assert go.wait(30)
+        start(thread)
+
+    def wait():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", late)
+        patch.setattr(worker, "_launched", SimpleNamespace(acquire=wait, release=bool))
+        with pytest.raises(KeyboardInterrupt):
+            worker.start()
+        assert not worker.join(0)
+        go.set()
+        assert worker.join(30)
+    (thread,) = begun
+    assert thread.ident is not None
+    assert not thread.is_alive()
+    assert not worked
+
+
+def test_a_worker_that_is_given_up_is_so_also_where_that_was_interrupted():
+    """1. `join` takes the worker's claim, and is interrupted. 2. It is called again."""
+    worker = ThreadWorker(0, lambda worker: True)
+    assert worker._claim.acquire(blocking=False)
+    assert worker.join(30)
+    worker.start()
+    assert worker.join(30)
+
+
+def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
+    """An interrupt inside that would make it take a living thread for a dead one, for ever (bpo-45274)."""
+    begun, go = threading.Semaphore(0), threading.Semaphore(0)
+    worker = ThreadWorker(0, lambda worker: begun.release() or not go.acquire())
+    worker.start()
+    begun.acquire()  # a thread that has not begun would never work, and `join` would ask it
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "_wait_for_tstate_lock", None, raising=False)
+        patch.setattr(threading.Thread, "is_alive", None)
+        assert worker.alive
+        assert "is waiting" in str(worker)
+        assert not worker.join(0)
+    go.release()
+    assert worker.join(30)
+    assert not worker.alive

@@ -1,20 +1,21 @@
 """Batches in slots: what is kept of them never changes, and a slot is filled again when nobody reads it any more."""
 
+import gc
 import itertools
 import weakref
 
 import numpy as np
 import pytest
+import torch
 from support.device.training_loop import STEPS, Step, queue_on
+from support.sources.numbered import LENGTH, WIDE, loader_of, order, seen
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import AsyncLoader
 from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.engine.device.slot_feed import BLOCK, MOST_BLOCKS, SlotFeed, SmallCopies
 from lit_async_data.engine.pipeline.slots import COPYING
 from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.testing import ArraySource
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
 
@@ -181,13 +182,6 @@ def test_the_memory_of_an_interrupted_copy_stays_pinned_until_side_is_done(batch
         assert len(ended) == 2
 
 
-def loader_of(**options):
-    """Of batches over 64 KiB, so that x is handed out as the slot itself."""
-    first = np.arange(18)
-    x = np.repeat(first.astype(np.float32), 20_000).reshape(18, -1)
-    return AsyncLoader(ArraySource({"x": x, "y": first}), {"batch_size": 4, **options})
-
-
 KEPT = {
     "everything": lambda batch: batch,
     "a slice of a row": lambda batch: {"x": batch["x"][1:2, 5:6], "y": batch["y"][1:2]},
@@ -221,7 +215,7 @@ def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
         kept = [batch for _ in range(2) for batch in loader]
         assert loader.stats().read.slots > loader.footprint.budget.slots
         del kept
-        assert len([batch["y"].tolist() for _ in range(3) for batch in loader]) == 15
+        assert len([seen(loader) for _ in range(3)]) == 3
         assert loader.machinery.engine.feed.pipeline.pool.held == 0
 
 
@@ -235,5 +229,30 @@ def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert said[0].startswith("all 6 slots hold batches that are still in use, and there can be no more")
-    plans = [loader.machinery.wiring.schedule.plan(epoch) for epoch in range(4)]
-    assert [batch["y"].tolist() for batch in kept] == [plan.batch(step).tolist() for plan in plans for step in range(5)]
+    assert seen(kept) == [number for epoch in range(4) for number in order(epoch)]
+
+
+def test_a_batch_may_be_written_to_while_others_are_filled():
+    with loader_of() as loader:
+        first = next(loader)
+        first["x"].zero_()
+        rest = list(loader)
+        assert first["x"].abs().sum() == 0
+        assert all((batch["x"][:, 0] == batch["y"]).all() for batch in rest)
+
+
+def test_an_autograd_graph_keeps_its_batch():
+    weight = torch.ones(WIDE, requires_grad=True)
+    with loader_of() as loader:
+        losses = [(batch["x"] * weight).sum() for batch in loader]
+        seen(loader)
+        torch.stack(losses).sum().backward()
+    assert torch.equal(weight.grad, torch.full((WIDE,), float(sum(range(LENGTH)))))
+
+
+def test_batches_outlive_the_loader():
+    with loader_of() as loader:
+        batch = next(loader)
+    del loader
+    gc.collect()
+    assert torch.equal(batch["x"][:, 0].long(), batch["y"])

@@ -4,9 +4,7 @@ import contextlib
 import random
 import signal
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from support.threads.interrupts import interrupted
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
-from lit_async_data.engine.supervisor import ThreadWorker
 from lit_async_data.errors import ClosedError
 from lit_async_data.sources.manifest.files import prefetcher
 from lit_async_data.sources.manifest.files.stored_file import fetched
@@ -239,59 +236,6 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
         steps += [next(loader)["y"].tolist() for _ in range(STEPS - 3)]
         plan = loader.machinery.wiring.schedule.plan(0)
         assert steps == [plan.batch(step).tolist() for step in range(STEPS)]
-
-
-def test_a_worker_that_is_given_up_before_it_begins_never_works(monkeypatch):
-    """1. A thread is started. 2. An interrupt ends what waits for it; the worker is given up. 3. The thread begins."""
-    worked, begun, go, start = [], [], threading.Event(), threading.Thread.start
-    worker = ThreadWorker(0, worked.append)
-
-    def late(thread):
-        begun.append(thread)
-        assert go.wait(30)
-        start(thread)
-
-    def wait():
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", late)
-        patch.setattr(worker, "_launched", SimpleNamespace(acquire=wait, release=bool))
-        with pytest.raises(KeyboardInterrupt):
-            worker.start()
-        assert not worker.join(0)
-        go.set()
-        assert worker.join(30)
-    (thread,) = begun
-    assert thread.ident is not None
-    assert not thread.is_alive()
-    assert not worked
-
-
-def test_a_worker_that_is_given_up_is_so_also_where_that_was_interrupted():
-    """1. `join` takes the worker's claim, and is interrupted. 2. It is called again."""
-    worker = ThreadWorker(0, lambda worker: True)
-    assert worker._claim.acquire(blocking=False)
-    assert worker.join(30)
-    worker.start()
-    assert worker.join(30)
-
-
-def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
-    """An interrupt inside that would make it take a living thread for a dead one, for ever (bpo-45274)."""
-    begun, go = threading.Semaphore(0), threading.Semaphore(0)
-    worker = ThreadWorker(0, lambda worker: begun.release() or not go.acquire())
-    worker.start()
-    begun.acquire()  # a thread that has not begun would never work, and `join` would ask it
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "_wait_for_tstate_lock", None, raising=False)
-        patch.setattr(threading.Thread, "is_alive", None)
-        assert worker.alive
-        assert "is waiting" in str(worker)
-        assert not worker.join(0)
-    go.release()
-    assert worker.join(30)
-    assert not worker.alive
 
 
 class Numbers:

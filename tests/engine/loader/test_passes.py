@@ -1,5 +1,6 @@
 """Each ``iter`` of a loader is an iterator of its own, as with a DataLoader in one process."""
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -9,25 +10,19 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
+from support.sources import numbered
+from support.sources.numbered import BATCH, LENGTH
+from support.sources.numbered import batches as plan
 from support.threads.interrupts import interrupted
 from torch.utils.data import DataLoader
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, ConcatSource, prefetched
 from lit_async_data.errors import ClosedError, TransformError
-from lit_async_data.order.plan import EpochPlan
-from lit_async_data.testing import ArraySource
-
-LENGTH, BATCH, STEPS = 18, 4, 5
-
-
-def source():
-    rows = np.arange(LENGTH)
-    return ArraySource({"x": np.repeat(rows.astype(np.float32), 20_000).reshape(LENGTH, -1), "y": rows})
 
 
 def loader_of(shuffle="global", workers=2, **options):
-    return AsyncLoader(source(), {"batch_size": BATCH, "shuffle": shuffle, "workers": workers}, **options)
+    return numbered.loader_of(shuffle=shuffle, workers=workers, **options)
 
 
 def foreign(workers=0, **options):
@@ -38,12 +33,7 @@ def numbers(batch):
     return (batch["y"] if isinstance(batch, dict) else batch).tolist()
 
 
-def plan(epoch, shuffle="global"):
-    order = EpochPlan(length=LENGTH, batch_size=BATCH, shuffle=shuffle, seed=0, epoch=epoch)
-    return [order.batch(step).tolist() for step in range(len(order))]
-
-
-STORED = plan(0, "none")
+STORED, STEPS = plan(0, "none"), 5
 MADE = {
     "AsyncLoader": lambda: loader_of("none"),
     "AsyncLoader, caller's thread": lambda: loader_of("none", 0),
@@ -270,14 +260,14 @@ def test_in_evaluation_transforms_get_no_random_numbers():
     def drawn(sample, rng):
         return {"y": sample["y"], "x": np.float32(-1 if rng is None else rng.random())}
 
-    with AsyncLoader(source(), {"batch_size": BATCH, "workers": 0}, sample_transform=drawn) as loader:
+    with AsyncLoader(numbered.numbers(), {"batch_size": BATCH, "workers": 0}, sample_transform=drawn) as loader:
         assert (next(loader)["x"] >= 0).all()
         loader.evaluation = True
         assert (next(loader)["x"] == -1).all()
 
 
 def test_an_iterator_beside_reads_composed_sources_and_weights():
-    parts = ConcatSource([source(), source()])
+    parts = ConcatSource([numbered.numbers(), numbered.numbers()])
     weights = np.r_[np.zeros(2 * LENGTH - 1), 1.0]
     with AsyncLoader(parts, {"batch_size": BATCH, "weights": weights}) as loader:
         for _ in loader:
@@ -286,32 +276,22 @@ def test_an_iterator_beside_reads_composed_sources_and_weights():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_after_an_interrupt_the_next_iterator_reads_ahead_though_a_traceback_keeps_the_last(workers, caplog):
-    with loader_of("none", workers) as loader:
-        left = iter(loader)
-        assert numbers(next(left)) == STORED[0]
-        with pytest.raises(KeyboardInterrupt), interrupted(30):
-            next(left)
-        assert [numbers(batch) for batch in loader] == STORED
-        assert not [record for record in caplog.records if "another iterator" in record.getMessage()]
-        assert [numbers(batch) for batch in left] == STORED[1:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_after_an_error_the_next_iterator_reads_ahead_though_a_traceback_keeps_the_last(workers, caplog):
-    failing = [True]
+@pytest.mark.parametrize(("error", "goes_on"), [(KeyboardInterrupt, 1), (TransformError, 2)])
+def test_the_next_iterator_reads_ahead_though_a_traceback_keeps_the_last(workers, error, goes_on, caplog):
+    failing = [error]
 
     def fails_once(batch):
-        if failing and batch["y"][0] == BATCH:
-            failing.pop()
+        if failing[-1] is TransformError and batch["y"][0] == BATCH:
+            failing.append(None)
             raise ValueError("no batch")
         return batch
 
     with loader_of("none", workers, batch_transform=fails_once) as loader:
         left = iter(loader)
         assert numbers(next(left)) == STORED[0]
-        with pytest.raises(TransformError):
+        interrupt = interrupted(30) if error is KeyboardInterrupt else contextlib.nullcontext()
+        with pytest.raises(error), interrupt:
             next(left)
         assert [numbers(batch) for batch in loader] == STORED
         assert not [record for record in caplog.records if "another iterator" in record.getMessage()]
-        assert [numbers(batch) for batch in left] == STORED[2:]
+        assert [numbers(batch) for batch in left] == STORED[goes_on:]

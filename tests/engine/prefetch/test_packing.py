@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.batches import Shipped, Step, detection, numbers
-from support.device.training_loop import (
-    CopiesCountAsDoneAtOnce,
-)
+from support.device.training_loop import CopiesCountAsDoneAtOnce
 from torch.nn.utils.rnn import pack_sequence
 from waiting.on_device.fake_streams import FakeStreams
 

@@ -1,0 +1,121 @@
+"""Every loader starts with its first batch, goes on in its order, and ends with itself."""
+
+import contextlib
+import gc
+import itertools
+import logging
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from support.sources.numbered import LENGTH, WIDE, Bad, loader_of, order, seen
+
+from lit_async_data import AsyncLoader
+from lit_async_data.errors import ClosedError, ReadError
+from lit_async_data.testing import ArraySource
+
+
+def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_collection():
+    """With workers. Without any there is nothing to close, and Python's own frames keep it until a collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        loader = loader_of(Bad(1), shuffle="none", workers=1)
+        with contextlib.suppress(ReadError):
+            next(loader)
+        gone = threading.Event()
+        weakref.finalize(loader, gone.set)
+        del loader
+        assert gone.wait(30)  # 1. The worker wakes the caller. 2. The caller is here. 3. The worker lets the error go.
+        for thread in threading.enumerate():  # the worker itself may have closed the loader, and is about to end
+            if thread.name.startswith("lit_async_data"):
+                thread.join(30)
+    finally:
+        gc.enable()
+
+
+def test_a_closed_loader_says_so():
+    loader = loader_of()
+    next(loader)
+    loader.close()
+    loader.close()
+    for call in (loader.next, loader.machinery.prefetch, lambda: next(loader)):
+        with pytest.raises(ClosedError, match="build a new one"):
+            call()
+
+
+def test_a_daemon_thread_that_iterates_at_the_interpreters_exit_prints_no_traceback(images):
+    program = f"""
+import threading
+from lit_async_data import AsyncLoader, HDF5Source
+
+enough = threading.Semaphore(0)
+
+def consume():
+    loader = AsyncLoader(HDF5Source({images!r}), dict(batch_size=4, workers=2))
+    while True:
+        for batch in loader:
+            enough.release()
+
+threading.Thread(target=consume, daemon=True).start()
+for _ in range(500):
+    enough.acquire()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    # Before Python 3.14 the interpreter ends a daemon thread inside whatever C++ function it is in: torch aborts then.
+    assert "Traceback" not in done.stderr
+
+
+def test_a_loader_that_is_forgotten_ends_its_threads():
+    before = threading.active_count()
+    loader = loader_of(workers=2)
+    batch = next(loader)
+    gone = weakref.ref(loader)
+    del loader
+    assert gone() is None  # at once: nothing refers back to it
+    assert threading.active_count() == before
+    assert len(batch["y"]) == 4
+
+
+def test_nothing_is_allocated_or_started_before_the_first_batch():
+    before = threading.active_count()
+    with loader_of() as loader:
+        iter(loader)
+        assert len(loader) == 5
+        assert loader.stats().read.slots == 0
+        assert threading.active_count() == before
+
+
+def test_changing_the_depth_goes_on_in_the_order():
+    with loader_of() as loader:
+        first = seen(itertools.islice(loader, 2))
+        loader.device_depth = 0
+        rest = seen([next(loader), next(loader), next(loader)])
+        assert first + rest == order(0)
+
+
+def test_stats_count_what_happened():
+    with loader_of(workers=0, shuffle="none") as loader:
+        seen(loader)
+        stats = loader.stats()
+    assert stats.batches == stats.read.batches == 5
+    assert stats.read.bytes == LENGTH * (4 * WIDE + 8)
+    assert stats.wait_s > 0
+    assert stats.epoch_gap_s > 0
+    assert stats.queue_fill == 0
+    names = "wait_ms", "device_wait_ms", "queue_fill", "epoch_gap_ms", "read_mb_s"
+    assert set(stats.metrics()) == {f"data/{name}" for name in names}
+    assert stats.metrics()["data/device_wait_ms"] == stats.metrics()["data/wait_ms"]  # it waits when the loop does
+
+
+def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
+    source = ArraySource({"x": np.zeros(8)})
+    loaders = [AsyncLoader(source, {"batch_size": 4}) for _ in range(3)]
+    for loader, label in zip(loaders, ("train", "val", "test")):
+        loader.machinery.wiring.label, loader.machinery.wiring.logged = label, loaders[0].machinery.wiring.logged
+        loader._say(logging.WARNING, "this is slow")
+    loaders[2]._say(logging.WARNING, "this, too")
+    assert [each.getMessage() for each in caplog.records] == ["train: this is slow", "test: this, too"]

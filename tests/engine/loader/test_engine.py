@@ -1,0 +1,69 @@
+"""The running part of a loader: who must be asked for the next batch, how full it is, and how it ends."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from support.device.training_loop import pretend
+from support.sources.numbered import loader_of
+from support.threads.waits import until
+from waiting.on_device.fake_streams import FakeStreams
+
+from lit_async_data import AsyncLoader
+from lit_async_data.engine.device.inline_queue import InlineQueue
+from lit_async_data.engine.loader.engine import Engine
+from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.testing import ArraySource
+
+
+@pytest.mark.parametrize("seconds", [0, 1e9])
+def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(monkeypatch, seconds):
+    monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", seconds)
+    chunks = StorageLayout(reading="copied")
+    source = ArraySource({"y": np.arange(2000)}, parts={"a": 2000}, chunks=chunks)
+    with loader_of(source, shuffle="none", workers=1, queue_depth=3) as loader:
+        assert loader.footprint.layout.batches == 32
+        next(loader)
+        pipeline = loader.machinery.engine.feed.pipeline
+        until(pipeline, lambda: pipeline.ready >= 3)
+        assert str(loader.fill) == "host 3/3"
+
+
+def test_threads_need_not_be_asked_after_each_batch(monkeypatch):
+    asked = []
+    monkeypatch.setattr(InlineQueue, "prefetch", lambda queue, key: asked.append(key))
+    with AsyncLoader(ArraySource({"y": np.arange(40)}), {"batch_size": 4, "workers": 1}) as loader:
+        assert sorted(torch.cat([batch["y"] for batch in loader]).tolist()) == list(range(40))
+    assert asked == []
+
+
+class Ending:
+    """A feed, or a queue, that notes its end."""
+
+    forked = False
+
+    def __init__(self, name, ended, error=None):
+        self._name, self._ended, self._error = name, ended, error
+
+    def close(self, **how):
+        self._ended.append(self._name)
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize(("forked", "wanted"), [(False, ["queue", "feed"]), (True, [])])
+def test_an_engine_that_fails_to_close_ends_its_threads_and_a_fork_ends_nothing(forked, wanted):
+    ended = []
+    engine = Engine(Ending("feed", ended), torch.device("cpu"), depth=1)
+    engine.queue, engine.feed.forked = Ending("queue", ended, KeyboardInterrupt()), forked
+    with contextlib.nullcontext() if forked else pytest.raises(KeyboardInterrupt):
+        engine.close()
+    assert ended == wanted
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_copies_are_asked_for_after_each_batch_though_threads_read(monkeypatch, copies):
+    pretend(monkeypatch, lambda device: FakeStreams("side"), has_streams=lambda device: copies)
+    engine = Engine(Ending("feed", []), torch.device("cpu"), depth=1, asks=False)
+    assert (engine.copies, engine.asks) == (copies, copies)
