@@ -131,18 +131,15 @@ def however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Test modules in which several threads share objects.
 CONCURRENT = {
-    "test_async_loader",
-    "test_base_loader",
-    "test_chunk_cache",
-    "test_engine",
-    "test_hdf5_source",
-    "test_interrupts",
-    "test_loader",
-    "test_packing",
-    "test_pipeline",
-    "test_prefetched",
-    "test_prefetcher",
-    "test_slot_feed",
+    *(
+        "test_async_loader",
+        "test_base_loader",
+        "test_chunk_cache",
+        "test_engine",
+        "test_hdf5_source",
+        "test_interrupts",
+    ),
+    *("test_loader", "test_packing", "test_pipeline", "test_prefetched", "test_prefetcher", "test_slot_feed"),
     "test_slots",
 }
 

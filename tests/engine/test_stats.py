@@ -51,15 +51,9 @@ def clock(monkeypatch):
     return now
 
 
-@pytest.fixture
-def gzip_file(tmp_path):
-    path = str(tmp_path / "x.h5")
-    with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "data", data=np.arange(SAMPLES * 100).reshape(SAMPLES, 100), chunks=(ROWS, 100), compression=1
-        )
-        file["labels"] = np.arange(SAMPLES)
-    return path
+def compressed(h5, rows=ROWS):
+    data = {"data": np.arange(SAMPLES * 100).reshape(SAMPLES, 100), "chunks": (rows, 100), "compression": 1}
+    return h5(data=data, labels=np.arange(SAMPLES))
 
 
 class Storage(ArraySource):
@@ -87,7 +81,8 @@ def test_slow_storage_and_python_code_that_reads(clock, takes, cpu_s):
         assert one_epoch(loader) == StageTimes(Stage(0.5 * BATCHES, SAMPLES * 32), cpu_s=cpu_s)
 
 
-def test_slow_decoding(clock, gzip_file, monkeypatch):
+@pytest.mark.parametrize(("rows", "shuffle"), [(ROWS, False), (1, True)])
+def test_slow_decoding(clock, h5, monkeypatch, rows, shuffle):
     decode = FilterPipeline.decode
 
     def slow(*arguments):
@@ -95,35 +90,13 @@ def test_slow_decoding(clock, gzip_file, monkeypatch):
         return decode(*arguments)
 
     monkeypatch.setattr(FilterPipeline, "decode", slow)
-    options = {"batch_size": BATCH, "workers": 0, "shuffle": False}
-    with contextlib.closing(HDF5Source(gzip_file)) as source, AsyncLoader(source, options) as loader:
+    path, options = compressed(h5, rows), {"batch_size": BATCH, "workers": 0, "shuffle": shuffle}
+    with contextlib.closing(HDF5Source(path)) as source, AsyncLoader(source, options) as loader:
         stages = one_epoch(loader)
-        with h5py.File(gzip_file) as file:
-            stored = sum(
-                file["data"].id.get_chunk_info(number).size for number in range(file["data"].id.get_num_chunks())
-            )
-    assert stages.decode == Stage(2.0 * (SAMPLES // ROWS), SAMPLES * 800)
-    assert (stages.read.bytes, stages.cpu_s) == (stored, 2.0 * (SAMPLES // ROWS))
-
-
-def test_slow_decoding_of_single_samples(clock, tmp_path, monkeypatch):
-    decode = FilterPipeline.decode
-
-    def slow(*arguments):
-        clock.works(0.25)
-        return decode(*arguments)
-
-    monkeypatch.setattr(FilterPipeline, "decode", slow)
-    path = str(tmp_path / "y.h5")
-    with h5py.File(path, "w") as file:
-        file.create_dataset("data", data=np.zeros((SAMPLES, 100), "u1"), chunks=(1, 100), compression=1)
-        file["labels"] = np.arange(SAMPLES)
-    with (
-        contextlib.closing(HDF5Source(path)) as source,
-        AsyncLoader(source, {"batch_size": BATCH, "workers": 0}) as loader,
-    ):
-        stages = one_epoch(loader)
-    assert stages.decode == Stage(0.25 * SAMPLES, SAMPLES * 100)
+    with h5py.File(path) as file:
+        stored = sum(file["data"].id.get_chunk_info(number).size for number in range(SAMPLES // rows))
+    assert stages.decode == Stage(2.0 * (SAMPLES // rows), SAMPLES * 800)
+    assert (stages.read.bytes, stages.cpu_s) == (stored, 2.0 * (SAMPLES // rows))
 
 
 def test_a_slow_transform(clock):
@@ -174,11 +147,13 @@ def test_the_sums_of_two_engines_are_added():
 
 
 @pytest.mark.processes
-def test_a_reader_process_reports_its_stages(gzip_file):
+def test_a_reader_process_reports_its_stages(h5):
+    path = compressed(h5)
+
     def stages(kind):
         options = {"batch_size": BATCH, "worker_kind": kind, "workers": 1, "shuffle": "chunk"}
         with (
-            contextlib.closing(HDF5Source(gzip_file)) as source,
+            contextlib.closing(HDF5Source(path)) as source,
             AsyncLoader(source, options, batch_transform=lambda batch: batch) as loader,
         ):
             assert len(list(loader)) == BATCHES

@@ -133,19 +133,27 @@ def test_an_error_comes_at_its_place_and_the_order_goes_on(depth, batches):
     assert step.wrong == []
 
 
-def test_a_transform_that_fails_is_an_error_at_its_place():
-    streams = FakeStreams("side")
-    outcomes = iter([None, ZeroDivisionError("mine"), None])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (ZeroDivisionError("mine"), TransformError, r"batch 1 of epoch 0: ZeroDivisionError: mine"),
+        (FormatError("mine", stage="transform"), FormatError, "^mine$"),
+    ],
+)
+def test_whatever_a_transform_raises_is_raised_at_its_place(error, raised, message, depth):
+    outcomes = iter([None, error, None, None])
 
     def transform(batch):
-        error = next(outcomes)
-        if error:
+        if error := next(outcomes):
             raise error
         return batch
 
-    with queue_on(streams, transform=transform, depth=0) as queue:
+    with queue_on(FakeStreams("side"), transform=transform, depth=depth) as queue:
+        queue.feed.poll = queue.feed.get
         queue.take(BatchIndex(0, 0))
-        with pytest.raises(TransformError, match=r"batch 1 of epoch 0: ZeroDivisionError: mine") as caught:
+        queue.prefetch(BatchIndex(0, 1))
+        with pytest.raises(raised, match=message) as caught:
             queue.take(BatchIndex(0, 1))
         assert caught.value.stage == "transform"
         assert queue.take(BatchIndex(0, 2))["y"].shape == (BATCH,)
@@ -164,20 +172,6 @@ def test_a_transform_that_fails_lets_its_copy_end_before_its_memory_is_given_out
         streams.launch("step", lambda: other.fill_(7))
         streams.synchronize()
         assert (other == 7).all()
-
-
-def test_whatever_a_transform_raises_is_raised_when_its_batch_is_asked_for():
-    streams = FakeStreams("side")
-    error = FormatError("mine")
-
-    def transform(batch):
-        raise error
-
-    with queue_on(streams, transform=transform) as queue:
-        queue.feed.poll = queue.feed.get
-        queue.prefetch(BatchIndex(0, 0))
-        with pytest.raises(FormatError, match="mine"):
-            queue.take(BatchIndex(0, 0))
 
 
 def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):

@@ -122,13 +122,6 @@ def test_a_device_transform_gets_what_the_host_hooks_return():
         assert torch.allclose(batch["x"], wanted["x"] / 127.5 - 1, atol=1e-6)
 
 
-def test_batches_that_are_kept_never_change():
-    with drawing(workers=2, batch_size=2, queue_depth=1) as loader:
-        kept = [(batch, copied(batch)) for _ in range(10) for batch in loader]
-    for batch, at_first in kept:
-        assert all(torch.equal(batch[key], at_first[key]) for key in batch)
-
-
 def test_fields_of_hdf5_files_come_with_the_axes_of_a_batch_and_errors_name_the_file(h5):
     images = np.arange(10 * 6 * 4 * 3, dtype=np.uint8).reshape(10, 6, 4, 3)
     paths = [h5(f"{n}.h5", x=images, y=np.arange(10)) for n in "ab"]

@@ -13,7 +13,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.engine.pipeline.slots import READY
-from lit_async_data.errors import ConfigError, ReadError, TransformError
+from lit_async_data.errors import ConfigError, ReadError
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.testing import ArraySource
 
@@ -130,17 +130,6 @@ def test_an_error_comes_at_its_place_and_iteration_can_go_on(workers):
         assert before == list(range(8))
         assert seen([next(loader), next(loader)]) == list(range(12, 18))
         with pytest.raises(StopIteration):
-            next(loader)
-
-
-def test_a_device_transform_that_fails_is_an_error_at_its_place():
-    def fails(batch):
-        raise KeyError("image")
-
-    with loader_of(device_transform=fails) as loader:
-        with pytest.raises(TransformError, match="batch 0 of epoch 0: KeyError: 'image'"):
-            next(loader)
-        with pytest.raises(TransformError, match="batch 1"):
             next(loader)
 
 

@@ -129,7 +129,7 @@ def test_a_worker_that_ends_its_task_while_a_message_names_it_is_named(monkeypat
     """1. A message finds a task. 2. The worker ends it. 3. The message asks what the task is."""
     worker = ThreadWorker(3, lambda _: False)
     worker.begin("batch 7")
-    monkeypatch.setattr(ThreadWorker, "_task", GoneAtSecondRead("_task"), raising=False)
+    monkeypatch.setattr(ThreadWorker, "task", GoneAtSecondRead("task"), raising=False)
     monkeypatch.setattr(ThreadWorker, "alive", True)
     assert str(worker).startswith("worker 3 has been at batch 7 for ")
 
@@ -142,15 +142,14 @@ def test_a_file_that_is_closed_while_another_thread_enters_it_is_opened_again(tm
     file = OpenFile(path, FileIdentity.of(os.stat(path)))
     with contextlib.closing(file):
         file.check()
-        with monkeypatch.context() as patch:
-            patch.setattr(OpenFile, "_process", GoneAtSecondRead("_process"), raising=False)
-            file.check_process()
-        with monkeypatch.context() as patch:
-            patch.setattr(OpenFile, "_process", GoneAtSecondRead("_process"), raising=False)
-            assert not file.forked
-        with monkeypatch.context() as patch:
-            patch.setattr(OpenFile, "_descriptor", GoneAtSecondRead("_descriptor"), raising=False)
-            assert file.descriptor() is not None
+        for name, entered in (
+            ("_process", lambda: file.check_process() is None),
+            ("_process", lambda: not file.forked),
+            ("_descriptor", lambda: file.descriptor() is not None),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(OpenFile, name, GoneAtSecondRead(name), raising=False)
+                assert entered()
 
 
 @pytest.mark.parametrize("make", [of_a_source, of_an_iterable])

@@ -121,6 +121,15 @@ def loader(request, monkeypatch, h5):
         assert (ahead.held_bytes, ahead.room, ahead.files) == (0, 0, {})
 
 
+def check_batch(loader, batch, at):
+    """Returns what it was checked against."""
+    loader.settle()
+    wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS)
+    assert batch["y"].tolist() == wanted.tolist()
+    assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
+    return wanted
+
+
 def used_on(loader, interrupts, seed):
     """Take epoch after epoch with interrupts at random places, then one and a half in peace; every batch is checked."""
     drawn = random.Random(seed)
@@ -139,10 +148,7 @@ def used_on(loader, interrupts, seed):
         except KeyboardInterrupt:
             left -= 1
             continue
-        loader.settle()
-        wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS)
-        assert batch["y"].tolist() == wanted.tolist()
-        kept = [*kept[-3:], (batch, wanted)]
+        kept = [*kept[-3:], (batch, check_batch(loader, batch, at))]
         for held, numbers in kept:
             assert torch.equal(held["x"], torch.from_numpy(loader.values[numbers]))
             assert held["y"].tolist() == numbers.tolist()
@@ -166,13 +172,6 @@ def test_every_batch_comes_once_whatever_is_interrupted(loader):
 @pytest.mark.parametrize("loader", QUICK_KINDS, indirect=True)
 def test_every_batch_comes_once_over_hundreds_of_interrupts(loader, seed):
     used_on(loader, interrupts=100, seed=seed)
-
-
-def check_batch(loader, batch, at):
-    loader.settle()
-    wanted = loader.machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS)
-    assert batch["y"].tolist() == wanted.tolist()
-    assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
 
 
 @pytest.mark.parametrize(("workers", "steps"), [(0, 2), (1, 6)])

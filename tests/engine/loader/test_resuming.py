@@ -259,17 +259,17 @@ def test_one_line_says_where_it_goes_on(caplog):
     ]
 
 
-def test_a_running_loader_drops_what_it_has_read_ahead():
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda loader: (next(loader), next(loader)),
+        lambda loader: loader.set_epoch(3) or loader.machinery.prefetch(),  # of the whole epoch
+        lambda loader: None,
+    ],
+)
+def test_what_was_read_ahead_is_dropped_and_what_is_read_then_is_of_the_place(before):
     with loader_of(workers=2) as loader:
-        state = saved(1, 6)
-        for _ in range(2):
-            next(loader)
-        loader.load_state_dict(state)
-        assert seen(loader) == whole(6)[1:]
-
-
-def test_what_is_read_before_the_first_batch_is_of_the_place():
-    with loader_of(workers=1) as loader:
+        before(loader)
         loader.load_state_dict(saved(2, 3))
         loader.machinery.prefetch()
         loader.machinery.prefetch(copy=False)
@@ -288,14 +288,6 @@ def test_at_the_end_of_an_epoch_that_epoch_is_empty_and_the_next_is_whole(shuffl
         for epoch, batches in [(3, []), (4, whole(4, shuffle=shuffle)), (3, whole(3, shuffle=shuffle))]:
             loader.set_epoch(epoch)
             assert seen(loader) == batches
-
-
-def test_what_was_read_ahead_of_the_whole_epoch_is_dropped():
-    with loader_of(workers=1) as loader:
-        loader.set_epoch(3)
-        loader.machinery.prefetch()
-        loader.load_state_dict(saved(2, 3))
-        assert seen(loader) == whole(3)[2:]
 
 
 def test_after_a_break_the_pass_goes_on_from_its_state():
@@ -346,20 +338,15 @@ def jittered(sample, rng):
     return sample | {"y": sample["y"] + rng.random()}
 
 
-def test_the_draws_of_samples_are_those_of_an_uninterrupted_run():
-    transforms = {"sample_transform": jittered}
+@pytest.mark.parametrize(("hook", "sizes"), [("sample_transform", (4, 3)), ("batch_transform", (4,))])
+def test_draws_are_those_of_an_uninterrupted_run(hook, sizes):
+    """Those of samples in batches of any size, those of batches in the same batches."""
+    transforms = {hook: jittered}
     order = [value for batch in whole(2, transforms=transforms) for value in batch]
-    for batch_size in (4, 3):
+    for batch_size in sizes:
         with loader_of(transforms=transforms, batch_size=batch_size) as loader:
             loader.load_state_dict(saved(2, 2, transforms=transforms))
             assert [value for batch in seen(loader) for value in batch] == order[8:]
-
-
-def test_on_the_same_ranks_the_draws_of_batches_are_the_same_too():
-    transforms = {"batch_transform": jittered}
-    with loader_of(transforms=transforms) as loader:
-        loader.load_state_dict(saved(2, 2, transforms=transforms))
-        assert seen(loader) == whole(2, transforms=transforms)[2:]
 
 
 def test_random_crops_are_those_of_an_uninterrupted_run(tmp_path):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from support.device.batches import Shipped, Step, detection, numbers
-from support.device.training_loop import CopiesCountAsDoneAtOnce
+from support.device.training_loop import (
+    CopiesCountAsDoneAtOnce,
+)
 from torch.nn.utils.rnn import pack_sequence
 from waiting.on_device.fake_streams import FakeStreams
 
@@ -21,7 +23,7 @@ from lit_async_data.engine.device.stream_queue import StreamQueue
 from lit_async_data.engine.device.streams import moved
 from lit_async_data.engine.pipeline.slots import Lease
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
-from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool, moves
+from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.resources.memory import pinned
 from lit_async_data.order.plan import BatchIndex
 
@@ -396,21 +398,6 @@ def test_objects_that_convert_to_a_unit_or_a_time_zone_are_handed_on_as_they_are
     assert host.movable == {}
     made = host.unpack(Arrived({}, None, {}), torch.clone)
     assert all(one is other for one, other in zip(batch, made, strict=True))
-
-
-class OtherName:
-    def to(self, where):
-        return "moved"
-
-
-class LaterDevice:
-    def to(self, other=None, device=None):
-        return "moved"
-
-
-@pytest.mark.parametrize("kind", [Once, InPlace, OtherName, LaterDevice])
-def test_objects_move_themselves_however_they_call_the_device(kind):
-    assert moves(kind())
 
 
 def test_objects_are_pinned_in_their_own_way_or_stay_as_they_are():
