@@ -51,17 +51,10 @@ def prefetchers(depth):
     return [] if depth is None else [lad.DevicePrefetcher(device_depth=depth)]
 
 
-by_name = pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.name)
-
-
-@by_name
-def test_with_every_guard_no_value_is_wrong(hazard):
-    assert not hazard.shows(Gpu(hazard.slow), guarded=True)
-
-
-@by_name
-def test_without_its_guard_a_hazard_comes_true(hazard):
-    assert hazard.shows(Gpu(hazard.slow), guarded=False)
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.name)
+def test_a_hazard_comes_true_without_its_guard_only(hazard, guarded):
+    assert hazard.shows(Gpu(hazard.slow), guarded=guarded) is not guarded
 
 
 def test_a_slot_is_not_filled_again_while_it_is_copied():
@@ -176,14 +169,10 @@ def test_a_copy_is_started_in_under_a_millisecond_while_both_streams_are_busy():
     assert max(seconds) < 0.025  # the streams sleep for 50 ms: whoever waits for one takes as long
 
 
-def test_the_allocator_holds_as_much_after_five_epochs_as_after_one():
-    held = measures.reserved(5)
-    assert held == held[:1] * 5
-
-
-def test_with_a_stream_for_each_epoch_it_would_hold_more_and_more():
-    held = measures.reserved(5, new_streams=True)
-    assert held[-1] > held[0]
+@pytest.mark.parametrize("new_streams", [False, True])
+def test_the_allocator_holds_more_and_more_only_with_a_stream_for_each_epoch(new_streams):
+    held = measures.reserved(5, new_streams=new_streams)
+    assert held[-1] > held[0] if new_streams else held == held[:1] * 5
 
 
 def test_copies_run_beside_kernels_and_come_from_pinned_memory(step):

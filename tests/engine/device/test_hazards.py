@@ -6,8 +6,6 @@ import torch
 from waiting.on_device.fake_streams import FakeStreams, raw
 from waiting.on_device.hazards import HAZARDS, OTHER, mixed
 
-by_name = pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.name)
-
 
 class Pretended:
     """A rig of `FakeStreams`, whose slow stream is held back from the beginning."""
@@ -67,11 +65,7 @@ def typed(tensor):
     return torch.empty(0, dtype=tensor.dtype).numpy().dtype
 
 
-@by_name
-def test_with_every_guard_no_value_is_wrong(hazard):
-    assert not hazard.shows(Pretended(hazard.slow), guarded=True)
-
-
-@by_name
-def test_without_its_guard_a_hazard_comes_true(hazard):
-    assert hazard.shows(Pretended(hazard.slow), guarded=False)
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.name)
+def test_a_hazard_comes_true_without_its_guard_only(hazard, guarded):
+    assert hazard.shows(Pretended(hazard.slow), guarded=guarded) is not guarded

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
+from support.sources import numbered
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
@@ -42,7 +43,7 @@ def test_it_gets_a_generator_however_it_asks_for_it(function):
         DeviceTransform(function, CPU)({}, BatchIndex(0, 0))
 
 
-LENGTH, BATCH = 22, 4
+LENGTH = 22
 
 
 def source():
@@ -59,16 +60,9 @@ def drawn_by(loader, epochs=2):
         return [(batch["index"].tolist(), batch["drawn"].item()) for _ in range(epochs) for batch in loader]
 
 
-def loader_of(of=None, transform=drawing, *, rank=0, world_size=1, depth=2, **options):
-    chosen = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "seed": 5} | options
-    return AsyncLoader(
-        of or source(),
-        LoaderOptions(**chosen),
-        rank=rank,
-        world_size=world_size,
-        device_depth=depth,
-        device_transform=transform,
-    )
+def loader_of(of=None, transform=drawing, *, depth=2, **options):
+    chosen = {"return_indices": True, "seed": 5} | options
+    return numbered.loader_of(of or source(), device_transform=transform, device_depth=depth, **chosen)
 
 
 def expected(seed, epoch, first):
@@ -104,7 +98,7 @@ def test_samples_of_a_subset_go_by_their_numbers_in_the_whole():
 
 
 def test_nothing_is_drawn_in_evaluation_and_where_the_options_say_so():
-    options = LoaderOptions(batch_size=BATCH, return_indices=True).for_evaluation()
+    options = LoaderOptions(batch_size=4, return_indices=True).for_evaluation()
     for loader in (AsyncLoader(source(), options, device_transform=drawing), loader_of(augment=False)):
         assert {drawn for _, drawn in drawn_by(loader)} == {-1}
 
@@ -148,14 +142,17 @@ class Scaled(torch.nn.Module):
         return batch | {"x": batch["x"] * self.scale, "drawn": rng is not None}
 
 
-def test_a_module_is_moved_once_and_computes_no_gradients():
-    module = Scaled()
-    with loader_of(transform=module) as loader:
+@pytest.mark.parametrize("stage", ["train", "val"])
+def test_a_module_for_all_stages_is_moved_once_and_computes_no_gradients(stage):
+    module, given = Scaled(), {stage: source()}
+    dm = AsyncDataModule(**given, loader={"batch_size": 4, "return_indices": True}, device_transform=module)
+    with contextlib.closing(dm):
+        loader = dm.train_dataloader() if stage == "train" else dm.val_dataloader()[0]
         assert module.moves == []  # nothing before the first batch
         for batch in loader:
             assert torch.equal(batch["x"][:, 0], 3.0 * batch["index"])
             assert not batch["x"].requires_grad
-            assert batch["drawn"]
+            assert batch["drawn"] is (stage == "train")
     assert module.moves == [CPU]
 
 
@@ -245,16 +242,6 @@ def test_one_that_was_given_for_evaluation_may_draw_and_one_that_draws_nothing_i
     with contextlib.closing(dm):
         assert len(list(dm.val_dataloader()[0])) == 6
     assert not warned(caplog)
-
-
-def test_a_module_for_all_stages_is_moved_to_the_device_in_evaluation_too():
-    module = Scaled()
-    dm = AsyncDataModule(val=source(), loader={"batch_size": 4, "return_indices": True}, device_transform=module)
-    with contextlib.closing(dm):
-        for batch in dm.val_dataloader()[0]:
-            assert torch.equal(batch["x"][:, 0], 3.0 * batch["index"])
-            assert not batch["drawn"]
-    assert module.moves == [CPU]
 
 
 def test_a_signature_is_read_once():

@@ -18,17 +18,17 @@ BFLOAT, META = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, device="meta
         (
             "sample",
             lambda s: {**s, "x": s["x"][:, 1:]},
-            r"field 'x' of sample 9 \(row 9 .*\) has shape \(3, 9, 8\), but \(3, 10, 8\) .*: resize, crop or pad",
+            r"field 'x' of .* has shape \(3, 9, 8\), but \(3, 10, 8\) .* crop or",
         ),
         (
             "sample",
             lambda s: {**s, "x": s["x"] / 2},
-            r"field 'x' of sample 9 .* has dtype float64, but uint8 .* for all samples, as .astype\('uint8'\)",
+            r"field 'x' of sample 9 .* float64, but uint8 .* as .astype\('uint8'\)",
         ),
         (
             "sample",
             lambda s: {"x": s["x"]},
-            r"returned the keys x for sample 9 \(.*\), but x, y for the first sample; .* same keys",
+            r"returned the keys x for sample 9 \(.*\), but x, y for the first .* same keys",
         ),
         ("sample", list, r"returned a list for sample 9 \(row 9 of ArraySource\); return a dict"),
         (

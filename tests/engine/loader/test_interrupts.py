@@ -304,16 +304,12 @@ def passes_of(loader, interrupts, seed):
             batches, seen = iter(loader), 0
 
 
-def test_a_pass_over_somebody_elses_loader_is_whole_or_says_that_it_is_not(wrapped):
+@pytest.mark.parametrize(
+    ("interrupts", "seed"), [(25, 0), *(pytest.param(150, seed, marks=pytest.mark.long) for seed in range(5))]
+)
+def test_a_pass_over_somebody_elses_loader_is_whole_or_says_that_it_is_not(wrapped, interrupts, seed):
     with wrapped(Numbers()) as loader:
-        passes_of(loader, interrupts=25, seed=0)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
-def test_passes_are_whole_or_say_that_they_are_not_over_hundreds_of_interrupts(wrapped, seed):
-    with wrapped(Numbers()) as loader:
-        passes_of(loader, interrupts=150, seed=seed)
+        passes_of(loader, interrupts, seed)
 
 
 def test_a_generator_goes_on_behind_what_an_interrupt_has_lost_and_the_log_says_so(wrapped, caplog):

@@ -55,12 +55,7 @@ def new_schedule():
 
 
 class LateFeed(SlotFeed):
-    """A feed whose batches become ready only at the end of a step.
-
-    Args:
-        pipeline: As for `SlotFeed`.
-        step_ended: Set while batches are ready.
-    """
+    """A feed whose batches become ready only at the end of a step; ``step_ended`` is set while they are."""
 
     def __init__(self, pipeline, step_ended):
         super().__init__(pipeline)
