@@ -13,9 +13,11 @@ from lit_async_data.engine.device.feed import DeviceBuffers, HostBatch, moves
         (lambda self, where: None, True),
         (lambda self, other=None, device=None: None, True),
         (lambda self, *given, **named: None, True),
-        (lambda self, unit: None, False),
-        (lambda self, other=None: None, False),
-        (lambda self, tz: None, False),
+        (lambda self, other=None, *contexts, **context: None, False),  # as those of pint
+        (lambda self, unit, equivalencies=(), copy=True: None, False),  # of astropy
+        (lambda self, units, equivalence=None: None, False),  # of unyt
+        (lambda self, tz: None, False),  # of arrow
+        (lambda self, currency: None, False),
         ("a place", False),
     ],
 )

@@ -13,7 +13,7 @@ from support.device.training_loop import pretend
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.engine.device import streams as device_streams
-from lit_async_data.engine.device.streams import checksum
+from lit_async_data.engine.device.streams import checksum, moved
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
@@ -160,3 +160,16 @@ def test_a_capture_is_seen_on_every_device_for_which_torch_tells_it(monkeypatch)
     monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True, raising=False)
     assert device_streams.TorchStreams(torch.device("xpu:0")).capturing
     assert not device_streams.TorchStreams(torch.device("cpu")).capturing
+
+
+class InPlace:
+    def to(self, device, **options):
+        self.where = device, options
+
+
+def test_objects_are_moved_in_their_own_way():
+    cpu, itself, tensor = torch.device("cpu"), InPlace(), torch.zeros(3)
+    assert moved(SimpleNamespace(to=lambda device: device), cpu) == cpu  # it knows nothing of ``non_blocking``
+    assert moved(itself, cpu) is itself
+    assert itself.where == (cpu, {"non_blocking": True})
+    assert moved(tensor, cpu) is tensor

@@ -40,5 +40,8 @@ def test_a_sample_is_listed_once_and_what_a_transform_failed_on_is_read_again(tm
         assert (loader.count, loader.known, loader.samples(3), loader.samples(5)) == (3, {7, 50}, (), None)
         loader.tell()
         loader.tell()
-    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [7, 8]
-    assert [line.split(" was ")[0] for line in caplog.messages] == ["epoch 0 of ArraySource", "epoch 1 of ArraySource"]
+    listed = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(each["id"], each["cause"]) for each in listed] == [(7, "damaged"), (8, "damaged")]
+    for epoch, line in enumerate(caplog.messages):
+        assert line == f"epoch {epoch} of ArraySource was read around 3 bad samples (7, 50, 8); {path} lists them"
+    assert len(caplog.messages) == 2

@@ -157,19 +157,6 @@ def test_a_device_gets_the_samples_that_are_left(monkeypatch):
     assert found == [sample for sample in range(100) if sample not in BAD]
 
 
-def test_each_bad_sample_is_listed_once_and_each_epoch_has_a_line(tmp_path, caplog):
-    path = tmp_path / "log" / "bad.jsonl"
-    loader = loader_of("skip", shuffle="global", quarantine=path)
-    epochs(loader)
-    listed = [json.loads(line) for line in path.read_text().splitlines()]
-    assert sorted(each["id"] for each in listed) == sorted(BAD)
-    assert all(f"sample {each['id']} is damaged" == each["cause"] for each in listed)
-    said = [record.getMessage() for record in caplog.records if "was read around" in record.getMessage()]
-    assert [line.split(" was ")[0] for line in said] == ["epoch 0 of Damaged", "epoch 1 of Damaged"]
-    assert "7 bad samples" in said[0]
-    assert "lists them" in said[0]
-
-
 def test_a_pass_that_is_given_up_has_a_line_too(caplog):
     with loader_of("skip", shuffle="none") as loader:
         next(loader)
