@@ -31,16 +31,8 @@ def test_what_a_reader_process_needs_of_hooks_imports_no_torch():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-class Module(torch.nn.Module):
-    def forward(self, batch): ...
-
-
-class DrawingModule(torch.nn.Module):
-    def forward(self, batch, rng): ...
-
-
-class Callable:
-    def __call__(self, batch, rng): ...
+def module(forward):
+    return type("Module", (torch.nn.Module,), {"forward": forward})()
 
 
 @pytest.mark.parametrize(
@@ -56,10 +48,10 @@ class Callable:
         (lambda *batch, **rest: None, False),
         (lambda rng: None, False),
         (lambda batch, *rng: None, False),
-        (Module(), False),
-        (DrawingModule(), True),
-        (torch.nn.Sequential(Module()), False),
-        (Callable(), True),
+        (module(lambda self, batch: None), False),
+        (module(lambda self, batch, rng: None), True),
+        (torch.nn.Sequential(module(lambda self, batch: None)), False),
+        (type("Callable", (), {"__call__": lambda self, batch, rng: None})(), True),
         (torch.neg, False),
     ],
 )

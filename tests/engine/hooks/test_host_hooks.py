@@ -119,16 +119,16 @@ def test_few_samples_are_enough(length):
         assert [batch["z"].tolist() for batch in loader] == [[2 * n for n in range(length)]]
 
 
-class Unread(ArraySource):
+class Damaged(ArraySource):
     def read_into(self, samples, out):
-        raise AssertionError("a constructor reads nothing")
+        raise CorruptError("x.h5: bad chunk")
 
 
 def test_constructors_call_no_hook_and_read_nothing():
     def never(sample):
         raise AssertionError("a constructor calls no hook")
 
-    of = Unread({"y": np.arange(4)})
+    of = Damaged({"y": np.arange(4)})
     hooked(of, sample=never, batch=never)
     dm = AsyncDataModule(train=of, loader={"batch_size": 2}, sample_transform=never)
     assert "y int64" in repr(dm)
@@ -173,11 +173,6 @@ def test_the_loader_can_be_asked_again_after_the_probe_has_failed():
                 next(loader)
         broken.clear()
         assert next(loader)["y"].tolist() == [0, 1, 2, 3]
-
-
-class Damaged(ArraySource):
-    def read_into(self, samples, out):
-        raise CorruptError("x.h5: bad chunk")
 
 
 def test_a_first_sample_that_cannot_be_read_is_the_error_of_the_source():
