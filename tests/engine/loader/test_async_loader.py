@@ -152,19 +152,6 @@ def test_a_loader_cannot_be_pickled_or_copied_and_says_what_to_do(way, used):
             way(loader)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *(("batch_size", 0), ("shuffle", "all"), ("worker_kind", "core"), ("augment", 1), ("timeout_s", 0)),
-        *(("weights", 1), ("epoch_size", 5)),
-    ],
-)
-def test_errors_of_options_have_their_key(option, value):
-    with pytest.raises(ConfigError, match=f"^loader.{option}: ") as error:
-        LoaderOptions.of({"batch_size": 4, option: value}, "loader.")
-    assert error.value.option == f"loader.{option}"
-
-
 @pytest.mark.parametrize("given", [{}, {"world_size": 1}, {"rank": 1, "world_size": 2}], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_that_would_read_the_same_samples_are_an_error_at_the_first_batch(monkeypatch, given, ranks):
