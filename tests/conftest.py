@@ -136,11 +136,11 @@ CONCURRENT = {
         "test_base_loader",
         "test_chunk_cache",
         "test_engine",
-        "test_hdf5_source",
         "test_interrupts",
     ),
     *("test_loader", "test_packing", "test_pipeline", "test_prefetched", "test_prefetcher", "test_slot_feed"),
     "test_slots",
+    "test_source",
 }
 
 

@@ -20,7 +20,7 @@ LACKING = {
 }
 MODULES = ("os", "mmap", "resource", "fcntl")
 TESTS = [
-    "tests/sources/hdf5/test_hdf5_source.py",
+    "tests/sources/hdf5/test_source.py",
     "tests/sources/manifest/test_source.py",
     "tests/sources/manifest/fields/test_column.py",
     "tests/sources/manifest/fields/test_fields.py",

@@ -2,10 +2,8 @@
 
 import ctypes
 import functools
-import resource
 import sys
 import tempfile
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -27,7 +25,7 @@ from support.files.hdf5 import (
     stored_as,
 )
 from support.sources import oracle
-from support.sources.oracle import orders, read, refused
+from support.sources.oracle import read, refused
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import AsyncDataError, FormatError, MissingError, SourceError
@@ -357,24 +355,3 @@ def test_files_of_many_kinds_and_lengths_are_one_dataset_in_natural_order(severa
     several(lengths, axis=layout.index("N"))
     model = oracle.check(str(tmp_path / "part*.h5"), {"x": "data", "y": "labels"}, layout={"x": layout})
     assert model.values["y"].tolist() == list(range(sum(lengths)))
-
-
-@pytest.fixture
-def few_descriptors():
-    """Lets this process open 20 more files; yields a function that counts how many more are open."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = len(list(Path("/proc/self/fd").iterdir()))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 20, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.usefixtures("few_descriptors")
-def test_there_may_be_more_files_than_descriptors(several):
-    paths = several([2] * 60)
-    source = HDF5Source(paths)
-    try:
-        for samples in orders(len(source)):
-            assert read(source, samples)["labels"].tolist() == list(samples)
-    finally:
-        source.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.sources.oracle import read_from
 
-from lit_async_data import Field, HDF5Source
+from lit_async_data import HDF5Source
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.sources.hdf5.schema import inspect as dataset_module
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline, filters_of
@@ -285,12 +285,6 @@ def no_library(monkeypatch):
     dataset_module.warn_slow_filter.cache_clear()
 
 
-@pytest.fixture
-def without_plugins(monkeypatch):
-    """To be called when the file is written."""
-    return lambda: monkeypatch.setattr(h5py.h5z, "filter_avail", lambda number: number < 256)
-
-
 @pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize("codec", NUMBERS)
 def test_without_the_library_h5py_reads_and_one_warning_says_what_to_install(h5, codec, caplog):
@@ -334,94 +328,6 @@ assert all((read == values).all() for read in out.values())
 assert not h5py.h5z.filter_avail(32004)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_filters_of_plugins_are_read_by_h5py_with_a_warning(h5, caplog):
-    path = h5(data={"data": values_of("i2"), "chunks": (1, 1501), **hdf5plugin.BZip2()})
-    with caplog.at_level(logging.DEBUG, logger="lit_async_data"):
-        assert readers_of(path) == {"locked"}
-    assert (read(path, [11, 0]) == values_of("i2")[[11, 0]]).all()
-    assert all("filters that only libhdf5 decodes" in said for said in caplog.messages)
-    assert caplog.messages
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        (dict(hdf5plugin.Blosc2()), r"blosc2 \(32026\)"),
-        ({**CODECS["lz4"], "maxshape": (12, None)}, r"HDF5 lz4 filter \(32004\)"),  # its index is wrong
-    ],
-)
-def test_datasets_that_need_a_missing_plugin_are_refused_with_its_name(h5, options, name, without_plugins):
-    path = h5(data={"data": values_of("i2"), "chunks": (1, 1501), **options})
-    without_plugins()
-    with pytest.raises(FormatError, match=rf"filter {name}; hdf5plugin does not have it: set HDF5_PLUGIN_PATH"):
-        HDF5Source(path, ["data"])
-
-
-BZIP2 = dict(hdf5plugin.BZip2())
-WANT = r"{}:/{}: cannot be decoded, for want of the HDF5 filter bzip2 \(307\); .*HDF5_PLUGIN_PATH"
-
-
-@pytest.fixture
-def compressed(h5):
-    """Datasets of all uses, which only a plugin decodes."""
-    rows, short = {"data": np.arange(8), "chunks": (4,), **BZIP2}, {"data": np.arange(3), "chunks": (3,), **BZIP2}
-    return h5(**{"x": np.ones((8, 2)), "rows": rows, "group/offsets": short, "group/values": np.zeros(2)})
-
-
-@pytest.mark.parametrize(
-    ("name", "build"),
-    [
-        ("rows", lambda path: HDF5Source(path, ["rows"])),
-        ("rows", lambda path: HDF5Source(path, ["x"], rows="rows")),
-        ("rows", lambda path: HDF5Source(path, {"x": Field("rows", lookup="rows")})),
-        ("rows", lambda path: HDF5Source(path, ["x"]).column("rows")),
-        ("group/offsets", lambda path: HDF5Source(path, ["group"])),
-    ],
-    ids=["field", "rows", "lookup", "column", "offsets"],
-)
-def test_whatever_needs_a_missing_filter_names_it(compressed, name, build, without_plugins):
-    without_plugins()
-    with pytest.raises(FormatError, match=WANT.format(compressed, name)):
-        build(compressed)
-
-
-def test_a_filter_that_only_the_process_that_reads_lacks_is_no_damage(compressed, without_plugins):
-    source = HDF5Source(compressed, {"x": "rows"})
-    without_plugins()
-    with pytest.raises(FormatError, match=WANT.format(compressed, "rows")) as caught:
-        source.read_into(np.array([5]), {"x": np.empty(1, "i8")})
-    assert (caught.value.file, caught.value.dataset) == (compressed, "rows")
-    source.close()
-
-
-def test_a_virtual_dataset_names_the_filter_that_its_parts_lack(compressed, tmp_path, without_plugins):
-    layout = h5py.VirtualLayout((8,), "i8")
-    layout[:] = h5py.VirtualSource(compressed, "rows", (8,))
-    with h5py.File(tmp_path / "virtual.h5", "w") as file:
-        file.create_virtual_dataset("y", layout)
-    without_plugins()
-    with pytest.raises(FormatError, match=WANT.format(compressed, "rows")):
-        HDF5Source(tmp_path / "virtual.h5", ["y"], allow_external=True)
-
-
-def test_nothing_has_to_be_imported_for_filters_of_hdf5plugin(compressed):
-    program = f"""
-import numpy as np, sys
-from lit_async_data import Field, HDF5Source
-source, out = HDF5Source({compressed!r}, ["rows"], rows="rows"), np.empty(8, "i8")
-source.read_into(np.arange(8), {{"rows": out}})
-assert out.tolist() == list(range(8))
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_without_hdf5plugin_the_advice_is_to_install_it(compressed, monkeypatch, without_plugins):
-    without_plugins()
-    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
-    with pytest.raises(FormatError, match="pip install hdf5plugin, which is imported where it is needed"):
-        HDF5Source(compressed, ["rows"])
 
 
 @pytest.mark.parametrize("parameters", [(0, 4), (0, 4, 0), (0, 4, 2, 0, 9)])

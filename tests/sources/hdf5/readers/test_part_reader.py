@@ -1,5 +1,6 @@
 """Reading takes no more memory than is counted beforehand and printed."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,10 +8,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from support.files.system_calls import failing
 from support.sources.oracle import read
 
 from lit_async_data import Field, HDF5Source
+from lit_async_data.errors import ChangedError, SourceError
 from lit_async_data.sources.hdf5.readers import field_reader, part_reader
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 
 MIB = 2**20
 SMALL = 512 * 1024  # objects of Python's own, and the steps of a check sum
@@ -126,3 +130,47 @@ def test_a_process_grows_by_at_most_4_mib_more_than_is_printed(h5, stored, order
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env=environ)
     grown, printed = map(int, found.stdout.split())
     assert grown <= printed + 4 * MIB, f"{grown / MIB:.1f} MiB, of {printed / MIB:.1f}"
+
+
+CHUNKED = [{"chunks": (2, 4), "compression": "gzip"}, {"chunks": (2, 4), "scaleoffset": 0}]
+
+
+@pytest.mark.parametrize("options", [{}, *CHUNKED], ids=str)
+@pytest.mark.parametrize(
+    ("times", "error", "said"),
+    [(1, None, ""), (1, ChangedError, "was replaced"), (9, SourceError, "file server no longer knows")],
+)
+def test_a_file_that_its_server_has_forgotten_is_opened_again_if_it_is_the_same(  # noqa: PLR0917
+    h5, monkeypatch, options, times, error, said
+):
+    path = h5(data={"data": np.ones((8, 4), "i4"), **options})
+    other = h5("other.h5", data={"data": np.ones((8, 4), "i4"), **options})
+    source = HDF5Source(path, ["data"])
+    read(source, [0])
+    if error is ChangedError:
+        os.replace(other, path)
+    monkeypatch.setattr(os, "fstat", failing(os.fstat, errno.ESTALE, times))
+    if error is None:
+        assert (read(source, [0])["data"] == 1).all()
+    else:
+        with pytest.raises(error, match=rf"{path}: .*{said}"):
+            read(source, [0])
+    monkeypatch.undo()
+    source.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError("8 GiB"), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, error):
+    path = h5(data=np.ones((8, 4), "i4"))
+    source = HDF5Source(path, ["data"])
+
+    def broken(*_, **__):
+        raise error
+
+    for name in ("read", "decode"):
+        monkeypatch.setattr(PartReader, name, broken)
+    with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
+        read(source)
+    with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
+        source.decode(np.array([0]), None)
+    source.close()

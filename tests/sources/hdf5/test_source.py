@@ -14,7 +14,7 @@ from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, read
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
-from lit_async_data.errors import ChangedError, MissingError, WorkerError
+from lit_async_data.errors import ChangedError, ConfigError, MissingError, WorkerError
 from lit_async_data.sources.hdf5.readers.chunk_cache import RecentSlabs
 
 ROWS = 23
@@ -293,3 +293,10 @@ def test_a_file_replaced_between_two_fields_is_refused(h5):
     with pytest.raises(ChangedError, match="replaced"):
         read(source, [0], ["x"])
     source.close()
+
+
+@pytest.mark.parametrize("option", ["memory_map", "allow_external"])
+@pytest.mark.parametrize("wrong", [None, 1, "yes"])
+def test_what_is_neither_true_nor_false_is_refused(h5, option, wrong):
+    with pytest.raises(ConfigError, match=rf"^{option}: .* is not true or false"):
+        HDF5Source(h5(data=some(SHAPE)), ["data"], **{option: wrong})
