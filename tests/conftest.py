@@ -135,6 +135,7 @@ CONCURRENT = {
         "test_async_loader",
         "test_base_loader",
         "test_chunk_cache",
+    "test_chunked",
         "test_engine",
         "test_interrupts",
     ),

@@ -1,7 +1,6 @@
 """Every storage × every type, layout, field and order of HDF5 samples, against `dataset[...]` of h5py."""
 
 import itertools
-import sys
 import tempfile
 
 import h5py
@@ -31,17 +30,12 @@ from support.sources.oracle import Model, check, check_loader, refused
 from lit_async_data import Field
 from lit_async_data.errors import FormatError
 
+pytestmark = pytest.mark.usefixtures("no_extra_codecs")
 SIZES = {"N": 11, "C": 3, "H": 5, "W": 4}
 FIRST = ["NC", "NCHW", "NHWC", "NHCW", "NT", "NTHWC", "NDZ", "NAB", "NZCQ"]
 MIDDLE = ["TNC", "CNT", "HNWC", "CHNW", "TNZ", "ZDNTC"]
 LAST = ["CN", "TN", "HWCN", "CHWN", "HCWN", "DZN", "AZCN"]
 LAYOUTS = FIRST + MIDDLE + LAST
-
-
-@pytest.fixture(autouse=True)
-def no_extra_codecs(monkeypatch):
-    """lzf stands for filters that h5py must decode; the extra decodes it, as `test_extra_codecs` shows."""
-    monkeypatch.setitem(sys.modules, "imagecodecs", None)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The places of chunks in a file: believed, left to h5py, or an error that names the chunk."""
 
 import os
-import zlib
 
 import h5py
 import numpy as np
@@ -185,31 +184,6 @@ def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
         CorruptError, match=rf"{path}:/data: has chunks that libhdf5 cannot list: .*the file is damaged"
     ):
         HDF5Source(path, ["data"])
-
-
-@pytest.mark.parametrize("content", [zlib.compress(b"\1" * 16), zlib.compress(b"\1" * 160), b"\1" * 16])
-def test_a_chunk_of_the_wrong_length_is_an_error_and_no_garbage(h5, content):
-    """h5py returns uninitialised memory for the first, and truncates the second."""
-    path, values = chunked(h5, compression="gzip")
-    with h5py.File(path, "r+") as file:
-        file["data"].id.write_direct_chunk((8, 0), content)
-    assert (read(path, [0, 12]) == values[[0, 12]]).all()
-    with pytest.raises(CorruptError, match=rf"{path}:/data, chunk \(8, 0\) at byte \d+: .*restore the file") as caught:
-        read(path, [0, 9])
-    assert (caught.value.file, caught.value.dataset, caught.value.row) == (path, "data", 8)
-
-
-@pytest.mark.parametrize("inflated", [100, 10_000], ids=["too few bytes", "too many bytes"])
-@pytest.mark.parametrize("corner", [20, 8], ids=["edge", "inner"])  # in both cases the edge is damaged
-def test_a_damaged_chunk_is_an_error_also_where_the_edge_of_the_dataset_is_damaged(h5, corner, inflated):
-    # libhdf5 would return uninitialised memory for the one, and the first bytes of the other.
-    path = h5(data={"data": np.ones((23, 8, 8), "i2"), "chunks": (4, 8, 8), "compression": "gzip"})
-    with h5py.File(path, "r+") as file:
-        for damaged in {20, corner}:
-            file["data"].id.write_direct_chunk((damaged, 0, 0), zlib.compress(bytes(inflated)))
-    with pytest.raises(CorruptError, match=rf"chunk \({corner}, 0, 0\)") as caught:
-        read(path, [corner + 1])
-    assert caught.value.row == corner
 
 
 def test_a_warning_says_why_h5py_must_read_a_dataset(h5, caplog):

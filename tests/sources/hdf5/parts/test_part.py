@@ -63,19 +63,6 @@ def test_where_every_part_is_too_short_that_is_an_error(h5):
     refused(FormatError, [groups, "p_", 5, 12], groups, {"x": Field("x", window=(0, 12))}, group="p_*")
 
 
-def test_a_padded_window_literally(h5):
-    path = h5(x=np.arange(1, 5), y=np.arange(4))
-    for pad, begin, end in ("last", [1, 1, 1, 2], [3, 4, 4, 4]), ("zero", [0, 0, 1, 2], [3, 4, 0, 0]):
-        fields = [Field("x", window=(-2, 2), pad=pad), "y"]
-        with contextlib.closing(HDF5Source(path, fields)) as source:
-            assert list(source.spec) == ["x", "x_mask", "y"]
-            x, mask, y = source[0]
-            assert (x.tolist(), mask.tolist(), y) == (begin, [False, False, True, True], 0)
-        with contextlib.closing(HDF5Source(path, {"x": Field("x", window=(0, 4), pad=pad)})) as source:
-            assert source[2]["x"].tolist() == end
-            assert source[2]["x_mask"].tolist() == [True, True, False, False]
-
-
 def test_a_bad_value_in_a_padded_window_is_named_by_its_own_row(h5):
     path = h5(y=np.array([7, 0, 1, 1, 7]))
     for sample, row in (0, 0), (4, 4):

@@ -4,47 +4,20 @@ import errno
 import os
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
 import pytest
 from support.files.system_calls import failing
+from support.memory import SMALL, peak
 from support.sources.oracle import read
 
-from lit_async_data import Field, HDF5Source
+from lit_async_data import HDF5Source
 from lit_async_data.errors import ChangedError, SourceError
-from lit_async_data.sources.hdf5.readers import field_reader, part_reader
+from lit_async_data.sources.hdf5.readers import part_reader
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 
 MIB = 2**20
-SMALL = 512 * 1024  # objects of Python's own, and the steps of a check sum
 ROWS = np.random.default_rng(0).integers(0, 8, (128, 64, 256), np.uint8)
-
-
-def peak(work):
-    """The most bytes that Python and numpy allocated during a call."""
-    work()
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shuffle", "fletcher32"),
-    [("u1", False, False), ("<i4", True, False), (">i4", False, True), (">i4", True, True)],
-)
-@pytest.mark.parametrize("chunks", [(64, 64, 256), (64, 8, 256), (1, 64, 256)])
-def test_decoding_takes_no_more_memory_than_is_counted(h5, dtype, shuffle, fletcher32, chunks):
-    options = {"chunks": chunks, "compression": "gzip", "shuffle": shuffle, "fletcher32": fletcher32}
-    source = HDF5Source(h5(data={"data": ROWS.astype(dtype), **options}), ["data"])
-    rows, out = np.arange(100)[::-1].copy(), np.empty((100, *ROWS.shape[1:]), source.spec["data"].dtype)
-    taken = peak(lambda: source.read_into(rows, {"data": out}))
-    assert (out == ROWS[rows]).all()
-    assert taken < source.memory().per_thread + SMALL
-    source.close()
 
 
 def test_samples_of_several_files_are_read_in_small_blocks(h5, monkeypatch):
@@ -56,17 +29,6 @@ def test_samples_of_several_files_are_read_in_small_blocks(h5, monkeypatch):
     assert peak(lambda: source.read_into(order, out)) < 2 * 2**18 + SMALL  # of 4 MiB
     assert (out["data"] == np.concatenate([ROWS, ROWS + 1])[order]).all()
     assert (out["labels"] == np.concatenate([np.arange(128), np.arange(128) + 1000])[order]).all()
-    source.close()
-
-
-def test_converted_values_are_read_in_small_blocks(h5, monkeypatch):
-    monkeypatch.setattr(field_reader, "BLOCK_BYTES", 2**18)
-    source = HDF5Source(h5(data=ROWS.astype("f8")), {"x": Field("data", dtype="float32")})
-    order = np.random.default_rng(1).permutation(128)
-    out = {"x": np.empty((128, *ROWS.shape[1:]), np.float32)}
-    assert peak(lambda: source.read_into(order, out)) < 4 * 2**18 + SMALL  # of 16 MiB
-    assert (out["x"] == ROWS[order]).all()
-    assert (read(source, order[:3])["x"] == ROWS[order[:3]]).all()
     source.close()
 
 
@@ -170,7 +132,7 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
     for name in ("read", "decode"):
         monkeypatch.setattr(PartReader, name, broken)
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
-        read(source)
+        read(source, [0])
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
         source.decode(np.array([0]), None)
     source.close()

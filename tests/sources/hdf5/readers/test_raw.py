@@ -107,13 +107,6 @@ def test_compressed_chunks_need_no_map_either(h5, monkeypatch, rows):
     assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == VALUES[ROWS]).all()
 
 
-def test_without_a_map_scattered_samples_are_read_by_h5py(h5):
-    source = HDF5Source(h5(data=VALUES.T), ["data"], layout="CN", memory_map=False)
-    assert source.chunks.reading == "locked"
-    assert (oracle.read(source, ROWS)["data"] == VALUES[ROWS]).all()
-    source.close()
-
-
 def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_path):
     asked = []
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.files.hdf5 import (
-    stored_spans,
-)
+from support.files.hdf5 import stored_spans
 from support.files.system_calls import failing
 from support.sources.oracle import orders, read
 

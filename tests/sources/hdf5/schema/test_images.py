@@ -1,0 +1,135 @@
+"""Datasets and groups of encoded images: what they hold, and what is refused when the source is built."""
+
+import contextlib
+
+import h5py
+import numpy as np
+import pytest
+from support.files.encoded_images import IMAGES, PIXELS, ROWS, field, picture, written
+from support.sources.oracle import read, refused
+
+from lit_async_data import Field, HDF5Source
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
+
+
+@pytest.mark.parametrize("storage", ["variable", "padded", "a dataset for each", "padded in compressed chunks"])
+def test_samples_are_shuffled_one_by_one_unless_they_share_compressed_chunks(tmp_path, storage):
+    with contextlib.closing(HDF5Source(written(tmp_path / "x.h5", storage), field())) as source:
+        assert source.chunks.rows == (4 if storage == "padded in compressed chunks" else 1)
+
+
+REFUSED = {
+    "numbers": (FormatError, ["y: holds int64 of shape (23,), not encoded images"], {"name": "y"}),
+    "a group of others": (FormatError, ["mixed/b", "does not hold one image in this file"], {"name": "mixed"}),
+    "flat numbers": (FormatError, ["n/values: holds int64 (4,), not the bytes of images"], {"name": "n"}),
+    "falling offsets": (CorruptError, ["o/offsets, row 0", "9 to 4"], {"name": "o"}),
+    "nothing": (MissingError, ["has no dataset 'z'"], {"name": "z"}),
+    "no first image": (FormatError, ["text, row 0: begins with b'abc'", "unless image_size=(height"], {"name": "text"}),
+    "lengths of another shape": (FormatError, ["fields.x.lengths", "23 images"], {"lengths": "two"}),
+    "no lengths": (MissingError, ["fields.x.lengths", "'z'"], {"lengths": "z"}),
+    "a layout": (ConfigError, ["layout", "leave it out"], {"layout": {"x": "NC"}}),
+    "a column": (ConfigError, ["fields.x.column: does not apply to images"], {"column": 1}),
+    "values with a size": (ConfigError, ["fields.x.image_size: needs decode"], {"decode": None, "image_size": 8}),
+    "another decoder": (ConfigError, ["fields.x.decode", "'jpeg'"], {"decode": "jpeg"}),
+    "another order": (ConfigError, ["fields.x.channels", "RGB"], {"channels": "GBR"}),
+    "grey of swapped colours": (ConfigError, ["fields.x.channels", "mode RGB"], {"channels": "BGR", "mode": "L"}),
+    "no size to crop to": (ConfigError, ["fields.x.image_size: missing"], {"resize": "crop"}),
+    "a step of 0": (ConfigError, ["fields.x.window", "(start, stop, step)"], {"window": (0, 4, 0)}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_meant_is_refused(tmp_path, case):
+    kind, words, options = REFUSED[case]
+    more = {"mixed/a": np.frombuffer(IMAGES[0], "u1"), "mixed/b": 1.5, "text": np.array([b"abc"] * ROWS), "two": [1, 2]}
+    more |= {"n/values": [1] * 4, "n/offsets": [0, 4], "o/values": np.zeros(9, "u1"), "o/offsets": [9, 4]}
+    path = written(tmp_path / "x.h5", **more)
+    given = {"name": "x", "decode": "image", **options}
+    refused(kind, words, path, {"x": given}, layout=given.pop("layout", None))
+
+
+def test_a_group_takes_no_image_from_another_file(tmp_path):
+    other = written(tmp_path / "other.h5", "a dataset for each")
+    path = written(
+        tmp_path / "x.h5",
+        "a dataset for each",
+        **{"linked/0": h5py.SoftLink("/x/3"), "z": h5py.ExternalLink(other, "/x")},
+    )
+    with contextlib.closing(HDF5Source(path, {"x": Field("linked", decode="image")})) as source:
+        np.testing.assert_array_equal(read(source, [0])["x"][0], PIXELS[3])
+    with h5py.File(path, "a") as file:
+        file["linked/1"] = h5py.ExternalLink(other, "/x/1")
+    for name, said in (
+        ("linked", "linked/1: does not hold one image in this file"),
+        ("z", "other.h5; give that file as path"),
+    ):
+        refused(FormatError, [said], path, {"x": Field(name, decode="image")}, allow_external=True)
+        refused(FormatError, ["allow_external=True"], path, {"x": Field(name, decode="image")})
+
+
+def test_files_whose_images_differ_in_size_are_told_how_to_agree(tmp_path):
+    paths = [written(tmp_path / f"{side}.h5", images=[picture(0, sides=(side, 8))]) for side in (8, 9)]
+    error = refused(SourceError, ["(3, 9, 8)", "(3, 8, 8)", "image_size"], paths, field())
+    assert error.file == paths[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        (lambda data: np.frombuffer(data, "u1"), {}),
+        (lambda data: np.frombuffer(data, "u1"), {"compression": "gzip"}),
+        (np.void, {}),
+        (lambda data: np.array((np.frombuffer(data, "u1"), 0), "O,i")["f0"], {"dtype": h5py.vlen_dtype("u1")}),
+    ],
+    ids=["bytes", "compressed", "opaque", "variable"],
+)
+def test_a_group_per_sample_holds_an_image_and_its_label(tmp_path, value, options):
+    def written(path, images):
+        with h5py.File(path, "w") as file:
+            for number, data in enumerate(images):
+                file.create_dataset(f"birds/b{number}/photo", data=value(data), **options)
+                file[f"birds/b{number}"].attrs["label"] = number
+        return path
+
+    def opened(path):
+        fields = {"x": Field("photo", decode="image", channels="BGR"), "y": Field(attr="label")}
+        return HDF5Source(path, fields, group="birds/*", sample="group", cache_dir=tmp_path / "kept")
+
+    path, rows = written(tmp_path / "x.h5", IMAGES), np.random.default_rng(0).permutation(ROWS)
+    for _ in range(2):
+        with contextlib.closing(opened(path)) as source:
+            found = read(source, rows)
+        assert np.array_equal(found["x"], PIXELS[rows][:, ::-1])
+        assert found["y"].tolist() == rows.tolist()
+    cut = opened(written(tmp_path / "cut.h5", [*IMAGES[:5], IMAGES[5][:9], *IMAGES[6:]]))
+    with pytest.raises(SourceError, match="birds/b5/photo") as raised:
+        read(cut, np.arange(ROWS))
+    assert (raised.value.dataset, raised.value.row) == ("birds/b5/photo", 5)
+    cut.close()
+    with h5py.File(path, "a") as file:
+        del file["birds/b0/photo"], file["birds/b5/photo"]
+        file["birds/b0/photo"], file["birds/b5/photo"] = 2.5, np.zeros((4, 4, 3), "u1")
+    odd = opened(path)
+    assert np.array_equal(read(odd, [1, 4, 6])["x"], PIXELS[[1, 4, 6]][:, ::-1])
+    for row in (0, 5):
+        with pytest.raises(FormatError, match=f"birds/b{row}/photo: does not hold one image"):
+            read(odd, [row])
+    odd.close()
+
+
+def test_options_of_images_in_groups(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number in range(3):
+            file[f"b{number}/photo"] = np.frombuffer(IMAGES[number], "u1")
+    options = {"group": "b*", "sample": "group"}
+    with pytest.raises(MissingError, match="has no dataset 'b0/foto'"):
+        HDF5Source(tmp_path / "x.h5", {"x": Field("foto", decode="image")}, **options)
+    source = HDF5Source(tmp_path / "x.h5", {"x": Field("photo", decode="image", image_size=8)}, **options)
+    assert read(source, np.arange(3))["x"].shape == (3, 3, 8, 8)
+    for each, more, message in [
+        (Field("photo", decode="image"), {"layout": "HWC"}, "images have their channels first"),
+        (Field("photo", decode="image", window=(0, 2)), {}, "window: does not apply where a group is a sample"),
+        (Field("photo", decode="image", lengths="n"), {}, "lengths: does not apply where a group is a sample"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            HDF5Source(tmp_path / "x.h5", {"x": each}, **options, **more)
