@@ -17,4 +17,4 @@ def no_extra_codecs(monkeypatch):
 @pytest.fixture
 def path(tmp_path):
     """A file to be written."""
-    return tmp_path / "x.h5"
+    return str(tmp_path / "x.h5")

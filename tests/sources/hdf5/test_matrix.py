@@ -38,11 +38,6 @@ LAST = ["CN", "TN", "HWCN", "CHWN", "HCWN", "DZN", "AZCN"]
 LAYOUTS = FIRST + MIDDLE + LAST
 
 
-@pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "x.h5")
-
-
 def values_of(shape, dtype):
     """Any bit pattern; of labels, those that int64 holds."""
     values = some(shape, dtype)

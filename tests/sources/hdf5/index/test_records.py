@@ -5,6 +5,7 @@ import os
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import LOCKED, STORED, check_refused, key_of, made, patch, read_all
 from support.sources.oracle import read_from
 
 from lit_async_data import HDF5Source
@@ -197,3 +198,50 @@ def test_a_file_and_a_link_to_it_are_refused(h5, tmp_path):
     (tmp_path / "latest.h5").symlink_to(path)
     with pytest.raises(ConfigError, match="same file, whose samples would count twice"):
         HDF5Source([path, tmp_path / "latest.h5"], ["data"])
+
+
+@pytest.mark.parametrize("kind", LOCKED)
+@pytest.mark.parametrize(
+    ("column", "corner", "message"),
+    [
+        (0, 20, r", chunk \(20, 0\): is listed twice"),
+        (0, 10**6, r", chunk \(1000000, 0\): is listed, but no chunk begins there"),
+        (1, 12, r", chunk \(25, 12\): is listed, but no chunk begins there"),
+        (0, 2**63 // 5 * 5 + 5, r", chunk \(\d+, 0\): its \d+ bytes at byte \d+ lie where no file reaches"),
+    ],
+)
+def test_an_impossible_corner_is_damage_where_h5py_reads_it_too(tmp_path, kind, column, corner, message):
+    path = tmp_path / "x.h5"
+    info = made(path, **LOCKED[kind])
+    read_all(path)
+    patch(path, key_of(path, info) + 8 + 8 * column, "<Q", corner)
+    check_refused(path, message)
+
+
+@pytest.mark.parametrize(("user_block", "begin"), [(0, 8), (0, 95), (512, 512), (512, 512 + 95), (512, 8)])
+@pytest.mark.parametrize("kind", STORED)
+def test_a_chunk_in_the_superblock_or_the_user_block_is_damage(tmp_path, user_block, begin, kind):
+    path = tmp_path / "x.h5"
+    info = made(path, **STORED[kind], userblock_size=user_block)
+    patch(path, key_of(path, info, user_block) + 32, "<Q", (begin - user_block) % 2**64)
+    check_refused(path, rf", chunk \(25, 0\): its {info.size} bytes at byte {begin} begin in the head")
+
+
+def test_addresses_may_count_from_the_end_of_the_user_block_where_libhdf5_does_so(tmp_path, monkeypatch):
+    path = tmp_path / "x.h5"
+    made(path, userblock_size=8192)
+    monkeypatch.setattr(records, "absolute", lambda: False)
+    with h5py.File(path) as file:
+        rules = records._ChunkRules.of(file["data"])
+    offsets, sizes = np.array([4096]), np.array([120])
+    assert not rules.allow(offsets, sizes, sizes * 0)  # h5py must read them
+    rules.check(np.array([[0, 0]]), offsets, sizes, sizes * 0)
+    with pytest.raises(CorruptError, match="begin in the head"):
+        rules.check(np.array([[0, 0]]), offsets * 0 + 95, sizes, sizes * 0)
+
+
+@pytest.mark.parametrize(("libver", "begin"), [("earliest", 96), ("v110", 48)])
+def test_the_length_of_the_superblock_is_known(tmp_path, libver, begin):
+    with h5py.File(tmp_path / "x.h5", "w", libver=libver) as file:
+        assert records.superblock_bytes(file) == begin
+    assert (tmp_path / "x.h5").read_bytes()[begin : begin + 4] in (b"OHDR", b"\1\0\1\0")  # of the root group

@@ -9,34 +9,16 @@ import h5py
 import numpy as np
 import pytest
 from support.files.hdf5 import numbered
-from support.sources.oracle import check, read, read_from, refused, refused_when_read
+from support.sources.oracle import check, read, read_from, refused
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource
-from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError, SourceError
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MissingError
 from lit_async_data.lightning.summary import summary_lines
 
 
 def length(path, fields, **options):
     with contextlib.closing(HDF5Source(path, fields, **options)) as source:
         return len(source)
-
-
-def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
-    values = numbered((29,), "f4")
-    values[13] = 0.5
-    path, fields = h5(data=values), {"x": Field("data", dtype="int32", window=(0, 4))}
-    for anchor in (10, 12, 13):  # samples 5 and 6 of stride 2, and none that begins later
-        if anchor % 2 == 0:
-            error = refused_when_read(SourceError, [path, "data", 13], path, fields, [0, anchor // 2], stride=2)
-            assert error.row in (None, 13)
-    assert read_from(path, fields, [4, 7], stride=2)["x"].tolist() == [[8, 9, 10, 11], [14, 15, 16, 17]]
-
-
-def test_an_index_that_is_not_in_the_table_is_refused_in_a_window_too(h5):
-    who = np.zeros(29, "i4")
-    who[13] = 5
-    path, fields = h5(age=numbered((5,)), who=who), {"x": Field("age", lookup="who", window=(0, 4))}
-    refused_when_read(SourceError, [13, 5], path, fields, [12])
 
 
 @pytest.mark.parametrize("stride", [0, -1, 1.5, "2", True])
@@ -63,39 +45,11 @@ def test_where_every_part_is_too_short_that_is_an_error(h5):
     refused(FormatError, [groups, "p_", 5, 12], groups, {"x": Field("x", window=(0, 12))}, group="p_*")
 
 
-def test_a_bad_value_in_a_padded_window_is_named_by_its_own_row(h5):
-    path = h5(y=np.array([7, 0, 1, 1, 7]))
-    for sample, row in (0, 0), (4, 4):
-        fields = {"y": Field("y", window=(-2, 3) if sample == 0 else (2, 4), pad="last", classes=["a", "b"])}
-        error = refused_when_read(FormatError, [row, 7], path, fields, [sample])
-        assert error.row == row
-
-
-def test_a_bad_value_in_a_window_with_a_step_is_named_by_its_row_and_by_a_sample_that_reads_it(h5):
-    path = h5(y=np.array([0] * 8 + [7] + [0] * 3))
-    fields = {"y": Field("y", window=(0, 7, 3), classes=["a", "b"])}
-    error = refused_when_read(FormatError, [8, 7], path, fields, [3, 1, 0, 2])
-    assert (error.row, error.sample_id) == (8, 2)
-    assert read_from(path, fields, [0, 1])["y"].tolist() == [[0, 0, 0], [0, 0, 0]]
-
-
 def test_samples_that_repeat_a_row_as_padding_overlap(h5):
     path = h5(x=np.arange(20))
     for window, overlap in ((0, 3), 2), ((4, 6), 5), ((-6, -4), 6):
         with contextlib.closing(HDF5Source(path, {"x": Field("x", window=window, pad="last")})) as source:
             assert source.chunks.overlap == overlap
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"window": (0, 3), "pad": "first"}, ["pad", "'first'", "last, zero"]),
-        ({"pad": "last"}, ["pad", "needs a window"]),
-        ({"window": 2, "pad": "last"}, ["pad", "needs a window"]),
-    ],
-)
-def test_padding_of_what_has_no_window_is_refused(h5, options, said):
-    refused(ConfigError, ["fields.x", *said], h5(x=np.arange(9)), {"x": {"name": "x", **options}})
 
 
 def test_a_key_that_the_mask_needs_is_refused(h5):

@@ -1,13 +1,21 @@
 """Groups that stand for one dataset: categories, sparse rows, rows of different lengths."""
 
 import itertools
+import os
+import tempfile
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.files.stored_fields import AT, ROWS, numbers
+from support.sources.comparison import assert_same_samples
+from support.sources.oracle import Model, check, refused, refused_sooner_or_later
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import CorruptError
+from lit_async_data import Field, HDF5Source, split
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 
 
 @pytest.mark.parametrize(
@@ -49,3 +57,164 @@ def test_an_offset_is_right_if_no_other_contradicts_it(path, offsets, lost, spar
                 source[row]
         else:
             assert sorted(filter(None, source[row]["x"].tolist())) == [*range(begin + 1, end + 1)]
+
+
+def add_categorical(path, name, codes):
+    with h5py.File(path, "a") as file:
+        group = file.create_group(name)
+        group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
+        group["codes"] = codes
+        group["categories"] = np.array(["B", "NK", "T"], object)
+
+
+@pytest.mark.parametrize("kind", ["i1", "u1", "i2"])
+def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes(h5, kind):
+    path = h5(data=numbers((ROWS, 2)))
+    add_categorical(path, "cells/type", (np.arange(ROWS) % 3).astype(kind))
+    model = check(path, {"x": "data", "y": "cells/type"})
+    table, key = pa.table({"type": ["T", "B", "NK"], "z": [9, 7, 8]}), Field("cells/type", kind="text")
+    source = HDF5Source(path, {"t": key, "z": "z"}, table=table, on={"type": "cells/type"})
+    assert source.column("cells/type").tolist() == (["B", "NK", "T"] * ROWS)[:ROWS]
+    assert (source.spec["t"].texts, source.column("z").tolist()) == (("B", "NK", "T"), ([7, 8, 9] * ROWS)[:ROWS])
+    assert model.values["y"].dtype == np.int64
+    assert HDF5Source(path, ["cells/type"]).spec["cells/type"].classes == ("B", "NK", "T")
+    check(path, {"y": "type"}, group="cells")
+
+
+@pytest.mark.parametrize("bad", [-2, -1, 3])
+def test_a_code_without_a_category_names_its_row(h5, bad):
+    codes = (np.arange(ROWS) % 3).astype("i1")
+    codes[AT] = bad
+    path = h5(data=numbers((ROWS, 2)))
+    add_categorical(path, "type", codes)
+    refused_sooner_or_later(SourceError, [path, "type", AT], path, {"y": "type"})
+    if bad == -1:
+        with pytest.raises(ConfigError, match=rf"groups: type has no value \(None\) for sample {AT} "):
+            split(HDF5Source(path, ["data"]), {"train": 0.5, "val": 0.5}, groups="type")
+    else:
+        with pytest.raises(CorruptError, match=f"type/categories: has 3 names, but there is code {bad}"):
+            HDF5Source(path, ["data"]).column("type")
+        with pytest.raises(CorruptError, match=f"code {bad}"):
+            HDF5Source(path, {"y": Field("type", kind="text")})
+
+
+def add_csr(path, matrix, *, name="X", kind="csr_matrix", index="i4", backwards=False, **options):
+    """A matrix as AnnData writes it; ``backwards`` leaves the columns of a row unsorted."""
+    rows, columns = np.nonzero(matrix)
+    if backwards:
+        order = np.lexsort((-columns, rows))
+        rows, columns = rows[order], columns[order]
+    ends = np.cumsum([0, *np.bincount(rows, minlength=len(matrix))])
+    with h5py.File(path, "a") as file:
+        group = file.create_group(name)
+        group.attrs.update({"encoding-type": kind, "encoding-version": "0.1.0", "shape": matrix.shape})
+        group.create_dataset("data", data=matrix[rows, columns], **options)
+        group.create_dataset("indices", data=columns.astype(index), **options)
+        group.create_dataset("indptr", data=ends.astype(index), **options)
+
+
+def sparse(rows, columns, dtype="f4", seed=0):
+    random = np.random.default_rng(seed)
+    return (random.integers(1, 100, (rows, columns)) * (random.random((rows, columns)) < 0.3)).astype(dtype)
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 9),
+    filled=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 8))),
+    chunk=st.sampled_from([None, 1, 3, 64]),
+    gzip=st.booleans(),
+    backwards=st.booleans(),
+    dtype=st.sampled_from(["f4", "f8", "i8", "u2", ">f4"]),
+    index=st.sampled_from(["i4", "i8", ">i4"]),
+)
+def test_any_sparse_matrix_comes_out_dense(*, rows, columns, filled, chunk, gzip, backwards, dtype, index):
+    matrix = np.zeros((rows, columns), dtype)
+    for number, (row, column) in enumerate(sorted(filled), 1):
+        if row < rows and column < columns:
+            matrix[row, column] = number
+    assume(matrix.any())  # without a value there is no sample to speak of
+    options = {"chunks": (chunk,), "maxshape": (None,), "compression": "gzip" if gzip else None} if chunk else {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "x.h5")
+        add_csr(path, matrix, backwards=backwards, index=index, **options)
+        model = check(path, {"x": "X"})
+        assert_same_samples(model.values["x"], matrix.astype(matrix.dtype.newbyteorder("=")))
+
+
+def test_columns_instead_of_rows_are_refused_with_a_way_out(h5):
+    path = h5(y=np.arange(ROWS))
+    add_csr(path, sparse(ROWS, 11), kind="csc_matrix")
+    refused(FormatError, [path, "X", "csc", "csr"], path, {"x": "X"})
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "row"),
+    [
+        ("indptr", AT, 10**6, None),
+        ("indptr", AT, 0, AT - 1),
+        ("indptr", 0, 1, None),
+        ("indptr", 0, -1, 0),
+        ("indptr", ROWS, 10**6, ROWS - 1),
+        ("indptr", ROWS, 0, ROWS - 1),
+        ("indices", "of AT", 11, AT),
+        ("indices", "of AT", -1, AT),
+        ("indices", "of AT", 10**6, AT),
+    ],
+)
+def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, value, row):
+    matrix = sparse(ROWS, 11)
+    matrix[:, 3] = 1
+    path = h5(y=np.arange(ROWS))
+    add_csr(path, matrix, chunks=(5,), compression="gzip")
+    with h5py.File(path, "r+") as file:
+        file["X"][name][file["X/indptr"][AT] if place == "of AT" else place] = value
+    said = [path, "X", "row"] if row is None else [path, "X", "row", row]
+    error = refused_sooner_or_later(SourceError, said, path, {"x": "X"})
+    assert row is None or error.row in (None, row)
+
+
+def add_ragged(path, samples, name="words", **options):
+    with h5py.File(path, "a") as file:
+        group = file.create_group(name)
+        values = np.concatenate(samples)
+        if options.get("chunks"):
+            options["chunks"] = (options["chunks"], *values.shape[1:])
+        group.create_dataset("values", data=values, **options)
+        group["offsets"] = np.cumsum([0, *map(len, samples)])
+
+
+LENGTHS = [3, 0, 7, 1, 1, 7, 0, 2, 5, 4]
+
+
+def ragged(dtype, rest=()):
+    random = np.random.default_rng(3)
+    return [random.integers(1, 100, (length, *rest)).astype(dtype) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": 4}, {"chunks": 4, "compression": "gzip"}], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "rest", "max_length"), [("i2", (), None), (">f4", (3,), 7), ("i8", (3,), None), (">f4", (), 9)]
+)
+def test_samples_of_different_lengths_are_padded_with_zeros(h5, options, dtype, rest, max_length):
+    samples = ragged(dtype, rest)
+    path = h5(y=np.arange(len(samples)))
+    add_ragged(path, samples, **options)
+    model = check(path, {"x": Field("words", max_length=max_length), "y": "y"})
+    assert list(model.values) == ["x", "x_length", "y"]
+    assert model.values["x"].shape == (10, max_length or 7, *rest)
+    assert model.values["x_length"].tolist() == LENGTHS
+    for got, wanted in zip(model.values["x"], samples):
+        assert got[: len(wanted)].tolist() == wanted.tolist()
+        assert not got[len(wanted) :].any()
+
+
+def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
+    samples = ragged("i4")
+    samples[8] = np.ones(9, "i4")
+    path = h5(y=np.arange(len(samples)))
+    add_ragged(path, samples)
+    error = refused(FormatError, [path, "words", 8], path, {"x": Field("words", max_length=8)})
+    assert error.row in (None, 8)
+    assert Model(path, {"x": Field("words")}).values["x"].shape == (10, 9)

@@ -1,14 +1,20 @@
 """What a dataset holds: found by any name and link, and refused where it is damaged or can be no field."""
 
+import functools
+import struct
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from support.files.hdf5 import create
+from h5py import h5t
+from support.files.damage import ODD, VALUES, check_refused, patch, read_all
+from support.files.hdf5 import create, numbered
+from support.sources import oracle
+from support.sources.oracle import refused
 
 from lit_async_data import HDF5Source
-from lit_async_data.errors import CorruptError, FormatError, MissingError
+from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError
 
 
 def damaged(path, name):
@@ -94,3 +100,132 @@ def test_names_that_cannot_be_printed_can_be_listed(h5, name, shown):
         file.id.link(b"data", name, h5py.h5g.LINK_HARD)
     with pytest.raises(MissingError, match=rf"has no dataset 'other'; the file holds: .*{shown}"):
         HDF5Source(path, ["other"])
+
+
+@pytest.mark.parametrize("version", [1, 2, 5])
+def test_a_netcdf_3_file_is_refused_with_the_command_that_converts_it(tmp_path, version):
+    path = tmp_path / "t2m.nc"
+    path.write_bytes(b"CDF" + bytes([version]) + bytes(2000))
+    refused(FormatError, [str(path), "nccopy"], str(path), ["t2m"])
+
+
+@pytest.fixture
+def new(path):
+    """A file to be filled: ``with new() as file``."""
+    return functools.partial(h5py.File, path, "w", libver=("earliest", "v110"))
+
+
+def check(path, name, layout=None, reading=None):
+    oracle.check(path, {"x": name}, layout=layout, reading=reading)
+
+
+def odd_types():
+    twelve = h5t.STD_U16BE.copy()
+    twelve.set_precision(12)
+    twelve.set_offset(3)
+    signed = h5t.STD_I32LE.copy()
+    signed.set_precision(20)
+    reversed_order = h5t.STD_I16LE.copy()
+    reversed_order.set_order(h5t.ORDER_BE)
+    short = h5t.IEEE_F32LE.copy()  # bfloat16 in the upper bits of 32
+    short.set_fields(31, 23, 8, 0, 23)
+    short.set_precision(32)
+    return {
+        "12 bits": (twelve, 2**12, "u2"),
+        "20 signed bits": (signed, 2**19, "i4"),
+        "turned round": (reversed_order, 2**15, "i2"),
+        "bits": (h5t.STD_B8LE, 2**8, "u1"),
+        "a float like f4": (short, 2**20, "f4"),
+    }
+
+
+@pytest.mark.parametrize("name", odd_types())
+@pytest.mark.parametrize("storage", [{}, *({"chunks": (4, 2), "filters": each} for each in ([], ["gzip"], ["nbit"]))])
+def test_numbers_with_unusual_bits_are_read_as_h5py_does(new, path, name, storage):
+    kind, limit, dtype = odd_types()[name]
+    values = (numbered((10, 3)) * 977 % limit).astype(dtype)
+    with new() as file:
+        dataset = create(file, "data", values.shape, kind, **storage)
+        try:
+            dataset[...] = values
+        except (TypeError, OSError) as error:
+            pytest.skip(f"h5py itself cannot write it: {error}")
+    check(path, "data")
+
+
+NAMES = ["data", "a/b/c", "größe/Zähler", "with space/and more", "日本/図", "*[?]", "N.C", " ", "a\nb", "é" * 60]
+
+
+@pytest.mark.parametrize("track_order", [False, True])
+def test_names_of_any_letters_are_found(new, path, track_order):
+    with new(track_order=track_order) as file:
+        for number, name in enumerate(NAMES):
+            file.create_dataset(name, data=numbered((9, 3)) + number, chunks=(4, 2), track_order=track_order)
+            file[name].attrs.update({f"note {number}": np.arange(number) for number in range(20)})
+    for name in NAMES:
+        check(path, name, reading="decoded")
+        check(path, "/" + name, reading="decoded")
+
+
+def test_links_inside_the_file_lead_to_the_dataset(new, path):
+    with new() as file:
+        file["deep/down/data"] = numbered((9, 3))
+        file["hard"] = file["deep/down/data"]
+        file["soft"] = h5py.SoftLink("/deep/down/data")
+        file["soft group"] = h5py.SoftLink("deep/down")
+        file["deep/relative"] = h5py.SoftLink("down/data")
+        file["soft to soft"] = h5py.SoftLink("soft group/data")
+        file["dangling"] = h5py.SoftLink("/nowhere")
+        file["round"] = h5py.SoftLink("/round")
+        file["hard group"] = file["deep"]
+        file["deep/again"] = file["deep"]
+    names = ["hard", "soft", "soft group/data", "deep/relative", "soft to soft", "hard group/down/data"]
+    for name in [*names, "deep/again/again/down/data", "./deep/./down/data", "deep//down/data"]:
+        check(path, name, reading="copied")
+    refused(MissingError, [path], path, {"x": "dangling"})
+    refused(AsyncDataError, [path], path, {"x": "round"})
+
+
+@pytest.mark.parametrize("layout", ["HNW", "HWN"])
+def test_no_samples_on_another_axis_is_refused_too(new, path, layout):
+    with new() as file:
+        create(file, "data", tuple(0 if letter == "N" else 3 for letter in layout), "i4")
+    refused(FormatError, [path, "data"], path, {"x": "data"}, layout=layout)
+
+
+ODD_DATASETS = {
+    "no values": lambda file: create(file, "x", (4, 0), "i4"),
+    "no values inside": lambda file: create(file, "x", (4, 0, 3), "i4"),
+    "no values at the end": lambda file: create(file, "x", (4, 3, 0), "i4"),
+    "no values in chunks": lambda file: create(file, "x", (4, 0, 3), "i4", chunks=(2, 1, 1), maxshape=(None,) * 3),
+    "wide floats": lambda file: create(file, "x", (5, 2), "g"),
+    "wide complex numbers": lambda file: create(file, "x", (5, 2), "G"),
+    "a table of arrays": lambda file: file.create_dataset("x", (5,), np.dtype(("f4", (3,)))),
+    "a link to its own file": lambda file: file.update({"data": [1, 2], "x": h5py.ExternalLink("x.h5", "/data")}),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_DATASETS)
+def test_odd_datasets_are_right_or_refused(new, path, kind):
+    with new() as file:
+        ODD_DATASETS[kind](file)
+    try:
+        HDF5Source(path, {"x": "x"}).close()
+    except FormatError as error:
+        assert path in str(error)  # noqa: PT017
+    else:
+        check(path, "x")
+
+
+@pytest.mark.parametrize("user_block", [0, 512])
+@pytest.mark.parametrize("dtype", ["<i4", ODD])
+def test_values_in_one_piece_in_the_superblock_are_damage(tmp_path, user_block, dtype):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", userblock_size=user_block) as file:
+        dataset = create(file, "data", (50, 6), dtype)
+        dataset[...] = VALUES
+        file.flush()
+        offset = dataset.id.get_offset()
+    assert (read_all(path) == VALUES).all()
+    patch(path, path.read_bytes().index(struct.pack("<QQ", offset - user_block, 1200)), "<Q", 8)
+    check_refused(path, rf": its values begin at byte {user_block + 8}, in the head of the file")
