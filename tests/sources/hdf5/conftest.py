@@ -1,7 +1,9 @@
 """Fixtures of the tests of HDF5 files."""
 
+import functools
 import sys
 
+import h5py
 import pytest
 
 from lit_async_data.sources.images import formats
@@ -18,3 +20,9 @@ def no_extra_codecs(monkeypatch):
 def path(tmp_path):
     """A file to be written."""
     return str(tmp_path / "x.h5")
+
+
+@pytest.fixture
+def new(path):
+    """That file, to be filled: ``with new() as file``."""
+    return functools.partial(h5py.File, path, "w", libver=("earliest", "v110"))

@@ -1,7 +1,6 @@
 """Storage of HDF5 that the matrix cannot express: odd indexes, files that have lived, links, and what is refused."""
 
 import ctypes
-import functools
 import tempfile
 
 import h5py
@@ -32,12 +31,6 @@ pytestmark = pytest.mark.usefixtures("no_extra_codecs")
 SHAPE = (13, 7, 5)
 
 
-@pytest.fixture
-def new(path):
-    """A file to be filled: ``with new() as file``."""
-    return functools.partial(h5py.File, path, "w", libver=("earliest", "v110"))
-
-
 def check(path, name, layout=None, reading=None):
     oracle.check(path, {"x": name}, layout=layout, reading=reading)
 
@@ -56,45 +49,6 @@ def test_single_chunks_may_skip_a_filter(new, path, left_out, chunks):
         assert dataset[0, 0, 0] == 1000
     for layout in ("NHW", "HWN"):
         check(path, "data", layout, "decoded")
-
-
-@needs_libhdf5
-@pytest.mark.parametrize(
-    ("filters", "chunks", "maxshape"),
-    [
-        (["gzip"], (4, 7, 5), SHAPE),
-        (["gzip"], (4, 3, 2), (None, None, 5)),
-        (["shuffle", "gzip"], (13, 7, 3), (None, 7, 5)),
-        (["shuffle", "gzip"], (4, 4, 5), (40, 40, 40)),
-        (["gzip", "fletcher32"], (4, 4, 5), (None, 7, 5)),
-        (["gzip", "fletcher32"], (4, 3, 2), SHAPE),
-        (["lzf"], (4, 7, 5), (None, None, 5)),
-        (["shuffle"], (4, 7, 5), (None, 7, 5)),
-        (["shuffle"], (13, 7, 3), SHAPE),
-        (["fletcher32"], (4, 3, 2), (13, None, 5)),
-        (["fletcher32"], (4, 7, 5), (40, 40, 40)),
-        (["shuffle", "fletcher32"], (4, 4, 5), (None, None, 5)),
-    ],
-    ids=str,
-)
-def test_edge_chunks_may_be_left_unfiltered(new, path, filters, chunks, maxshape):
-    """The index says that they were filtered. Unshuffling never fails: it would give wrong values silently."""
-    with new() as file:
-        arguments = {"chunks": chunks, "maxshape": maxshape, "filters": filters, "raw_edges": True}
-        create(file, "data", SHAPE, "i4", **arguments)[...] = numbered(SHAPE)
-        create(file, "equal", SHAPE, "i4", **arguments)[...] = numbered(SHAPE) * (np.arange(13) < 12)[:, None, None]
-    check(path, "data", reading="locked")
-    check(path, "equal")  # bytes that are alike look the same either way, and prove nothing
-    check(path, "data", "HNW")
-
-
-@needs_libhdf5
-@pytest.mark.parametrize("written", [slice(0, 4), slice(4, 8), slice(12, 13), slice(3, 13)], ids=str)
-def test_unfiltered_edge_chunks_that_were_partly_written_are_read(new, path, written):
-    arguments = {"chunks": (4, 5, 3), "filters": ["shuffle", "gzip"], "raw_edges": True, "fill": 5}
-    with new() as file:
-        create(file, "data", SHAPE, "i4", **arguments)[written] = numbered(SHAPE)[written]
-    check(path, "data")
 
 
 BTREE_1, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
@@ -148,19 +102,6 @@ def test_an_index_may_have_many_levels_and_lie_behind_a_user_block(new, path, ki
     check(path, "data", reading="decoded")
 
 
-UNLIMITED_INSIDE = [(13, None, 5), (13, 7, None), (20, None, 5), (20, 9, None)]
-
-
-@pytest.mark.parametrize(("libver", "filters"), [("earliest", ["gzip"]), ("v110", []), ("latest", ["gzip"])])
-@pytest.mark.parametrize("maxshape", UNLIMITED_INSIDE, ids=str)
-def test_one_unlimited_axis_that_is_not_the_first_is_read_right(new, path, *, libver, maxshape, filters):
-    """libhdf5 itself returns wrong coordinates of these chunks."""
-    with new(libver=libver) as file:
-        create(file, "data", SHAPE, "i4", chunks=(4, 3, 2), maxshape=maxshape, filters=filters)[...] = numbered(SHAPE)
-    for layout in ("NHW", "HNW", "HWN"):
-        check(path, "data", layout, "locked")
-
-
 @needs_libhdf5
 def test_a_dataset_with_no_values_at_all_is_an_error_as_in_h5py(new, path):
     with new() as file:
@@ -168,7 +109,6 @@ def test_a_dataset_with_no_values_at_all_is_an_error_as_in_h5py(new, path):
     source = HDF5Source(path, {"x": "data"})
     with pytest.raises(SourceError, match="data"):
         read(source, [1])
-    source.close()
 
 
 @st.composite

@@ -72,15 +72,6 @@ def scans(h5):
     return paths
 
 
-def test_a_list_takes_files_globs_and_path_objects_in_its_own_order(scans, tmp_path):
-    source = HDF5Source([scans[2], Path(scans[0]), str(tmp_path / "scan[2].h5")])
-    assert read(source, np.arange(12))["labels"].tolist() == [7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6]
-
-
-def test_a_name_with_the_letters_of_a_glob_is_a_name_if_there_is_such_a_file(h5):
-    assert len(HDF5Source(h5("scan[1]*.h5", data=np.arange(3)), ["data"])) == 3
-
-
 @pytest.mark.parametrize("sample", [-1, 12, 2**40])
 def test_a_sample_that_is_not_there_is_an_index_error(scans, sample):
     source = HDF5Source(scans)
@@ -242,7 +233,6 @@ def test_a_file_replaced_while_open_is_never_read_instead(old, storage):
     source.close()
     with pytest.raises(ChangedError, match="replaced"):
         read(source, [0])
-    source.close()
 
 
 class Trap(np.ndarray):
@@ -261,7 +251,6 @@ def test_a_file_that_changes_in_the_middle_of_a_read_is_refused(old, storage, la
     out.act = lambda: lengthened(path)
     with pytest.raises(ChangedError, match="grew"):
         source.read_into(np.array([0, 1]), {"x": out})
-    source.close()
 
 
 def test_a_missing_file_is_named(images):
@@ -292,7 +281,6 @@ def test_a_file_replaced_between_two_fields_is_refused(h5):
     os.replace(other, path)
     with pytest.raises(ChangedError, match="replaced"):
         read(source, [0], ["x"])
-    source.close()
 
 
 @pytest.mark.parametrize("option", ["memory_map", "allow_external"])

@@ -9,8 +9,8 @@ from support.files.damage import LOCKED, STORED, check_refused, key_of, made, pa
 from support.sources.oracle import read_from
 
 from lit_async_data import HDF5Source
-from lit_async_data.errors import ConfigError, CorruptError
-from lit_async_data.sources.hdf5.index import index, records
+from lit_async_data.errors import CorruptError
+from lit_async_data.sources.hdf5.index import records
 
 
 def read(path, samples):
@@ -26,12 +26,6 @@ def way_of(path):
 def chunked(h5, *, shape=(20, 6), chunks=(4, 6), **options):
     values = np.arange(np.prod(shape), dtype="i4").reshape(shape)
     return h5(data={"data": values, "chunks": chunks, **options}), values
-
-
-def test_a_dataset_of_too_many_chunks_is_left_to_h5py(h5, monkeypatch):
-    monkeypatch.setattr(index, "MOST_CHUNKS", 4)
-    path, _ = chunked(h5)
-    assert way_of(path) == "locked"
 
 
 def records_in(path):
@@ -185,19 +179,6 @@ def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
         CorruptError, match=rf"{path}:/data: has chunks that libhdf5 cannot list: .*the file is damaged"
     ):
         HDF5Source(path, ["data"])
-
-
-def test_a_warning_says_why_h5py_must_read_a_dataset(h5, caplog):
-    path = h5(data={"data": np.ones((20, 8), "f4"), "chunks": (4, 8), "maxshape": (20, None), "compression": "gzip"})
-    HDF5Source(path, ["data"]).close()
-    assert f"{path}:/data: is read by h5py, one thread at a time: it is unlimited along one axis" in caplog.text
-
-
-def test_a_file_and_a_link_to_it_are_refused(h5, tmp_path):
-    path = h5(data=np.ones(3))
-    (tmp_path / "latest.h5").symlink_to(path)
-    with pytest.raises(ConfigError, match="same file, whose samples would count twice"):
-        HDF5Source([path, tmp_path / "latest.h5"], ["data"])
 
 
 @pytest.mark.parametrize("kind", LOCKED)

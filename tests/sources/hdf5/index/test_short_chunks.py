@@ -110,3 +110,12 @@ def test_the_head_of_a_packed_chunk_must_fit_the_dataset(filter_, head, message)
     with pytest.raises(CorruptError, match=message):
         short_chunks.check_chunk_length((filter_,), 0, data, 120)
     short_chunks.check_chunk_length((filter_,), 1, np.zeros(120, np.uint8), 120)  # without the filter
+
+
+def test_what_inflates_beyond_a_chunk_is_not_left_to_libhdf5(tmp_path):
+    """libhdf5 would take memory for all of it."""
+    path = tmp_path / "x.h5"
+    made(path, ["scaleoffset", "gzip"])
+    with h5py.File(path, "r+") as file:
+        file["data"].id.write_direct_chunk((25, 0), zlib.compress(bytes(10**6)))
+    check_refused(path, r", chunk \(25, 0\) of \d+ bytes.*inflates beyond the \d+ bytes")

@@ -331,22 +331,6 @@ def test_bad_groups_are_left_out_by_a_list_and_the_rest_is_packed(tmp_path):
         assert not file["origin/part"][...].any()
 
 
-def test_an_attribute_is_the_value_of_all_rows_of_its_part(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.attrs["site"] = 5
-        for patient in range(3):
-            file[f"p{patient}/data"] = np.arange(10 * (patient + 1))
-            file[f"p{patient}"].attrs["age"] = 40.5 + patient
-    fields = {"x": Field("data", window=(0, 4)), "age": Field(attr="age"), "site": Field("/", attr="site")}
-    source = HDF5Source(tmp_path / "x.h5", fields, group="p*", stride=10)
-    assert source.column("age").tolist() == [40.5, 41.5, 41.5, 42.5, 42.5, 42.5]
-    assert (source.column("site") == 5).all()
-    with pytest.raises(ConfigError, match="none is a dataset"):
-        HDF5Source(tmp_path / "x.h5", [Field(attr="age")], group="p*")
-    with pytest.raises(ConfigError, match="window: does not apply to an attribute"):
-        Field(attr="age", window=2)
-
-
 def test_an_attribute_of_another_file_is_refused(tmp_path):
     for name in ("x.h5", "other.h5"):
         write(tmp_path / name)
@@ -536,12 +520,3 @@ def test_a_dataset_that_is_no_sample_is_named(fields, error, message, dataset, t
         of_datasets(tmp_path / "x.h5", fields, group="scans")
     with pytest.raises(MissingError, match="sample='dataset'"):
         HDF5Source(tmp_path / "x.h5", ["targets/*"])
-
-
-@pytest.mark.parametrize("options", [{"group": "s*", "sample": "group"}, {"group": "*"}, {"sample": "dataset"}])
-def test_names_that_are_not_text_are_an_error_and_not_left_out(options, tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["s1/x"], file["sx"] = [1], [1]
-        file.create_dataset(b"s\xe9", data=[1])
-    with pytest.raises(FormatError, match=r"x\.h5:/: holds the name b's\\xe9', which is not UTF-8; rename it"):
-        HDF5Source(tmp_path / "x.h5", {"x": "x" if "group" in options else "s*"}, **options)

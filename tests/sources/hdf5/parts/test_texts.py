@@ -11,7 +11,6 @@ from lit_async_data import (
     AsyncDataModule,
     AsyncLoader,
     ConcatSource,
-    ConfigError,
     Field,
     FormatError,
     HDF5Source,
@@ -156,33 +155,3 @@ def test_attributes_and_groups_of_text(tmp_path):
     with pytest.raises(FormatError, match="no text in row 4; ") as caught:
         HDF5Source(tmp_path / "x.h5", {"y": Field(attr="bird")}, group="p*", sample="group")
     assert caught.value.dataset == "p4@bird"
-
-
-@pytest.mark.parametrize(
-    ("field", "error", "message"),
-    [
-        (Field("y", classes=["owl"]), FormatError, r"0.h5:/y, row 1: 'jay' is not one of owl; fields.y.classes names"),
-        (Field("y", kind="number"), ConfigError, "fields.y.kind: .*0.h5:/y holds"),
-        (Field("x", kind="class"), ConfigError, "fields.y.kind: .*0.h5:/x holds int64, which is not class"),
-        (Field("y", column=0), ConfigError, "column and mask_and_scale do not apply to text"),
-        (Field("y", lookup="x"), FormatError, "holds text; "),
-        (Field("square"), FormatError, "holds text, ids or values of variable length on 2 axes"),
-    ],
-)
-def test_what_is_no_field_of_text_is_named(field, error, message, two):
-    with h5py.File(two.parent / "0.h5", "r+") as file:
-        file["square"] = np.array([["a", "b"]] * 4, "S")
-    with pytest.raises(error, match=message):
-        HDF5Source(two, {"y": field})
-    for wrong in ({"kind": "id"}, {"null": "none"}):
-        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: '"):
-            Field.of({"name": "y", **wrong})
-    assert Field.of({"name": "y", None: "drop"}).null == "drop"
-
-
-def test_many_texts_are_ids(tmp_path):
-    write(tmp_path / "x.h5", [f"p{number}" for number in range(2**16 + 1)], "S8")
-    with pytest.raises(ConfigError, match="65537 distinct texts, which seem to be ids; write kind='text'"):
-        HDF5Source(tmp_path / "x.h5", {"y": "y"})
-    source = HDF5Source(tmp_path / "x.h5", {"y": Field("y", kind="text")})
-    assert source.names("y", source[7]["y"]) == "p7"

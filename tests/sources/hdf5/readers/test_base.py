@@ -23,7 +23,6 @@ def test_a_label_beyond_int64_is_an_error_wherever_it_lies(path, kind, dtype):
         for samples in ([bad], [0, bad], [bad, 6, 0], [5, bad, bad]):
             with pytest.raises(FormatError, match=f"labels.*{2**63 if bad == 3 else 2**64 - 1}"):
                 read(source, samples)
-    source.close()
 
 
 @pytest.mark.parametrize(("memory_map", "reading"), [(True, "copied"), (False, "locked")])

@@ -114,7 +114,6 @@ def test_a_cache_is_given_back_with_its_loader_unless_another_wants_it(file, dec
     with AsyncLoader(source, options) as third:
         assert len(list(third)) == 38
     assert len(decodings) == 60
-    source.close()
 
 
 def test_a_cache_for_half_of_a_dataset_saves_half_of_the_decoding(file, decodings, monkeypatch):

@@ -30,7 +30,6 @@ def test_padding_has_the_value_and_the_side_that_are_asked_for(path, where, dtyp
                 padding, found = (x[:rest], x[rest:]) if side == "left" else (x[length:], x[:length])
                 assert np.array_equal(found.numpy(), values[row])
                 assert (padding == fill).all()
-    source.close()
 
 
 ROWS = np.random.default_rng(0).integers(0, 8, (128, 64, 256), np.uint8)
@@ -44,7 +43,6 @@ def test_converted_values_are_read_in_small_blocks(h5, monkeypatch):
     assert peak(lambda: source.read_into(order, out)) < 4 * 2**18 + SMALL  # of 16 MiB
     assert (out["x"] == ROWS[order]).all()
     assert (read(source, order[:3])["x"] == ROWS[order[:3]]).all()
-    source.close()
 
 
 def test_a_padded_window_literally(h5):

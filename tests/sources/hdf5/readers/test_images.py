@@ -64,7 +64,6 @@ def test_skipped_images_are_not_decoded(tmp_path):
     with pytest.raises(FormatError, match="row 1: begins with b'no image'") as caught:
         read(source, [5, 1])
     assert (caught.value.row, caught.value.sample_id) == (1, 1)
-    source.close()
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("RGBA", 4)])
@@ -108,7 +107,6 @@ def test_all_images_of_a_window_are_cropped_alike(tmp_path):
     with AsyncLoader(source, {"batch_size": 1, "shuffle": False}) as loader:
         first = next(loader)["x"][0]
     assert (first == first[:1]).all()
-    source.close()
 
 
 def test_images_are_packed_decoded_and_one_by_one(tmp_path):

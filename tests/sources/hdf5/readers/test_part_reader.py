@@ -29,7 +29,6 @@ def test_samples_of_several_files_are_read_in_small_blocks(h5, monkeypatch):
     assert peak(lambda: source.read_into(order, out)) < 2 * 2**18 + SMALL  # of 4 MiB
     assert (out["data"] == np.concatenate([ROWS, ROWS + 1])[order]).all()
     assert (out["labels"] == np.concatenate([np.arange(128), np.arange(128) + 1000])[order]).all()
-    source.close()
 
 
 # In a new process: its anonymous memory before a loader is built, and the most while its threads read.
@@ -117,8 +116,6 @@ def test_a_file_that_its_server_has_forgotten_is_opened_again_if_it_is_the_same(
     else:
         with pytest.raises(error, match=rf"{path}: .*{said}"):
             read(source, [0])
-    monkeypatch.undo()
-    source.close()
 
 
 @pytest.mark.parametrize("error", [MemoryError("8 GiB"), OSError(errno.ENOMEM, "Cannot allocate memory")])
@@ -135,4 +132,3 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
         read(source, [0])
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
         source.decode(np.array([0]), None)
-    source.close()

@@ -97,7 +97,6 @@ def test_large_rows_need_no_map(h5, monkeypatch):
     values = np.random.default_rng(0).integers(0, 255, (5, open_file.PREAD_BYTES), dtype=np.uint8)
     source = HDF5Source(h5(data=values), ["data"])
     assert (oracle.read(source, [4, 0, 4])["data"] == values[[4, 0, 4]]).all()
-    source.close()
 
 
 @pytest.mark.parametrize("rows", [1, 8])

@@ -37,7 +37,6 @@ def test_casts_lengths_and_batches_by_length(path):
             assert batch["x"].numel() <= 900
             for row, x, length in zip(batch["y"].tolist(), batch["x"], batch["x_length"].tolist(), strict=True):
                 assert np.array_equal(x[:length].numpy(), values[row])
-    source.close()
 
 
 @pytest.mark.parametrize("where", ["heap", "offsets"])
@@ -67,4 +66,3 @@ def test_a_value_that_the_heap_lacks_is_an_error_that_names_its_row(path):
         assert np.array_equal(found, value)
     assert all(row == named == sample for row, named, sample in bad)
     assert 0 < len(bad) < len(values)
-    source.close()

@@ -26,7 +26,6 @@ def test_decoding_takes_no_more_memory_than_is_counted(h5, dtype, shuffle, fletc
     taken = peak(lambda: source.read_into(rows, {"data": out}))
     assert (out == ROWS[rows]).all()
     assert taken < source.memory().per_thread + SMALL
-    source.close()
 
 
 @pytest.mark.parametrize("content", [zlib.compress(b"\1" * 16), zlib.compress(b"\1" * 160), b"\1" * 16])

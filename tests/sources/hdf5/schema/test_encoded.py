@@ -218,3 +218,11 @@ def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
     error = refused(FormatError, [path, "words", 8], path, {"x": Field("words", max_length=8)})
     assert error.row in (None, 8)
     assert Model(path, {"x": Field("words")}).values["x"].shape == (10, 9)
+
+
+def test_samples_without_a_single_value_are_not_taken_for_no_samples(h5):
+    path = h5(y=np.arange(3))
+    add_csr(path, np.zeros((3, 4), "f4"), name="sparse")
+    add_ragged(path, [np.zeros(0, "f4")] * 3, "ragged")
+    for name in ("sparse", "ragged"):
+        refused(FormatError, [f"{path}:/{name}", "3 rows without a single value"], path, {"x": name})

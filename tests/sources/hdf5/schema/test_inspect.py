@@ -1,6 +1,5 @@
 """What a dataset holds: found by any name and link, and refused where it is damaged or can be no field."""
 
-import functools
 import struct
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 from h5py import h5t
 from support.files.damage import ODD, VALUES, check_refused, patch, read_all
 from support.files.hdf5 import create, numbered
-from support.sources import oracle
-from support.sources.oracle import refused
+from support.sources.oracle import check, refused
 
 from lit_async_data import HDF5Source
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError
@@ -54,7 +52,6 @@ def test_damage_beside_the_fields_is_named_too(broken):
     source = HDF5Source(broken, ["data"])
     with pytest.raises(CorruptError, match=rf"{broken}:/bad: .*damaged"):
         source.column("bad")
-    source.close()
 
 
 @pytest.mark.parametrize(
@@ -109,16 +106,6 @@ def test_a_netcdf_3_file_is_refused_with_the_command_that_converts_it(tmp_path, 
     refused(FormatError, [str(path), "nccopy"], str(path), ["t2m"])
 
 
-@pytest.fixture
-def new(path):
-    """A file to be filled: ``with new() as file``."""
-    return functools.partial(h5py.File, path, "w", libver=("earliest", "v110"))
-
-
-def check(path, name, layout=None, reading=None):
-    oracle.check(path, {"x": name}, layout=layout, reading=reading)
-
-
 def odd_types():
     twelve = h5t.STD_U16BE.copy()
     twelve.set_precision(12)
@@ -150,7 +137,7 @@ def test_numbers_with_unusual_bits_are_read_as_h5py_does(new, path, name, storag
             dataset[...] = values
         except (TypeError, OSError) as error:
             pytest.skip(f"h5py itself cannot write it: {error}")
-    check(path, "data")
+    check(path, {"x": "data"})
 
 
 NAMES = ["data", "a/b/c", "größe/Zähler", "with space/and more", "日本/図", "*[?]", "N.C", " ", "a\nb", "é" * 60]
@@ -163,8 +150,8 @@ def test_names_of_any_letters_are_found(new, path, track_order):
             file.create_dataset(name, data=numbered((9, 3)) + number, chunks=(4, 2), track_order=track_order)
             file[name].attrs.update({f"note {number}": np.arange(number) for number in range(20)})
     for name in NAMES:
-        check(path, name, reading="decoded")
-        check(path, "/" + name, reading="decoded")
+        for each in (name, "/" + name):
+            check(path, {"x": each}, reading="decoded")
 
 
 def test_links_inside_the_file_lead_to_the_dataset(new, path):
@@ -181,7 +168,7 @@ def test_links_inside_the_file_lead_to_the_dataset(new, path):
         file["deep/again"] = file["deep"]
     names = ["hard", "soft", "soft group/data", "deep/relative", "soft to soft", "hard group/down/data"]
     for name in [*names, "deep/again/again/down/data", "./deep/./down/data", "deep//down/data"]:
-        check(path, name, reading="copied")
+        check(path, {"x": name}, reading="copied")
     refused(MissingError, [path], path, {"x": "dangling"})
     refused(AsyncDataError, [path], path, {"x": "round"})
 
@@ -214,7 +201,7 @@ def test_odd_datasets_are_right_or_refused(new, path, kind):
     except FormatError as error:
         assert path in str(error)  # noqa: PT017
     else:
-        check(path, "x")
+        check(path, {"x": "x"})
 
 
 @pytest.mark.parametrize("user_block", [0, 512])

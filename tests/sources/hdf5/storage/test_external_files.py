@@ -85,7 +85,6 @@ def test_allowed_external_files_are_read_right(here, kind, memory_map):
     with AsyncLoader(source, {"batch_size": 5, "shuffle": "none", "workers": 2}) as loader:
         assert np.concatenate([batch for (batch,) in loader]).tolist() == VALUES.tolist()
     assert (read(source, [11, 0, 6, 5, 5])["data"] == VALUES[[11, 0, 6, 5, 5]]).all()
-    source.close()
 
 
 @KINDS
@@ -145,7 +144,6 @@ def test_a_changed_external_file_is_an_error_when_it_is_read(here, kind):
     (here / "other.h5").unlink()
     with pytest.raises(MissingError, match=r"other\.h5: cannot be opened .*x.h5 takes values from it"):
         read(source, [0])
-    source.close()
 
 
 def test_files_named_by_a_pattern_are_refused(here):

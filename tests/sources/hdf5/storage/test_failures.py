@@ -46,7 +46,6 @@ def test_a_file_that_the_system_does_not_open_is_named_with_what_to_do(h5, monke
     assert caught.value.file == path
     monkeypatch.undo()
     assert (read(source)["data"] == 1).all()
-    source.close()
 
 
 def test_a_transient_input_error_is_not_raised(large, monkeypatch, pauses):
@@ -56,7 +55,6 @@ def test_a_transient_input_error_is_not_raised(large, monkeypatch, pauses):
     monkeypatch.setattr(open_file.system, "preadv", failing(os.preadv, errno.EIO, 1))
     assert read(source, [3])["data"][0, 0] == 3 * 2**17
     assert pauses == [retrying.PAUSE_S] * 3
-    source.close()
 
 
 def test_only_input_errors_are_retried():
@@ -81,7 +79,6 @@ def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(h5, options):
         HDF5Source(path, ["data"])
     with pytest.raises(FormatError, match="is no regular file"):
         source.column("other")
-    source.close()
 
 
 def test_a_folder_is_refused(tmp_path):
@@ -154,7 +151,6 @@ def test_an_input_error_of_libhdf5_is_a_source_error(h5, monkeypatch):
     with pytest.raises(SourceError, match=rf"{path}:/data, rows 2 to 3: cannot be read: .*dmesg") as caught:
         read(source, [3])
     assert (type(caught.value), caught.value.row, caught.value.sample_id, len(asked)) == (SourceError, 2, None, 2)
-    source.close()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def test_a_file_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
     monkeypatch.setattr(PartReader, "read", lambda *asked: (rewritten(path), once(*asked)))
     with pytest.raises(ChangedError, match="set back"):
         read(source, np.arange(10))
-    source.close()
 
 
 def with_another_ctime(path):
@@ -81,7 +80,6 @@ def test_new_permissions_are_no_change_and_compared_once(path, monkeypatch):
     for _ in range(3):
         assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
     assert len(compared) == 1
-    source.close()
 
 
 def test_external_files_are_compared_too(h5):
@@ -93,4 +91,3 @@ def test_external_files_are_compared_too(h5):
     rewritten(other)
     with pytest.raises(ChangedError, match=r"other\.h5: was written to"):
         read(source, np.arange(10))
-    source.close()

@@ -28,8 +28,6 @@ def test_an_input_error_names_file_and_byte(large, monkeypatch):
     with pytest.raises(SourceError, match=said) as caught:
         read(source, [1])
     assert (type(caught.value), caught.value.file) == (SourceError, large)
-    monkeypatch.undo()
-    source.close()
 
 
 def test_a_read_that_the_system_cuts_short_goes_on(large, monkeypatch):
@@ -38,7 +36,6 @@ def test_a_read_that_the_system_cuts_short_goes_on(large, monkeypatch):
         open_file.system, "preadv", lambda descriptor, parts, offset: whole(descriptor, [parts[0][:100_001]], offset)
     )
     assert (read(source, [2])["data"] == np.arange(2 * 2**17, 3 * 2**17)).all()
-    source.close()
 
 
 def test_a_file_that_cannot_be_mapped_says_what_to_do(h5, monkeypatch):
@@ -47,8 +44,6 @@ def test_a_file_that_cannot_be_mapped_says_what_to_do(h5, monkeypatch):
     monkeypatch.setattr(mmap, "mmap", failing(mmap.mmap, errno.ENOMEM, 1))
     with pytest.raises(SourceError, match=rf"{path}: cannot be mapped: .*ulimit -v.*memory_map=False"):
         read(source, [0])
-    monkeypatch.undo()
-    source.close()
 
 
 def test_a_row_beyond_the_end_of_the_file_is_an_error(h5, monkeypatch):
@@ -59,7 +54,6 @@ def test_a_row_beyond_the_end_of_the_file_is_an_error(h5, monkeypatch):
     monkeypatch.setattr(open_file.OpenFile, "check", lambda self: self.descriptor())
     with pytest.raises(ChangedError, match="in the middle of a sample, so it shrank"):
         source.read_into(np.arange(50), {"data": np.empty((50, 6), "i4")})
-    source.close()
 
 
 @pytest.fixture

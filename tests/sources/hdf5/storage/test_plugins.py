@@ -72,7 +72,6 @@ def test_a_filter_that_only_the_process_that_reads_lacks_is_no_damage(compressed
     with pytest.raises(FormatError, match=WANT.format(compressed, "rows")) as caught:
         source.read_into(np.array([5]), {"x": np.empty(1, "i8")})
     assert (caught.value.file, caught.value.dataset) == (compressed, "rows")
-    source.close()
 
 
 def test_a_virtual_dataset_names_the_filter_that_its_parts_lack(compressed, tmp_path, without_plugins):

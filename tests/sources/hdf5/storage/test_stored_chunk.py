@@ -11,7 +11,7 @@ from h5py._objects import phil
 
 import lit_async_data
 from lit_async_data.sources.hdf5.storage import stored_chunk
-from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk, write_chunk
+from lit_async_data.sources.hdf5.storage.stored_chunk import is_found, read_chunk, write_chunk
 
 THESE = ("read_direct_chunk", "write_direct_chunk")
 
@@ -58,3 +58,22 @@ def test_nothing_else_calls_h5pys_functions():
     folder = Path(lit_async_data.__file__).parent
     calling = [path for path in folder.rglob("*.py") if any(f".{name}(" in path.read_text() for name in THESE)]
     assert calling == [Path(stored_chunk.__file__)]
+
+
+ROWS, OPENINGS = 20, 2
+
+
+WAYS = {
+    "gzip": {"compression": "gzip"},
+    "plain": {},
+    "scale-offset": {"scaleoffset": 0},
+    "unlimited along the second axis": {"maxshape": (ROWS, None)},
+}
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_a_chunk_is_found_without_being_read(tmp_path, options):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        dataset = file.create_dataset("data", (ROWS, 6), "i4", chunks=(4, 6), **options)
+        dataset[4:8] = 1
+        assert [is_found(dataset, (row, 0)) for row in range(0, ROWS, 4)] == [False, True, False, False, False]

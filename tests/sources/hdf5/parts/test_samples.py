@@ -1,0 +1,152 @@
+"""Which samples the parts hold: at a stride or at chosen rows, and which parts hold none."""
+
+import contextlib
+import logging
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+from support.files.hdf5 import numbered
+from support.sources.oracle import check, read, read_from, refused
+
+from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource
+from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.lightning.summary import summary_lines
+
+
+def test_a_file_and_a_link_to_it_are_refused(h5, tmp_path):
+    path = h5(data=np.ones(3))
+    (tmp_path / "latest.h5").symlink_to(path)
+    with pytest.raises(ConfigError, match="same file, whose samples would count twice"):
+        HDF5Source([path, tmp_path / "latest.h5"], ["data"])
+
+
+def length(path, fields, **options):
+    with contextlib.closing(HDF5Source(path, fields, **options)) as source:
+        return len(source)
+
+
+@pytest.mark.parametrize("stride", [0, -1, 1.5, "2", True])
+def test_a_stride_that_is_no_number_of_rows_is_named(h5, stride):
+    refused(ConfigError, ["stride: ", repr(stride)], h5(y=np.arange(5)), {"y": "y"}, stride=stride)
+
+
+def test_a_part_too_short_for_a_window_is_named_in_a_warning_and_gives_nothing(h5, caplog):
+    path = h5(**{"p_1/x": np.arange(6), "p_2/x": np.arange(3), "p_3/x": np.arange(4)})
+    fields = {"x": Field("x", window=(0, 4))}
+    with caplog.at_level(logging.INFO):
+        assert length(path, fields, group="p_*") == 4
+    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert any("p_2" in line for line in warned)
+    assert not any("p_1" in line or "p_3" in line for line in warned)
+    check(path, fields, group="p_*")
+
+
+def test_where_every_part_is_too_short_that_is_an_error(h5):
+    path = h5(x=np.arange(7))
+    refused(FormatError, [path, 7, 12], path, {"x": Field("x", window=(0, 12))})
+    refused(FormatError, [path, 7], path, {"x": Field("x", window=(-4, 1)), "y": Field("x", window=4)})
+    groups = h5("g.h5", **{"p_1/x": np.arange(5), "p_2/x": np.arange(5)})
+    refused(FormatError, [groups, "p_", 5, 12], groups, {"x": Field("x", window=(0, 12))}, group="p_*")
+
+
+def test_rows_that_begin_no_window_are_said(h5):
+    path = h5(**{"p_1/x": np.arange(9), "p_2/x": np.arange(3), "p_3/x": np.arange(5)})
+    for window, said in {
+        (0, 4): "9 of 17 rows begin no window (the end of each part)",
+        (-3, 1): "9 of 17 rows begin no window (the start of each part)",
+        (-1, 3): "9 of 17 rows begin no window (the start and the end of each part)",
+    }.items():
+        source = HDF5Source(path, {"x": Field("x", window=window)}, group="p_*")
+        assert f"; {said}; read" in repr(source)
+        assert said in repr(SubsetSource(source, [0]))
+        assert said in repr(ConcatSource([source, source]))
+        with AsyncLoader(source, {"batch_size": 2}) as loader:
+            assert summary_lines(loader)[0].endswith(f": x int64 (4,); {said}")
+        source.close()
+    options = {"fields": {"x": Field("x", window=(0, 4), pad="last")}}, {"stride": 3, "fields": ["x"]}
+    for each in (*options, {"rows": [0, 1], "fields": {"x": Field("x", window=(0, 4))}}):
+        assert "begin no window" not in repr(HDF5Source(path, group="p_*", **each))
+
+
+def sparse_group(file, name, rows):
+    group = file.create_group(name)
+    group.attrs.update({"encoding-type": "csr_matrix", "shape": [rows, 4]})
+    group["data"], group["indices"] = np.ones(rows, "f4"), np.arange(rows) % 4
+    group["indptr"] = np.arange(rows + 1)
+
+
+def ragged_group(file, name, rows):
+    group = file.create_group(name)
+    group["values"], group["offsets"] = np.ones(2 * rows, "f4"), 2 * np.arange(rows + 1)
+
+
+def plain(file, name, rows):
+    file[name] = numbered((rows, 2))
+
+
+def one_axis(file, name, rows):
+    """As some programs write what is empty."""
+    file[name] = numbered((rows, 2)) if rows else np.array([])
+
+
+def chunked(file, name, rows):
+    file.create_dataset(name, (rows, 2), "i2", chunks=(3, 2), maxshape=(None, 2))
+
+
+SIZES = {1: 3, 2: 0, 3: 4, 10: 0}
+
+
+@pytest.mark.parametrize(
+    ("write", "layout"),
+    [(plain, None), (one_axis, "NC"), (chunked, None), (sparse_group, None), (ragged_group, None)],
+)
+def test_files_without_rows_are_left_out_with_one_line_that_lists_them(tmp_path, caplog, write, layout):
+    for number, rows in SIZES.items():
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            write(file, "x", rows)
+            file["y"] = np.full(rows, number)
+    with contextlib.closing(HDF5Source(f"{tmp_path}/*.h5", ["x", "y"], layout=layout)) as source:
+        said = f"2 of 4 parts hold no samples and are left out: {tmp_path}/2.h5, {tmp_path}/10.h5"
+        assert caplog.messages == [said]
+        assert read(source, np.arange(7))["y"].tolist() == [1, 1, 1, 3, 3, 3, 3]
+        with contextlib.closing(pickle.loads(pickle.dumps(source))) as copied:
+            assert read(copied, [0, 6])["y"].tolist() == [1, 3]
+
+
+def test_groups_without_rows_are_left_out_too(h5, caplog):
+    path = h5(**{f"p_{number}/x": np.arange(rows) for number, rows in SIZES.items()})
+    check(path, {"x": Field("x", window=(0, 2))}, group="p_*")
+    assert caplog.messages == [f"2 of 4 parts hold no samples and are left out: {path}:/p_2, {path}:/p_10"]
+
+
+def test_where_no_part_has_rows_that_is_an_error(h5):
+    empty = {"data": np.zeros((0, 3)), "labels": np.arange(0)}
+    one, two = h5("1.h5", **empty), h5("2.h5", **empty)
+    refused(FormatError, [f"{one}:/data", "(0, 3)", "no samples"], one, {"x": "data", "y": "labels"})
+    refused(FormatError, [one, two, "none of them holds samples"], [one, two], {"x": "data", "y": "labels"})
+
+
+def test_chosen_rows_count_parts_without_rows_as_nothing(h5):
+    paths = [h5(f"{n}.h5", y=np.arange(n, n + rows), chosen=np.arange(rows)) for n, rows in ((0, 3), (50, 0), (80, 2))]
+    assert check(paths, {"y": "y"}, rows=np.array([0, 2, 3])).values["y"].tolist() == [0, 2, 80]
+    assert read_from(paths, {"y": "y"}, rows="chosen")["y"].tolist() == [0, 1, 2, 80, 81]
+
+
+def test_chosen_rows_of_parts_are_counted_over_all_of_them(patients):
+    for rows in (np.array([3, 4, 9]), np.isin(np.arange(12), [3, 4, 9])):
+        model = check(patients(), {"y": "label"}, group="patient_*", rows=rows)
+        assert model.values["y"].tolist() == [103, 200, 1000]
+
+
+def test_chosen_rows_that_go_back_to_an_earlier_part_point_to_a_subset(patients):
+    refused(
+        ConfigError, ["rows", "SubsetSource"], patients(), {"y": "label"}, group="patient_*", rows=np.array([9, 4, 3])
+    )
+
+
+@pytest.mark.parametrize("rows", [np.array([1]), "chosen"], ids=str)
+def test_rows_and_a_stride_exclude_each_other(h5, rows):
+    path = h5(y=np.arange(20), chosen=np.array([1]))
+    refused(ConfigError, ["rows", "stride"], path, {"y": "y"}, rows=rows, stride=2)
