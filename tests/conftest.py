@@ -131,17 +131,9 @@ def however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Test modules in which several threads share objects.
 CONCURRENT = {
-    *(
-        "test_async_loader",
-        "test_base_loader",
-        "test_chunk_cache",
-    "test_chunked",
-        "test_engine",
-        "test_interrupts",
-    ),
+    *("test_async_loader", "test_base_loader", "test_chunk_cache", "test_chunked", "test_engine", "test_interrupts"),
     *("test_loader", "test_packing", "test_pipeline", "test_prefetched", "test_prefetcher", "test_slot_feed"),
-    "test_slots",
-    "test_source",
+    *("test_slots", "test_source"),
 }
 
 

@@ -340,7 +340,7 @@ USES = {
     "channels across": {"fields": {"x": ["eeg", "ecg"], "y": "stage"}, "layout": "WN"},
     "channels, cast": {"fields": {"x": Field(["table", "other"], dtype="float32"), "y": ["stage", "audio"]}},
     "windows of channels": {
-        "fields": {"x": Field(["other", "table"], window=(-2, 6)), "y": Field(["stage", "audio"], window=(0, 3))},
+        "fields": {"x": Field(["other", "table"], window=(-2, 6)), "y": Field(["stage", "audio"], window=(0, 3))}
     },
     "windows of channels across": {"fields": {"x": Field(["ecg", "eeg"], window=(0, 3))}, "layout": "WN"},
     "windows of channels, padded": {
@@ -348,7 +348,7 @@ USES = {
             "x": Field(["other", "table"], window=(-5, 12), pad="last"),
             "y": Field(["stage", "audio"], window=(-9, 5, 4), pad="zero", dtype="int64"),
             "packed": Field(["packed", "packed"], mask_and_scale=True, window=(0, 5), pad="last"),
-        },
+        }
     },
     "members": {"fields": {"z": "record.at.z", "kind": "record.kind", "age": Field("people.age", lookup="night")}},
     "windows of members": {
@@ -497,11 +497,7 @@ def fields_of(draw, dtype):
     dtype=st.sampled_from(DTYPES),
     stride=st.one_of(st.none(), st.integers(1, 5)),
     file_options=st.fixed_dictionaries(
-        {
-            "userblock_size": st.sampled_from([0, 512]),
-            "libver": st.sampled_from(LIBVERS),
-            "track_order": st.booleans(),
-        }
+        {"userblock_size": st.sampled_from([0, 512]), "libver": st.sampled_from(LIBVERS), "track_order": st.booleans()}
     ),
     data=st.data(),
 )

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from support.files.damage import patch
 from support.files.values import some
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, read
@@ -159,11 +160,7 @@ def lengthened(path):
 
 
 def written_to(path):
-    with path.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 0xFF]))
+    patch(path, path.stat().st_size - 1, "B", path.read_bytes()[-1] ^ 0xFF)
 
 
 def written_anew(path):

@@ -18,11 +18,13 @@ def sequences(dtype, count=60):
 
 
 def written(path, values, dtype, **options):
+    """In the heap as x, and one after the other as z."""
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("x", (len(values),), h5py.vlen_dtype(dtype), **options)
         for row, value in enumerate(values):
             dataset[row] = value
         file["y"] = np.arange(len(values))
+        file["z/values"], file["z/offsets"] = np.concatenate(values), np.cumsum([0, *map(len, values)])
 
 
 def check(source, values):

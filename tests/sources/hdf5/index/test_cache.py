@@ -140,10 +140,10 @@ def test_an_index_that_fails_verification_is_not_cached(path, folder):
 def test_the_index_of_a_file_that_changes_meanwhile_is_not_cached(path, folder, monkeypatch):
     once = index.columns_of
     monkeypatch.setattr(index, "columns_of", lambda dataset: (once(dataset), age(path))[0])
-    with contextlib.closing(HDF5Source(path, ["data"], cache_dir=folder)) as source:
-        assert os.listdir(folder) == []
-        with pytest.raises(ChangedError):
-            oracle.read(source, [0])
+    source = HDF5Source(path, ["data"], cache_dir=folder)
+    assert os.listdir(folder) == []
+    with pytest.raises(ChangedError):
+        oracle.read(source, [0])
 
 
 def test_a_full_disk_leaves_nothing_behind(path, folder, monkeypatch, caplog):

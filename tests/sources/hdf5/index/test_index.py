@@ -89,8 +89,7 @@ def test_row_numbers_are_not_zeros_either(tmp_path, fields, options):
 
 def test_a_dataset_of_too_many_chunks_is_left_to_h5py(h5, monkeypatch):
     monkeypatch.setattr(index, "MOST_CHUNKS", 4)
-    with contextlib.closing(HDF5Source(h5(data={"data": VALUES, "chunks": (4, 6)}), ["data"])) as source:
-        assert source.chunks.reading == "locked"
+    assert HDF5Source(h5(data={"data": VALUES, "chunks": (4, 6)}), ["data"]).chunks.reading == "locked"
 
 
 @needs_libhdf5

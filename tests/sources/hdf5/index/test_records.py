@@ -1,6 +1,7 @@
 """The places of chunks in a file: believed, left to h5py, or an error that names the chunk."""
 
 import os
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -15,12 +16,6 @@ from lit_async_data.sources.hdf5.index import records
 
 def read(path, samples):
     return read_from(path, {"data": "data"}, samples)["data"]
-
-
-def way_of(path):
-    source = HDF5Source(path, ["data"])
-    source.close()
-    return source.chunks.reading
 
 
 def chunked(h5, *, shape=(20, 6), chunks=(4, 6), **options):
@@ -104,7 +99,7 @@ def test_unusual_records_are_left_to_h5py(tmp_path, monkeypatch, column, change)
     rows = records_in(path)
     rows[:, column] = change(rows)
     monkeypatch.setattr(records, "records_of", lambda dataset, consume: consume(rows))
-    assert way_of(path) == "locked"
+    assert HDF5Source(path, ["data"]).chunks.reading == "locked"
     assert (read(path, [3, 19]) == 0).all()
 
 
@@ -119,7 +114,7 @@ def test_a_mask_of_all_ones_is_left_to_h5py(h5):
 def test_records_are_checked_in_blocks_and_a_chunk_may_be_in_one_only(h5, monkeypatch):
     path, values = chunked(h5, compression="gzip")
     monkeypatch.setattr(records, "BLOCK", 2)
-    assert way_of(path) == "decoded"
+    assert HDF5Source(path, ["data"]).chunks.reading == "decoded"
     assert (read(path, np.arange(20)) == values).all()
     rows = records_in(path)
     rows[4, :2] = rows[0, :2]
@@ -171,10 +166,8 @@ def test_every_chunk_is_checked_even_if_others_are_unusual(tmp_path, monkeypatch
 
 def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
     path, _ = chunked(h5, maxshape=(None, None))
-    with open(path, "r+b") as file:
-        at = file.read().rindex(b"TREE")  # that of the chunks: the other is of the group's names
-        file.seek(at + 5)
-        file.write(b"\xff")  # the level of this node
+    node = Path(path).read_bytes().rindex(b"TREE")  # that of the chunks: the other is of the group's names
+    patch(path, node + 5, "B", 255)  # its level
     with pytest.raises(
         CorruptError, match=rf"{path}:/data: has chunks that libhdf5 cannot list: .*the file is damaged"
     ):

@@ -9,6 +9,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import patch
 
 from lit_async_data import (
     AsyncLoader,
@@ -233,10 +234,7 @@ def test_groups_that_lack_a_field_are_told_once_and_named_when_read(properties, 
     source = opened(tmp_path / "x.h5", exclude=LACKING)
     assert "cannot be read" not in caplog.text
     np.testing.assert_array_equal([sample["x"] for sample in source.__getitems__(range(8))], values[LEFT])
-    for fields, text in [
-        ({"x": "imag"}, "has no dataset 's0/imag'"),
-        ({"x": Field(attr="a")}, "s0: its attr"),
-    ]:
+    for fields, text in [({"x": "imag"}, "has no dataset 's0/imag'"), ({"x": Field(attr="a")}, "s0: its attr")]:
         with pytest.raises(MissingError, match=text):
             opened(tmp_path / "x.h5", {"n": "number", **fields})
     monkeypatch.setattr(groups, "MISSES", 0)
@@ -276,9 +274,7 @@ def test_a_damaged_sample_is_named_by_its_group(tmp_path):
     write(tmp_path / "x.h5", compression="gzip", chunks=SHAPE)
     with h5py.File(tmp_path / "x.h5") as file:
         begin = file["s5/image"].id.get_chunk_info(0).byte_offset
-    with open(tmp_path / "x.h5", "r+b") as raw:
-        raw.seek(begin + 2)
-        raw.write(b"\xff" * 8)
+    patch(tmp_path / "x.h5", begin + 2, "q", -1)
     source = opened(tmp_path / "x.h5", {"x": "image"})
     with pytest.raises(CorruptError, match=r"x\.h5:/s5/image, chunk \(0, 0, 0\) at byte") as raised:
         source.__getitems__([3, 5])
@@ -406,9 +402,7 @@ def test_groups_by_length_without_padding_around_a_damaged_one(kind, tmp_path):
     with h5py.File(tmp_path / "1.h5", "a") as file:
         del file["s7/x"]
         begin = file["s2/x"].id.get_chunk_info(0).byte_offset
-    with open(tmp_path / "1.h5", "r+b") as raw:
-        raw.seek(begin + 2)
-        raw.write(b"\xff" * 8)
+    patch(tmp_path / "1.h5", begin + 2, "q", -1)
     source = opened(tmp_path / "*.h5", {"x": Field("x", ragged="concat"), "y": "y"})
     with pytest.raises(CorruptError, match=r"1\.h5:/s2/x: chunk \(0, 0\)") as raised:
         source.__getitems__([10])

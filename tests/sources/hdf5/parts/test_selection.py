@@ -1,6 +1,5 @@
 """The files, groups and layouts that a user chooses."""
 
-import contextlib
 import shutil
 from pathlib import Path
 
@@ -79,8 +78,7 @@ def test_the_names_of_parts_differ_and_outlive_a_move_and_more_files(patients, t
     paths = [patients(f"site{n}.h5") for n in (1, 2)]
 
     def names(*files):
-        with contextlib.closing(HDF5Source(list(files), FIELDS, group="patient_*")) as source:
-            return [part.name for part in source.parts]
+        return [part.name for part in HDF5Source(list(files), FIELDS, group="patient_*").parts]
 
     before = names(*paths)
     assert len(set(before)) == 6

@@ -1,6 +1,5 @@
 """Compressed chunks are decoded once per turn, by whichever worker, and kept within the cache."""
 
-import contextlib
 import itertools
 
 import numpy as np
@@ -42,7 +41,6 @@ def epochs(source, number, **options):
                 assert (data[:, -1] == labels * 50 + 49).all()
                 epoch += labels.tolist()
             found.append(epoch)
-    source.close()
     return found
 
 
@@ -72,20 +70,19 @@ def test_each_chunk_of_each_field_is_decoded_once_whatever_its_size(h5, decoding
         for data, labels, mask in loader:
             assert (data[:, 0] == labels * 50).all()
             assert (mask == -data[:, :20]).all()
-    source.close()
     assert len(decodings) == len(set(decodings)) == 60 + 4 + 9
 
 
-def test_batches_that_are_read_together_cost_no_decoding(file, decodings, monkeypatch):
+@pytest.mark.usefixtures("however_slow_the_machine_is")
+def test_batches_that_are_read_together_cost_no_decoding(file, decodings):
     """60 chunks are decoded, and at most the first 8 of the next epoch; a few twice, by slow workers.
 
     If each slot held 32 batches, 40 more would be decoded: four workers would hold more than two groups of chunks.
     """
-    monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 1e9)
     options = {"batch_size": 4, "shuffle": "chunk", "shuffle_chunks": 8, "workers": 4}
     decodings.clear()
     for _ in range(4):
-        with contextlib.closing(HDF5Source(file)) as source, AsyncLoader(source, options) as loader:
+        with AsyncLoader(HDF5Source(file), options) as loader:
             loader.machinery.wiring.steps_wanted = lambda: (None, 0)  # nothing is read of a second epoch
             assert loader.footprint.layout.batches > 1
             assert sorted(itertools.chain.from_iterable(labels.tolist() for _, labels in loader)) == list(range(600))

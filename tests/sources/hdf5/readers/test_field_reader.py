@@ -1,8 +1,5 @@
 """Windows, padding and conversions of the rows that another reader reads."""
 
-import contextlib
-
-import h5py
 import numpy as np
 import pytest
 from support.files.sequences import sequences, written
@@ -19,8 +16,6 @@ from lit_async_data.sources.hdf5.readers import field_reader
 def test_padding_has_the_value_and_the_side_that_are_asked_for(path, where, dtype, fill, side):
     values = sequences(np.int16)
     written(path, values, np.int16)
-    with h5py.File(path, "a") as file:
-        file["z/values"], file["z/offsets"] = np.concatenate(values), np.cumsum([0, *map(len, values)])
     field = Field({"heap": "x", "offsets": "z"}[where], dtype=dtype, fill=fill, pad_side=side)
     source = HDF5Source(path, {"x": field, "y": "y"})
     with AsyncLoader(source, {"batch_size": 8, "batch_by": "x", "workers": 0}) as loader:
@@ -49,10 +44,10 @@ def test_a_padded_window_literally(h5):
     path = h5(x=np.arange(1, 5), y=np.arange(4))
     for pad, begin, end in ("last", [1, 1, 1, 2], [3, 4, 4, 4]), ("zero", [0, 0, 1, 2], [3, 4, 0, 0]):
         fields = [Field("x", window=(-2, 2), pad=pad), "y"]
-        with contextlib.closing(HDF5Source(path, fields)) as source:
-            assert list(source.spec) == ["x", "x_mask", "y"]
-            x, mask, y = source[0]
-            assert (x.tolist(), mask.tolist(), y) == (begin, [False, False, True, True], 0)
-        with contextlib.closing(HDF5Source(path, {"x": Field("x", window=(0, 4), pad=pad)})) as source:
-            assert source[2]["x"].tolist() == end
-            assert source[2]["x_mask"].tolist() == [True, True, False, False]
+        source = HDF5Source(path, fields)
+        assert list(source.spec) == ["x", "x_mask", "y"]
+        x, mask, y = source[0]
+        assert (x.tolist(), mask.tolist(), y) == (begin, [False, False, True, True], 0)
+        source = HDF5Source(path, {"x": Field("x", window=(0, 4), pad=pad)})
+        assert source[2]["x"].tolist() == end
+        assert source[2]["x_mask"].tolist() == [True, True, False, False]

@@ -1,13 +1,12 @@
 """Images that HDF5 files hold encoded: every storage equals plain decoding, and a row that is no image is named."""
 
-import contextlib
 import pickle
 
 import h5py
 import numpy as np
 import pytest
 from support.files.encoded_images import IMAGES, MOST, PIXELS, ROWS, SIDES, STORAGES, field, picture, written
-from support.sources.oracle import read, refused_when_read
+from support.sources.oracle import read, read_from, refused_when_read
 from torch.utils.data import DataLoader
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
@@ -23,10 +22,10 @@ def path(request, tmp_path_factory):
 
 
 def samples_of(path, options, **of_source):
-    with contextlib.closing(HDF5Source(path, field(**options), **of_source)) as source:
-        assert source.chunks.reading == "decoded"
-        last_first = np.arange(len(source))[::-1]
-        return read(source, last_first) | {"spec": source.spec["x"].shape}
+    source = HDF5Source(path, field(**options), **of_source)
+    assert source.chunks.reading == "decoded"
+    last_first = np.arange(len(source))[::-1]
+    return read(source, last_first) | {"spec": source.spec["x"].shape}
 
 
 @pytest.mark.parametrize(("memory_map", "lengths"), [(True, None), (False, "lengths")])
@@ -69,28 +68,22 @@ def test_skipped_images_are_not_decoded(tmp_path):
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("RGBA", 4)])
 def test_red_and_blue_change_places(tmp_path, mode, channels):
     path = written(tmp_path / "x.h5")
-    with contextlib.closing(HDF5Source(path, field(mode=mode, channels="BGR"))) as source:
-        found = read(source, [0, 1])["x"]
-        assert found.shape[1] == channels
-        np.testing.assert_array_equal(found[:, :3], PIXELS[:2, ::-1])
-
-
-@pytest.fixture
-def table(tmp_path):
-    """The same images as files of a table."""
-    for number, data in enumerate(IMAGES):
-        (tmp_path / f"{number}.img").write_bytes(data)
-    return {"path": [str(tmp_path / f"{number}.img") for number in range(ROWS)], "y": list(range(ROWS))}
+    found = read_from(path, field(mode=mode, channels="BGR"), [0, 1])["x"]
+    assert found.shape[1] == channels
+    np.testing.assert_array_equal(found[:, :3], PIXELS[:2, ::-1])
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("workers", "kind", "resize"), [(0, "auto", "pad"), (2, "thread", "random_crop"), (2, "process", "random_crop")]
 )
-def test_batches_are_those_of_a_table_of_the_same_images(tmp_path, table, workers, kind, resize):
+def test_batches_are_those_of_a_table_of_the_same_images(tmp_path, workers, kind, resize):
     pyarrow = pytest.importorskip("pyarrow")
     options = {"image_size": (8, 16), "resize": resize}
     stored = HDF5Source(written(tmp_path / "x.h5"), field(**options) | {"y": "y"})
+    for number, data in enumerate(IMAGES):
+        (tmp_path / f"{number}.img").write_bytes(data)
+    table = {"path": [f"{number}.img" for number in range(ROWS)], "y": list(range(ROWS))}
     columns = {"x": {"name": "path", "kind": "image"}, "y": "y"}
     files = ManifestSource(pyarrow.table(table), columns, root=str(tmp_path), **options)
     loading = {"batch_size": 5, "shuffle": "global", "seed": 7, "workers": workers, "worker_kind": kind}
@@ -111,27 +104,19 @@ def test_all_images_of_a_window_are_cropped_alike(tmp_path):
 
 def test_images_are_packed_decoded_and_one_by_one(tmp_path):
     path = written(tmp_path / "x.h5")
-    with contextlib.closing(HDF5Source(path, field())) as source:
-        pack(source, tmp_path / "packed.h5")
-    with contextlib.closing(HDF5Source(tmp_path / "packed.h5", ["x"], layout="NHWC")) as packed:
-        np.testing.assert_array_equal(read(packed, np.arange(ROWS))["x"], PIXELS)
-    windows = HDF5Source(path, field(window=(0, 3)))
+    pack(HDF5Source(path, field()), tmp_path / "packed.h5")
+    np.testing.assert_array_equal(read_from(tmp_path / "packed.h5", ["x"], layout="NHWC")["x"], PIXELS)
     with pytest.raises(ConfigError, match=r"fields\.x\.window: pack single images"):
-        pack(windows, tmp_path / "windows.h5")
+        pack(HDF5Source(path, field(window=(0, 3))), tmp_path / "windows.h5")
 
 
 @pytest.mark.parametrize("storage", ["variable", "padded", "padded in compressed chunks"])
 def test_copies_and_forks_of_a_source_read_the_same(tmp_path, storage):
-    with contextlib.closing(HDF5Source(written(tmp_path / "x.h5", storage), field())) as source:
-        before = read(source, [3])["x"]
-        with contextlib.closing(pickle.loads(pickle.dumps(source))) as copied:
-            np.testing.assert_array_equal(read(copied, [3])["x"], before)
-        forked = DataLoader(source, batch_size=ROWS, num_workers=1, multiprocessing_context="fork")
-        np.testing.assert_array_equal(next(iter(forked))["x"], PIXELS)
-
-
-def replaced(row, data):
-    return [data if number == row else each for number, each in enumerate(IMAGES)]
+    source = HDF5Source(written(tmp_path / "x.h5", storage), field())
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        np.testing.assert_array_equal(read(each, [3])["x"], PIXELS[3:4])
+    forked = DataLoader(source, batch_size=ROWS, num_workers=1, multiprocessing_context="fork")
+    np.testing.assert_array_equal(next(iter(forked))["x"], PIXELS)
 
 
 TRUNCATED = picture(1, "JPEG")[:-200]
@@ -151,14 +136,14 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_row_that_is_no_image_is_named(tmp_path, case):
     storage, data, kind, said = BAD[case]
-    path = written(tmp_path / "x.h5", storage, replaced(4, data))
-    with contextlib.closing(HDF5Source(path, field(window=(0, 5, 2)))) as source:
-        np.testing.assert_array_equal(read(source, [1, 5])["x"][1], PIXELS[5:10:2])
-        with pytest.raises(kind, match=said) as caught:
-            read(source, [1, 3, 2])
-        error = caught.value
-        assert (error.file, error.dataset, error.row, error.sample_id) == (path, "x", 4, 2)
-        assert "row 4" in str(error) or "x/4" in str(error)
+    path = written(tmp_path / "x.h5", storage, [*IMAGES[:4], data, *IMAGES[5:]])
+    source = HDF5Source(path, field(window=(0, 5, 2)))
+    np.testing.assert_array_equal(read(source, [1, 5])["x"][1], PIXELS[5:10:2])
+    with pytest.raises(kind, match=said) as caught:
+        read(source, [1, 3, 2])
+    error = caught.value
+    assert (error.file, error.dataset, error.row, error.sample_id) == (path, "x", 4, 2)
+    assert "row 4" in str(error) or "x/4" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +160,8 @@ def test_a_bad_image_is_left_out_as_the_loader_says_also_the_first(tmp_path, sto
 
 @pytest.mark.parametrize("length", [-1, MOST + 1])
 def test_a_length_beyond_its_row_is_named(tmp_path, length):
-    path = written(
-        tmp_path / "x.h5", "padded", n=[length if row == 7 else len(data) for row, data in enumerate(IMAGES)]
-    )
-    error = refused_when_read(CorruptError, ["row 7", str(length), MOST], path, field(lengths="n"), [7])
-    assert error.row == 7
+    path = written(tmp_path / "x.h5", "padded", n=[*map(len, IMAGES[:7]), length, *map(len, IMAGES[8:])])
+    assert refused_when_read(CorruptError, ["row 7", str(length), MOST], path, field(lengths="n"), [7]).row == 7
 
 
 @pytest.mark.parametrize("storage", ["one after the other", "one after the other in compressed chunks"])
@@ -187,10 +169,10 @@ def test_a_window_with_a_wrong_offset_is_named_by_the_row(tmp_path, storage):
     path = written(tmp_path / "x.h5", storage)
     with h5py.File(path, "a") as file:
         file["x/offsets"][8] = 0
-    with contextlib.closing(HDF5Source(path, field(window=(0, 4, 2)))) as source:
-        good = [row for row in range(len(source)) if row not in (5, 6, 7, 8)]
-        np.testing.assert_array_equal(read(source, good)["x"], PIXELS[np.array(good)[:, None] + [0, 2]])
-        for sample, row in [(5, 7), (6, 8), (7, 7), (8, 8)]:
-            with pytest.raises(CorruptError, match=rf"x/offsets, row {row}: \d+ to \d+ of \d+ elements") as caught:
-                read(source, [0, sample])
-            assert (caught.value.row, caught.value.dataset, caught.value.sample_id) == (row, "x", sample)
+    source = HDF5Source(path, field(window=(0, 4, 2)))
+    good = [row for row in range(len(source)) if row not in (5, 6, 7, 8)]
+    np.testing.assert_array_equal(read(source, good)["x"], PIXELS[np.array(good)[:, None] + [0, 2]])
+    for sample, row in [(5, 7), (6, 8), (7, 7), (8, 8)]:
+        with pytest.raises(CorruptError, match=rf"x/offsets, row {row}: \d+ to \d+ of \d+ elements") as caught:
+            read(source, [0, sample])
+        assert (caught.value.row, caught.value.dataset, caught.value.sample_id) == (row, "x", sample)

@@ -116,6 +116,8 @@ def test_a_file_that_its_server_has_forgotten_is_opened_again_if_it_is_the_same(
     else:
         with pytest.raises(error, match=rf"{path}: .*{said}"):
             read(source, [0])
+    monkeypatch.undo()
+    source.close()
 
 
 @pytest.mark.parametrize("error", [MemoryError("8 GiB"), OSError(errno.ENOMEM, "Cannot allocate memory")])
@@ -132,3 +134,4 @@ def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, erro
         read(source, [0])
     with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
         source.decode(np.array([0]), None)
+    source.close()

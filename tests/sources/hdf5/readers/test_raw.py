@@ -5,15 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sources import oracle
+from support.sources.oracle import check
 
-from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.engine.pipeline.ahead import Ahead
-from lit_async_data.order.plan import BatchIndex
-from lit_async_data.order.shares import Shares
 from lit_async_data.sources.hdf5.readers.raw import gather_windows
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.testing import ArraySource
 
 
 @given(
@@ -44,36 +39,7 @@ def test_pieces_of_any_length_are_copied_also_in_several_steps(length):
 
 
 VALUES = np.arange(50 * 6, dtype=">i4").reshape(50, 6)
-KINDS = {
-    "in one piece": {},
-    "in chunks": {"chunks": (8, 6)},
-    "in chunks of one": {"chunks": (1, 6)},
-    "in chunks, some of them missing": {"chunks": (8, 6), "fillvalue": 5},
-}
-
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
-def file(request, tmp_path):
-    path, values = str(tmp_path / "x.h5"), VALUES.copy()
-    with h5py.File(path, "w") as made:
-        data = made.create_dataset("data", VALUES.shape, VALUES.dtype, **request.param)
-        if "fillvalue" in request.param:
-            data[:17], data[30:40] = values[:17], values[30:40]
-            values = data[...]
-        else:
-            data[...] = values
-        made["labels"] = np.arange(50, dtype="u2")
-    return path, values
-
-
-def read(source, rows):
-    out = {"data": np.zeros((len(rows), 6), "i4"), "labels": np.zeros(len(rows), np.int64)}
-    source.read_into(np.array(rows), out)
-    source.close()
-    return out
-
-
-ROWS = [49, 0, 17, 16, 23, 24, 31, 31, 5]
+STORED = [{}, {"chunks": (8, 6)}, {"chunks": (1, 6)}, {"chunks": (8, 6), "fillvalue": 5}]
 
 
 def no_maps(monkeypatch):
@@ -81,47 +47,26 @@ def no_maps(monkeypatch):
 
 
 @pytest.mark.parametrize("memory_map", [True, False])
-def test_rows_are_read_by_map_and_by_pread(file, memory_map, monkeypatch):
-    path, values = file
+@pytest.mark.parametrize("options", STORED, ids=str)
+def test_rows_are_read_by_map_and_by_pread(path, options, memory_map, monkeypatch):
+    with h5py.File(path, "w") as file:
+        data, missing = file.create_dataset("data", VALUES.shape, VALUES.dtype, **options), "fillvalue" in options
+        for rows in [slice(0, 17), slice(30, 40)] if missing else [slice(None)]:
+            data[rows] = VALUES[rows]
+        file["labels"] = np.arange(50, dtype="u2")
     if not memory_map:
         no_maps(monkeypatch)
-    source = HDF5Source(path, memory_map=memory_map)
-    assert source.chunks.reading == "copied"
-    out = read(source, ROWS)
-    assert (out["data"] == values[ROWS]).all()
-    assert out["labels"].tolist() == ROWS
+    check(path, {"x": "data", "y": "labels"}, memory_map=memory_map, reading="copied")
 
 
 def test_large_rows_need_no_map(h5, monkeypatch):
     no_maps(monkeypatch)
     values = np.random.default_rng(0).integers(0, 255, (5, open_file.PREAD_BYTES), dtype=np.uint8)
-    source = HDF5Source(h5(data=values), ["data"])
-    assert (oracle.read(source, [4, 0, 4])["data"] == values[[4, 0, 4]]).all()
+    check(h5(data=values), {"x": "data"})
 
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_compressed_chunks_need_no_map_either(h5, monkeypatch, rows):
     no_maps(monkeypatch)
     path = h5(data={"data": VALUES, "chunks": (rows, 6), "compression": "gzip"}, labels=np.arange(50))
-    assert (read(HDF5Source(path, memory_map=False), ROWS)["data"] == VALUES[ROWS]).all()
-
-
-def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this(tmp_path):
-    asked = []
-
-    class Asked(ArraySource):
-        reads_ahead = True
-
-        def fetch(self, samples):
-            asked.append(samples.tolist())
-            return True
-
-    source = Asked({"x": np.arange(40)})
-    with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
-        schedule = loader.machinery.wiring.schedule
-        ahead = Ahead(source, 3, Shares(None))
-        ahead(schedule, [BatchIndex(0, 8), BatchIndex(0, 9)], BatchIndex(1, 0))
-        ahead(schedule, [BatchIndex(1, 0)], BatchIndex(1, 1))
-    wanted = [schedule.plan(1).batch(step).tolist() for step in range(4)]
-    # The batches in between are fetched later, once.
-    assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]
+    check(path, {"x": "data", "y": "labels"}, memory_map=False)

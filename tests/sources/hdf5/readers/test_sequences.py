@@ -4,7 +4,6 @@ import pickle
 import re
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from support.files.sequences import STORED, check, sequences, written
@@ -43,8 +42,6 @@ def test_casts_lengths_and_batches_by_length(path):
 def test_a_packed_file_holds_them_padded_with_their_lengths(path, where):
     values = sequences(np.int16)
     written(path, values, np.int16)
-    with h5py.File(path, "a") as file:
-        file["z/values"], file["z/offsets"] = np.concatenate(values), np.cumsum([0, *map(len, values)])
     pack(HDF5Source(path, {"x": {"heap": "x", "offsets": "z"}[where], "y": "y"}), Path(path).with_name("packed.h5"))
     check(HDF5Source(Path(path).with_name("packed.h5"), {"x": "x", "x_length": "x_length"}), values)
 

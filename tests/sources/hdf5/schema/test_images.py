@@ -1,12 +1,10 @@
 """Datasets and groups of encoded images: what they hold, and what is refused when the source is built."""
 
-import contextlib
-
 import h5py
 import numpy as np
 import pytest
 from support.files.encoded_images import IMAGES, PIXELS, ROWS, field, picture, written
-from support.sources.oracle import read, refused
+from support.sources.oracle import read, read_from, refused
 
 from lit_async_data import Field, HDF5Source
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
@@ -14,8 +12,8 @@ from lit_async_data.errors import ConfigError, CorruptError, FormatError, Missin
 
 @pytest.mark.parametrize("storage", ["variable", "padded", "a dataset for each", "padded in compressed chunks"])
 def test_samples_are_shuffled_one_by_one_unless_they_share_compressed_chunks(tmp_path, storage):
-    with contextlib.closing(HDF5Source(written(tmp_path / "x.h5", storage), field())) as source:
-        assert source.chunks.rows == (4 if storage == "padded in compressed chunks" else 1)
+    source = HDF5Source(written(tmp_path / "x.h5", storage), field())
+    assert source.chunks.rows == (4 if storage == "padded in compressed chunks" else 1)
 
 
 REFUSED = {
@@ -55,8 +53,7 @@ def test_a_group_takes_no_image_from_another_file(tmp_path):
         "a dataset for each",
         **{"linked/0": h5py.SoftLink("/x/3"), "z": h5py.ExternalLink(other, "/x")},
     )
-    with contextlib.closing(HDF5Source(path, {"x": Field("linked", decode="image")})) as source:
-        np.testing.assert_array_equal(read(source, [0])["x"][0], PIXELS[3])
+    np.testing.assert_array_equal(read_from(path, {"x": Field("linked", decode="image")})["x"][0], PIXELS[3])
     with h5py.File(path, "a") as file:
         file["linked/1"] = h5py.ExternalLink(other, "/x/1")
     for name, said in (
@@ -97,15 +94,13 @@ def test_a_group_per_sample_holds_an_image_and_its_label(tmp_path, value, option
 
     path, rows = written(tmp_path / "x.h5", IMAGES), np.random.default_rng(0).permutation(ROWS)
     for _ in range(2):
-        with contextlib.closing(opened(path)) as source:
-            found = read(source, rows)
+        found = read(opened(path), rows)
         assert np.array_equal(found["x"], PIXELS[rows][:, ::-1])
         assert found["y"].tolist() == rows.tolist()
     cut = opened(written(tmp_path / "cut.h5", [*IMAGES[:5], IMAGES[5][:9], *IMAGES[6:]]))
     with pytest.raises(SourceError, match="birds/b5/photo") as raised:
         read(cut, np.arange(ROWS))
     assert (raised.value.dataset, raised.value.row) == ("birds/b5/photo", 5)
-    cut.close()
     with h5py.File(path, "a") as file:
         del file["birds/b0/photo"], file["birds/b5/photo"]
         file["birds/b0/photo"], file["birds/b5/photo"] = 2.5, np.zeros((4, 4, 3), "u1")
@@ -114,7 +109,6 @@ def test_a_group_per_sample_holds_an_image_and_its_label(tmp_path, value, option
     for row in (0, 5):
         with pytest.raises(FormatError, match=f"birds/b{row}/photo: does not hold one image"):
             read(odd, [row])
-    odd.close()
 
 
 def test_options_of_images_in_groups(tmp_path):

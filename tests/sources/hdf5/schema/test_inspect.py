@@ -18,12 +18,8 @@ from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, Mis
 def damaged(path, name):
     """One byte of the object's header is changed, which has a checksum."""
     with h5py.File(path) as file:
-        at = h5py.h5o.get_info(file[name].id).addr
-    with open(path, "r+b") as file:
-        file.seek(at + 10)
-        byte = file.read(1)[0]
-        file.seek(at + 10)
-        file.write(bytes([byte ^ 255]))
+        at = h5py.h5o.get_info(file[name].id).addr + 10
+    patch(path, at, "B", Path(path).read_bytes()[at] ^ 255)
 
 
 @pytest.fixture
@@ -64,11 +60,10 @@ def test_values_behind_the_end_of_the_file_are_damage(h5, options, said):
     with h5py.File(path) as file:
         stored = file["data"].id
         offset = stored.get_chunk_info(3).byte_offset if options else stored.get_offset()
-    content = bytearray(Path(path).read_bytes())
+    content = Path(path).read_bytes()
     # The size of contiguous values follows their address.
     at = content.index(offset.to_bytes(8, "little") + (b"" if options else (256).to_bytes(8, "little")))
-    content[at : at + 8] = (len(content) - 16).to_bytes(8, "little")
-    Path(path).write_bytes(content)
+    patch(path, at, "<Q", len(content) - 16)
     with pytest.raises(CorruptError, match=f"{path}:/data.*{said.format(len(content))}"):
         HDF5Source(path, ["data"])
 

@@ -21,10 +21,6 @@ def test_what_is_no_field_of_text_is_named(field, error, message, h5):
     path = h5("0.h5", x=np.arange(4), y=["owl", "jay", "owl", "emu"], square=np.array([["a", "b"]] * 4, "S"))
     with pytest.raises(error, match=message):
         HDF5Source(path, {"y": field})
-    for wrong in ({"kind": "id"}, {"null": "none"}):
-        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: '"):
-            Field.of({"name": "y", **wrong})
-    assert Field.of({"name": "y", None: "drop"}).null == "drop"
 
 
 def test_many_texts_are_ids(h5):

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from support.files.system_calls import failing
-from support.sources import oracle
+from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
@@ -19,10 +19,6 @@ from lit_async_data.sources.local_files import retrying
 from lit_async_data.sources.local_files.retrying import retry_once
 
 pytestmark = pytest.mark.usefixtures("pauses")
-
-
-def read(source, rows=(0,)):
-    return oracle.read(source, rows)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +37,11 @@ def test_a_file_that_the_system_does_not_open_is_named_with_what_to_do(h5, monke
     source = HDF5Source(path, ["data"])
     monkeypatch.setattr(os, "open", failing(os.open, number, 2))
     with pytest.raises(SourceError, match=rf"{path}: cannot be opened: \[Errno {number}\] .*{said}") as caught:
-        read(source)
+        read(source, [0])
     assert type(caught.value) is (MissingError if number == errno.ENOENT else SourceError)
     assert caught.value.file == path
     monkeypatch.undo()
-    assert (read(source)["data"] == 1).all()
+    assert (read(source, [0])["data"] == 1).all()
 
 
 def test_a_transient_input_error_is_not_raised(large, monkeypatch, pauses):

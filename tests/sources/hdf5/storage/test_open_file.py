@@ -1,6 +1,5 @@
 """The handles on files: read by map and by pread, opened again, and few at once."""
 
-import contextlib
 import errno
 import mmap
 import os
@@ -71,6 +70,6 @@ def test_there_may_be_more_files_than_descriptors(h5):
     stored = [{}, {"chunks": (1, 6), "compression": "gzip"}, {"chunks": (1, 6), "scaleoffset": 0}]
     data = np.arange(12).reshape(2, 6)
     paths = [h5(f"{n}.h5", data={"data": data, **stored[n % 3]}, labels=[2 * n, 2 * n + 1]) for n in range(100)]
-    with contextlib.closing(HDF5Source(paths)) as source:
-        for samples in orders(len(source)):
-            assert read(source, samples)["labels"].tolist() == list(samples)
+    source = HDF5Source(paths)
+    for samples in orders(len(source)):
+        assert read(source, samples)["labels"].tolist() == list(samples)

@@ -8,7 +8,11 @@ import pytest
 from support.files.hdf5 import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data.engine.pipeline.ahead import Ahead
+from lit_async_data.order.plan import BatchIndex
+from lit_async_data.order.shares import Shares
 from lit_async_data.sources.hdf5.storage import open_file, readahead
+from lit_async_data.testing import ArraySource
 
 VALUES = np.arange(50 * 6, dtype=">i4").reshape(50, 6)
 
@@ -121,3 +125,24 @@ def test_later_batches_are_fetched_while_earlier_ones_are_read(h5, monkeypatch):
     begins = stored_spans(path)[0][0] + samples * 20_000
     source.close()
     assert all(any(first <= begin < end for first, end in kernel.fetched) for begin in begins)
+
+
+def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this():
+    asked = []
+
+    class Asked(ArraySource):
+        reads_ahead = True
+
+        def fetch(self, samples):
+            asked.append(samples.tolist())
+            return True
+
+    source = Asked({"x": np.arange(40)})
+    with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
+        schedule = loader.machinery.wiring.schedule
+        ahead = Ahead(source, 3, Shares(None))
+        ahead(schedule, [BatchIndex(0, 8), BatchIndex(0, 9)], BatchIndex(1, 0))
+        ahead(schedule, [BatchIndex(1, 0)], BatchIndex(1, 1))
+    wanted = [schedule.plan(1).batch(step).tolist() for step in range(4)]
+    # The batches in between are fetched later, once.
+    assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]
