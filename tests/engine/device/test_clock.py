@@ -35,13 +35,12 @@ def epoch(queue, streams, number=0, batches=STEPS):
 
 @pytest.mark.parametrize(("slow", "waits"), [("side", STEPS), ("compute", 1)])
 def test_only_a_copy_that_compute_has_to_wait_for_is_the_devices_waiting(slow, waits):
-    """Nothing hides the first."""
     streams = streams_that_take_time(slow)
     with queue_on(streams) as queue:
         epoch(queue, streams)
         streams.synchronize()
         waited = queue.waited
-    assert (waited.batches, waited.gap_s) == (STEPS - 1, pytest.approx(ARRIVES_S))
+    assert (waited.batches, waited.gap_s) == (STEPS - 1, pytest.approx(ARRIVES_S))  # nothing hides the first
     assert waited.wait_s == pytest.approx(ARRIVES_S * (waits - 1))
     assert waited.last_s == pytest.approx(ARRIVES_S * (waits > 1))
     assert streams.now_s > STEPS * STEP_S

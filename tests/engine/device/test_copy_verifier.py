@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from support.device import training_loop
-from support.device.training_loop import BATCH, SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
+from support.device.training_loop import SLOW, STEPS, Step, copied_ahead, on_device, pretend, queue_on, trained
+from support.sources.numbered import loader_of, numbers
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.engine.device.copy_verifier import CopyVerifier
-from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.slots import SlotPool
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource
 
@@ -107,13 +106,8 @@ def test_a_slot_that_is_filled_again_too_early_is_found(made, silent):
     assert all(re.search(r"batch 0 of epoch 0: .* did not arrive as it was read", each) for each in found)
 
 
-ROWS = np.repeat(np.arange(40, dtype=np.float32)[:, None], 5000, axis=1)
-
-
 def loader_on_cpu(verify_copies=100, **options):
-    source = ArraySource({"x": ROWS, "y": np.arange(40)})
-    chosen = LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
-    loader = AsyncLoader(source, chosen, **options)
+    loader = loader_of(numbers(40, 5000), shuffle=False, queue_depth=2, **options)
     loader.verify_copies = verify_copies
     return loader
 
@@ -150,7 +144,8 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
 
     class Gated(ArraySource):
         def __init__(self):
-            super().__init__({"x": ROWS, "y": np.arange(40)})
+            rows = np.arange(40)
+            super().__init__({"x": np.repeat(rows[:, None], 5000, axis=1).astype(np.float32), "y": rows})
             self.reads, self.handed_out, self.came_around = 0, threading.Event(), threading.Event()
 
         def read_into(self, samples, out):
@@ -165,8 +160,8 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
         return pool.memory(slot)
 
     monkeypatch.setattr(SlotPool, "lend", lend)
-    source, options = Gated(), LoaderOptions(batch_size=BATCH, shuffle=False, queue_depth=2)
-    with AsyncLoader(source, options) as loader:
+    source = Gated()
+    with loader_of(source, shuffle=False, queue_depth=2) as loader:
         loader.verify_copies = 1
         next(loader)
         source.handed_out.set()

@@ -162,14 +162,10 @@ def test_a_capture_is_seen_on_every_device_for_which_torch_tells_it(monkeypatch)
     assert not device_streams.TorchStreams(torch.device("cpu")).capturing
 
 
-class InPlace:
-    def to(self, device, **options):
-        self.where = device, options
-
-
 def test_objects_are_moved_in_their_own_way():
-    cpu, itself, tensor = torch.device("cpu"), InPlace(), torch.zeros(3)
+    cpu, given, tensor = torch.device("cpu"), [], torch.zeros(3)
     assert moved(SimpleNamespace(to=lambda device: device), cpu) == cpu  # it knows nothing of ``non_blocking``
-    assert moved(itself, cpu) is itself
-    assert itself.where == (cpu, {"non_blocking": True})
+    in_place = SimpleNamespace(to=lambda device, **options: given.append((device, options)))
+    assert moved(in_place, cpu) is in_place
+    assert given == [(cpu, {"non_blocking": True})]
     assert moved(tensor, cpu) is tensor

@@ -9,13 +9,10 @@ import sys
 import threading
 import weakref
 
-import numpy as np
 import pytest
 from support.sources.numbered import LENGTH, WIDE, Bad, loader_of, order, seen
 
-from lit_async_data import AsyncLoader
 from lit_async_data.errors import ClosedError, ReadError
-from lit_async_data.testing import ArraySource
 
 
 def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_collection():
@@ -112,8 +109,7 @@ def test_stats_count_what_happened():
 
 
 def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
-    source = ArraySource({"x": np.zeros(8)})
-    loaders = [AsyncLoader(source, {"batch_size": 4}) for _ in range(3)]
+    loaders = [loader_of() for _ in range(3)]
     for loader, label in zip(loaders, ("train", "val", "test")):
         loader.machinery.wiring.label, loader.machinery.wiring.logged = label, loaders[0].machinery.wiring.logged
         loader._say(logging.WARNING, "this is slow")

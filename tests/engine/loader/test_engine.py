@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
-from support.sources.numbered import loader_of
+from support.sources.numbered import loader_of, order, seen
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import AsyncLoader
 from lit_async_data.engine.device.inline_queue import InlineQueue
 from lit_async_data.engine.loader.engine import Engine
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -34,8 +33,8 @@ def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(mo
 def test_threads_need_not_be_asked_after_each_batch(monkeypatch):
     asked = []
     monkeypatch.setattr(InlineQueue, "prefetch", lambda queue, key: asked.append(key))
-    with AsyncLoader(ArraySource({"y": np.arange(40)}), {"batch_size": 4, "workers": 1}) as loader:
-        assert sorted(torch.cat([batch["y"] for batch in loader]).tolist()) == list(range(40))
+    with loader_of(workers=1) as loader:
+        assert seen(loader) == order()
     assert asked == []
 
 

@@ -157,9 +157,11 @@ def test_a_device_gets_the_samples_that_are_left(monkeypatch):
     assert found == [sample for sample in range(100) if sample not in BAD]
 
 
-def test_a_pass_that_is_given_up_has_a_line_too(caplog):
+def test_a_pass_that_ends_or_is_given_up_has_a_line(caplog):
     with loader_of("skip", shuffle="none") as loader:
-        next(loader)
+        list(loader)
+        assert "epoch 0 of Damaged was read around 7 bad" in caplog.messages[-1]
+        loader.next()
     loader.close()
     assert sum("was read around 1 bad" in line for line in caplog.messages) == 1
 
