@@ -1,7 +1,6 @@
 """Where the time of batches goes is counted in its stage, by a clock that only slow things move."""
 
 import contextlib
-import threading
 import types
 
 import h5py
@@ -10,7 +9,6 @@ import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.engine.stats import ReadMeter, ReadStats, Stage, StageTimes
-from lit_async_data.sources.contract.stage_clock import StageClock, Work
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.testing import ArraySource
 
@@ -116,25 +114,6 @@ def test_a_wait_for_a_slot_is_told_from_a_wait_for_the_loop():
     meter.waited(1.0, starved=False)
     meter.waited(0.5, starved=True)
     assert (meter.loop_s, meter.slot_s) == (1.0, 0.5)
-
-
-def test_what_another_worker_did_meanwhile_is_no_wait_for_storage(clock):
-    here = StageClock()
-    here.start()
-    clock.waits(1.0)
-    here.waited_for_others(0.75)
-    assert here.take() == Work(1.0, cpu_s=0.75)
-
-
-def test_each_thread_has_its_own_sums():
-    here = StageClock()
-    here.decoded(1.0, 1, 1)
-    taken = []
-    thread = threading.Thread(target=lambda: taken.append(here.take()))
-    thread.start()
-    thread.join()
-    assert taken[0].decode_s == 0
-    assert here.take().decode_s == 1
 
 
 def test_the_sums_of_two_engines_are_added():

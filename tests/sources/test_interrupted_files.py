@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import warnings
 
@@ -35,11 +36,8 @@ def folder(tmp_path, h5, monkeypatch):
     return tmp_path
 
 
-def of_a_table(name):
-    def read(folder):
-        assert fetched(str(folder / name), 1000, RootDirectory(str(folder)))[0] == DATA
-
-    return read
+def of_a_table(name, folder):
+    assert fetched(str(folder / name), 1000, RootDirectory(str(folder)))[0] == DATA
 
 
 def straight(folder):
@@ -105,9 +103,9 @@ def read(folder):
 
 
 STEPS = {
-    "a file of a table": of_a_table("old"),
-    "one that was just written": of_a_table("young"),
-    "a link": of_a_table("link"),
+    "a file of a table": functools.partial(of_a_table, "old"),
+    "one that was just written": functools.partial(of_a_table, "young"),
+    "a link": functools.partial(of_a_table, "link"),
     "straight to its place": straight,
     "one that is not there": missing,
     "what a file was": identity,

@@ -5,20 +5,14 @@ from multiprocessing import resource_tracker
 import numpy as np
 import pytest
 import torch
+from support.sources.parted import numbered
 from support.sources.squares import ROWS, Squares
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_async_data import (
-    AsyncDataModule,
-    AsyncLoader,
-    ConcatSource,
-    DatasetSource,
-    HDF5Source,
-    Source,
-    SubsetSource,
-    split,
-)
-from lit_async_data.errors import ConfigError
+from lit_async_data import AsyncLoader, DatasetSource, HDF5Source, Source, SubsetSource, split
+from lit_async_data.errors import MissingError
+from lit_async_data.sources.contract.places import Part
+from lit_async_data.testing import ArraySource
 
 # With the first process that it spawns, multiprocessing starts another one, and keeps a pipe to it.
 resource_tracker.ensure_running()
@@ -60,34 +54,6 @@ def test_a_dataloader_takes_a_source_also_where_its_files_are_open(h5, method):
     source.close()
 
 
-class NoSubclass:
-    """Has all members that are needed, and another base class."""
-
-    spec = Squares.spec
-    read_into = Squares.read_into
-    __len__ = Squares.__len__
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        AsyncLoader,
-        lambda source: AsyncDataModule(train=source),
-        lambda source: AsyncDataModule(source=source),
-        lambda source: SubsetSource(source, [0]),
-        lambda source: ConcatSource([source]),
-        lambda source: split(source, {"train": 1}),
-    ],
-)
-def test_a_class_with_the_right_methods_is_told_to_inherit(use):
-    with pytest.raises(
-        ConfigError, match=r"^\w+: NoSubclass has read_into, but .* class NoSubclass\(lit_async_data.Sou"
-    ):
-        use(NoSubclass())
-    with pytest.raises(ConfigError, match=r"^\w+: .*Squares'> is not a source.*; build one"):
-        use(Squares)
-
-
 def test_a_subclass_without_its_three_members_says_which_are_missing():
     class Half(Source):
         def __len__(self):
@@ -108,3 +74,18 @@ def test_a_subclass_of_three_members_trains_shuffled_split_and_drawn():
     sides = split(source, {"train": 0.5, "val": 0.5}, groups="y")
     assert sum(map(len, sides.values())) == ROWS
     assert source.locate([7])[0] == ("Squares", "/", 7)
+
+
+def test_a_source_without_parts_is_one_part_without_a_name():
+    source = ArraySource({"x": np.zeros((5, 2)), "y": np.arange(5)})
+    assert source.parts == (Part("ArraySource", "/", "", 5),)
+    assert source.chunks.overlap == 0
+    assert source.column("y").tolist() == [0, 1, 2, 3, 4]
+    for name in ("x", "z"):
+        with pytest.raises(MissingError, match=f"ArraySource: no field '{name}' .*: y$"):
+            source.column(name)
+
+
+def test_a_column_is_read_piece_by_piece(monkeypatch):
+    monkeypatch.setattr("lit_async_data.sources.contract.source.BLOCK_SAMPLES", 3)
+    assert numbered(8).column("y").tolist() == list(range(8))

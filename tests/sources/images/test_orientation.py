@@ -91,13 +91,8 @@ def test_orientations_are_read_in_either_byte_order_and_oddities_are_upright():
         start = b"II*\0" if order == "<" else b"MM\0*"
         packed = struct.pack(order + ("HH" if kind == 3 else "I"), *([value, 0] if kind == 3 else [value]))
         other = struct.pack(order + "HHII", 0x0100, 4, 1, 3)
-        return (
-            start
-            + struct.pack(order + "IHH", 8, 2, 0x0100)[:-2]
-            + other
-            + struct.pack(order + "HHI", tag, kind, count)
-            + packed
-        )
+        head = start + struct.pack(order + "IHH", 8, 2, 0x0100)[:-2]
+        return head + other + struct.pack(order + "HHI", tag, kind, count) + packed
 
     assert [orientation_of(block(order, kind)) for order in "<>" for kind in (3, 4)] == [6] * 4
     assert orientation_of(b"Exif\0\0" + block("<")) == 6

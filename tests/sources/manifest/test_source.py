@@ -56,22 +56,14 @@ def test_several_parquet_files_are_one_table_with_rows_of_their_own(pattern, fol
         pq.write_table(given().slice(begin, [4, 6, 2][part]), folder / f"parts/{part}.parquet")
     source = ManifestSource(folder / pattern, FIELDS, id="id", root=folder)
     assert_is_the_table(source)
-    assert [(where.file, where.row) for where in source.locate([3, 4, 11])] == [
-        (str(folder / "parts/0.parquet"), 3),
-        (str(folder / "parts/1.parquet"), 0),
-        (str(folder / "parts/2.parquet"), 1),
-    ]
+    places = [(f"{folder}/parts/{number}.parquet", row) for number, row in enumerate([3, 0, 1])]
+    assert [(where.file, where.row) for where in source.locate([3, 4, 11])] == places
     assert [part.samples for part in source.parts] == [4, 6, 2]
 
 
 @pytest.mark.parametrize("kind", ["pyarrow", "pandas", "polars"])
 def test_a_table_in_memory(kind, folder, monkeypatch):
-    if kind == "pandas":
-        table = pytest.importorskip("pandas").DataFrame(COLUMNS)
-    elif kind == "polars":
-        table = pytest.importorskip("polars").DataFrame(COLUMNS)
-    else:
-        table = given()
+    table = given() if kind == "pyarrow" else pytest.importorskip(kind).DataFrame(COLUMNS)
     assert_is_the_table(ManifestSource(table, FIELDS, id="id", root=folder))
     monkeypatch.chdir(folder)
     assert_is_the_table(ManifestSource(table, FIELDS, id="id"))

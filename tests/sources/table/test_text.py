@@ -86,13 +86,8 @@ def vectors(table, **options):
 
 def test_an_empty_cell_can_mean_no_class_in_every_kind_of_table(tmp_path):
     (tmp_path / "t.csv").write_text("n,tags\n0,a|b\n1,\n2,b\n")
-    text = pa.table({"tags": ["a|b", "", "b"]})
-    for table in (
-        tmp_path / "t.csv",
-        text,
-        pa.table({"tags": ["a|b", " ", "b"]}),
-        pa.table({"tags": ["a|b", None, "b"]}),
-    ):
+    texts = [pa.table({"tags": ["a|b", cell, "b"]}) for cell in ("", " ", None)]
+    for table in (tmp_path / "t.csv", *texts):
         with pytest.raises(ManifestError, match=r"'tags': no value; give one, or set null: zero if"):
             vectors(table, separator="|")
         assert vectors(table, separator="|", null="zero") == ([[1, 1], [0, 0], [0, 1]], ("a", "b"))

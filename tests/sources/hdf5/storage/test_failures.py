@@ -16,7 +16,6 @@ from lit_async_data.errors import CorruptError, FormatError, MissingError, Sourc
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage.failures import open_h5py, open_raw, source_error
 from lit_async_data.sources.local_files import retrying
-from lit_async_data.sources.local_files.retrying import retry_once
 
 pytestmark = pytest.mark.usefixtures("pauses")
 
@@ -51,12 +50,6 @@ def test_a_transient_input_error_is_not_raised(large, monkeypatch, pauses):
     monkeypatch.setattr(open_file.system, "preadv", failing(os.preadv, errno.EIO, 1))
     assert read(source, [3])["data"][0, 0] == 3 * 2**17
     assert pauses == [retrying.PAUSE_S] * 3
-
-
-def test_only_input_errors_are_retried():
-    for number in (errno.EMFILE, errno.ENOENT, errno.EACCES):
-        with pytest.raises(OSError, match=os.strerror(number)):
-            retry_once(failing(int, number, 1))
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"scaleoffset": 0}], ids=str)

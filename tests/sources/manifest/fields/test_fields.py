@@ -149,11 +149,16 @@ def straight(monkeypatch):
     return found
 
 
+def stored(folder, *arrays):
+    """The source of arrays in files, none of which was looked at but the first."""
+    for number, array in enumerate(arrays):
+        np.save(folder / f"{number}.npy", array)
+    return of_paths(folder, [f"{number}.npy" for number in range(len(arrays))], check_files="none")
+
+
 def test_arrays_that_are_alike_are_read_straight_to_their_place(tmp_path, straight):
     arrays = [np.random.default_rng(number).normal(size=(3, 5)).astype("f4") for number in range(4)]
-    for number, array in enumerate(arrays):
-        np.save(tmp_path / f"{number}.npy", array)
-    source = of_paths(tmp_path, [f"{number}.npy" for number in range(4)], check_files="none")
+    source = stored(tmp_path, *arrays)
     assert np.array_equal(read(source, [2, 0, 3, 1])["x"], np.stack(arrays)[[2, 0, 3, 1]])
     assert straight == [True] * 4  # the first file was looked at before
 
@@ -169,13 +174,11 @@ def test_arrays_that_are_alike_are_read_straight_to_their_place(tmp_path, straig
     ],
 )
 def test_an_array_that_lies_otherwise_is_decoded_or_refused(tmp_path, straight, other, same):
-    np.save(tmp_path / "a.npy", np.zeros((2, 3)))
-    np.save(tmp_path / "b.npy", other)
-    source = of_paths(tmp_path, ["a.npy", "b.npy"], check_files="none")
+    source = stored(tmp_path, np.zeros((2, 3)), other)
     if same:
         assert np.array_equal(read(source, [0, 1])["x"][1], other)
     else:
-        with pytest.raises(FormatError, match=r"row 1.*b\.npy"):
+        with pytest.raises(FormatError, match=r"row 1.*1\.npy"):
             read(source, [1])
 
 
@@ -192,9 +195,7 @@ def test_an_array_whose_file_is_cut_or_longer_is_refused(tmp_path, straight, cha
 
 
 def test_an_array_of_another_type_is_not_filled_with_the_bytes_of_a_file(tmp_path, straight):
-    for number in range(2):
-        np.save(tmp_path / f"{number}.npy", np.full((2, 3), number, "f4"))
-    source = of_paths(tmp_path, ["0.npy", "1.npy"], check_files="none")
+    source = stored(tmp_path, np.zeros((2, 3), "f4"), np.ones((2, 3), "f4"))
     with pytest.raises(FormatError, match=r"row 1.*1\.npy: holds float32"):
         source.read_into(np.array([1]), {"x": np.zeros((1, 2, 3), "i4")})
     parts = np.zeros((1, 2, 6), "f4")[:, :, ::2]
@@ -204,8 +205,7 @@ def test_an_array_of_another_type_is_not_filled_with_the_bytes_of_a_file(tmp_pat
 
 
 def test_an_array_that_was_written_a_moment_ago_is_looked_at_before_and_after(tmp_path, straight, monkeypatch):
-    np.save(tmp_path / "0.npy", np.ones(3))
-    source = of_paths(tmp_path, ["0.npy"], check_files="none")
+    source = stored(tmp_path, np.ones(3))
     monkeypatch.setattr(file_times, "RECENT_NS", 2 * 10**9)
     written = (tmp_path / "0.npy").stat().st_mtime_ns
     for age, at_once in ((10**9, False), (3 * 10**9, True)):
@@ -229,9 +229,7 @@ def test_a_link_out_of_the_root_is_refused_on_every_way(tmp_path, straight):
 
 
 def test_single_numbers_are_decoded_since_they_become_wider(tmp_path, straight):
-    for number in range(3):
-        np.save(tmp_path / f"{number}.npy", np.array(number, "i2"))
-    source = of_paths(tmp_path, [f"{number}.npy" for number in range(3)])
+    source = stored(tmp_path, *np.arange(3, dtype="i2"))
     assert read(source, [2, 1])["x"].tolist() == [2, 1]
     assert not straight
 

@@ -187,32 +187,16 @@ def two(tmp_path):
 
 
 def hdf5(root, path="b.h5", row=5, dataset="data"):
-    rows = {
-        "id": ["p", "q", "r-1"],
-        "path": ["a.h5", "b.h5", path],
-        "row": [9, 0, row],
-        "dataset": ["data", "data", dataset],
-    }
-    return ManifestSource(pa.table(rows), {"x": "path"}, id="id", root=root)
+    rows = {"id": ["p", "q", "r-1"], "path": ["a.h5", "b.h5", path], "row": [9, 0, row]}
+    table = pa.table({**rows, "dataset": ["data", "data", dataset]})
+    return ManifestSource(table, {"x": "path"}, id="id", root=root)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"row": 6},
-        {"row": -1},
-        {"row": 2**40},
-        {"row": None},
-        {"path": "gone.h5"},
-        {"path": "bad.h5"},
-        {"path": "broken.h5"},
-        {"path": "link.h5"},
-        {"path": "../out.h5"},
-        {"path": None},
-        {"dataset": "nope"},
-        {"dataset": "other"},
-        {"dataset": None},
-    ],
+    [{"row": row} for row in (6, -1, 2**40, None)]
+    + [{"path": path} for path in ("gone.h5", "bad.h5", "broken.h5", "link.h5", "../out.h5", None)]
+    + [{"dataset": name} for name in ("nope", "other", None)],
     ids=str,
 )
 def test_a_wrong_row_of_an_hdf5_file_is_named(wrong, two):

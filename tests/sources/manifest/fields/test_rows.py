@@ -103,21 +103,11 @@ def folder(tmp_path):
 
 
 WRONG = {
-    "gone.png": MissingError,
-    "cut.png": CorruptError,
-    "text.jpg": FormatError,
-    "bomb.png": SourceError,
-    "empty.png": CorruptError,
-    "pipe.png": SourceError,
-    "../secret.png": ManifestError,
-    "link.png": SourceError,
-    "/etc/passwd": ManifestError,
-    "nothing.png": MissingError,
-    "tall.png": FormatError,
-    "pickled.npy": FormatError,
-    "long.npy": FormatError,
-    "doubles.npy": FormatError,
-    "cut.npy": CorruptError,
+    **dict.fromkeys(("gone.png", "nothing.png"), MissingError),
+    **dict.fromkeys(("cut.png", "empty.png", "cut.npy"), CorruptError),
+    **dict.fromkeys(("text.jpg", "tall.png", "pickled.npy", "long.npy", "doubles.npy"), FormatError),
+    **dict.fromkeys(("bomb.png", "pipe.png", "link.png"), SourceError),
+    **dict.fromkeys(("../secret.png", "/etc/passwd"), ManifestError),
 }
 
 
@@ -230,10 +220,7 @@ def test_files_are_never_on_two_sides_however_they_are_named(groups, tmp_path):
     np.save(tmp_path / names[0], np.zeros(1))
     for name in names[1:]:
         (tmp_path / name).hardlink_to(tmp_path / names[0])
-    one, other = (
-        ManifestSource(pa.table({"x": [prefix + name for name in names]}), ["x"], root=tmp_path)
-        for prefix in ("", "./")
-    )
+    one, other = (of_paths(tmp_path, [prefix + name for name in names]) for prefix in ("", "./"))
     sides = split(ConcatSource([one, SubsetSource(other, range(0, 200, 3))]), {"train": 0.5, "val": 0.5}, groups=groups)
     assert sides.overlap == 0
     train, val = (
@@ -263,6 +250,6 @@ def test_split_by_file_is_the_same_wherever_the_folder_lies(tmp_path):
         root.mkdir()
         for number in range(40):
             np.save(root / f"{number}.npy", np.array(number))
-        source = ManifestSource(pa.table({"path": [f"{number}.npy" for number in range(40)]}), ["path"], root=root)
+        source = of_paths(root, [f"{number}.npy" for number in range(40)])
         found.append(split(source, {"train": 0.5, "val": 0.5}, groups="file")["train"].samples.tolist())
     assert found[0] == found[1]

@@ -1,6 +1,5 @@
 """Files read ahead: only where they are not in memory, each once, and nothing is left when nobody wants them."""
 
-import collections
 import contextlib
 import copy
 import dataclasses
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.sources.manifests import of_paths
 from support.threads.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
@@ -34,6 +34,7 @@ class Disk:
             self.gate.set()
         self._read = fetching.fetched
         monkeypatch.setattr(fetching, "fetched", self.fetched)
+        # What is not in memory is not read straight to its place.
         monkeypatch.setattr(fetching, "filled", lambda *_: not cold)
 
     def fetched(self, path, most_bytes, root=None):
@@ -41,6 +42,22 @@ class Disk:
         self.arrived.release()
         assert self.gate.wait(30)
         return self._read(path, most_bytes)[0], self.cold
+
+    def read_ahead(self):
+        return [path for path, name in self.asked if "fetcher" in name]
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+@pytest.fixture
+def reader():
+    reader = FilePrefetcher()
+    give_back = reader.reserve(ROOM)
+    yield reader
+    give_back()
 
 
 @pytest.fixture
@@ -65,14 +82,12 @@ def there(reader, path):
     file.reading.release()
 
 
-def test_nothing_is_read_ahead_of_what_is_in_memory(files, monkeypatch):
-    disk, reader = Disk(monkeypatch, cold=False), FilePrefetcher()
-    give_back = reader.reserve(ROOM)
+def test_nothing_is_read_ahead_of_what_is_in_memory(files, reader, monkeypatch):
+    disk = Disk(monkeypatch, cold=False)
     made_cold(reader, files)
     assert not reader.wanted
     assert not fetchers()
     assert len(disk.asked) == 4
-    give_back()
 
 
 def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
@@ -84,9 +99,7 @@ def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
     assert not fetchers()
 
 
-def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, monkeypatch):
-    disk, reader = Disk(monkeypatch), FilePrefetcher()
-    give_back = reader.reserve(ROOM)
+def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, disk, reader):
     made_cold(reader, files)
     assert reader.wanted
     del disk.asked[:]
@@ -97,13 +110,10 @@ def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, mon
     assert found == [bytes([number]) * 100 for number in range(10, 30)]
     assert sorted(path for path, _ in disk.asked) == sorted(files[10:30])
     assert all("fetcher" in name for _, name in disk.asked)
-    give_back()
-    assert not fetchers()
 
 
-def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
-    disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
-    give_back = reader.reserve(ROOM)
+def test_at_most_sixteen_files_are_waited_for_at_a_time(files, reader, monkeypatch):
+    disk = Disk(monkeypatch, gated=True)
     reader.fetch(files)
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
@@ -111,12 +121,10 @@ def test_at_most_sixteen_files_are_waited_for_at_a_time(files, monkeypatch):
     assert len(disk.asked) == THREADS
     disk.gate.set()
     there(reader, files[39])
-    give_back()
 
 
-def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
-    disk, reader, found = Disk(monkeypatch, gated=True), FilePrefetcher(), []
-    give_back = reader.reserve(ROOM)
+def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, reader, monkeypatch):
+    disk, found = Disk(monkeypatch, gated=True), []
     reader.fetch(files[:1])
     assert disk.arrived.acquire(timeout=30)
     waiting = threading.Thread(target=lambda: found.append(reader.read(files[0])))
@@ -126,7 +134,6 @@ def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, monkeypatch):
     waiting.join(30)
     assert found == [bytes(100)]
     assert len(disk.asked) == 1
-    give_back()
 
 
 def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypatch):
@@ -150,8 +157,8 @@ def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypa
     assert reader.held_bytes == 0
 
 
-def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(files, monkeypatch):
-    disk, reader = Disk(monkeypatch), FilePrefetcher()
+def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(files, disk):
+    reader = FilePrefetcher()
     give_back = reader.reserve(250)
     reader.fetch(files[:10])
     there(reader, files[0])
@@ -168,8 +175,7 @@ def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(fi
     assert len(disk.asked) == 10
 
 
-def test_a_file_that_is_larger_than_the_room_is_not_read_ahead(files, tmp_path, monkeypatch):
-    Disk(monkeypatch)
+def test_a_file_that_is_larger_than_the_room_is_not_read_ahead(files, disk, tmp_path):
     (tmp_path / "large").write_bytes(bytes(1000))
     reader = FilePrefetcher()
     give_back = reader.reserve(450)
@@ -181,10 +187,9 @@ def test_a_file_that_is_larger_than_the_room_is_not_read_ahead(files, tmp_path, 
     assert reader.held_bytes == 0
 
 
-def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
+def test_room_that_is_taken_back_holds_up_nobody(files, disk):
     # 1. Two loaders give room for 250 bytes. 2. Two files are held, and the next one waits for room. 3. One loader is
     # closed, and what remains is too little for any file. 4. Reading goes on without reading ahead.
-    Disk(monkeypatch)
     reader = FilePrefetcher()
     first, second = reader.reserve(200), reader.reserve(50)
     reader.fetch(files[:4])
@@ -195,44 +200,31 @@ def test_room_that_is_taken_back_holds_up_nobody(files, monkeypatch):
     assert reader.held_bytes == 0
 
 
-def test_a_read_ahead_that_fails_is_done_again_by_who_needs_the_file(files, monkeypatch, caplog):
-    reader = FilePrefetcher()
-    disk = Disk(monkeypatch)
-
+def test_a_read_ahead_that_fails_is_done_again_by_who_needs_the_file(files, disk, caplog, reader, monkeypatch):
     def fails(path, most_bytes, root):
         if "fetcher" in threading.current_thread().name:
             raise AssertionError("a mistake")
         return disk.fetched(path, most_bytes)
 
     monkeypatch.setattr(fetching, "fetched", fails)
-    give_back = reader.reserve(ROOM)
     reader.fetch(files)
     for path in files:
         there(reader, path)
     assert [reader.read(path) for path in files] == [bytes([number]) * 100 for number in range(40)]
-    give_back()
     assert not caplog.records
 
 
-def test_where_no_thread_can_be_started_nothing_waits_for_one(files, monkeypatch):
-    Disk(monkeypatch)
-    reader = FilePrefetcher()
-    give_back = reader.reserve(ROOM)
-
+def test_where_no_thread_can_be_started_nothing_waits_for_one(files, disk, reader, monkeypatch):
     def refuses(self):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuses)
     reader.fetch(files)
     assert reader.read(files[0]) == bytes(100)
-    give_back()
 
 
-def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
-    Disk(monkeypatch)
+def test_what_nobody_asks_for_is_let_go(files, disk, reader, monkeypatch):
     monkeypatch.setattr(fetching, "_STALE", 3)
-    reader = FilePrefetcher()
-    give_back = reader.reserve(ROOM)
     reader.fetch(files[:1])
     there(reader, files[0])
     for number in range(1, 5):
@@ -241,11 +233,9 @@ def test_what_nobody_asks_for_is_let_go(files, monkeypatch):
     for number in range(1, 5):
         reader.read(files[number])
     assert reader.held_bytes == 0
-    give_back()
 
 
-def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
-    Disk(monkeypatch)
+def test_several_loaders_share_it_and_the_last_one_ends_it(files, disk):
     reader = FilePrefetcher()
     first, second = reader.reserve(ROOM), reader.reserve(ROOM)
     made_cold(reader, files)
@@ -260,10 +250,7 @@ def test_several_loaders_share_it_and_the_last_one_ends_it(files, monkeypatch):
     assert reader.read(files[6]) == bytes([6]) * 100
 
 
-def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
-    Disk(monkeypatch)
-    reader = FilePrefetcher()
-    give_back = reader.reserve(ROOM)
+def test_a_copy_in_another_process_begins_anew(files, disk, reader, monkeypatch):
     made_cold(reader, files)
     again = pickle.loads(pickle.dumps(reader))
     assert (again.wanted, reader.wanted) == (False, True)
@@ -271,12 +258,10 @@ def test_a_copy_in_another_process_begins_anew(files, monkeypatch):
     assert not reader.wanted
     assert reader.read(files[9]) == bytes([9]) * 100
     monkeypatch.undo()
-    give_back()
 
 
-def test_room_given_back_by_a_thread_that_holds_the_lock_waits_for_no_thread(files, monkeypatch):
+def test_room_given_back_by_a_thread_that_holds_the_lock_waits_for_no_thread(files, disk):
     # As garbage collection does, which can come while the lock is held. A thread of the pool waits for the lock.
-    Disk(monkeypatch)
     reader = FilePrefetcher()
     give_back = reader.reserve(ROOM)
     with reader._held():
@@ -311,30 +296,6 @@ def test_wherever_an_interrupt_ends_the_giving_back_of_room_no_thread_waits_for_
 COUNT = 200
 
 
-class ColdDisk:
-    """Says of every file that it was not in memory, and remembers who read which."""
-
-    def __init__(self, fetched):
-        self.cold, self._fetched = 1.0, fetched
-        self.read, self.ahead = collections.Counter(), collections.Counter()
-
-    def __call__(self, path, most_bytes, root):
-        data, _ = self._fetched(path, most_bytes, root)
-        name = path.rpartition("/")[2]
-        self.read[name] += 1
-        if "fetcher" in threading.current_thread().name:
-            self.ahead[name] += 1
-        return data, self.cold
-
-
-@pytest.fixture
-def disk(monkeypatch):
-    disk = ColdDisk(fetching.fetched)
-    monkeypatch.setattr(fetching, "fetched", disk)
-    monkeypatch.setattr(fetching, "filled", lambda *_: False)  # what is not in memory is not read straight to its place
-    return disk
-
-
 @pytest.fixture
 def source(tmp_path):
     for number in range(COUNT):
@@ -352,9 +313,9 @@ def numbers(source, epochs=2, **options):
 @pytest.mark.parametrize(("shuffle", "workers"), [("none", 1), ("global", 3), ("chunk", 3)])
 def test_batches_are_the_same_from_a_cold_disk(shuffle, workers, disk, source):
     cold = numbers(source, shuffle=shuffle, workers=workers)
-    assert sum(disk.ahead.values())
+    assert len(disk.read_ahead())
     # What was told of the disk is not copied.
-    disk.cold = 0.0
+    disk.cold = False
     assert cold == numbers(pickle.loads(pickle.dumps(source)), shuffle=shuffle, workers=workers)
 
 
@@ -362,7 +323,7 @@ def test_parts_and_sources_in_a_row_are_read_ahead_too(disk, source):
     both = ConcatSource([SubsetSource(source, np.arange(100, 200)), SubsetSource(source, np.arange(100))])
     assert numbers(both, 1) == [[*range(100, 200), *range(100)]]
     # All but the first files, which are read before anybody knows that the disk is cold.
-    assert sum(disk.ahead.values()) > COUNT * 0.5
+    assert len(disk.read_ahead()) > COUNT * 0.5
 
 
 def test_a_loader_that_is_closed_early_leaves_nothing(disk, source):
@@ -382,9 +343,7 @@ def large(tmp_path, nbytes, count):
     np.save(tmp_path / "0.npy", np.zeros(nbytes, np.uint8))
     for number in range(1, count):
         (tmp_path / f"{number}.npy").hardlink_to(tmp_path / "0.npy")
-    return ManifestSource(
-        pa.table({"x": [f"{n}.npy" for n in range(count)]}), {"x": "x"}, root=tmp_path, check_files="none"
-    )
+    return of_paths(tmp_path, [f"{number}.npy" for number in range(count)], check_files="none")
 
 
 @pytest.mark.parametrize(

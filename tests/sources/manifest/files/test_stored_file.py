@@ -81,9 +81,8 @@ def test_an_input_error_is_raised_if_it_comes_twice(tmp_path, monkeypatch, numbe
     if times == 1:
         assert fetched(str(path), 10)[0] == b"abc"
     else:
-        with pytest.raises(
-            SourceError, match=rf"{path}: cannot be read: \[Errno {number}\] {os.strerror(number)} at byte 0"
-        ):
+        message = rf"{path}: cannot be read: \[Errno {number}\] {os.strerror(number)} at byte 0"
+        with pytest.raises(SourceError, match=message):
             fetched(str(path), 10)
     assert pauses == [retrying.PAUSE_S]
 
@@ -146,15 +145,8 @@ def root(tmp_path):
 
 def test_paths_inside_are_joined(root):
     within = RootDirectory(root)
-    for path in (
-        "in/a.jpg",
-        "./in//a.jpg",
-        "in/../in/a.jpg",
-        "to_in/a.jpg",
-        "to_a.jpg",
-        f"{root}/in/a.jpg",
-        "12:30.jpg",
-    ):
+    below = ("in/a.jpg", "./in//a.jpg", "in/../in/a.jpg", "to_in/a.jpg", "to_a.jpg", "12:30.jpg")
+    for path in (*below, f"{root}/in/a.jpg"):
         joined = within.path_of(path)
         assert joined == os.path.join(root, path)
         assert within.checked(joined) == joined

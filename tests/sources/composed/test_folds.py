@@ -6,31 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sources.parted import folds_of, numbered
 
 from lit_async_data import Field, HDF5Source, StorageLayout, SubsetSource, folds, split
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.testing import ArraySource
-
-
-def numbered(length=100, **arrays):
-    return ArraySource({"y": np.arange(length), **arrays})
-
-
-def folds_of(cut, length):
-    """The fold of each sample, which is in val of one split and in train of the others."""
-    fold = np.full(length, -1)
-    for number, sides in enumerate(cut):
-        assert (fold[sides["val"].samples] == -1).all()
-        fold[sides["val"].samples] = number
-        assert np.array_equal(np.setdiff1d(np.arange(length), sides["val"].samples), sides["train"].samples)
-        assert sides.overlap == 0
-    assert (fold >= 0).all()
-    return fold
-
-
-def held(fold, k, classes):
-    """How many samples of each class each fold has."""
-    return np.array([np.bincount(classes[fold == number], minlength=classes.max() + 1) for number in range(k)])
 
 
 @given(st.integers(2, 7), st.integers(7, 90), st.integers(0, 2**63 - 1), st.randoms())
@@ -61,41 +41,6 @@ def test_groups_stay_whole_in_folds_of_nearly_the_same_size(sizes, k, seed):
     assert np.array_equal(
         folds_of(folds(numbered(len(groups)), k, groups=groups[::-1], seed=seed), len(groups)), fold[::-1]
     )
-
-
-@given(st.lists(st.integers(0, 4), min_size=10, max_size=90), st.integers(2, 7), st.integers(0, 2**63 - 1))
-def test_classes_are_dealt_evenly_and_samples_too(labels, k, seed):
-    labels = np.array(labels)
-    fold = folds_of(folds(numbered(len(labels)), k, balance=labels, seed=seed), len(labels))
-    for counts in (held(fold, k, labels), held(fold, k, np.zeros_like(labels))):
-        assert (counts.max(axis=0) - counts.min(axis=0) <= 1).all()
-
-
-def test_a_split_has_its_share_of_each_class():
-    labels = np.random.default_rng(0).choice(20, 1000, p=[0.62] + [0.02] * 19)
-    sides = split(numbered(1000, label=labels), {"train": 0.7, "val": 0.2}, balance="label")
-    for side, share in zip(sides.values(), (0.7, 0.2)):
-        assert np.abs(np.bincount(labels[side.samples]) - share * np.bincount(labels)).max() < 2
-        assert abs(len(side) - share * 1000) < 2
-
-
-def test_groups_are_dealt_so_that_classes_are_balanced():
-    rng = np.random.default_rng(0)
-    patient = rng.integers(0, 60, 1500)
-    label = np.where(rng.random(1500) < 0.8, patient * 7 % 5, rng.integers(0, 5, 1500))
-    fold = folds_of(folds(numbered(1500, p=patient, label=label), 5, groups="p", balance="label"), 1500)
-    assert all(len(set(fold[patient == each])) == 1 for each in range(60))
-    counts = held(fold, 5, label)
-    assert (counts.max(axis=0) - counts.min(axis=0)).max() < 25  # 101 without balance
-    assert np.ptp(counts.sum(axis=1)) <= 25
-
-
-def test_several_labels_per_sample_are_balanced_and_none_is_a_class_too():
-    tags = np.random.default_rng(0).random((2000, 6)) < [0.005, 0.03, 0.1, 0.2, 0.3, 0.4]
-    fold = folds_of(folds(numbered(2000, tags=tags), 5, balance="tags"), 2000)
-    tags = np.column_stack([tags, ~tags.any(axis=1), np.ones(2000, bool)])
-    counts = np.array([tags[fold == number].sum(axis=0) for number in range(5)])
-    assert np.ptp(counts, axis=0).max() <= 3
 
 
 def test_a_class_that_some_fold_lacks_is_named(caplog):
@@ -143,11 +88,8 @@ FOLD = np.array([10, 9, 1, 10, 1, 9])
 def test_a_column_of_text_names_the_sides_and_others_are_listed():
     source = ArraySource({"y": np.arange(6)}, columns={"side": SIDE, "fold": FOLD})
     by_name = split(source, by="side")
-    assert {name: side.samples.tolist() for name, side in by_name.items()} == {
-        "val": [1, 5],
-        "test": [3],
-        "train": [0, 2, 4],
-    }
+    samples = {name: side.samples.tolist() for name, side in by_name.items()}
+    assert samples == {"val": [1, 5], "test": [3], "train": [0, 2, 4]}
     assert by_name.described.startswith("split by side: val 0.33 (1 of 3 groups, 2 samples), test")
     listed = split(source, {"train": [1, 9], "val": [10]}, by="fold", groups=[0, 1, 2, 0, 2, 1])
     assert listed["train"].samples.tolist() == [1, 2, 4, 5]

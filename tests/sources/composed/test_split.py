@@ -6,41 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sources.parted import HALVES, files, numbered, parted, side_of
 
 import lit_async_data.sources.composed.split as module
-from lit_async_data import ConcatSource, StorageLayout, SubsetSource, split
+from lit_async_data import ConcatSource, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.sources.composed.groups import groups_of, hashed
+from lit_async_data.sources.composed.groups import hashed
 from lit_async_data.sources.contract.derived import places_of
-from lit_async_data.testing import ArraySource
 
-HALVES = {"train": 0.5, "val": 0.5}
 THREE = {"train": 0.6, "val": 0.2, "test": 0.2}
-
-
-def numbered(length=100, **arrays):
-    return ArraySource({"y": np.arange(length), **arrays})
-
-
-def parted(parts, overlap=0, **columns):
-    return ArraySource(
-        {"y": np.arange(sum(parts.values()))}, parts=parts, columns=columns, chunks=StorageLayout(overlap=overlap)
-    )
-
-
-def files(count, samples=3):
-    return {f"{number:03}.h5": samples for number in range(count)}
-
-
-def side_of(sides, length):
-    """The side of each sample; None where it is unused, an error where there are two."""
-    side = [None] * length
-    for name, subset in sides.items():
-        for sample in subset.samples.tolist():
-            assert side[sample] is None
-            side[sample] = name
-    return side
 
 
 def side_by_hand(fractions, key):
@@ -78,18 +53,13 @@ def hash_of(name):
 )
 def test_wrong_fractions_are_refused(fractions, message):
     with pytest.raises(ConfigError, match=f"^split: .*{message}"):
-        split(numbered(), fractions)
+        split(numbered(100), fractions)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, True, "0", None])
 def test_a_wrong_seed_is_refused(seed):
     with pytest.raises(ConfigError, match=f"^seed: {seed!r} is not"):
-        split(numbered(), HALVES, seed=seed)
-
-
-def test_what_is_no_source_cannot_be_split():
-    with pytest.raises(ConfigError, match=r"^source: 'a\.h5' is not a source"):
-        split("a.h5", HALVES)
+        split(numbered(100), HALVES, seed=seed)
 
 
 @pytest.mark.parametrize("fractions", [{"a": 0.7, "b": 0.2, "c": 0.1}, {"a": 0.1, "b": 0.7, "c": 0.2 + 5e-10}])
@@ -181,221 +151,6 @@ def test_no_group_is_on_two_sides(values, fractions, seed):
     again = split(numbered(len(values)), fractions, groups=[str(values[sample]) for sample in order], seed=seed)
     side = side_of(sides, len(values))
     assert side_of(again, len(values)) == [side[sample] for sample in order]
-
-
-@given(st.lists(st.integers(1, 60), min_size=2, max_size=40), st.integers(1, 9), st.integers(0, 2**63 - 1))
-def test_shares_are_as_near_as_the_groups_allow(sizes, tenths, seed):
-    values = np.repeat(np.arange(len(sizes)), sizes)
-    fractions = {"train": tenths / 10, "val": 1 - tenths / 10}
-    sides = split(numbered(len(values)), fractions, groups=values, seed=seed)
-    if min(fractions.values()) * sum(sizes) >= max(sizes) / 2:  # else a side needs a group that is too large for it
-        off = abs(len(sides["train"]) - tenths / 10 * sum(sizes))
-        assert off <= max(sizes) / 2 + 1e-9
-
-
-@pytest.mark.parametrize("groups", [5, 4, 3])
-def test_each_side_gets_a_group_if_there_are_enough(groups):
-    for seed in range(10):
-        sides = split(numbered(groups), {"train": 0.9, "val": 0.05, "test": 0.05}, groups=np.arange(groups), seed=seed)
-        assert {name: len(side) for name, side in sides.items()} == {"train": groups - 2, "val": 1, "test": 1}
-
-
-FOLDS = np.arange(20) // 2 % 5
-
-
-@pytest.mark.parametrize(
-    ("given", "groups"),
-    [
-        ({"train": [0, 1, 3], "val": [2]}, FOLDS),
-        ({"train": np.array([3, 1, 0]), "val": (2,)}, FOLDS),
-        ({"train": ["0", "1", "3"], "val": ["2"]}, "fold"),
-    ],
-)
-def test_sides_may_list_their_groups_and_the_others_stay_unused(given, groups):
-    sides = split(numbered(20, fold=FOLDS), given, groups=groups)
-    assert side_of(sides, 20) == [{2: "val", 4: None}.get(fold, "train") for fold in FOLDS.tolist()]
-    assert sides.described.endswith("val 0.20 (1 of 5 groups, 4 samples), unused 0.20 (4 samples); overlap 0")
-
-
-def test_files_may_be_listed_too():
-    sides = split(
-        parted({"a.h5": 2, "b.h5": 3, "c.h5": 1}), {"train": ["c.h5", "a.h5"], "val": ["b.h5"]}, groups="file"
-    )
-    assert {name: side.samples.tolist() for name, side in sides.items()} == {"train": [0, 1, 5], "val": [2, 3, 4]}
-
-
-@pytest.mark.parametrize(
-    ("given", "groups", "message"),
-    [
-        ({"train": [0, 7, "x"], "val": [2]}, FOLDS, r"train names 7, x, .*no such group .*there are 0, 1, 2, … \(5 in"),
-        ({"train": [0, 1], "val": [2, 1]}, FOLDS, "the group 1 .* is in train and in val"),
-        ({"train": [0, 0]}, FOLDS, "the group 0 .* is in train and in train"),
-        ({"train": [0], "val": []}, FOLDS, r"val = \[\] names no group"),
-        ({"train": [0], "val": 0.2}, FOLDS, "train lists groups, but val = 0.2 is no list"),
-        ({"train": [0], 1: [1]}, FOLDS, "1 is not the name of a side"),
-        (
-            {"train": np.arange(16), "val": np.arange(16, 20)},
-            None,
-            r"train lists groups .*SubsetSource\(source, numbers\)",
-        ),
-        ({"train": [0], "val": [1]}, "time", "train lists groups .*say with groups= what they are"),
-    ],
-)
-def test_lists_that_name_no_sides_are_refused(given, groups, message):
-    with pytest.raises(ConfigError, match=f"^split: .*{message}"):
-        split(numbered(20), given, groups=groups)
-
-
-KINDS = [
-    np.array,
-    lambda values: np.array(values, np.uint8),
-    lambda values: np.array(values, float),
-    lambda values: np.array(values, object),
-    lambda values: [str(value) for value in values],
-    lambda values: np.array([str(value) for value in values], "S"),
-    lambda values: np.array([str(value) for value in values], np.dtypes.StringDType()),
-    lambda values: np.array([str(value).encode() for value in values], object),
-    lambda values: np.array([np.int16(value) for value in values], object),
-    lambda values: np.ma.array(values, mask=False),
-    lambda values: np.array(values)[None],  # as MATLAB stores a row or a column
-    lambda values: np.array(values, float)[:, None],
-]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_are_told_apart_by_their_text(kind):
-    values = [12, 7, 7, 103, 12, 0, 55, 103, 8, 9]
-    expected = side_of(split(numbered(10), HALVES, groups=values), 10)
-    assert set(expected) == {"train", "val"}
-    assert side_of(split(numbered(10), HALVES, groups=kind(values)), 10) == expected
-
-
-def test_true_and_false_are_groups():
-    values = np.arange(10) % 2 == 0
-    assert groups_of(numbered(10), values, places_of(numbered(10))).names == ["0", "1"]
-
-
-def test_text_that_is_not_utf8_is_a_group_too():
-    values = np.array([b"\xff", b"a", b"\xfe"])
-    names = groups_of(numbered(3), values, places_of(numbered(3))).names
-    assert len(set(hashed(names).tolist())) == 3
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (np.arange(9), "9 values for 10 samples"),
-        (np.arange(11), "11 values for 10 samples"),
-        (np.zeros((10, 2), int), r"has shape \(10, 2\)"),
-        (np.arange(10) + 0.5, "type float64"),
-        (np.arange(10) * 1e300, "type float64"),
-        (np.arange(10).astype("M8[s]"), r"type datetime64\[s\]"),
-        (np.array([1.5] * 10, object), "1.5 is neither a whole number nor text"),
-    ],
-)
-def test_values_that_name_no_groups_are_refused(values, message):
-    with pytest.raises(ConfigError, match=f"^groups: .*{message}"):
-        split(numbered(10), HALVES, groups=values)
-
-
-class NAType:
-    """As pandas calls what is not there."""
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.array([1, 2, np.nan, np.nan]),
-        np.array(["a", "b", None, None], object),
-        np.array(["a", "b", float("nan"), None], object),
-        np.array(["a", "b", NAType(), None], object),
-        np.ma.array([1, 2, 3, 4], mask=[False, False, True, True]),
-        np.array(["2020-01-01", "2020-01-01", "NaT", "NaT"], "M8[D]"),
-    ],
-)
-def test_a_sample_without_a_value_is_named(values):
-    source = SubsetSource(parted({"a.h5": 10}), [9, 8, 7, 6])
-    with pytest.raises(
-        ConfigError, match=r"no value \(.*\) for sample 7 \(row 7 of files/a\.h5\), nor for 1 other;"
-    ) as caught:
-        split(source, HALVES, groups=values)
-    assert (caught.value.sample_id, caught.value.row, caught.value.file) == (7, 7, "files/a.h5")
-
-
-def test_groups_may_be_named_by_a_column_or_a_key():
-    who = np.array([f"dog {number}" for number in range(20)])
-    source = parted(files(5, 4), who=who)
-    assert side_of(split(source, HALVES, groups="who"), 20) == side_of(split(source, HALVES, groups=who), 20)
-    plain = numbered(20, dog=np.arange(20) // 2)
-    by_key = split(SubsetSource(plain, np.arange(19, -1, -1)), HALVES, groups="dog")
-    assert side_of(by_key, 20) == side_of(split(plain, HALVES, groups=np.arange(20) // 2), 20)[::-1]
-    assert by_key.described.startswith("split by dog, seed 0: ")
-
-
-def test_an_unknown_name_lists_what_there_is():
-    with pytest.raises(ConfigError, match=r"^groups: 'fiel' is neither file, file:REGEX, group, time, .*array of 20"):
-        split(parted(files(5, 4)), HALVES, groups="fiel")
-    with pytest.raises(ConfigError, match=r"^groups: 'fiel' .*with one value per sample: y\)"):
-        split(numbered(20), HALVES, groups="fiel")
-
-
-NESTED = {f"{file}.h5:/{group}": 2 for file in range(8) for group in ("left", "right")}
-
-
-@pytest.mark.parametrize(("groups", "samples", "said"), [("file", 4, "4 of 8 groups"), ("group", 2, "8 of 16 groups")])
-def test_a_file_and_a_group_in_it_stay_together(groups, samples, said):
-    sides = split(parted(NESTED), HALVES, groups=groups)
-    side = side_of(sides, 32)
-    assert side == np.repeat(side[::samples], samples).tolist()
-    assert f"train 0.50 ({said}" in sides.described
-
-
-def test_files_are_named_by_what_an_expression_finds():
-    parts = {f"day{day}/dog{dog}.h5": 2 for day in range(3) for dog in range(6)}
-    for expression in (r"dog\d", r"/dog(\d)\.", r"dog(\d)(\.h5)"):
-        side = side_of(split(parted(parts), HALVES, groups=f"file:{expression}"), 36)
-        assert side[:12] == side[12:24] == side[24:]
-    named = groups_of(parted(parts), r"file:dog(\d)", places_of(parted(parts)))
-    assert named.names == list("012345")
-    assert groups_of(parted(parts), r"file:dog\d", places_of(parted(parts))).names[1] == "dog1"
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ("file:dog", "'dog' does not match files/cat.h5"),
-        (r"file:(dog)|cat", "does not match files/cat.h5"),
-        ("file:(", r"'\(' is not a regular expression: missing \)"),
-    ],
-)
-def test_an_expression_that_fits_no_file_is_refused(groups, message):
-    with pytest.raises(ConfigError, match=f"^groups: .*{message}"):
-        split(parted({"dog.h5": 2, "cat.h5": 2}), HALVES, groups=groups)
-
-
-@pytest.mark.parametrize("groups", ["file", "group", "file:a"])
-def test_a_source_that_knows_no_files_has_none_to_split_by(groups):
-    with pytest.raises(ConfigError, match=f"^groups: '{groups}' needs a source that knows its files"):
-        split(SubsetSource(numbered(), [1, 2]), HALVES, groups=groups)
-
-
-def test_files_of_which_nothing_is_left_are_not_counted():
-    source = SubsetSource(parted(files(10, 2)), np.arange(12))
-    sides = split(source, HALVES, groups="file")
-    assert "of 6 groups" in sides.described
-    assert sorted({*sides["train"].group_codes, *sides["val"].group_codes}) == list(range(6))
-
-
-def test_a_word_that_is_a_rule_and_a_column_is_refused_unless_both_give_the_same_groups():
-    fours = np.arange(32) // 4
-    source = parted(NESTED, group=fours, file=fours, time=fours)
-    for word in ("group", "time"):
-        with pytest.raises(ConfigError, match=f"^groups: '{word}' is a rule, .*'column:{word}' or 'rule:{word}'"):
-            split(source, HALVES, groups=word)
-    assert "4 of 8 groups" in split(source, HALVES, groups="file").described
-    assert "8 of 16 groups" in split(source, HALVES, groups="rule:group").described
-    assert "4 of 8 groups" in split(source, HALVES, groups="column:group").described
-    assert split(source, HALVES, groups="rule:time").described.startswith("split by time")
 
 
 @given(
@@ -511,7 +266,7 @@ def test_an_overlap_would_be_noticed():
 
 
 def test_a_split_can_be_pickled():
-    sides = split(numbered(), HALVES, groups="time")
+    sides = split(numbered(100), HALVES, groups="time")
     copy = pickle.loads(pickle.dumps(sides))
     assert copy.described == sides.described
     assert copy["val"].samples.tolist() == sides["val"].samples.tolist()

@@ -46,15 +46,10 @@ def data(tmp_path):
     return tmp_path
 
 
+TABLES = ("t.csv", "t*.csv", "t.jsonl", "z.csv.gz", "folder/t.parquet", "folder")
 MAKE = {
-    "a.h5": lambda path: HDF5Source(path, {"x": "x"}),
-    "*.h5": lambda path: HDF5Source(path, {"x": "x"}),
-    "t.csv": lambda path: ManifestSource(path, ["y"]),
-    "t*.csv": lambda path: ManifestSource(path, ["y"]),
-    "t.jsonl": lambda path: ManifestSource(path, ["y"]),
-    "z.csv.gz": lambda path: ManifestSource(path, ["y"]),
-    "folder/t.parquet": lambda path: ManifestSource(path, ["y"]),
-    "folder": lambda path: ManifestSource(path, ["y"]),
+    **dict.fromkeys(("a.h5", "*.h5"), lambda path: HDF5Source(path, {"x": "x"})),
+    **dict.fromkeys(TABLES, lambda path: ManifestSource(path, ["y"])),
     "classes": ManifestSource.from_folder,
     "a.npy": lambda path: ManifestSource(pa.table({"p": [os.path.basename(path)]}), ["p"], root=os.path.dirname(path)),
 }

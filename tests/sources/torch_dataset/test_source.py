@@ -1,8 +1,6 @@
 """`DatasetSource` against torch's own DataLoader: the same samples, in the same types, or an error that says why."""
 
 import collections
-import functools
-import math
 import os
 import re
 import signal
@@ -14,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 from support.files.values import some
+from support.sources.datasets import read, refused
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
+from lit_async_data import AsyncLoader, DatasetSource, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.torch_dataset.values import GRAIN
+from lit_async_data.sources.torch_dataset import source as dataset_source
 from lit_async_data.testing import ArraySource
 
 LENGTH = 23
@@ -74,28 +73,6 @@ class ImageFolder:
 
 def to_tensor(picture):
     return torch.from_numpy(picture).permute(2, 0, 1).float().div(255)
-
-
-def read(source, samples, keys=None):
-    """What `read_into` makes of arrays full of rubbish."""
-    out = {}
-    for key in keys or source.spec.fields:
-        shape, dtype = (len(samples), *source.spec[key].stored_shape), source.spec[key].dtype
-        out[key] = np.full(math.prod(shape) * dtype.itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
-    source.read_into(np.asarray(samples, np.int64), out)
-    return out
-
-
-def spec_of(value, key="0"):
-    field = DatasetSource([value]).spec[key]
-    return field.shape, field.dtype
-
-
-def refused(kind, said, build):
-    with pytest.raises(kind, match=said) as caught:
-        build()
-    assert type(caught.value) is kind
-    return caught.value
 
 
 DATASETS = {
@@ -238,9 +215,7 @@ def test_samples_are_collected_up_to_some_bytes(monkeypatch, samples_at_once, ki
         return made, number
 
     source = DatasetSource(kind(of))
-    monkeypatch.setattr(
-        "lit_async_data.sources.torch_dataset.source.COLLECTED_BYTES", samples_at_once * source.spec.nbytes
-    )
+    monkeypatch.setattr(dataset_source, "COLLECTED_BYTES", samples_at_once * source.spec.nbytes)
     got = read(source, [5, 3, 3, 9, 0, 22, 1])
     assert np.array_equal(got["0"], IMAGES.numpy()[[5, 3, 3, 9, 0, 22, 1]])
     assert got["1"].tolist() == [5, 3, 3, 9, 0, 22, 1]
@@ -297,176 +272,6 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made():
         thread.join()
 
 
-REAL = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?", "c8", "c16"]
-
-
-@pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("shape", [(3, 2), ()])
-def test_numbers_keep_their_type_but_whole_ones_without_an_axis(name, shape):
-    values = some((5, *shape), name)
-    if not shape and name[0] == "u":
-        values = values >> 1  # int64 has one bit less than uint64
-    turned = values.astype(values.dtype.newbyteorder(">"))
-    samples = [(native, torch.from_numpy(np.array(native)), big) for native, big in zip(values, turned)]
-    source, wanted = DatasetSource(samples), np.dtype(np.int64 if not shape and name[0] in "iu" else name)
-    for key, got in read(source, [3, 0]).items():
-        assert (source.spec[key].shape, source.spec[key].dtype) == (shape, wanted)
-        assert source.spec[key].dtype.isnative
-        assert np.array_equal(got, values[[3, 0]].astype(wanted), equal_nan=name[0] in "fc")
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype"),
-    [
-        (True, "?"),
-        (7, "i8"),
-        (2.5, "f8"),
-        (torch.tensor(7, dtype=torch.uint16), "i8"),
-        (-(2**63), "i8"),
-        (np.uint64(2**63 - 1), "i8"),
-    ],
-)
-def test_numbers_without_an_axis(value, dtype):
-    assert spec_of(value) == ((), np.dtype(dtype))
-    assert read(DatasetSource([value]), [0])["0"].tolist() == [value]
-
-
-@pytest.mark.parametrize("value", [2**63, np.uint64(2**63), torch.tensor(2**63, dtype=torch.uint64), -(2**63) - 1])
-def test_a_number_that_no_int64_holds_is_refused_and_never_wrapped(value):
-    refused(FormatError, r"list\[0\], field '0': -?9\d+ does not fit into int64", lambda: DatasetSource([value]))
-    for samples in ([1], [0, 1]):
-        refused(FormatError, r"list\[1\], field '0'", functools.partial(read, DatasetSource([1, value]), samples))
-
-
-def test_gradients_conjugates_and_strides_are_no_matter():
-    base = torch.arange(12.0).reshape(3, 4)
-    values = {
-        "gradient": base.clone().requires_grad_() * 2,
-        "parameter": torch.nn.Parameter(base.clone()),
-        "transposed": base.t(),
-        "every other": base[:, ::2],
-        "conjugate": torch.complex(base, base).conj(),
-        "negative": torch.complex(base, base).conj().imag,
-        "backwards": base.numpy()[::-1],
-        "read-only": np.broadcast_to(base.numpy()[0], (2, 4)),
-        "nothing": torch.zeros(0, 3),
-    }
-    got = read(DatasetSource([values, values]), [1])
-    for key, value in values.items():
-        wanted = value.detach().resolve_conj().resolve_neg().numpy() if isinstance(value, torch.Tensor) else value
-        assert np.array_equal(got[key][0], wanted), key
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_large_samples_and_small_ones(workers):
-    """Those of 32768 values are copied by numpy, in this thread; smaller ones by torch, several at a time."""
-    large = [(torch.full((GRAIN,), float(n)), torch.full((GRAIN - 1,), n), torch.tensor(n % 2 > 0)) for n in range(9)]
-    with AsyncLoader(DatasetSource(large), LoaderOptions(batch_size=4, shuffle=False, workers=workers)) as loader:
-        for got, wanted in zip(loader, DataLoader(large, batch_size=4), strict=True):
-            assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [torch.ones(2, requires_grad=True) * 2, torch.zeros(2)],
-        [torch.complex(torch.ones(2), torch.ones(2)).conj(), torch.zeros(2, dtype=torch.complex64)],
-        [torch.eye(4)[:, 1], torch.arange(4.0)],
-        [torch.arange(3.0), np.arange(3, dtype="f4"), torch.nn.Parameter(torch.ones(3))],
-        [torch.zeros(3, 1), torch.ones(3, 1, dtype=torch.float16)],
-        [torch.tensor(3, dtype=torch.int16), torch.tensor(4, dtype=torch.int16), torch.tensor(5)],
-        [1, torch.tensor(2), np.int8(3), True],
-        [1.5, torch.tensor(2.5), np.float32(3.5), 4, True],
-        [np.zeros(2, "f8"), np.array([1, 2], "f4"), np.array([3, 4], "i4"), np.array([True, False])],
-        [1, 2, 2**63 - 1],
-        [0.1, math.inf, -0.0],
-        [True, False],
-        [torch.zeros(0, 2), torch.ones(0, 2)],
-    ],
-)
-def test_values_of_one_kind_or_several_in_one_batch(values):
-    samples = [*range(len(values)), 0]
-    got = read(DatasetSource(values), samples)["0"]
-    plain = [value.detach().resolve_conj() if isinstance(value, torch.Tensor) else value for value in values]
-    wanted = [np.asarray(plain[number]) for number in samples]
-    assert np.array_equal(got, np.stack(wanted).astype(got.dtype))
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (torch.zeros(3), "shape "),
-        (torch.zeros(1, 2), "shape "),
-        (torch.zeros(2, device="meta"), "a tensor on meta"),
-        (torch.zeros(2).to_sparse(), "a torch.sparse_coo tensor"),
-        (torch.zeros(2, dtype=torch.float64), "dtype float64"),
-    ],
-)
-def test_a_batch_of_tensors_that_are_alike_but_not_as_sample_0_is_refused(other, said):
-    source = DatasetSource([torch.zeros(2), other, other])
-    assert refused(FormatError, said, lambda: read(source, [1, 2])).sample_id == 1
-
-
-@pytest.mark.parametrize("value", [3, 2.5])
-def test_a_number_never_fills_an_array(value):
-    source = DatasetSource([np.zeros(2, "i8" if value == 3 else "f8"), value])
-    refused(FormatError, r"shape \(\), but sample 0 has shape \(2,\)", lambda: read(source, [1]))
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "said"),
-    [
-        (np.zeros(2, "f4"), np.zeros(2, "f8"), "float64, but sample 0 has float32"),
-        (np.zeros(2, "u1"), np.zeros(2, "i1"), "int8, but sample 0 has uint8"),
-        (np.zeros(2, "i8"), torch.zeros(2), "float32, but sample 0 has int64"),
-        (1, 2.5, "float64, but sample 0 has int64"),
-        (True, 1, "int64, but sample 0 has bool"),
-        (np.float32(1), 0.1, "float64, but sample 0 has float32"),
-    ],
-)
-def test_what_does_not_is_an_error(first, then, said):
-    source = DatasetSource([first, first, then])
-    for samples in ([1, 2], [2]):  # alone, all values of the batch are of one kind
-        said_of = rf"list\[2\], field '0': dtype {said}.*one dtype"
-        assert refused(FormatError, said_of, functools.partial(read, source, samples)).sample_id == 2
-
-
-Picture = type("JpegImageFile", (type("Image", (), {"__module__": "PIL.Image"}),), {"__module__": "elsewhere"})
-REFUSED = {
-    "text": ("cat", "str is not a value that a tensor can hold; .*prefetched"),
-    "bytes": (b"cat", "bytes is not a value"),
-    "nothing": (None, "NoneType is not a value that a tensor can hold; .*prefetched"),
-    "an object": (object(), "object is not a value"),
-    "a complex": (1j, "complex is not a value"),
-    "a set": ({1}, "set is not a value"),
-    "a list": ([1, 2], "a list inside a sample; return one flat .*prefetched"),
-    "a tuple": ((1, 2), "a tuple inside a sample"),
-    "a dict": ({"a": 1}, "a dict inside a sample"),
-    "a picture": (Picture(), r"a PIL image \(JpegImageFile\); .*ToTensor.*numpy"),
-    "bfloat16": (torch.zeros(2, dtype=torch.bfloat16), r"a tensor of torch.bfloat16, which numpy .*\.float\(\)"),
-    "float8": (torch.zeros(2).to(torch.float8_e5m2), r"a tensor of torch.float8_e5m2"),
-    "sparse": (torch.eye(2).to_sparse(), "a torch.sparse_coo tensor of torch.float32.*dense"),
-    "elsewhere": (torch.zeros(2, device="meta"), "a tensor on meta; return it on the CPU"),
-    "texts": (np.array(["a", "b"]), "a numpy array of <U1, which no tensor can hold"),
-    "objects": (np.array([None, 1]), "a numpy array of object"),
-    "dates": (np.array(["2020-01-01"], "M8[D]"), "a numpy array of datetime64"),
-    "a numpy text": (np.str_("a"), "a numpy array of <U1"),
-    "a record": (np.zeros(2, [("a", "f4")]), r"a numpy array of \[\('a'"),
-    "a long double": (np.zeros(2, np.longdouble), "a numpy array of float128"),
-    "a masked array": (np.ma.masked_array([1.0, 2.0], [True, False]), "MaskedArray is not a value"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_value_that_is_no_number_is_refused_by_name_and_type(what):
-    value, said = REFUSED[what]
-    samples = [{"x": 1.0, "y": 1.0}, {"x": 1.0, "y": value}]
-    error = refused(FormatError, rf"^list\[0\], field 'y': {said}", lambda: DatasetSource(samples[1:]))
-    assert error.sample_id == 0
-    error = refused(FormatError, rf"^list\[1\], field 'y': {said}", lambda: read(DatasetSource(samples), [0, 1]))
-    assert error.sample_id == 1
-
-
 @pytest.mark.parametrize("sample", [{}, (), []])
 def test_a_sample_without_values_is_refused(sample):
     refused(FormatError, r"list\[0\] holds no value", lambda: DatasetSource([sample]))
@@ -490,10 +295,8 @@ def test_a_key_that_is_no_text_is_refused():
 def test_other_keys_are_an_error(first, then, said):
     source = DatasetSource([first, then])
     wanted = [next(iter(source.spec.fields))]
-    error = refused(
-        FormatError, rf"list\[1\] has the fields {re.escape(said)}; return the same", lambda: read(source, [1], wanted)
-    )
-    assert error.sample_id == 1
+    message = rf"list\[1\] has the fields {re.escape(said)}; return the same"
+    assert refused(FormatError, message, lambda: read(source, [1], wanted)).sample_id == 1
 
 
 def test_keys_may_come_in_another_order():
@@ -505,12 +308,8 @@ def test_keys_may_come_in_another_order():
 def test_another_shape_is_an_error_that_points_to_what_takes_ragged_data(then):
     source = DatasetSource([{"x": np.zeros((3, 4))}, {"x": np.zeros((3, 4))}, {"x": then}])
     shape = re.escape(str(np.shape(then)))
-    error = refused(
-        FormatError,
-        rf"list\[2\], field 'x': shape {shape}, but sample 0 has shape \(3, 4\); pad or crop .*prefetched",
-        lambda: read(source, [1, 2]),
-    )
-    assert error.sample_id == 2
+    said = rf"list\[2\], field 'x': shape {shape}, but sample 0 has shape \(3, 4\); pad or crop .*prefetched"
+    assert refused(FormatError, said, lambda: read(source, [1, 2])).sample_id == 2
 
 
 @pytest.mark.parametrize("wrong", [lambda found: found[:-1], lambda found: [*found, found[0]]])
@@ -532,11 +331,8 @@ def test_a_batch_in_place_of_samples_is_an_error():
         def __getitems__(self, numbers):
             return {"x": np.zeros((len(numbers), 2))}
 
-    refused(
-        FormatError,
-        r"__getitems__\(\[0\]\) returned a dict of 1 for 1 sample numbers; return a list",
-        lambda: DatasetSource(Collated(float)),
-    )
+    said = r"__getitems__\(\[0\]\) returned a dict of 1 for 1 sample numbers; return a list"
+    refused(FormatError, said, lambda: DatasetSource(Collated(float)))
 
 
 def test_several_samples_may_come_as_one_array():
@@ -609,11 +405,8 @@ def broken(*numbers, error=OwnError("no such picture")):  # noqa: B008  # the sa
     ("kind", "said"), [(Given, r"Given\[0\]"), (Together, r"Together.__getitems__\(\[0\]\)")], ids=["one", "together"]
 )
 def test_a_first_sample_that_fails_is_an_error_of_the_source(kind, said):
-    error = refused(
-        SourceError,
-        f"^{said} raised OwnError: no such picture; the source reads this sample",
-        lambda: DatasetSource(kind(broken(0))),
-    )
+    message = f"^{said} raised OwnError: no such picture; the source reads this sample"
+    error = refused(SourceError, message, lambda: DatasetSource(kind(broken(0))))
     assert isinstance(error.__cause__, OwnError)
     assert error.sample_id == 0
 
@@ -679,10 +472,3 @@ def test_nothing_is_said_where_nothing_would_be_read_ahead_anyway(caplog):
     AsyncLoader(DatasetSource(DATASETS["tensors"]), LoaderOptions(batch_size=4), device_depth=0).close()
     AsyncLoader(ArraySource({"x": np.zeros(9)}), LoaderOptions(batch_size=4)).close()
     assert not caplog.records
-
-
-def test_a_dataset_in_place_of_a_source_is_pointed_to_this_one():
-    dataset, options = DATASETS["tensors"], LoaderOptions(batch_size=4)
-    said = r".* is not a source; .*DatasetSource\(dataset\)"
-    refused(ConfigError, f"^train: {said}", lambda: AsyncDataModule(train=dataset, loader=options))
-    refused(ConfigError, f"^source: {said}", lambda: AsyncLoader(dataset, options))

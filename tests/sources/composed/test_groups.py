@@ -1,0 +1,157 @@
+"""Which samples a split keeps together: by values, files, or what an expression finds in paths."""
+
+import numpy as np
+import pytest
+from support.sources.parted import HALVES, files, numbered, parted, side_of
+
+from lit_async_data import SubsetSource, split
+from lit_async_data.errors import ConfigError
+from lit_async_data.sources.composed.groups import groups_of, hashed
+from lit_async_data.sources.contract.derived import places_of
+
+KINDS = [
+    np.array,
+    lambda values: np.array(values, np.uint8),
+    lambda values: np.array(values, float),
+    lambda values: np.array(values, object),
+    lambda values: [str(value) for value in values],
+    lambda values: np.array([str(value) for value in values], "S"),
+    lambda values: np.array([str(value) for value in values], np.dtypes.StringDType()),
+    lambda values: np.array([str(value).encode() for value in values], object),
+    lambda values: np.array([np.int16(value) for value in values], object),
+    lambda values: np.ma.array(values, mask=False),
+    lambda values: np.array(values)[None],  # as MATLAB stores a row or a column
+    lambda values: np.array(values, float)[:, None],
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_told_apart_by_their_text(kind):
+    values = [12, 7, 7, 103, 12, 0, 55, 103, 8, 9]
+    expected = side_of(split(numbered(10), HALVES, groups=values), 10)
+    assert set(expected) == {"train", "val"}
+    assert side_of(split(numbered(10), HALVES, groups=kind(values)), 10) == expected
+
+
+def test_true_and_false_and_text_that_is_not_utf8_are_groups_too():
+    def names(values):
+        return groups_of(numbered(len(values)), values, places_of(numbered(len(values)))).names
+
+    assert names(np.arange(10) % 2 == 0) == ["0", "1"]
+    assert len(set(hashed(names(np.array([b"\xff", b"a", b"\xfe"]))).tolist())) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.arange(9), "9 values for 10 samples"),
+        (np.arange(11), "11 values for 10 samples"),
+        (np.zeros((10, 2), int), r"has shape \(10, 2\)"),
+        (np.arange(10) + 0.5, "type float64"),
+        (np.arange(10) * 1e300, "type float64"),
+        (np.arange(10).astype("M8[s]"), r"type datetime64\[s\]"),
+        (np.array([1.5] * 10, object), "1.5 is neither a whole number nor text"),
+    ],
+)
+def test_values_that_name_no_groups_are_refused(values, message):
+    with pytest.raises(ConfigError, match=f"^groups: .*{message}"):
+        split(numbered(10), HALVES, groups=values)
+
+
+class NAType:
+    """As pandas calls what is not there."""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1, 2, np.nan, np.nan]),
+        np.array(["a", "b", None, None], object),
+        np.array(["a", "b", float("nan"), None], object),
+        np.array(["a", "b", NAType(), None], object),
+        np.ma.array([1, 2, 3, 4], mask=[False, False, True, True]),
+        np.array(["2020-01-01", "2020-01-01", "NaT", "NaT"], "M8[D]"),
+    ],
+)
+def test_a_sample_without_a_value_is_named(values):
+    source = SubsetSource(parted({"a.h5": 10}), [9, 8, 7, 6])
+    message = r"no value \(.*\) for sample 7 \(row 7 of files/a\.h5\), nor for 1 other;"
+    with pytest.raises(ConfigError, match=message) as caught:
+        split(source, HALVES, groups=values)
+    assert (caught.value.sample_id, caught.value.row, caught.value.file) == (7, 7, "files/a.h5")
+
+
+def test_groups_may_be_named_by_a_column_or_a_key():
+    who = np.array([f"dog {number}" for number in range(20)])
+    source = parted(files(5, 4), who=who)
+    assert side_of(split(source, HALVES, groups="who"), 20) == side_of(split(source, HALVES, groups=who), 20)
+    plain = numbered(20, dog=np.arange(20) // 2)
+    by_key = split(SubsetSource(plain, np.arange(19, -1, -1)), HALVES, groups="dog")
+    assert side_of(by_key, 20) == side_of(split(plain, HALVES, groups=np.arange(20) // 2), 20)[::-1]
+    assert by_key.described.startswith("split by dog, seed 0: ")
+
+
+def test_an_unknown_name_lists_what_there_is():
+    with pytest.raises(ConfigError, match=r"^groups: 'fiel' is neither file, file:REGEX, group, time, .*array of 20"):
+        split(parted(files(5, 4)), HALVES, groups="fiel")
+    with pytest.raises(ConfigError, match=r"^groups: 'fiel' .*with one value per sample: y\)"):
+        split(numbered(20), HALVES, groups="fiel")
+
+
+NESTED = {f"{file}.h5:/{group}": 2 for file in range(8) for group in ("left", "right")}
+
+
+@pytest.mark.parametrize(("groups", "samples", "said"), [("file", 4, "4 of 8 groups"), ("group", 2, "8 of 16 groups")])
+def test_a_file_and_a_group_in_it_stay_together(groups, samples, said):
+    sides = split(parted(NESTED), HALVES, groups=groups)
+    side = side_of(sides, 32)
+    assert side == np.repeat(side[::samples], samples).tolist()
+    assert f"train 0.50 ({said}" in sides.described
+
+
+def test_files_are_named_by_what_an_expression_finds():
+    parts = {f"day{day}/dog{dog}.h5": 2 for day in range(3) for dog in range(6)}
+    for expression in (r"dog\d", r"/dog(\d)\.", r"dog(\d)(\.h5)"):
+        side = side_of(split(parted(parts), HALVES, groups=f"file:{expression}"), 36)
+        assert side[:12] == side[12:24] == side[24:]
+    named = groups_of(parted(parts), r"file:dog(\d)", places_of(parted(parts)))
+    assert named.names == list("012345")
+    assert groups_of(parted(parts), r"file:dog\d", places_of(parted(parts))).names[1] == "dog1"
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("file:dog", "'dog' does not match files/cat.h5"),
+        (r"file:(dog)|cat", "does not match files/cat.h5"),
+        ("file:(", r"'\(' is not a regular expression: missing \)"),
+    ],
+)
+def test_an_expression_that_fits_no_file_is_refused(groups, message):
+    with pytest.raises(ConfigError, match=f"^groups: .*{message}"):
+        split(parted({"dog.h5": 2, "cat.h5": 2}), HALVES, groups=groups)
+
+
+@pytest.mark.parametrize("groups", ["file", "group", "file:a"])
+def test_a_source_that_knows_no_files_has_none_to_split_by(groups):
+    with pytest.raises(ConfigError, match=f"^groups: '{groups}' needs a source that knows its files"):
+        split(SubsetSource(numbered(100), [1, 2]), HALVES, groups=groups)
+
+
+def test_files_of_which_nothing_is_left_are_not_counted():
+    source = SubsetSource(parted(files(10, 2)), np.arange(12))
+    sides = split(source, HALVES, groups="file")
+    assert "of 6 groups" in sides.described
+    assert sorted({*sides["train"].group_codes, *sides["val"].group_codes}) == list(range(6))
+
+
+def test_a_word_that_is_a_rule_and_a_column_is_refused_unless_both_give_the_same_groups():
+    fours = np.arange(32) // 4
+    source = parted(NESTED, group=fours, file=fours, time=fours)
+    for word in ("group", "time"):
+        with pytest.raises(ConfigError, match=f"^groups: '{word}' is a rule, .*'column:{word}' or 'rule:{word}'"):
+            split(source, HALVES, groups=word)
+    assert "4 of 8 groups" in split(source, HALVES, groups="file").described
+    assert "8 of 16 groups" in split(source, HALVES, groups="rule:group").described
+    assert "4 of 8 groups" in split(source, HALVES, groups="column:group").described
+    assert split(source, HALVES, groups="rule:time").described.startswith("split by time")

@@ -1,0 +1,66 @@
+"""What users give in place of a source, and sources that do not fit together."""
+
+import numpy as np
+import pytest
+import torch
+from support.sources.squares import Squares
+from torch.utils.data import TensorDataset
+
+from lit_async_data import AsyncDataModule, AsyncLoader, ConcatSource, SubsetSource, split
+from lit_async_data.batch.spec import BatchSpec, FieldSpec
+from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.testing import ArraySource
+
+
+class Specified(ArraySource):
+    def __init__(self, spec):
+        super().__init__({"y": np.arange(3)})
+        self._spec = spec
+
+
+def test_sources_that_differ_are_refused_by_name():
+    plain = FieldSpec((3,), np.dtype("u1"))
+    first = Specified(BatchSpec({"x": plain, "y": plain}, as_mapping=True))
+    for other, message in [
+        (BatchSpec({"x": plain, "y": FieldSpec((4,), np.dtype("u1"))}, as_mapping=True), r"'y' has shape \(4,\) in"),
+        (BatchSpec({"x": FieldSpec((3,), np.dtype("f4")), "y": plain}, as_mapping=True), "'x' has dtype float32 in"),
+        (BatchSpec({"x": plain}, as_mapping=True), "has dicts of x, but"),
+        (BatchSpec({"y": plain, "x": plain}, as_mapping=True), "has dicts of y, x, but"),
+        (BatchSpec({"x": plain, "y": plain}, as_mapping=False), "has tuples of x, y, but"),
+    ]:
+        with pytest.raises(FormatError, match=message) as caught:
+            ConcatSource([first, first, Specified(other)])
+        assert "sources[2] (Specified)" in str(caught.value)
+        assert "sources[0] (Specified)" in str(caught.value)
+
+
+class NoSubclass:
+    """Has all members that are needed, and another base class."""
+
+    spec = Squares.spec
+    read_into = Squares.read_into
+    __len__ = Squares.__len__
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        AsyncLoader,
+        lambda source: AsyncDataModule(train=source),
+        lambda source: AsyncDataModule(source=source),
+        lambda source: SubsetSource(source, [0]),
+        lambda source: ConcatSource([source]),
+        lambda source: split(source, {"train": 1}),
+    ],
+)
+def test_what_is_no_source_is_refused_with_what_to_do(use):
+    message = r"^\w+: NoSubclass has read_into, but .* class NoSubclass\(lit_async_data.Sou"
+    for given, said in (
+        (NoSubclass(), message),
+        (Squares, r"^\w+: .*Squares'> is not a source.*; build one"),
+        ("a.h5", r"^\w+: 'a\.h5' is not a source.*; build one, .*HDF5Source\('data\.h5'\)"),
+        (TensorDataset(torch.zeros(3)), r"^(train|sources?): .* is not a source.*DatasetSource\(dataset\)"),
+    ):
+        with pytest.raises(ConfigError, match=said) as caught:
+            use(given)
+        assert type(caught.value) is ConfigError

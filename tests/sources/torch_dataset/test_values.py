@@ -1,0 +1,192 @@
+"""Values of samples: they keep their types in batches, or an error says why not."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.files.values import some
+from support.sources.datasets import read, refused
+from torch.utils.data import DataLoader
+
+from lit_async_data import AsyncLoader, DatasetSource, LoaderOptions
+from lit_async_data.errors import FormatError
+from lit_async_data.sources.torch_dataset.values import GRAIN
+
+
+def spec_of(value, key="0"):
+    field = DatasetSource([value]).spec[key]
+    return field.shape, field.dtype
+
+
+REAL = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?", "c8", "c16"]
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("shape", [(3, 2), ()])
+def test_numbers_keep_their_type_but_whole_ones_without_an_axis(name, shape):
+    values = some((5, *shape), name)
+    if not shape and name[0] == "u":
+        values = values >> 1  # int64 has one bit less than uint64
+    turned = values.astype(values.dtype.newbyteorder(">"))
+    samples = [(native, torch.from_numpy(np.array(native)), big) for native, big in zip(values, turned)]
+    source, wanted = DatasetSource(samples), np.dtype(np.int64 if not shape and name[0] in "iu" else name)
+    for key, got in read(source, [3, 0]).items():
+        assert (source.spec[key].shape, source.spec[key].dtype) == (shape, wanted)
+        assert source.spec[key].dtype.isnative
+        assert np.array_equal(got, values[[3, 0]].astype(wanted), equal_nan=name[0] in "fc")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (True, "?"),
+        (7, "i8"),
+        (2.5, "f8"),
+        (torch.tensor(7, dtype=torch.uint16), "i8"),
+        (-(2**63), "i8"),
+        (np.uint64(2**63 - 1), "i8"),
+    ],
+)
+def test_numbers_without_an_axis(value, dtype):
+    assert spec_of(value) == ((), np.dtype(dtype))
+    assert read(DatasetSource([value]), [0])["0"].tolist() == [value]
+
+
+@pytest.mark.parametrize("value", [2**63, np.uint64(2**63), torch.tensor(2**63, dtype=torch.uint64), -(2**63) - 1])
+def test_a_number_that_no_int64_holds_is_refused_and_never_wrapped(value):
+    refused(FormatError, r"list\[0\], field '0': -?9\d+ does not fit into int64", lambda: DatasetSource([value]))
+    for samples in ([1], [0, 1]):
+        refused(FormatError, r"list\[1\], field '0'", functools.partial(read, DatasetSource([1, value]), samples))
+
+
+def test_gradients_conjugates_and_strides_are_no_matter():
+    base = torch.arange(12.0).reshape(3, 4)
+    values = {
+        "gradient": base.clone().requires_grad_() * 2,
+        "parameter": torch.nn.Parameter(base.clone()),
+        "transposed": base.t(),
+        "every other": base[:, ::2],
+        "conjugate": torch.complex(base, base).conj(),
+        "negative": torch.complex(base, base).conj().imag,
+        "backwards": base.numpy()[::-1],
+        "read-only": np.broadcast_to(base.numpy()[0], (2, 4)),
+        "nothing": torch.zeros(0, 3),
+    }
+    got = read(DatasetSource([values, values]), [1])
+    for key, value in values.items():
+        wanted = value.detach().resolve_conj().resolve_neg().numpy() if isinstance(value, torch.Tensor) else value
+        assert np.array_equal(got[key][0], wanted), key
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_large_samples_and_small_ones(workers):
+    """Those of 32768 values are copied by numpy, in this thread; smaller ones by torch, several at a time."""
+    large = [(torch.full((GRAIN,), float(n)), torch.full((GRAIN - 1,), n), torch.tensor(n % 2 > 0)) for n in range(9)]
+    with AsyncLoader(DatasetSource(large), LoaderOptions(batch_size=4, shuffle=False, workers=workers)) as loader:
+        for got, wanted in zip(loader, DataLoader(large, batch_size=4), strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [torch.ones(2, requires_grad=True) * 2, torch.zeros(2)],
+        [torch.complex(torch.ones(2), torch.ones(2)).conj(), torch.zeros(2, dtype=torch.complex64)],
+        [torch.eye(4)[:, 1], torch.arange(4.0)],
+        [torch.arange(3.0), np.arange(3, dtype="f4"), torch.nn.Parameter(torch.ones(3))],
+        [torch.zeros(3, 1), torch.ones(3, 1, dtype=torch.float16)],
+        [torch.tensor(3, dtype=torch.int16), torch.tensor(4, dtype=torch.int16), torch.tensor(5)],
+        [1, torch.tensor(2), np.int8(3), True],
+        [1.5, torch.tensor(2.5), np.float32(3.5), 4, True],
+        [np.zeros(2, "f8"), np.array([1, 2], "f4"), np.array([3, 4], "i4"), np.array([True, False])],
+        [1, 2, 2**63 - 1],
+        [0.1, math.inf, -0.0],
+        [True, False],
+        [torch.zeros(0, 2), torch.ones(0, 2)],
+    ],
+)
+def test_values_of_one_kind_or_several_in_one_batch(values):
+    samples = [*range(len(values)), 0]
+    got = read(DatasetSource(values), samples)["0"]
+    plain = [value.detach().resolve_conj() if isinstance(value, torch.Tensor) else value for value in values]
+    wanted = [np.asarray(plain[number]) for number in samples]
+    assert np.array_equal(got, np.stack(wanted).astype(got.dtype))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (torch.zeros(3), "shape "),
+        (torch.zeros(1, 2), "shape "),
+        (torch.zeros(2, device="meta"), "a tensor on meta"),
+        (torch.zeros(2).to_sparse(), "a torch.sparse_coo tensor"),
+        (torch.zeros(2, dtype=torch.float64), "dtype float64"),
+    ],
+)
+def test_a_batch_of_tensors_that_are_alike_but_not_as_sample_0_is_refused(other, said):
+    source = DatasetSource([torch.zeros(2), other, other])
+    assert refused(FormatError, said, lambda: read(source, [1, 2])).sample_id == 1
+
+
+@pytest.mark.parametrize("value", [3, 2.5])
+def test_a_number_never_fills_an_array(value):
+    source = DatasetSource([np.zeros(2, "i8" if value == 3 else "f8"), value])
+    refused(FormatError, r"shape \(\), but sample 0 has shape \(2,\)", lambda: read(source, [1]))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (np.zeros(2, "f4"), np.zeros(2, "f8"), "float64, but sample 0 has float32"),
+        (np.zeros(2, "u1"), np.zeros(2, "i1"), "int8, but sample 0 has uint8"),
+        (np.zeros(2, "i8"), torch.zeros(2), "float32, but sample 0 has int64"),
+        (1, 2.5, "float64, but sample 0 has int64"),
+        (True, 1, "int64, but sample 0 has bool"),
+        (np.float32(1), 0.1, "float64, but sample 0 has float32"),
+    ],
+)
+def test_what_does_not_is_an_error(first, then, said):
+    source = DatasetSource([first, first, then])
+    for samples in ([1, 2], [2]):  # alone, all values of the batch are of one kind
+        said_of = rf"list\[2\], field '0': dtype {said}.*one dtype"
+        assert refused(FormatError, said_of, functools.partial(read, source, samples)).sample_id == 2
+
+
+Picture = type("JpegImageFile", (type("Image", (), {"__module__": "PIL.Image"}),), {"__module__": "elsewhere"})
+
+
+REFUSED = {
+    "text": ("cat", "str is not a value that a tensor can hold; .*prefetched"),
+    "bytes": (b"cat", "bytes is not a value"),
+    "nothing": (None, "NoneType is not a value that a tensor can hold; .*prefetched"),
+    "an object": (object(), "object is not a value"),
+    "a complex": (1j, "complex is not a value"),
+    "a set": ({1}, "set is not a value"),
+    "a list": ([1, 2], "a list inside a sample; return one flat .*prefetched"),
+    "a tuple": ((1, 2), "a tuple inside a sample"),
+    "a dict": ({"a": 1}, "a dict inside a sample"),
+    "a picture": (Picture(), r"a PIL image \(JpegImageFile\); .*ToTensor.*numpy"),
+    "bfloat16": (torch.zeros(2, dtype=torch.bfloat16), r"a tensor of torch.bfloat16, which numpy .*\.float\(\)"),
+    "float8": (torch.zeros(2).to(torch.float8_e5m2), r"a tensor of torch.float8_e5m2"),
+    "sparse": (torch.eye(2).to_sparse(), "a torch.sparse_coo tensor of torch.float32.*dense"),
+    "elsewhere": (torch.zeros(2, device="meta"), "a tensor on meta; return it on the CPU"),
+    "texts": (np.array(["a", "b"]), "a numpy array of <U1, which no tensor can hold"),
+    "objects": (np.array([None, 1]), "a numpy array of object"),
+    "dates": (np.array(["2020-01-01"], "M8[D]"), "a numpy array of datetime64"),
+    "a numpy text": (np.str_("a"), "a numpy array of <U1"),
+    "a record": (np.zeros(2, [("a", "f4")]), r"a numpy array of \[\('a'"),
+    "a long double": (np.zeros(2, np.longdouble), "a numpy array of float128"),
+    "a masked array": (np.ma.masked_array([1.0, 2.0], [True, False]), "MaskedArray is not a value"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_value_that_is_no_number_is_refused_by_name_and_type(what):
+    value, said = REFUSED[what]
+    samples = [{"x": 1.0, "y": 1.0}, {"x": 1.0, "y": value}]
+    error = refused(FormatError, rf"^list\[0\], field 'y': {said}", lambda: DatasetSource(samples[1:]))
+    assert error.sample_id == 0
+    error = refused(FormatError, rf"^list\[1\], field 'y': {said}", lambda: read(DatasetSource(samples), [0, 1]))
+    assert error.sample_id == 1
