@@ -112,8 +112,7 @@ def test_a_sample_that_is_there_twice_comes_to_one_side():
     source = SubsetSource(numbered(50), np.repeat(np.arange(50), 2))
     sides = split(source, HALVES)
     side = side_of(sides, 100)
-    assert side[::2] == side[1::2]
-    assert sides.overlap == 0
+    assert (side[::2], sides.overlap) == (side[1::2], 0)
 
 
 def test_another_seed_draws_otherwise_and_fractions_are_met():

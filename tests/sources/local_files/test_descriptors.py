@@ -88,10 +88,9 @@ def test_a_folder_below_that_cannot_be_listed_is_not_left_out(data, monkeypatch)
 
 
 def test_patterns_of_folders_that_are_not_there_or_forbidden_match_nothing(tmp_path, monkeypatch):
-    with pytest.raises(MissingError, match="matches no file"):
-        HDF5Source(str(tmp_path / "none/*.h5"), ["x"])
-    with pytest.raises(MissingError, match="matches no file"):
-        ManifestSource(str(tmp_path / "none/*.csv"), ["y"])
+    for source, pattern in ((HDF5Source, "none/*.h5"), (ManifestSource, "none/*.csv")):
+        with pytest.raises(MissingError, match="matches no file"):
+            source(str(tmp_path / pattern), ["x"])
 
     def refused(path):
         raise PermissionError(errno.EACCES, "no", path)

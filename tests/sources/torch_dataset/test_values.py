@@ -40,14 +40,8 @@ def test_numbers_keep_their_type_but_whole_ones_without_an_axis(name, shape):
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [
-        (True, "?"),
-        (7, "i8"),
-        (2.5, "f8"),
-        (torch.tensor(7, dtype=torch.uint16), "i8"),
-        (-(2**63), "i8"),
-        (np.uint64(2**63 - 1), "i8"),
-    ],
+    [(True, "?"), (2.5, "f8")]
+    + [(value, "i8") for value in (7, torch.tensor(7, dtype=torch.uint16), -(2**63), np.uint64(2**63 - 1))],
 )
 def test_numbers_without_an_axis(value, dtype):
     assert spec_of(value) == ((), np.dtype(dtype))

@@ -62,6 +62,7 @@ def places(tmp_path):
     return tmp_path
 
 
+PATHS = [f"{number}.png" for number in range(6)]
 CROP = {"image_size": 16, "resize": "random_crop", "scale": (0.2, 0.5)}
 
 
@@ -79,7 +80,7 @@ def crops(source, epochs=2, **options):
 
 
 def test_a_random_crop_is_another_one_in_each_epoch_and_the_same_for_a_seed(places):
-    source = of_paths(places, [f"{number}.png" for number in range(6)], **CROP)
+    source = of_paths(places, PATHS, **CROP)
     assert source.spec["x"].shape == (3, 16, 16)
     one, two = crops(source, seed=3)
     for sample in range(6):
@@ -94,9 +95,8 @@ def test_a_random_crop_is_another_one_in_each_epoch_and_the_same_for_a_seed(plac
 
 
 def test_evaluation_takes_the_middle(places):
-    paths = [f"{number}.png" for number in range(6)]
-    source = of_paths(places, paths, **CROP)
-    middle = read(of_paths(places, paths, image_size=16, resize="crop"), np.arange(6))["x"]
+    source = of_paths(places, PATHS, **CROP)
+    middle = read(of_paths(places, PATHS, image_size=16, resize="crop"), np.arange(6))["x"]
     np.testing.assert_array_equal(read(source, np.arange(6))["x"], middle)
     for epoch in crops(source, augment=False):
         np.testing.assert_array_equal(epoch, middle)
@@ -128,8 +128,7 @@ def test_a_mask_takes_the_crop_of_its_image(places):
 
 
 def test_crops_of_subsets_and_of_sources_in_a_row(places):
-    paths = [f"{number}.png" for number in range(6)]
-    whole = of_paths(places, paths, **CROP)
+    whole = of_paths(places, PATHS, **CROP)
     for drawing in (SubsetSource(whole, [5, 1, 3]), ConcatSource([whole, whole])):
         one, two = crops(drawing)
         assert not np.array_equal(one, two)
