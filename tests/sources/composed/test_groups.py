@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.sources.parted import HALVES, files, numbered, parted, side_of
 
-from lit_async_data import SubsetSource, split
+from lit_async_data import ConcatSource, HDF5Source, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.composed.groups import groups_of, hashed
 from lit_async_data.sources.contract.derived import places_of
@@ -117,6 +117,15 @@ def test_files_are_named_by_what_an_expression_finds():
     named = groups_of(parted(parts), r"file:dog(\d)", places_of(parted(parts)))
     assert named.names == list("012345")
     assert groups_of(parted(parts), r"file:dog\d", places_of(parted(parts))).names[1] == "dog1"
+
+
+def test_files_of_one_name_in_two_folders_are_two_groups(h5, tmp_path):
+    for folder in ("mon", "tue"):
+        (tmp_path / folder).mkdir()
+    days = ConcatSource([HDF5Source(h5(f"{folder}/a.h5", y=np.arange(3)), ["y"]) for folder in ("mon", "tue")])
+    found = groups_of(days, "file", days.places())
+    assert list(found.names) == [f"a.h5 of {tmp_path}/{folder}/a.h5" for folder in ("mon", "tue")]
+    assert found.codes.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -201,13 +201,10 @@ def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
             assert torch.allclose(batch["x"][0, 0], floats, atol=1e-6)
 
 
+FOUND = ("1", "L", "LA", "P", "RGB", "RGBA")
 PIXELS = [
-    *(
-        ("PNG", found, decoder)
-        for found in ("1", "L", "LA", "P", "RGB", "RGBA")
-        for decoder in ("imagecodecs", "Pillow")
-    ),
-    *(("TIFF", found, "Pillow") for found in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")),
+    *(("PNG", found, decoder) for found in FOUND for decoder in ("imagecodecs", "Pillow")),
+    *(("TIFF", found, "Pillow") for found in (*FOUND, "CMYK", "YCbCr")),
     *(("JPEG", found, "Pillow") for found in ("L", "RGB", "CMYK", "YCbCr")),
 ]
 

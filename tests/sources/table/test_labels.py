@@ -116,11 +116,8 @@ def test_what_is_no_label(column, message):
 
 def test_several_classes_a_row():
     lists = [["no"], ["b", "a", "b"], [], None, ["c"], ["a", None]]
-    for kind in (
-        pa.list_(pa.string()),
-        pa.large_list(pa.large_string()),
-        pa.list_(pa.dictionary(pa.int8(), pa.string())),
-    ):
+    text, categories = pa.string(), pa.dictionary(pa.int8(), pa.string())
+    for kind in (pa.list_(text), pa.large_list(pa.large_string()), pa.list_(categories)):
         table = held({"y": pa.array(lists, kind).slice(1)})
         labels = table.labels("y", null="drop")
         assert (labels.values.dtype, labels.classes, labels.dropped.tolist()) == (np.uint8, ("a", "b", "c"), [2, 4])

@@ -320,9 +320,7 @@ def test_a_result_of_another_length_is_an_error(wrong):
             return wrong(found) if len(found) > 1 else found
 
     source = DatasetSource(Wrong(float))
-    said = (
-        r"Wrong.__getitems__\(\[5, 2, 7, … \(4 in all\)\]\) returned a list of [35] for 4 sample numbers; return a list"
-    )
+    said = r"^Wrong.+\(\[5, 2, 7, … \(4 in all\)\]\) returned a list of [35] for 4 sample numbers; return a list"
     assert refused(FormatError, said, lambda: read(source, [5, 2, 7, 1])).sample_id == 5
 
 
