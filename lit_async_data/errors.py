@@ -32,7 +32,8 @@ class AsyncDataError(Exception):
     """Base of every error of this package.
 
     Args:
-        message: Where it happened, what is wrong, and what to do about it.
+        message: What is wrong, and what to do about it; without ``place``, first where it happened.
+        place: Where it happened; the text of the error begins with it.
         file: Path of the file.
         dataset: Name of the dataset inside ``file``.
         row: Row of that dataset, counted from 0.
@@ -40,18 +41,19 @@ class AsyncDataError(Exception):
         stage: What failed: ``"read"``, ``"transform"``, ``"copy"``, …
         worker: Number of the worker in which it failed.
 
-    Each of these is also an attribute, None if unknown.
+    Each of these from ``file`` on is also an attribute, None if unknown; ``message`` is one, too.
 
     Example:
-        >>> error = ReadError("scan.h5:/data[7]: short read", file="scan.h5", row=7)
-        >>> error.row, error.worker
-        (7, None)
+        >>> error = ReadError("short read", place="scan.h5:/data[7]", file="scan.h5", row=7)
+        >>> str(error), error.message, error.row, error.worker
+        ('scan.h5:/data[7]: short read', 'short read', 7, None)
     """
 
     def __init__(
         self,
         message: str = "",
         *,
+        place: str = "",
         file: str | None = None,
         dataset: str | None = None,
         row: int | None = None,
@@ -59,7 +61,8 @@ class AsyncDataError(Exception):
         stage: str | None = None,
         worker: int | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{place}: {message}" if place else message)
+        self.message = message
         self.file = file
         self.dataset = dataset
         self.row = row

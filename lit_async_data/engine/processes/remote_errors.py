@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from lit_async_data.engine.pipeline.bad_samples import BadSample, ReadAround
 from lit_async_data.engine.pipeline.read_task import BatchResult
@@ -52,9 +53,8 @@ def _portable(error: BaseException) -> tuple[BaseException, BaseException | None
     text = "".join(traceback.format_exception(error)).rstrip()
     cause = error.__cause__ if error.__cause__ is not None and _travels(error.__cause__) else None
     if not (isinstance(error, Exception) and _travels(error)):
-        place = {
-            name: getattr(error, name, None) for name in ("file", "dataset", "row", "sample_id", "stage", "worker")
-        }
+        known = ("file", "dataset", "row", "sample_id", "stage", "worker")
+        place: dict[str, Any] = {name: getattr(error, name, None) for name in known}
         kind = type(error) if type(error) in (AsyncDataError, ReadError) else ReadError
         error = kind(f"{type(error).__name__}: {error}", **place)
     return error, cause, text

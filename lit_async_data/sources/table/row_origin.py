@@ -90,7 +90,7 @@ class RowOrigin(NamedTuple):
             place.append(f"id {quoted(str(self.ids[row].as_py()))}")
         if column is not None:
             place.append(f"column {quoted(column)}")
-        return ManifestError(f"{', '.join(place)}: {message}", file=file, dataset=column, row=number)
+        return ManifestError(message, place=", ".join(place), file=file, dataset=column, row=number)
 
 
 # First bytes of files that are not text.

@@ -273,10 +273,11 @@ def _inspect_ranges(
             raise ConfigError(f"{where}.{option}: does not apply to {full}, which holds {RANGES[kind]}; leave it out")
     if kind == "csc":
         raise FormatError(
-            f"{full}: is stored by columns (csc), so that each row is spread over the file; store it by rows: "
+            "is stored by columns (csc), so that each row is spread over the file; store it by rows: "
             "adata.X = adata.X.tocsr(); adata.write('by_rows.h5ad')",
             file=group.path,
             dataset=name,
+            place=full,
         )
     node, most = group.node(name), field.max_length
     if elements is not None:

@@ -40,7 +40,8 @@ def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tu
     found = members(dataset.dtype if name else np.dtype(bool))
     if name not in found:
         where = f"{context['file']}:/{context['dataset'].strip('/')}"
-        raise MissingError(f"{where}: has no member {name!r}; its members are {', '.join(found)}", **context)
+        what = f"has no member {name!r}; its members are {', '.join(found)}"
+        raise MissingError(what, **dict(context, place=where))
     kind = dataset.id.get_type()
     for each in found[name]:
         kind = kind.get_member_type(kind.get_member_index(each.encode(errors="surrogateescape")))

@@ -85,21 +85,18 @@ def encoding(group: h5py.Group) -> str:
 
 def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset) -> StoredRanges:
     """Inspect a sparse matrix stored by rows (``data``, ``indices``, ``indptr``), which are delivered dense."""
-    context: dict[str, Any] = {"file": path, "dataset": name}
-    where = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
     shape = [int(n) for n in np.asarray(group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))).ravel()]
     if len(shape) != 2 or min(shape) < 1:
         kind = NoSamplesError if shape[:1] == [0] else FormatError
-        raise kind(
-            f"{where}: is a sparse matrix of shape {tuple(shape)}, which holds no samples; leave it out", **context
-        )
-    with _some_values(where, shape[0], context):
+        raise kind(f"is a sparse matrix of shape {tuple(shape)}, which holds no samples; leave it out", **context)
+    with _some_values(shape[0], context):
         values, columns = (inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
     inspect_dataset(f"{name.rstrip('/')}/{SPARSE[2]}")  # checks that it can be read
     places = _offsets(group, SPARSE[2], shape[0], values.rows, context)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         raise FormatError(
-            f"{where}: has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}; a "
+            f"has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}; a "
             "sparse matrix must have one integer index for each value",
             **context,
         )
@@ -110,10 +107,9 @@ def inspect_variable(
     group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset, *, most: int | None
 ) -> StoredRanges:
     """Inspect samples of variable length, which are delivered padded to ``most`` rows, or to the longest."""
-    context: dict[str, Any] = {"file": path, "dataset": name}
-    where = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
     ends = inspect_dataset(f"{name.rstrip('/')}/offsets")
-    with _some_values(where, ends.rows - 1, context):
+    with _some_values(ends.rows - 1, context):
         values = inspect_dataset(f"{name.rstrip('/')}/values")
     places = _offsets(group, "offsets", None, values.rows, context)
     row = FieldSpec(values.spec.stored_shape, values.dtype.newbyteorder("="))
@@ -139,14 +135,14 @@ def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: Stor
 
 
 @contextlib.contextmanager
-def _some_values(where: str, rows: int, context: dict[str, Any]) -> Iterator[None]:
+def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
     """Raise another error where the values are empty, but there are samples: these could be zeros, or of length 0."""
     try:
         yield
     except NoSamplesError as error:
         if rows <= 0:
             raise
-        raise FormatError(f"{where}: has {rows} rows without a single value; leave it out", **context) from error
+        raise FormatError(f"has {rows} rows without a single value; leave it out", **context) from error
 
 
 def names_of(categories: h5py.Dataset) -> tuple[str, ...]:
@@ -179,13 +175,13 @@ def _offsets(
     """The begin and end of each sample, checked, since nothing else would notice wrong ones; and the lost samples."""
     import h5py
 
-    where = f"{context['file']}:/{context['dataset'].strip('/')}"
+    of, place = {each: context[each] for each in ("file", "dataset")}, f"{context['place']}/{name}"
     dataset = group.get(name)
     if not isinstance(dataset, h5py.Dataset) or dataset.ndim != 1 or dataset.dtype.kind not in "iu":
-        raise FormatError(f"{where}: has no {name} of one axis of integers; add them", **context)
+        raise FormatError(f"has no {name} of one axis of integers; add them", **context)
     if dataset.shape[0] < 2 or (rows is not None and dataset.shape[0] != rows + 1):
         needed = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
-        raise FormatError(f"{where}/{name}: has {dataset.shape[0]} values; it must have {needed}", **context)
+        raise FormatError(f"{place}: has {dataset.shape[0]} values; it must have {needed}", **of)
     check_filters(dataset, context["file"], f"{context['dataset']}/{name}")
     check_unindexed(dataset)
     offsets: Indices = dataset[...].astype(np.int64)
@@ -200,7 +196,7 @@ def _offsets(
     beyond = offsets[-1] > elements and 2 * good.sum() < len(good)
     if beyond or (offsets[-1] < elements and not falling.any()) or not good.any():
         row = int(falling.argmax()) if falling.any() else 0 if offsets[0] else len(offsets) - 2
-        raise _wrong(offsets, row, elements, f"{where}/{name}", context)
+        raise _wrong(offsets, row, elements, place, of)
     return offsets, np.flatnonzero(~good)
 
 

@@ -119,9 +119,10 @@ def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> Store
     """The datasets of a group as chunks of one dataset, of one row each."""
     node, where = group.file[name], f"{group.path}:/{name.strip('/')}"
     if not names:
-        raise NoSamplesError(f"{where}: holds no images; leave it out", file=group.path, dataset=name)
+        raise NoSamplesError("holds no images; leave it out", file=group.path, dataset=name, place=where)
     if node.file.filename != group.file.filename:
-        raise FormatError(f"{where}: is in {node.file.filename}; give that file as path", file=group.path, dataset=name)
+        what = f"is in {node.file.filename}; give that file as path"
+        raise FormatError(what, file=group.path, dataset=name, place=where)
     found = {each: place_of_image(group, node.id, name, each) for each in names}
     for each in (each for each, place in found.items() if place is None):
         what = f"{where}/{each}: {NO_IMAGE}; move it to another group"

@@ -117,20 +117,19 @@ def inspect_dataset(
     """
     advice = "; choose datasets by fields={…}, as python -m lit_async_data inspect suggests"
     dataset = open_dataset(file, path, name, advice)
-    context: dict[str, Any] = {"file": path, "dataset": name}
     where = f"{path}:/{name.strip('/')}"
+    context: dict[str, Any] = {"file": path, "dataset": name, "place": where}
     external = external_files(dataset, file, name, allowed=allow_external)
     path_to, kind = find_member(dataset, member, context)
     if images:
-        _check_images(dataset, where, context)
+        _check_images(dataset, context)
     elif not in_heap:
-        _check_values(dataset, kind, where + f".{member}" * bool(member), context)
+        _check_values(dataset, kind, context | {"place": where + f".{member}" * bool(member)})
     elif dataset.ndim != 1 and (
         not dataset.ndim or dataset.dtype.kind not in "iuf" or math.prod(dataset.shape) > max(dataset.shape)
     ):
         raise FormatError(
-            f"{where}: holds text, ids or values of variable length on {dataset.ndim} axes; store them on one",
-            **context,
+            f"holds text, ids or values of variable length on {dataset.ndim} axes; store them on one", **context
         )
     as_bytes = images or in_heap
     shape = tuple(int(n) for n in dataset.shape)
@@ -139,7 +138,7 @@ def inspect_dataset(
     axis, channel = (0, None) if shape == (0,) else axes(layout, shape, where)
     if math.prod(shape) == 0:
         kind = FormatError if shape[axis] else NoSamplesError
-        raise kind(f"{where}: has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
+        raise kind(f"has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
     stored = [n for position, n in enumerate((*shape, *inner)) if position != axis]
     if channel is not None:
         stored.insert(0, stored.pop(channel))
@@ -155,9 +154,9 @@ def inspect_dataset(
         spec = FieldSpec((*shape[:axis], *shape[axis + 1 :], size), elements)
     filtered = dataset.id.get_create_plist().get_nfilters() > 0
     if not external:
-        _check_offset(dataset, where, context)
+        _check_offset(dataset, context)
     offset = None if external else _raw_offset(dataset)
-    index, slow = (None, "other files hold its values") if external else _index(dataset, cache, where, context)
+    index, slow = (None, "other files hold its values") if external else _index(dataset, cache, context)
     if member or (as_bytes and len(shape) == 1):
         shape = (*shape, spec.shape[-1])
         if index is not None:
@@ -219,16 +218,15 @@ def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5p
     """A dataset of an open file. A `MissingError` suggests similar names, or else gives the advice."""
     import h5py
 
-    where = f"{path}:/{name.strip('/')}"
-    context: dict[str, Any] = {"file": path, "dataset": name}
+    context: dict[str, Any] = {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
     try:
         node = file[name]
     except KeyError as error:
         raise _not_found(file, path, name, error, advice) from error
     if isinstance(node, h5py.Group):
-        raise FormatError(f"{where}: is a group, not a dataset; {_names_in(node)}", **context)
+        raise FormatError(f"is a group, not a dataset; {_names_in(node)}", **context)
     if not isinstance(node, h5py.Dataset):
-        raise FormatError(f"{where}: is a {type(node).__name__}, not a dataset; give a dataset", **context)
+        raise FormatError(f"is a {type(node).__name__}, not a dataset; give a dataset", **context)
     return node
 
 
@@ -236,28 +234,24 @@ def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: s
     """Why h5py does not find a dataset: no link has this name, the link is broken, or the dataset is damaged."""
     import h5py
 
-    where = f"{path}:/{name.strip('/')}"
-    context: dict[str, Any] = {"file": path, "dataset": name}
+    context: dict[str, Any] = {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
     try:
         link = file.get(name, getlink=True)
     except TypeError:
-        return FormatError(
-            f"{where}: is a link of a kind that h5py cannot follow; give the dataset it leads to", **context
-        )
+        return FormatError("is a link of a kind that h5py cannot follow; give the dataset it leads to", **context)
     if link is None:
-        return MissingError(f"{path}: has no dataset {name!r}{_suggestion(file, name, advice)}", **context)
+        what = f"has no dataset {name!r}{_suggestion(file, name, advice)}"
+        return MissingError(what, file=path, dataset=name, place=path)
     if isinstance(link, h5py.ExternalLink):
         target = f"{link.path} of {link.filename}"
-        return MissingError(
-            f"{where}: is a broken link to {target}: {_text(error)}; restore it, or correct the link", **context
-        )
+        what = f"is a broken link to {target}: {_text(error)}; restore it, or correct the link"
+        return MissingError(what, **context)
     if isinstance(link, h5py.SoftLink):
         target = posixpath.join(posixpath.dirname(f"/{name.strip('/')}"), link.path)
         if not isinstance(file.get(target, getlink=True), h5py.HardLink):
-            return MissingError(f"{where}: is a broken link to {link.path}; restore it, or correct the link", **context)
-    return CorruptError(
-        f"{where}: is in the file, but cannot be opened: {_text(error)}; the file is damaged: restore it", **context
-    )
+            return MissingError(f"is a broken link to {link.path}; restore it, or correct the link", **context)
+    what = f"is in the file, but cannot be opened: {_text(error)}; the file is damaged: restore it"
+    return CorruptError(what, **context)
 
 
 def _text(error: KeyError) -> str:
@@ -302,19 +296,19 @@ def _names_of(group: h5py.Group) -> list[str]:
     return [each if each.isprintable() else ascii(each)[1:-1] for each in texts]
 
 
-def _check_values(dataset: h5py.Dataset, kind: Any, where: str, context: dict[str, Any]) -> None:
+def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any]) -> None:
     """Check that tensors can hold the values of a dataset, which are, or whose member is, of a type of libhdf5."""
     import h5py
 
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
-        raise FormatError(f"{where}: holds {what}; give a dataset with one value per sample", **context)
+        raise FormatError(f"holds {what}; give a dataset with one value per sample", **context)
     member = kind != dataset.id.get_type()
     try:
         dtype = kind.dtype
     except LIBRARY_ERRORS as error:
         raise FormatError(
-            f"{where}: holds values of a type that numpy lacks: {error}; store it as another type", **context
+            f"holds values of a type that numpy lacks: {error}; store it as another type", **context
         ) from error
     refusals = {
         f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": dtype.kind in "OSV"
@@ -330,18 +324,16 @@ def _check_values(dataset: h5py.Dataset, kind: Any, where: str, context: dict[st
     }
     for reason, applies in refusals.items():
         if applies:
-            raise FormatError(f"{where}: holds {reason}", **context)
+            raise FormatError(f"holds {reason}", **context)
     if member and dtype.subdtype:
         kind, dtype = kind.get_super(), dtype.base
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES or dtype.subdtype:
-        raise FormatError(f"{where}: holds {dtype}, which no tensor can hold; store it as another type", **context)
+        raise FormatError(f"holds {dtype}, which no tensor can hold; store it as another type", **context)
     if h5py.h5t.find(kind, h5py.h5t.py_create(dtype)) is None or (member and not as_numpy(kind, dtype)):
-        raise FormatError(
-            f"{where}: holds values that libhdf5 cannot convert to {dtype}; store it as another type", **context
-        )
+        raise FormatError(f"holds values that libhdf5 cannot convert to {dtype}; store it as another type", **context)
 
 
-def _check_images(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
+def _check_images(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
     import h5py
 
     dtype = dataset.dtype
@@ -350,7 +342,7 @@ def _check_images(dataset: h5py.Dataset, where: str, context: dict[str, Any]) ->
     single = dtype in (np.uint8, np.int8)
     if dataset.ndim != 1 + single or not (plain or variable or single):
         raise FormatError(
-            f"{where}: holds {dtype} of shape {dataset.shape}, not encoded images: these are bytes, opaque values or "
+            f"holds {dtype} of shape {dataset.shape}, not encoded images: these are bytes, opaque values or "
             "uint8, of one length or of variable length; leave out decode, or store them so",
             **context,
         )
@@ -376,13 +368,13 @@ def _is_bare_dimension(dataset: h5py.Dataset) -> bool:
     return isinstance(name, bytes) and name.startswith(NO_VARIABLE)
 
 
-def _check_offset(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
+def _check_offset(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
     """Raise `CorruptError` if contiguous values begin in the head of the file, which h5py would return as values."""
     offset = _offset(dataset)
     head = dataset.file.userblock_size + superblock_bytes(dataset.file)
     if offset is not None and offset < head and in_one_file(dataset):
         raise CorruptError(
-            f"{where}: its values begin at byte {offset}, in the head of the file, which has {head} bytes; the file is "
+            f"its values begin at byte {offset}, in the head of the file, which has {head} bytes; the file is "
             "damaged: restore it, or write the dataset again from what can be read of it",
             **context,
         )
@@ -419,9 +411,7 @@ def _raw_offset(dataset: h5py.Dataset) -> int | None:
     return int(offset)
 
 
-def _index(
-    dataset: h5py.Dataset, cache: IndexCache, where: str, context: dict[str, Any]
-) -> tuple[ChunkIndex | None, str | None]:
+def _index(dataset: h5py.Dataset, cache: IndexCache, context: dict[str, Any]) -> tuple[ChunkIndex | None, str | None]:
     """The index of a dataset; or None and the reason why h5py must read it."""
     reason = unsupported_reason(dataset)
     index = None if reason else index_of(dataset, cache)
@@ -429,12 +419,12 @@ def _index(
         return index, None
     check_unindexed(dataset)
     if reason == NOT_INSTALLED:
-        _warn_of_codecs(dataset, where, context)
+        _warn_of_codecs(dataset, context)
     check_filters(dataset, context["file"], context["dataset"])
     return None, None if reason == NOT_INSTALLED else reason or "its chunks do not match its index"
 
 
-def _warn_of_codecs(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
+def _warn_of_codecs(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
     """Warn of filters that an installation would make fast."""
     for each in filters_of(dataset):
         if each.codec is None or not each.codec.missing:
@@ -442,7 +432,7 @@ def _warn_of_codecs(dataset: h5py.Dataset, where: str, context: dict[str, Any]) 
         name, install = each.codec.name, f"pip install 'lit-async-data[{each.codec.extra}]'"
         if not available(each.number):
             raise FormatError(
-                f"{where}: cannot be decoded, for want of the HDF5 filter {name} ({each.number}); {install}", **context
+                f"cannot be decoded, for want of the HDF5 filter {name} ({each.number}); {install}", **context
             )
         warn_slow_filter(name, install)
 

@@ -71,8 +71,9 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
     if stored.offset is None and stored.index is None:
         why = stored.slow if stored.external or dataset.chunks else "none was ever written"
         raise FormatError(
-            f"{stored}: holds values of variable length that cannot be read, since {why}; write them into another "
-            "file, or as a group of values and offsets",
+            f"holds values of variable length that cannot be read, since {why}; write them into another file, or as a "
+            "group of values and offsets",
+            place=str(stored),
             **context,
         )
     stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small

@@ -23,6 +23,7 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
     import h5py
 
     here = file.filename
+    context: dict[str, Any] = {"file": here, "dataset": name, "place": f"{here}:/{name.strip('/')}"}
     folder, place, left, links = os.path.dirname(here), "", name.split("/"), 0
     while left and links < MOST_LINKS:
         part, *left = left
@@ -35,10 +36,9 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
         other = os.path.join(folder, link.filename) if isinstance(link, h5py.ExternalLink) else here
         if os.path.realpath(other) != os.path.realpath(here):
             raise FormatError(
-                f"{here}:/{name.strip('/')}: is a link into another file, {other}; give that file as path, or "
-                "allow it with allow_external=True, which sample='group' and 'dataset' do not",
-                file=here,
-                dataset=name,
+                f"is a link into another file, {other}; give that file as path, or allow it with allow_external=True, "
+                "which sample='group' and 'dataset' do not",
+                **context,
             )
         if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
             place = place if isinstance(link, h5py.SoftLink) and link.path[:1] != "/" else ""
@@ -46,8 +46,7 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
         else:
             place = f"{place}/{part}"
     if left:
-        what = "cannot be opened, since its links lead in a circle; correct them"
-        raise FormatError(f"{here}:/{name.strip('/')}: {what}", file=here, dataset=name)
+        raise FormatError("cannot be opened, since its links lead in a circle; correct them", **context)
 
 
 def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> ExternalFiles:
@@ -56,41 +55,38 @@ def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed
     libhdf5 silently reads fill values where such a file is missing. So external files are refused unless the user
     allows them; they must exist when the source is built, and every read checks them like the main file.
     """
-    context: dict[str, Any] = {"file": file.filename, "dataset": name}
-    here = os.path.abspath(file.filename)
-    where = f"{file.filename}:/{name.strip('/')}"
+    place, here = f"{file.filename}:/{name.strip('/')}", os.path.abspath(file.filename)
+    context: dict[str, Any] = {"file": file.filename, "dataset": name, "place": place}
     linked = dataset.file.filename != file.filename
     if not allowed:
-        _refuse(dataset, where, context)
+        _refuse(dataset, context)
     found: set[str] = set()
-    _follow(dataset, where, context, found, frozenset())
+    _follow(dataset, context, found, frozenset())
     if linked:
         found.add(os.path.abspath(dataset.file.filename))
     found.discard(here)
     return tuple((path, FileIdentity.of(os.stat(path)).with_pieces(path)) for path in sorted(found))
 
 
-def _follow(
-    dataset: h5py.Dataset, where: str, context: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]
-) -> None:
+def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]) -> None:
     """Collect the external files of a dataset, and those of the datasets it refers to, recursively."""
     import h5py
 
     path = os.path.abspath(dataset.file.filename)
     me = (path, dataset.name or "")
     if me in above:
-        raise FormatError(f"{where}: takes values from itself, by {path}:{dataset.name}; correct the links", **context)
+        raise FormatError(f"takes values from itself, by {path}:{dataset.name}; correct the links", **context)
     for stored, _, _ in dataset.external or ():
-        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], where, context))  # the only folder libhdf5 searches
+        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], context))  # the only folder libhdf5 searches
     seen: set[tuple[str, str]] = set()
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%b" in part.file_name or "%b" in part.dset_name:
             raise FormatError(
-                f"{where}: takes values from files named by a pattern, {part.file_name}; list the files", **context
+                f"takes values from files named by a pattern, {part.file_name}; list the files", **context
             )
         other = path
         if part.file_name != ".":
-            other = _resolved(part.file_name, [os.path.dirname(path), os.getcwd()], where, context)
+            other = _resolved(part.file_name, [os.path.dirname(path), os.getcwd()], context)
         if (other, part.dset_name) in seen:
             continue
         seen.add((other, part.dset_name))
@@ -99,39 +95,39 @@ def _follow(
             with h5py.File(other, "r", locking="best-effort") as file:
                 source = file.get(part.dset_name)
                 if not isinstance(source, h5py.Dataset):
-                    raise _absent(other, part.dset_name, where, context)
+                    raise _absent(other, part.dset_name, context)
                 check_filters(source, other, part.dset_name)
-                _follow(source, where, context, found, above | {me})
+                _follow(source, context, found, above | {me})
         except OSError as error:
-            raise _absent(other, part.dset_name, where, context) from error
+            raise _absent(other, part.dset_name, context) from error
 
 
-def _refuse(dataset: h5py.Dataset, where: str, context: dict[str, Any]) -> None:
+def _refuse(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
     allow = "or allow it with allow_external=True"
     if dataset.is_virtual:
         raise FormatError(
-            f"{where}: is a virtual dataset, and a missing part would be read as fill values; give the files it is "
+            f"is a virtual dataset, and a missing part would be read as fill values; give the files it is "
             f"made of as path, write its values to a dataset of their own, {allow}",
             **context,
         )
     if dataset.external:
         raise FormatError(
-            f"{where}: stores its values in another file, {dataset.external[0][0]}; write them to a dataset of this "
+            f"stores its values in another file, {dataset.external[0][0]}; write them to a dataset of this "
             f"file, {allow}",
             **context,
         )
 
 
-def _resolved(name: str, folders: list[str], where: str, context: dict[str, Any]) -> str:
+def _resolved(name: str, folders: list[str], context: dict[str, Any]) -> str:
     for folder in folders:
         path = os.path.join(folder, name)
         if os.path.isfile(path):
             return path
     among = " or ".join(dict.fromkeys(folders))
-    raise MissingError(f"{where}: takes values from {name}, which is not in {among}; restore that file", **context)
+    raise MissingError(f"takes values from {name}, which is not in {among}; restore that file", **context)
 
 
-def _absent(path: str, name: str, where: str, context: dict[str, Any]) -> MissingError:
+def _absent(path: str, name: str, context: dict[str, Any]) -> MissingError:
     return MissingError(
-        f"{where}: takes values from {path}:/{name.strip('/')}, which cannot be opened; restore that file", **context
+        f"takes values from {path}:/{name.strip('/')}, which cannot be opened; restore that file", **context
     )

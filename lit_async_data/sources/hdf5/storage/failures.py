@@ -63,7 +63,7 @@ def source_error(
         kind, advice = SourceError, "check that this user may read it, and that the disk works"
     elif isinstance(error, TypeError | NotImplementedError):
         kind, advice = FormatError, "h5py does not support what is stored there; write it as numbers of another type"
-    return kind(f"{where}: {problem}: {_error_text(error)}; {advice}", file=file, dataset=dataset, row=row)
+    return kind(f"{problem}: {_error_text(error)}; {advice}", place=where, file=file, dataset=dataset, row=row)
 
 
 def _error_text(error: BaseException) -> str:
