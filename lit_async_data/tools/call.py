@@ -21,6 +21,11 @@ from lit_async_data.sources.table.reading import is_table
 #: A field as it is given: a name, names, or options by name.
 Given = str | Sequence[str] | Mapping[str, Any]
 
+
+def named(name: str, options: Mapping[str, Any]) -> Given:
+    return {"name": name, **options} if options else name
+
+
 #: What each source takes, as the command line and the constructors name it.
 OPTIONS = {
     "HDF5Source": ("layout", "group", "sample", "rows"),
@@ -58,6 +63,9 @@ class Call:
         build = operator.attrgetter(self.source)(lit_async_data)
         source: Source = build(self.path, *([dict(self.fields)] if self.fields else []), **self.options)
         return source
+
+    def lines(self) -> dict[str, str]:
+        return {"python": self.python(), "command": self.command()}
 
     def python(self) -> str:
         fields = f", {literal(self.fields)}" if self.fields else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TextIO
+from typing import Any, TextIO
 
 from lit_async_data.engine.resources.memory import readable
 
@@ -20,6 +21,16 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
+
+
+def as_json(values: Mapping[str, Any], default: Callable[[Any], object]) -> str:
+    return json.dumps(values, ensure_ascii=False, indent=2, default=default) + "\n"
+
+
+def shapes(batch: Mapping[str, Mapping[str, Any]]) -> str:
+    """The fields of a batch of N samples, each with its type and shape."""
+    each = ((key, field["dtype"], ", ".join(map(str, ["N", *field["shape"]]))) for key, field in batch.items())
+    return ", ".join(f"{key} {dtype} ({shape})" for key, dtype, shape in each)
 
 
 def section(title: str, lines: Sequence[str]) -> list[str]:

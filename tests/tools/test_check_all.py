@@ -5,32 +5,22 @@ import csv
 import errno
 import os
 import re
-import shlex
 from pathlib import Path
 
 import h5py
-import hydra
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 from support.files import examples
 from support.files.hdf5 import stored_spans
-from support.lightning.command_line import CONFIGS
+from support.lines import built_by_command, built_by_python
 from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import ChangedError, SourceError
 from lit_async_data.sources.local_files.bad_lists import COLUMNS
-from lit_async_data.tools.inspect import command
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+from lit_async_data.tools import check_all
 
 
 def damage(path, name, chunks):
@@ -66,18 +56,14 @@ def checked(*arguments, status=1):
 
 def printed_sources(text):
     """The sources that the printed Python and the printed command build."""
-    names = {}
-    exec("\n".join(line.strip() for line in re.findall(r"^  (?:from|source).*$", text, re.MULTILINE)), names)
-    _, _, *overrides = shlex.split(re.search(r"^  python train\.py .*$", text, re.MULTILINE)[0])
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base=None):
-        composed = hydra.utils.instantiate(compose("train", overrides).data).sources["train"][0]
-    return names["source"], getattr(composed, "source", composed)
+    python = "\n".join(line.strip() for line in re.findall(r"^  (?:from|source).*$", text, re.MULTILINE))
+    command = re.search(r"^  python train\.py .*$", text, re.MULTILINE)[0]
+    return built_by_python(python), built_by_command(command)
 
 
-@pytest.mark.parametrize("block", [1, command.BLOCK_BYTES])
+@pytest.mark.parametrize("block", [1, check_all.BLOCK_BYTES])
 def test_damaged_chunks_name_their_own_rows_and_can_be_left_out(capsys, monkeypatch, block):
-    monkeypatch.setattr(command, "BLOCK_BYTES", block)
+    monkeypatch.setattr(check_all, "BLOCK_BYTES", block)
     examples.images("scan.h5", 58)  # the last chunk is not full
     with h5py.File("scan.h5") as file:
         values = np.moveaxis(file["images"][...], -1, 1)
@@ -126,7 +112,7 @@ def test_what_is_no_fault_of_samples_ends_with_one_line_and_no_list(capsys, monk
             raise error from OSError(errno.ENOTCONN, "not mounted")
 
     table({})
-    monkeypatch.setattr(command, "read", failing)
+    monkeypatch.setattr(check_all, "read", failing)
     assert main(["inspect", "--check-all", "birds.csv"]) == 2
     assert re.fullmatch("error: .*\n", capsys.readouterr().err)
     assert sorted(os.listdir()) == ["birds.csv", "photos"]

@@ -20,11 +20,6 @@ from lit_async_data.__main__ import COMMANDS, main
 from lit_async_data.tools.call import override
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def test_each_command_has_help(capsys):
     for name in COMMANDS:
         with pytest.raises(SystemExit, match="0"):

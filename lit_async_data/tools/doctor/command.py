@@ -21,7 +21,7 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import Call, add_source_arguments
 from lit_async_data.tools.inspect.command import given_call
-from lit_async_data.tools.terminal import indented, section, table
+from lit_async_data.tools.terminal import as_json, indented, section, shapes, table
 
 if TYPE_CHECKING:
     from lit_async_data.tools.doctor.examination import Rate, Trial
@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     report["python"] = f"from lit_async_data import AsyncLoader, LoaderOptions\n{call.python()}\n{loader}"
     report["command"] = call.command()
     report["pack"] = pack_lines(call) if report["why_pack"] else ""
-    as_json = json.dumps(report, ensure_ascii=False, indent=2, default=vars) if arguments.json else ""
-    sys.stdout.write(f"{as_json}\n" if arguments.json else text_of(report))
+    sys.stdout.write(as_json(report, vars) if arguments.json else text_of(report))
 
 
 def pack_lines(call: Call) -> str:
@@ -69,9 +68,6 @@ def pack_lines(call: Call) -> str:
 
 
 def text_of(report: dict[str, Any]) -> str:
-    batch = ", ".join(
-        f"{key} {each['dtype']} ({', '.join(map(str, ['N', *each['shape']]))})" for key, each in report["batch"].items()
-    )
     how = f"{HOW_READ[report['reading']]} · {counted(report['cores'], 'core')}"
     rows = [("shuffle", "workers", "samples/s", "decoded per sample", "mixing", "memory", "")]
     rows += [
@@ -87,7 +83,11 @@ def text_of(report: dict[str, Any]) -> str:
         for number, trial in enumerate(report["trials"])
     ]
     cold = f"not measured: {report['why_not_cold']}" if report["cold"] is None else _rate(report["cold"])
-    lines = [f"{report['source']}   {counted(report['samples'], 'sample')} · {batch} · {how}", "", *table(rows)]
+    lines = [
+        f"{report['source']}   {counted(report['samples'], 'sample')} · {shapes(report['batch'])} · {how}",
+        "",
+        *table(rows),
+    ]
     lines += section("Rates of this setting", [f"from memory: {_rate(report['warm'])}", f"from the disk: {cold}"])
     lines += ["", "Use", *indented(report["python"].splitlines())]
     lines += indented([f"{report['command']} {report['override']}".rstrip()])

@@ -6,11 +6,9 @@ import collections
 import contextlib
 import dataclasses
 import fnmatch
-import functools
 import glob
 import itertools
 import math
-import operator
 import re
 from collections.abc import Iterator, Sequence
 from string import digits
@@ -23,7 +21,7 @@ from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import choice
-from lit_async_data.sources.hdf5.schema.compound import members
+from lit_async_data.sources.hdf5.schema.compound import member_of, members
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import image_format
@@ -54,16 +52,26 @@ class Dataset:
     stored_bytes: int | None = None
     reading: Reading | None = None
     why: str = ""
-    kind: str = ""  # of a group, as of `encoding`; else "images", "member", "scale", "pandas"; empty for plain values
+    kind: str = ""  # of a group, as of `encoding`; else "images", "member", "scale"; empty for plain values
     axis: str = ""  # the name of its first axis, as NetCDF gives it
     attributes: tuple[str, ...] = ()
     field: str = ""  # its name in its group
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
-    size: tuple[int, ...] = ()  # (height, width) of the first image
+    decoding: dict[str, Any] = dataclasses.field(default_factory=dict)  # the options of a field that decodes its images
     each: str = ""  # if it stands for datasets that may be samples: their name with a ``*``
 
     def __post_init__(self) -> None:
         self.field, self.rows = self.field or self.name, self.rows or (self.shape[:1] * 2 or None)
+
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """What datasets that are alike have in common, whatever their lengths."""
+        return self.kind, self.type, len(self.shape), self.shape[1:]
+
+    @property
+    def varies(self) -> bool:
+        """Whether those that it stands for have different lengths."""
+        return self.rows is not None and self.rows[0] < self.rows[1]
 
     @property
     def flat(self) -> bool:
@@ -71,16 +79,16 @@ class Dataset:
         return math.prod(self.shape) <= max(self.shape, default=1)
 
 
-#: What the report tells of a dataset.
 SHOWN = [field.name for field in dataclasses.fields(Dataset)][:11]
 
 
-def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "") -> Iterator[Dataset]:
+def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[Dataset]:
     """The datasets below a group, apart from those of groups that were seen before."""
     seen.add(group)
     kind, images = encoding(group), _format_in_group(group) if path else ""
     if "pandas_type" in group.attrs:
-        yield Dataset(path, "DataFrame", kind="pandas")
+        why = f"pandas wrote it: ManifestSource takes the DataFrame pandas.read_hdf({group.file.filename!r}, {path!r})"
+        yield Dataset(path, "DataFrame", why=why)
         return
     if kind:
         yield _of_group(group, path or ".", kind)
@@ -88,9 +96,8 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "") -> Ite
         attributes, each = tuple(next(iter(group.values())).attrs), _name_of([f"{path}/{name}" for name in group])
         yield Dataset(path, f"{images} images", (len(group),), kind="images", attributes=attributes, each=each)
         return
-    names: list[Any] = list(itertools.islice(group, MOST_MEMBERS)) if kind in ("", "variable") else []
     groups, found = [], list[Dataset]()
-    for each in names:
+    for each in itertools.islice(group, MOST_MEMBERS) if kind in ("", "variable") else ():
         name = f"{path}/{each}" if path else str(each)  # bytes, if it is not UTF-8
         try:
             refuse_external_link(group.file, name)
@@ -110,22 +117,24 @@ def datasets_of(group: h5py.Group, seen: set[h5py.Group], path: str = "") -> Ite
 def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Dataset]:
     """The datasets of a group; one for many of which only numbers in names, or all names, differ, and lengths."""
     alike = collections.defaultdict[object, list[Dataset]](list)
-    only = path and len({(n.kind, n.type, len(n.shape), n.shape[1:]) for n in found}) == 1
-    only = only and (len(found[0].shape) != 1 or len({n.shape for n in found}) > 1)  # else they may be columns
+    only = path and len({node.structure for node in found}) == 1
+    only = only and (len(found[0].shape) != 1 or len({node.shape for node in found}) > 1)  # else they may be columns
     for node in found:
-        name = "" if only else re.sub(r"\d+", "0", node.name)
-        alike[name, node.kind, node.type, len(node.shape), node.shape[1:]].append(node)
+        alike["" if only else re.sub(r"\d+", "0", node.name), node.structure].append(node)
     for nodes in alike.values():
         if len(nodes) <= _LOOKED_AT or nodes[0].kind not in ("", "images"):
             yield from nodes
             continue
-        rows = [node.shape[0] for node in nodes if node.shape]
         name, count = _name_of([n.name for n in nodes]), members if len(nodes) == MOST_MEMBERS else len(nodes)
-        made = dataclasses.replace(nodes[0], name=name, field=name, each=name, groups=count)
+        made = dataclasses.replace(nodes[0], name=name, field=name, each=name, groups=count, rows=_lengths(nodes))
         made.type = f"{made.type}, {count:,} datasets".removeprefix(", ")
-        made.rows = (min(rows), max(rows)) if rows else None
         made.bytes, made.stored_bytes = sum(n.bytes for n in nodes), sum(n.stored_bytes or 0 for n in nodes)
         yield made
+
+
+def _lengths(nodes: Sequence[Dataset]) -> tuple[int, int] | None:
+    rows = [node.shape[0] for node in nodes if node.shape]
+    return (min(rows), max(rows)) if rows else None
 
 
 def _name_of(names: Sequence[str]) -> str:
@@ -144,7 +153,6 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
         yield Dataset(name, "a type that numpy lacks")
         return
     shape, attributes, properties = tuple(map(int, dataset.shape or ())), dataset.attrs, dataset.id.get_create_plist()
-    filters = map(properties.get_filter, range(properties.get_nfilters()))
     whole = Dataset(
         name,
         f"{images} images" if images else _type_name(dtype),
@@ -152,7 +160,7 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
         chunks=dataset.chunks,
         filters=tuple(
             f"gzip {values[0]}" if number == 1 else known.decode(errors="replace").partition(";")[0] or str(number)
-            for number, _, values, known in filters
+            for number, _, values, known in map(properties.get_filter, range(properties.get_nfilters()))
         ),
         bytes=math.prod(shape) * dtype.itemsize if dataset.shape is not None else 0,
         stored_bytes=int(dataset.id.get_storage_size()),
@@ -163,14 +171,13 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
     if dtype.names is None:
         yield whole
     for member, path in members(dtype).items() if dtype.names else ():
-        inner = functools.reduce(operator.getitem, path, dtype)
+        inner: Any = member_of(dtype, path)
         element, sides = inner.subdtype or (inner, ())
         made = Dataset(f"{name}.{member}", _type_name(element), (*shape, *sides), kind="member", chunks=whole.chunks)
         yield dataclasses.replace(made, filters=whole.filters, bytes=math.prod(shape) * inner.itemsize)
 
 
 def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
-    """A group that stands for one dataset."""
     values: Any = group[{"categorical": "codes", "variable": "values"}.get(stored := kind, "data")]
     made, sides = next(_of_dataset(values, name)), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
     shape: tuple[int, ...] = tuple(map(int, sides)) if kind in ("csr", "csc") else values.shape
@@ -198,44 +205,33 @@ def _type_name(dtype: np.dtype[Any]) -> str:
     return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else ", big-endian")
 
 
-# -- how it is read ---------------------------------------------------------------------------------------------------
-
-
 def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None:
     """Say how a field of a dataset is read, and why not faster, or not at all."""
-    name = group.name(node.field)
-    where = f"{group.path}:/{name}"
-    if node.kind == "pandas":
-        node.why = f"pandas wrote it: ManifestSource takes the DataFrame pandas.read_hdf({group.path!r}, {name!r})"
-        return
+    name, given = group.name(node.field), Field(node.field, decode="image" if node.kind == "images" else None)
     try:
-        with as_source_errors(where, "cannot be read", file=group.path, dataset=name):
-            decode: Any = "image" if node.kind == "images" else None
-            given, whole = Field(node.field, decode=decode), node.field == node.each
-            if whole:
+        with as_source_errors(f"{group.path}:/{name}", "cannot be read", file=group.path, dataset=name):
+            if node.field == node.each:
                 with contextlib.closing(HDF5Source(group.path, {"x": given}, sample="dataset")) as source:
                     field, node.reading = source.stored_parts[0].fields["x"], source.chunks.reading
             else:
-                field = inspect_field(group, "x", given, layout)["x"]
+                field, node.reading = inspect_field(group, "x", given, layout)["x"], None
     except AsyncDataError as error:
-        text = str(error).removeprefix(f"{where}: ").removeprefix(f"{group.path}: ")
-        node.why = re.sub(rf"\S*{re.escape(group.path)}:/", "", text)
+        where = f"{error.dataset}: " if error.row is None else f"{error.dataset}, row {error.row}: "
+        node.why = node.why or where * (error.dataset not in (name, None)) + error.message
         return
     stored, node.dtype = field.values, field.spec.dtype
-    node.size = field.spec.shape[1:] if field.images else ()
+    node.decoding = {"decode": "image", "image_size": list(field.spec.shape[1:])} if field.images else {}
     node.kind = "variable" if field.sequences else node.kind
-    if whole:
-        node.why = stored.slow or ""
-        return
     way = "chunks" if field.images or field.sequences else choice(stored, mapped=True)
-    node.reading = "copied" if way in ("raw", "strided", "kept") else "decoded" if way == "chunks" else "locked"
-    slow, index = stored.slow if way != "raw" else None, stored.index if way == "chunks" else None
+    copied = way in ("raw", "strided", "kept")
+    node.reading = node.reading or ("copied" if copied else "decoded" if way == "chunks" else "locked")
+    index = stored.index if way == "chunks" else None
     pieces = math.prod(index.grid) // index.grid[stored.axis] if index else 1
     compressed = index is not None and stored.filtered
     shared = compressed and stored.chunk_rows > 1 and not isinstance(field.stored, StoredRanges)
     reasons = {
-        f"{slow}; pack writes it once in a way that needs no lock": slow,
-        "the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'": not slow
+        f"{stored.slow}; pack writes it once in a way that needs no lock": stored.slow,
+        "the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'": not stored.slow
         and way == "h5py chunks",
         f"samples are on axis {stored.axis}; on axis 0, each would lie in one piece": way == "strided" or stored.axis,
         f"each sample is spread over {pieces:,} chunks": pieces > 1,
@@ -244,9 +240,6 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
         "compressed: each sample is decoded when it is read": compressed and not shared,
     }
     node.why = "; ".join(reason for reason, holds in reasons.items() if holds)
-
-
-# -- groups of equal structure -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -269,11 +262,13 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
         (groups[name] if slash and ("*" not in below or "/" in below) else rest).append(node)
     alike = collections.defaultdict[str, list[str]](list)
     for name, inside in groups.items():
-        begin = f"{parent}{name}/"
-        alike[str([(n.name.removeprefix(begin), n.type, len(n.shape), n.shape[1:]) for n in inside])].append(name)
+        alike[str([(n.name.removeprefix(f"{parent}{name}/"), n.structure) for n in inside])].append(name)
     siblings, found = [*(node.name.removeprefix(parent) for node in rest), *groups], list[Scope]()
     for names in alike.values():
-        pattern = _pattern(names, siblings)
+        patterns = (glob.escape(common_start(names).rstrip(digits)) + end for end in ("*", "[0-9]*"))
+        fitting = (each for each in patterns if sorted(fnmatch.filter(siblings, each)) == sorted(names))
+        stages = any(has_word(name, f"{TRAINING}|{HELD_OUT}") for name in names)
+        pattern = None if len(names) < 2 or stages else next(fitting, None)
         if pattern is None:
             for name in names:
                 outside, *more = scopes_of(groups[name], f"{parent}{name}/")
@@ -282,18 +277,8 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
             continue
         names.sort(key=lambda name: any(0 in node.shape for node in groups[name]))  # an empty one tells nothing
         for node, *others in zip(*(groups[name] for name in names), strict=True):
-            rows = [each.shape[0] for each in (node, *others) if each.shape]
-            node.groups, node.rows = len(names), (min(rows), max(rows)) if rows else None
+            node.groups, node.rows = len(names), _lengths([node, *others])
             node.field = node.name.removeprefix(f"{parent}{names[0]}/")
             node.name = f"{parent}{pattern}/{node.field}"
         found.append(Scope(groups[names[0]], f"{parent}{pattern}", f"{parent}{names[0]}", len(names)))
     return [Scope(rest), *found]
-
-
-def _pattern(names: Sequence[str], siblings: Sequence[str]) -> str | None:
-    """The pattern that matches these groups and no sibling; None if there is none, or they are stages."""
-    if len(names) < 2 or any(has_word(name, f"{TRAINING}|{HELD_OUT}") for name in names):
-        return None
-    prefix = glob.escape(common_start(names).rstrip("0123456789"))
-    fitting = (p for p in (f"{prefix}*", f"{prefix}[0-9]*") if sorted(fnmatch.filter(siblings, p)) == sorted(names))
-    return next(fitting, None)

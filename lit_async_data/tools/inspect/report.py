@@ -17,7 +17,7 @@ from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.sources.hdf5.schema.inspect import FIRST_SAMPLES
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.inspect.contents import SHOWN, Dataset
-from lit_async_data.tools.terminal import indented, section, shortened, table
+from lit_async_data.tools.terminal import indented, section, shapes, shortened, table
 
 # Raised if a key of the JSON changes its meaning or goes.
 VERSION = 3
@@ -62,21 +62,10 @@ class Report:
 
     def suggest(self, candidates: Sequence[Suggestion]) -> None:
         """Add the first whose source can be built, and a sample read; else a note why the likeliest cannot."""
-        errors, bad = [], 0
+        errors = list[str]()
         for tried, each in itertools.product((1, FIRST_SAMPLES), candidates):
             try:
-                with contextlib.closing(each.call.build()) as source:
-                    for bad in range(min(len(source), tried)):
-                        with contextlib.suppress(AsyncDataError):
-                            source[bad]
-                            break
-                    else:
-                        source[0]  # says what is wrong
-                    shapes = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
-                    notes = (*each.notes, *(note for note, holds in _notes(source).items() if holds))
-                    notes += (f"the first that can be read is sample {bad}: --check-all lists the bad ones",)[:bad]
-                    built: dict[str, Any] = {"samples": len(source), "batch": shapes, "notes": notes}
-                    self.suggestions.append(dataclasses.replace(each, reading=source.chunks.reading, **built))
+                self.suggestions.append(_verified(each, tried))
             except AsyncDataError as error:
                 errors.append(f"{each.call.python().splitlines()[-1]} does not fit: {' '.join(str(error).split())}")
             else:
@@ -87,11 +76,9 @@ class Report:
         values = {"version": VERSION, **vars(self)}
         values["datasets"] = [{key: getattr(each, key) for key in SHOWN} for each in self.datasets]
         values["columns"] = [vars(each) for each in self.columns]
-        values["suggestions"] = [
-            {name: value for name, value in vars(each).items() if name != "call"}
-            | {"python": each.call.python(), "command": each.call.command()}
-            for each in self.suggestions
-        ]
+        values["suggestions"] = [vars(each) | each.call.lines() for each in self.suggestions]
+        for each in values["suggestions"]:
+            del each["call"]
         return values
 
 
@@ -101,40 +88,55 @@ def by_groups(names: Sequence[str]) -> list[str]:
     return [call.format(name) for name in names[:1]]
 
 
-def _notes(source: Source) -> dict[str, object]:
+def _verified(each: Suggestion, tried: int) -> Suggestion:
+    """The suggestion with what its source holds, once one of the first samples has been read."""
+    first = 0
+    with contextlib.closing(each.call.build()) as source:
+        for first in range(min(len(source), tried)):
+            with contextlib.suppress(AsyncDataError):
+                source[first]
+                break
+        else:
+            source[0]  # says what is wrong
+        batch = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
+        notes = [*each.notes, *_notes(source)]
+        notes += [f"the first that can be read is sample {first}: --check-all lists the bad ones"] if first else []
+        return Suggestion(each.title, each.call, tuple(notes), len(source), batch, source.chunks.reading)
+
+
+def _notes(source: Source) -> list[str]:
     """What to know of the labels, and of the types."""
-    x, y = source.spec.get("x"), source.spec.get("y")
-    single, classes = y is not None and not y.shape, y.classes if y is not None else ()
-    labels = np.full(1, 0.5)
-    if single and not classes and len(source) <= MOST_LABELS:
+    x, y, labels, notes = source.spec.get("x"), source.spec.get("y"), np.full(1, 0.5), list[str]()
+    if y is not None and not y.shape and y.classes:
+        notes.append(f"y has {len(y.classes)} classes: {', '.join(y.classes[:4])}{', …' * (len(y.classes) > 4)}")
+    elif y is not None and not y.shape and len(source) <= MOST_LABELS:
         with contextlib.suppress(SourceError):  # samples may lack them
             labels = source.column("y")
-    whole = (labels % 1 == 0).all()
-    low, high = (int(labels.min()), int(labels.max())) if whole else (0, 0)
-    wide = " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64)
-    images = x is not None and len(x.shape) in (2, 3) and single and y is not None and y.dtype.kind in "iu"
-    return {
-        f"y has {len(classes)} classes: {', '.join(classes[:4])}{', …' * (len(classes) > 4)}": single and classes,
-        f"y is from {low:,} to {high:,}": whole,
-        "torch's losses count classes from 0: subtract in a transform": whole and 0 < low <= high < MOST_CLASSES,
-        f'{wide}: float64, as stored; dtype="float32" of a field, or "int64" for classes, is what networks take': wide,
-        f'x is {x and x.dtype}, as stored: on a GPU, device_transform=ToFloat("x") makes float32 from 0 to 1; on a '
-        "CPU, where the loop would wait for it, divide in a batch_transform": (
-            x is not None and x.dtype.kind == "u" and len(x.shape) > 1
-        ),
-        "the network of train.py takes images and class numbers: add model._target_=package.YourModule": not images,
-    }
-
-
-# -- for people --------------------------------------------------------------------------------------------------------
+    if (labels % 1 == 0).all():
+        low, high = int(labels.min()), int(labels.max())
+        notes.append(f"y is from {low:,} to {high:,}")
+        if 0 < low <= high < MOST_CLASSES:
+            notes.append("torch's losses count classes from 0: subtract in a transform")
+    if wide := " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64):
+        how = 'dtype="float32" of a field, or "int64" for classes'
+        notes.append(f"{wide}: float64, as stored; {how}, is what networks take")
+    if x is not None and x.dtype.kind == "u" and len(x.shape) > 1:
+        on_gpu = 'on a GPU, device_transform=ToFloat("x") makes float32 from 0 to 1'
+        on_cpu = "on a CPU, where the loop would wait for it, divide in a batch_transform"
+        notes.append(f"x is {x.dtype}, as stored: {on_gpu}; {on_cpu}")
+    if x is None or y is None or len(x.shape) not in (2, 3) or y.shape or y.dtype.kind not in "iu":
+        notes.append("the network of train.py takes images and class numbers: add model._target_=package.YourModule")
+    return notes
 
 
 def text_of(report: Report) -> str:
+    names = dict[str, list[str]]()
     columns = [["column", "type", "values", "missing", "field", "for example"]]
     for column in report.columns:
         counts = ["" if not n else f"{n:,}" for n in (column.distinct, column.missing)]
         columns.append([column.name, column.type, *counts, column.kind or "none", ", ".join(column.examples)])
-    datasets, names = [["dataset", "shape", "type", "stored", "how"]], dict[str, list[str]]()
+        names.setdefault(column.why, []).append(column.name)
+    datasets = [["dataset", "shape", "type", "stored", "how"]]
     for node in report.datasets:
         rows = ["–".join(f"{n:,}" for n in dict.fromkeys(node.rows))] if node.rows else []
         shape = "×".join([*rows, *map(str, node.shape[1:])]) or "one value" * bool(node.bytes)
@@ -142,9 +144,7 @@ def text_of(report: Report) -> str:
         stored = [readable(node.stored_bytes or node.bytes), *node.filters, *chunks] if node.bytes else []
         how = HOW_READ[node.reading] if node.reading else "not read"
         datasets.append([node.name, shape, node.type, ", ".join(stored), how])
-    described: list[ColumnReport | Dataset] = [*report.columns, *report.datasets]
-    for each in described:
-        names.setdefault(each.why, []).append(each.name)
+        names.setdefault(node.why, []).append(node.name)
     whys = [f"{', '.join(shortened(alike))}: {why}" for why, alike in names.items() if why]
     title = [report.kind, *([] if report.bytes is None else [readable(report.bytes)])]
     numbers = {"row": report.rows, "dataset": len(report.datasets), "other file": len(report.files) - 1}
@@ -153,12 +153,8 @@ def text_of(report: Report) -> str:
     lines = [f"{report.files[0]}   {' · '.join(title)}", *indented([*table(columns), *table(datasets)])]
     lines += [*section("Why not faster, or not at all", whys), *section("Notes", report.notes)]
     for suggestion in report.suggestions:
-        batch = ", ".join(
-            f"{key} {each['dtype']} ({', '.join(map(str, ['N', *each['shape']]))})"
-            for key, each in suggestion.batch.items()
-        )
         lines += ["", f"── {suggestion.title[:1].upper()}{suggestion.title[1:]} ──"]
-        lines += [f"  {suggestion.samples:,} samples · {batch} · {suggestion.reading}"]
-        lines += indented(suggestion.call.python().splitlines())
-        lines += [*indented([suggestion.call.command()]), "", *(f" · {note}" for note in suggestion.notes)]
+        lines += [f"  {suggestion.samples:,} samples · {shapes(suggestion.batch)} · {suggestion.reading}"]
+        lines += [line for text in suggestion.call.lines().values() for line in indented(text.splitlines())]
+        lines += ["", *(f" · {note}" for note in suggestion.notes)]
     return "\n".join([*lines, ""])

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from lit_async_data.sources.table.arrow import arrow, is_number, is_text
 from lit_async_data.sources.table.delimited import TextFormat
 from lit_async_data.sources.table.reading import column_names, files_of
 from lit_async_data.sources.table.table import Table
-from lit_async_data.tools.call import Call, Given, literal
+from lit_async_data.tools.call import Call, Given, literal, named
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 from lit_async_data.tools.inspect.report import ColumnReport, Report, Suggestion, by_groups
 from lit_async_data.tools.inspect.words import GROUPS, LABELS, MASKS, OTHERS, TRAINING, has_word
@@ -31,22 +31,21 @@ _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
 def table_report(path: str) -> Report:
     """The report on a file, a pattern of files, or a folder of them; the first is described."""
     guesses = _Guesses(path)
-    files, columns = guesses.files, guesses.columns
-    report = Report("table", files, sum(map(os.path.getsize, files)), columns=columns, rows=len(guesses.table))
-    if data := [each.name for each in columns if is_number(each.name) or kind_of_path(each.name)]:
+    size, rows = sum(map(os.path.getsize, guesses.files)), len(guesses.table)
+    report = Report("table", guesses.files, size, columns=guesses.columns, rows=rows)
+    if data := [each.name for each in guesses.columns if is_number(each.name) or kind_of_path(each.name)]:
         report.notes.append(
             f"the first line looks like data ({data[0]}), but it must name the columns: put a line of names before it, "
             "or give pandas.read_csv(…, names=[…])"
         )
-        return report
-    report.suggest(list(guesses.suggestions(path)))
+    else:
+        report.suggest(guesses.suggestions(path))
     if not report.suggestions and not report.notes:
         report.notes.append('no column looks like samples: name yours in fields={"x": COLUMN, "y": COLUMN}')
     return report
 
 
 def sized_images(suggestion: Suggestion) -> Suggestion:
-    """The suggestion for images that have no common size."""
     call, note = suggestion.call, f"images have several sizes: choose one instead of {IMAGE_SIZE}"
     sized = dataclasses.replace(call, options={**call.options, "image_size": IMAGE_SIZE})
     return dataclasses.replace(suggestion, call=sized, notes=(note, *suggestion.notes))
@@ -54,9 +53,9 @@ def sized_images(suggestion: Suggestion) -> Suggestion:
 
 def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
     array, distinct, why = table.array(name), None, ""
-    kind: str | None = None
     with contextlib.suppress(arrow().ArrowException):  # lists have no such count
         distinct = int(arrow("compute").count_distinct(array).as_py())
+    kind: str | None = None
     try:
         kind = kind_of("x", Column(name), table, root)
         if kind is None:
@@ -65,7 +64,7 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
             table.labels(name, kind=None if is_class else "number", null="drop")
             kind = "class" if is_class else "number"
     except AsyncDataError as error:
-        why = str(error).removeprefix("fields.x.kind: ")
+        why = error.message
     shown = dict.fromkeys(str(each) for each in array.slice(0, 1000).drop_null().to_pylist())
     examples = tuple(each if len(each) <= _WIDTH else f"…{each[1 - _WIDTH :]}" for each in list(shown)[:_EXAMPLES])
     type_name = "text" if is_text(array.type) else str(array.type)
@@ -76,7 +75,6 @@ class _Guesses:
     """Which columns of a table are likely paths, labels, ids and groups; from names, kinds and values."""
 
     def __init__(self, path: str) -> None:
-        arrow()
         self.files, self._options = files_of(path), dict[str, Any]()
         first, names = self.files[0], column_names(self.files[0])
         if len(names) == 1 and (found := [each for each in ",;\t|" if each in names[0]]):
@@ -84,58 +82,52 @@ class _Guesses:
             names = column_names(first, TextFormat(found[0]))
         self.table = Table.of(first, [name for name in names if name], text_format=TextFormat(**self._options))
         self._folder = os.path.dirname(os.path.abspath(first))
-        self.columns = [_column(self.table, name, RootDirectory(self._folder)) for name in names if name]
-        #: The likeliest first.
-        self.labels = sorted((c for c in self.columns if self._score(c)), key=self._score, reverse=True)
+        self.columns = [_column(self.table, name, RootDirectory(self._folder)) for name in self.table.names]
+        self.others = [c.name for c in self.columns if has_word(c.name, f"{OTHERS}|{GROUPS}")]
+        #: Columns with names of labels, then others of few classes.
+        known = [c for c in self.columns if c.kind in ("class", "number") and (c.distinct or 0) > 1]
+        self.labels = [c for c in known if has_word(c.name, LABELS)]
+        few = min(max(len(self.table) // 2, 2), len(self.table) - 1)
+        classes = [c for c in known if c.kind == "class" and c.name not in self.others and (c.distinct or 0) <= few]
+        self.labels += [c for c in classes if c not in self.labels]
 
-    def suggestions(self, path: str) -> Iterator[Suggestion]:
+    def suggestions(self, path: str) -> list[Suggestion]:
         """Alternatives, the likeliest first; none if nothing is likely."""
         files = [column for column in self.columns if column.kind in _FILES]
-        numbers = [c for c in self.columns if c.kind == "number" and c not in self.labels[:1]]
-        features = [c.name for c in numbers if not has_word(c.name, f"{OTHERS}|{GROUPS}")]
+        numbers = [c.name for c in self.columns if c.kind == "number" and c not in self.labels[:1]]
+        features, found = [name for name in numbers if name not in self.others], list[Suggestion]()
         if not files and not features:
-            return
+            return []
         x: Given = features[0] if len(features) == 1 else features
         options, notes, what = dict(self._options), self.notes(), "rows"
         if files:
-            roots = self._roots(files[0])
-            notes += [f"files lie in other folders, too: root={' or '.join(map(repr, roots[1:]))}"] if roots[1:] else []
-            options |= {"root": roots[0]} if roots[0] else {}
-            x, what = self._of_files(files[0], roots[0]), _FILES[str(files[0].kind)]
+            root, *others = self._roots(files[0])
+            notes += [f"files lie in other folders, too: root={' or '.join(map(repr, others))}"] if others else []
+            options |= {"root": root} if root else {}
+            x, what = self._of_files(files[0], root), _FILES[str(files[0].kind)]
         ids = [c for c in self.columns if c.distinct == len(self.table) and has_word(c.name, "id|uid|key")]
         options |= {"id": ids[0].name} if ids and not ids[0].missing else {}
         masks = [column for column in files[1:] if has_word(column.name, MASKS)]
         targets: list[ColumnReport | None] = [*masks[:1], *self.labels[:3]]
         for y in targets or [None]:
-            fields = {"x": x} if y is None else {"x": x, "y": self.target(y)}
-            title = what if y is None else f"{what} with {y.name}"
-            suggestion = Suggestion(title, Call("ManifestSource", path, fields, options), tuple(notes))
-            yield suggestion
-            if what == "images":
-                yield sized_images(suggestion)
+            fields, title = ({"x": x}, what) if y is None else ({"x": x, "y": self.target(y)}, f"{what} with {y.name}")
+            found.append(Suggestion(title, Call("ManifestSource", path, fields, options), tuple(notes)))
+            found += [sized_images(found[-1])] if what == "images" else []
+        return found
 
     def values(self, column: ColumnReport) -> list[Any]:
-        """The different values of a column."""
         return list(self.table.array(column.name).unique().drop_null().to_pylist())
 
-    def _score(self, column: ColumnReport) -> int:
-        """How likely a column is what a network learns; 0 for none."""
-        if column.kind not in ("class", "number") or column.distinct is None or column.distinct < 2:
-            return 0
-        if has_word(column.name, LABELS):
-            return 2
-        other = has_word(column.name, f"{OTHERS}|{GROUPS}") or column.distinct == len(self.table)
-        return int(not other and column.kind == "class" and column.distinct <= max(len(self.table) // 2, 2))
-
     def target(self, column: ColumnReport) -> Given:
-        options = {"mode": "P"} if column.kind in _FILES else {}
+        if column.kind in _FILES:
+            return {"name": column.name, "mode": "P"}
         cells = self.values(column) if column.kind == "class" else []
-        for separator in "|;,":  # several classes in a cell are fewer than there are different cells
-            if not options and len({part for cell in cells for part in cell.split(separator)}) < len(cells):
-                options = {"separator": separator}
-        if column.missing and column.kind not in _FILES:
-            options["null"] = "zero" if options else "drop"
-        return {"name": column.name, **options} if options else column.name
+        # Several classes in a cell are fewer than there are different cells.
+        joined = [sep for sep in "|;," if len({part for cell in cells for part in cell.split(sep)}) < len(cells)]
+        options = {"separator": joined[0]} if joined else {}
+        if column.missing:
+            options["null"] = "zero" if joined else "drop"
+        return named(column.name, options)
 
     def _roots(self, column: ColumnReport) -> list[str]:
         """The folders from which paths lead to files, as ``root``; empty for the folder of the table."""
@@ -152,17 +144,16 @@ class _Guesses:
         """Files; of HDF5 files their rows, with the dataset that looks like samples in the first of them."""
         if column.kind != "hdf5":
             return column.name
-        found, names = dict[str, Any](), {each.name for each in self.columns}
+        names = self.table.names
         rows = [c.name for c in self.columns if c.kind == "number" and has_word(c.name, "rows?|slice|index|idx|frame")]
-        if rows and "row" not in names:
-            found["row"] = rows[0]
+        found: dict[str, Any] = {"row": rows[0]} if rows and "row" not in names else {}
         if "dataset" not in names:
             with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file
                 first = os.path.join(root or self._folder, str(self.table.first(column.name)))
                 for call in [each.call for each in hdf5_report([first]).suggestions[:1]]:
                     found["dataset"], layout = call.name_of("x"), call.options.get("layout", {})
                     found |= {"layout": layout["x"]} if "x" in layout else {}
-        return {"name": column.name, **found} if found else column.name
+        return named(column.name, found)
 
     def notes(self) -> list[str]:
         """What keeps samples together; and what the stages of samples are in."""
@@ -180,21 +171,19 @@ class _Guesses:
 def labelled(report: Report, tables: Sequence[str]) -> None:
     """Put first what a table, given or beside several HDF5 files, labels, if it has a row for each file."""
     names, found = {Path(path).stem for path in report.files}, Report("HDF5", report.files)
-    candidates = list[Suggestion]()
-    beside = Path(report.files[0]).parent.glob("*.csv") if len(names) > 1 else ()
+    candidates, beside = list[Suggestion](), Path(report.files[0]).parent.glob("*.csv") if len(names) > 1 else ()
     for path, call in itertools.product(tables or map(str, beside), [each.call for each in report.suggestions[:1]]):
         with contextlib.suppress(*(() if tables else (AsyncDataError,))):
             guesses = _Guesses(path)
             options = {name: value for name, value in call.options.items() if name != "layout"} | {"table": path}
             options |= {"layout": {"x": letters}} if (letters := call.options.get("layout", {}).get("x")) else {}
             known = {
-                c.name: {Path(str(cell)).stem for cell in guesses.values(c)} for c in guesses.columns if c.distinct
+                c.name: {Path(str(each)).stem for each in guesses.values(c)} for c in guesses.columns if c.distinct
             }
             for name, y in itertools.product([name for name in known if names <= known[name]], guesses.labels):
-                on = "file" if name == "file" else {name: "file"}
-                fields, title = {"x": call.fields["x"], "y": guesses.target(y)}, f"labels of {path}: {y.name}"
-                joined = Call(call.source, call.path, fields, {**options, "on": on})
-                candidates.append(Suggestion(title, joined, tuple(guesses.notes())))
+                options["on"] = "file" if name == "file" else {name: "file"}
+                joined = Call(call.source, call.path, {"x": call.fields["x"], "y": guesses.target(y)}, dict(options))
+                candidates.append(Suggestion(f"labels of {path}: {y.name}", joined, tuple(guesses.notes())))
     found.suggest(candidates)
     report.suggestions[:0] = found.suggestions
     if tables and not found.suggestions:

@@ -172,11 +172,11 @@ def grid(path, *axes):
         file.create_dataset("level", (9,), ">f4").attrs.update(CLASS=np.bytes_("DIMENSION_SCALE"), NAME=name)
 
 
-def one_each(path, name="{:03}/image", label="{:03}/label"):
+def one_each(path, name="{:03}/image", label="{:03}/label", **storage):
     """One sample in each group, or in each dataset."""
     with h5py.File(path, "w") as file:
         for number in range(10):
-            file[name.format(number)] = np.zeros((8, 9, 3), "u1")
+            file.create_dataset(name.format(number), data=np.zeros((8, 9, 3), "u1"), **storage)
             if label:
                 file[label.format(number)] = number
             elif label is None:

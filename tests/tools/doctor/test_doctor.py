@@ -22,12 +22,6 @@ from lit_async_data.tools.doctor import command, examination
 from lit_async_data.tools.doctor.examination import Trial, best, measured, why_pack
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def as_json(capsys, *arguments):
     assert main(["doctor", "--json", "--seconds", "0.05", *arguments]) == 0
     return json.loads(capsys.readouterr().out)

@@ -63,7 +63,8 @@ class StoredRanges:
 
     def lack(self, row: int) -> CorruptError:
         name = VARIABLE[1] if self.columns is None else SPARSE[2]
-        return _wrong(self.offsets, row, self.values.rows, f"{self}/{name}", {"file": self.path, "dataset": self.name})
+        context = {"file": self.path, "dataset": self.name, "place": f"{self}/{name}"}
+        return _wrong(self.offsets, row, self.values.rows, context)
 
     @property
     def external(self) -> ExternalFiles:
@@ -175,13 +176,13 @@ def _offsets(
     """The begin and end of each sample, checked, since nothing else would notice wrong ones; and the lost samples."""
     import h5py
 
-    of, place = {each: context[each] for each in ("file", "dataset")}, f"{context['place']}/{name}"
+    own = dict(context, dataset=f"{context['dataset'].rstrip('/')}/{name}", place=f"{context['place']}/{name}")
     dataset = group.get(name)
     if not isinstance(dataset, h5py.Dataset) or dataset.ndim != 1 or dataset.dtype.kind not in "iu":
         raise FormatError(f"has no {name} of one axis of integers; add them", **context)
     if dataset.shape[0] < 2 or (rows is not None and dataset.shape[0] != rows + 1):
         needed = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
-        raise FormatError(f"{place}: has {dataset.shape[0]} values; it must have {needed}", **of)
+        raise FormatError(f"has {dataset.shape[0]} values; it must have {needed}", **own)
     check_filters(dataset, context["file"], f"{context['dataset']}/{name}")
     check_unindexed(dataset)
     offsets: Indices = dataset[...].astype(np.int64)
@@ -196,14 +197,14 @@ def _offsets(
     beyond = offsets[-1] > elements and 2 * good.sum() < len(good)
     if beyond or (offsets[-1] < elements and not falling.any()) or not good.any():
         row = int(falling.argmax()) if falling.any() else 0 if offsets[0] else len(offsets) - 2
-        raise _wrong(offsets, row, elements, place, of)
+        raise _wrong(offsets, row, elements, own)
     return offsets, np.flatnonzero(~good)
 
 
-def _wrong(offsets: Indices, row: int, elements: int, where: str, context: dict[str, Any]) -> CorruptError:
+def _wrong(offsets: Indices, row: int, elements: int, context: dict[str, Any]) -> CorruptError:
     what = f"{offsets[row]} to {offsets[row + 1]} of {elements} elements"
     rule = f"it must begin with 0, never fall and end with {elements}"
-    return CorruptError(f"{where}, row {row}: {what}; {rule}", row=row, **context)
+    return CorruptError(f"{what}; {rule}", row=row, **dict(context, place=f"{context['place']}, row {row}"))
 
 
 def _right(offsets: Indices, elements: int) -> npt.NDArray[np.bool_]:
