@@ -27,8 +27,7 @@ from support.files.hdf5 import (
 from support.files.values import some
 from support.sources.oracle import Model, check, check_loader, refused
 
-from lit_async_data import Field
-from lit_async_data.errors import FormatError
+from lit_async_data import Field, FormatError
 
 pytestmark = pytest.mark.usefixtures("no_extra_codecs")
 SIZES = {"N": 11, "C": 3, "H": 5, "W": 4}
@@ -415,12 +414,8 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_every_use_of_every_storage(ward, use):
-    check(ward, group="patient_*", **USES[use])
-
-
-@pytest.mark.parametrize("use", [use for use in USES if "channels" in use])
-def test_channels_read_without_a_map(ward, use):
-    check(ward, group="patient_*", memory_map=False, **USES[use])
+    for mapped in (True, False) if "channels" in use else (True,):
+        check(ward, group="patient_*", memory_map=mapped, **USES[use])
 
 
 # Each use meets one in turn.

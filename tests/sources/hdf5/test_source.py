@@ -14,8 +14,7 @@ from support.files.values import some
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, read
 
-from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
-from lit_async_data.errors import ChangedError, ConfigError, MissingError, WorkerError
+from lit_async_data import AsyncLoader, ChangedError, ConfigError, HDF5Source, LoaderOptions, MissingError, WorkerError
 from lit_async_data.sources.hdf5.readers.chunk_cache import RecentSlabs
 
 ROWS = 23
@@ -150,10 +149,6 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
         source.close()
 
 
-def cut(part):
-    return lambda path: os.truncate(path, int(path.stat().st_size * part))
-
-
 def lengthened(path):
     with path.open("ab") as file:
         file.write(b"\0")
@@ -177,9 +172,9 @@ def replaced(path):
 
 
 CHANGES = {
-    "cut by half": cut(0.5),
-    "cut to nothing": cut(0),
-    "cut a little": cut(0.999),
+    "cut by half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "cut to nothing": lambda path: os.truncate(path, 0),
+    "cut a little": lambda path: os.truncate(path, path.stat().st_size * 999 // 1000),
     "lengthened": lengthened,
     "written to": written_to,
     "written anew": written_anew,

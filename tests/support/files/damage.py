@@ -12,22 +12,15 @@ from support.files.hdf5 import create
 from support.sources.oracle import read_from
 
 VALUES = np.random.default_rng(1).integers(0, 10**6, (50, 6)).astype("<i4")
-
-
 ODD = h5py.h5t.STD_I32LE.copy()  # numpy has no such type, so h5py must read it
-
-
+ODD.set_precision(24)
 EDGE = {"filters": ["shuffle"], "shape": (52, 7)}  # edge chunks may or may not be shuffled
-
-
 LOCKED = {
     "scale-offset": {"filters": ["scaleoffset"]},
     "n-bit": {"filters": ["nbit"], "dtype": ODD},
     "odd type": {"dtype": ODD},
     "shuffle at an edge": EDGE,
 }
-
-
 STORED = {"plain": {}, "gzip": {"filters": ["gzip"]}, **LOCKED}
 
 

@@ -4,8 +4,6 @@ import h5py
 import numpy as np
 
 ROWS = 20
-
-
 STORAGE = {
     "contiguous": {},
     "chunked": {"chunks": 6},

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from support.sources import oracle
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import ChangedError, ConfigError
+from lit_async_data import ChangedError, ConfigError, HDF5Source
 from lit_async_data.sources.hdf5.index import cache as index_cache
 from lit_async_data.sources.hdf5.index import index
 from lit_async_data.sources.hdf5.index.cache import IndexCache
@@ -65,10 +64,6 @@ def opened(path, folder):
         return oracle.read(source, np.arange(len(source)))["data"]
 
 
-def kept(folder):
-    return next(folder.iterdir())
-
-
 def key_of(path):
     with h5py.File(path) as file:
         return IndexKey.of(file["data"])
@@ -79,7 +74,7 @@ def test_the_second_opening_builds_nothing_and_reads_the_same(path, folder, buil
     for file in (path, path, str(tmp_path / "link.h5")):
         assert (opened(file, folder) == VALUES).all()
     assert built == ["/data"]
-    assert kept(folder).name.startswith("x.h5.")
+    assert next(folder.iterdir()).name.startswith("x.h5.")
 
 
 def test_a_cached_index_knows_chunks_that_are_not_there(path, folder, built):
@@ -173,7 +168,7 @@ def test_the_index_of_a_changed_file_is_built_again_and_the_log_says_so(path, fo
         assert (opened(path, folder) == expected).all()
     assert len(built) == 2
     (record,) = caplog.records
-    assert f"{path}:/data: the index in {kept(folder)} is damaged or of another state" in record.message
+    assert f"{path}:/data: the index in {next(folder.iterdir())} is damaged or of another state" in record.message
 
 
 @pytest.mark.parametrize("column", ["offsets", "sizes", "masks"])

@@ -1,19 +1,16 @@
-"""An index is verified: what libhdf5 lists and does not find is damage in every opening; h5py reads zeros there.
-
-Datasets that an index might read wrongly are left to h5py.
-"""
+"""What libhdf5 lists and does not find is damage in every opening; what an index might read wrongly is left to h5py."""
 
 import contextlib
+import ctypes
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from support.files.hdf5 import create, needs_libhdf5, numbered
+from support.files.hdf5 import EARLY, create, libhdf5, needs_libhdf5, numbered
 from support.sources.oracle import check, read_from
 
-from lit_async_data import Field, HDF5Source
-from lit_async_data.errors import CorruptError
+from lit_async_data import CorruptError, Field, HDF5Source
 from lit_async_data.sources.hdf5.index import index
 from lit_async_data.sources.hdf5.storage.stored_chunk import is_found
 
@@ -30,9 +27,7 @@ WAYS = {
 def written(path, *, row_numbers=False, **options):
     with h5py.File(path, "w") as file:
         file.create_dataset("data", data=VALUES, chunks=(4, 6), **options)
-        file["wanted"] = np.arange(ROWS)
         if row_numbers:
-            del file["wanted"]
             file.create_dataset("wanted", data=np.arange(1, ROWS), chunks=(4,))
     return Path(path).read_bytes()
 
@@ -141,3 +136,45 @@ def test_one_unlimited_axis_that_is_not_the_first_is_read_right(new, path, caplo
     for layout in ("NHW", "HNW", "HWN"):
         check(path, {"x": "data"}, layout=layout, reading="locked")
     assert f"{path}:/data: is read by h5py, one thread at a time: it is unlimited along one axis" in caplog.text
+
+
+BTREE_1, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
+INDEXES = {
+    "v1 B-tree": (BTREE_1, "earliest", {}),
+    "v1 B-tree, growing": (BTREE_1, "earliest", {"maxshape": (None, None, 5)}),
+    "single chunk": (SINGLE, "v110", {"chunks": SHAPE}),
+    "single filtered chunk": (SINGLE, "v110", {"chunks": SHAPE, "filters": ["gzip"]}),
+    "implicit": (IMPLICIT, "v110", {"alloc": EARLY}),
+    "implicit, may grow": (IMPLICIT, "v110", {"alloc": EARLY, "maxshape": (20, 9, 9)}),
+    "fixed array": (FIXED_ARRAY, "v110", {}),
+    "fixed array, may grow": (FIXED_ARRAY, "v110", {"maxshape": (20, 9, 9)}),
+    "filtered fixed array": (FIXED_ARRAY, "v110", {"filters": ["gzip"]}),
+    "extensible array": (EXTENSIBLE_ARRAY, "v110", {"maxshape": (None, 7, 5)}),
+    "filtered extensible array": (EXTENSIBLE_ARRAY, "v110", {"maxshape": (None, 9, 5), "filters": ["gzip"]}),
+    "v2 B-tree": (BTREE_2, "v110", {"maxshape": (None, None, 5)}),
+    "filtered v2 B-tree": (BTREE_2, "v110", {"maxshape": (None, None, None), "filters": ["shuffle", "gzip"]}),
+}
+
+
+def index_type(dataset):
+    found = ctypes.c_int()
+    assert libhdf5().H5Dget_chunk_index_type(dataset.id.id, ctypes.byref(found)) >= 0
+    return found.value
+
+
+@needs_libhdf5
+@pytest.mark.parametrize("kind", INDEXES)
+def test_every_kind_of_index_is_followed_also_with_many_levels_behind_a_user_block(tmp_path, kind):
+    wanted, libver, given = INDEXES[kind]
+    most = {"maxshape": tuple(limit and {20: 2000, 9: 4, 7: 3, 5: 2}[limit] for limit in given.get("maxshape", ()))}
+    many = {"chunks": (1, 2, 2), **given, **(most if "maxshape" in given else {})}
+    for shape, user_block, arguments in ((SHAPE, 0, {"chunks": (4, 3, 2), **given}), ((600, 3, 2), 1024, many)):
+        if user_block and "single" in kind:
+            continue
+        path = str(tmp_path / f"{user_block}.h5")
+        with h5py.File(path, "w", libver=(libver, "v110"), userblock_size=user_block) as file:
+            dataset = create(file, "data", shape, "i4", **arguments)
+            dataset[...] = numbered(shape)
+            assert index_type(dataset) == wanted
+        for layout in ("NHW", "HNW", "HWN") if shape == SHAPE else (None,):
+            check(path, {"x": "data"}, layout=layout, reading="decoded")

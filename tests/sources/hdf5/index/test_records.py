@@ -9,8 +9,7 @@ import pytest
 from support.files.damage import LOCKED, STORED, check_refused, key_of, made, patch, read_all
 from support.sources.oracle import read_from
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import CorruptError
+from lit_async_data import CorruptError, HDF5Source
 from lit_async_data.sources.hdf5.index import records
 
 

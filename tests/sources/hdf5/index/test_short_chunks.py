@@ -13,8 +13,6 @@ from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5.index import short_chunks
 from lit_async_data.sources.hdf5.storage.codecs import Filter, fletcher32
 
-ODD.set_precision(24)
-
 
 @pytest.mark.parametrize(("kind", "whole"), [("scale-offset", 97), ("n-bit", 91)])
 @pytest.mark.parametrize("fewer", [1, 0, -1, -20, -56, -88])

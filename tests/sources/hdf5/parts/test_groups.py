@@ -96,27 +96,20 @@ def test_each_file_is_a_sample_without_a_group(tmp_path):
     assert source[2]["x"].tolist() == np.full((4, 5), 2).tolist()
 
 
-def delete(file):
-    del file["s5/image"]
-
-
 def another(**given):
     def edit(file):
-        delete(file)
+        del file["s5/image"]
         file.create_dataset("s5/image", **given)
 
     return edit
 
 
 def of_attribute(value):
-    def edit(file):
-        file["s5"].attrs["label"] = value
-
-    return edit
+    return lambda file: file["s5"].attrs.update(label=value)
 
 
 def link(file):
-    delete(file)
+    del file["s5/image"]
     file["s5/image"] = h5py.ExternalLink("other.h5", "s1/image")
 
 
@@ -503,10 +496,11 @@ def test_each_dataset_is_a_sample_with_what_has_its_name_in_other_groups(tmp_pat
 def test_a_dataset_that_is_no_sample_is_named(fields, error, message, dataset, tmp_path):
     write_datasets(tmp_path / "x.h5")
     with h5py.File(tmp_path / "x.h5", "a") as file:
-        for number, (null, kind) in enumerate(
-            [([1, 2], 1), *[(h5py.Empty("i8"), 2.5)] * 2]
-        ):  # the first is the odd one
-            file[f"null/{number}"], file[f"kinds/{number}"] = null, kind
+        for number in range(3):  # the first is the odd one
+            file[f"null/{number}"], file[f"kinds/{number}"] = (
+                h5py.Empty("i8") if number else [1, 2],
+                2.5 if number else 1,
+            )
     with pytest.raises(error, match=message) as raised:
         of_datasets(tmp_path / "x.h5", fields)
     assert raised.value.dataset == dataset

@@ -70,13 +70,10 @@ def check(source, patients):
 def test_a_row_for_each_file(names, files):
     table = table_of(files, "file", names.replace("{root}", str(files)))
     patients = np.repeat(["p1", "p2", "p3"], 5)
-    source = opened(files, table, "file")
-    check(source, patients)
+    check(source := opened(files, table, "file"), patients)
     some = opened(files, pd.read_csv(table), "file", rows=np.arange(3, 12))
-    assert (some.column("age").tolist(), some.column("fold").tolist()) == (
-        [ROWS[patient][1] for patient in patients[3:12]],
-        [ROWS[patient][2] for patient in patients[3:12]],
-    )
+    for place, key in ((1, "age"), (2, "fold")):
+        assert some.column(key).tolist() == [ROWS[patient][place] for patient in patients[3:12]]
     sides = split(source, {"train": [1], "val": [0]}, groups="fold")
     assert [np.unique(side.column("x") // 5).tolist() for side in sides.values()] == [[1, 2], [0]]
     options = LoaderOptions(batch_size=64, weights=Balanced("y"), drop_last=False)
@@ -151,6 +148,9 @@ def test_filters_leave_out_samples_but_not_those_that_have_no_row(on, x, files, 
         opened(files, table.replace({"p1": "p4", 1: 4}), on, {"x": "x"}, **options)
 
 
+N, Y = {"fields": {"x": "x", "n": "number"}}, {"fields": {"x": "x", "y": "aged"}}
+
+
 @pytest.mark.parametrize(
     ("table", "options", "error", "message"),
     [
@@ -162,41 +162,16 @@ def test_filters_leave_out_samples_but_not_those_that_have_no_row(on, x, files, 
         ({"null": ["1"]}, {"on": "null"}, FormatError, "null: holds text, ids or values .* on 0 axes"),
         ({"half": ["1"]}, {"on": "half"}, ConfigError, "^on: .*half holds float64, which is not text; ids are text or"),
         ({"number": [1.0, 2.0]}, {"on": "number"}, ManifestError, "holds double; give text or whole numbers"),
-        (
-            {"who": ["a"]},
-            {"unmatched": "skip"},
-            ConfigError,
-            "has no column 'file'; it has 'who'; .* on={COLUMN: 'file'}",
-        ),
+        ({"who": ["a"]}, {"unmatched": "skip"}, ConfigError, "no column 'file'; it has 'who'; .* on={COLUMN: 'file'}"),
         ({"file": ["p1"]}, {"filters": [["q", ">", 1]]}, ConfigError, "^filters: .*has no column 'q'; it has 'file'"),
         ({"who": ["p1"]}, {"on": "who"}, MissingError, "has no dataset 'who'"),
         ({"flag": ["p1"]}, {"on": "flag"}, ConfigError, "^on: .*flag holds bool; name a dataset of ids: text or"),
         ({"who": ["p1"]}, {"on": {"file": "who"}}, ConfigError, "has no column 'file'; .* on={COLUMN: 'file'}"),
-        (
-            {"who": ["p1"]},
-            {"on": {"id": Field(attr="name")}},
-            ConfigError,
-            r"has no column 'id'; .* on={COLUMN: Field\('', attr='name'\)}",
-        ),
-        (
-            {"file": ["p1"], "age": 1},
-            {"fields": {"x": "x", "y": "aged"}},
-            MissingError,
-            "no dataset 'aged'; .* has no column 'aged'; did you mean 'age'",
-        ),
+        ({"who": ["p1"]}, {"on": {"id": Field(attr="s")}}, ConfigError, r"'id'; .* on={COLUMN: Field\('', attr='s'\)}"),
+        ({"file": ["p1"], "age": 1}, Y, MissingError, "no dataset 'aged'; .* has no column 'aged'; did you mean 'age'"),
         ({"file": ["a"]}, {"unmatched": "skip"}, ManifestError, "3 of 3 files have no row"),
-        (
-            {"file": ["p1", "p2", "p3"], "number": 1},
-            {"fields": {"x": "x", "n": "number"}},
-            ConfigError,
-            "'number' is a dataset, and a column of the table given; rename",
-        ),
-        (
-            {"file": ["p1"], "y": "a"},
-            {"fields": {"x": "x", "y": Field("y", window=2)}},
-            ConfigError,
-            "y.window: does not",
-        ),
+        ({"file": ["p1"], "number": 1}, N, ConfigError, "'number' is a dataset, and a column of .*; rename"),
+        ({"file": ["p1"], "y": "a"}, {"fields": {"y": Field("y", window=2)}}, ConfigError, "y.window: does not"),
         ({"file": ["p1"]}, {"on": None}, ConfigError, "table: goes with on"),
         ({"file": ["p1"]}, {"on": 3}, ConfigError, "on: 3 does not say whose rows"),
         ({"file": ["p1"]}, {"unmatched": "drop"}, ConfigError, "unmatched: 'drop' is not one of error, skip"),
@@ -208,19 +183,15 @@ def test_a_table_that_does_not_fit_is_named(table, options, error, message, file
 
 
 def test_files_of_one_name_need_their_folders(files):
-    for folder in ("a", "b"):
+    for folder, name in (("a", "p1"), ("b", "p2")):
         (files / folder).mkdir()
-        (files / "p1.h5").rename(files / folder / "s.h5") if folder == "a" else (files / "p2.h5").rename(
-            files / "b/s.h5"
-        )
+        (files / f"{name}.h5").rename(files / folder / "s.h5")
     options = {"fields": {"x": "x", "y": "y"}, "on": "file"}
     for path in (files / "*/s.h5", [files / "a/s.h5", files / "b/s.h5"]):
         source = HDF5Source(path, table=pa.table({"file": ["b/s", "a/s"], "y": [2, 1]}), **options)
         assert source.column("y").tolist() == [1] * 5 + [2] * 5
-    with pytest.raises(
-        ManifestError,
-        match=r"2 of 2 files have no row: 'a/s\.h5', 'b/s\.h5'; 's' is the name of 2 of them; write b/s\.h5$",
-    ):
+    said = r"2 of 2 files have no row: 'a/s\.h5', 'b/s\.h5'; 's' is the name of 2 of them; write b/s\.h5$"
+    with pytest.raises(ManifestError, match=said):
         HDF5Source(files / "*/s.h5", table=pa.table({"file": ["s"], "y": [1]}), **options)
 
 

@@ -6,8 +6,7 @@ import pytest
 from support.files.hdf5 import numbered
 from support.sources.oracle import check, read, refused
 
-from lit_async_data import Field, HDF5Source
-from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
+from lit_async_data import AsyncDataError, ConfigError, Field, FormatError, HDF5Source
 
 
 def test_a_key_that_the_mask_needs_is_refused(h5):
@@ -41,14 +40,10 @@ ROWS = {
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows_may_be_chosen(h5, rows):
-    path = h5(
-        data={"data": numbered((20, 3)), "chunks": (8, 2), "compression": "gzip"},
-        labels=np.arange(20),
-        chosen=ROWS[rows],
-    )
-    for chosen in (ROWS[rows], "chosen", "/chosen"):
+    data, wanted = {"data": numbered((20, 3)), "chunks": (8, 2), "compression": "gzip"}, ROWS[rows]
+    path = h5(data=data, labels=np.arange(20), chosen=wanted)
+    for chosen in (wanted, "chosen", "/chosen"):
         model = check(path, {"x": "data", "y": "labels"}, layout="NC", rows=chosen)
-        wanted = ROWS[rows]
         assert model.values["y"].tolist() == (np.flatnonzero(wanted) if wanted.dtype == bool else wanted).tolist()
 
 

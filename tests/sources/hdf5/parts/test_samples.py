@@ -9,8 +9,7 @@ import pytest
 from support.files.hdf5 import numbered
 from support.sources.oracle import check, read, read_from, refused
 
-from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource
-from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data import AsyncLoader, ConcatSource, ConfigError, Field, FormatError, HDF5Source, SubsetSource
 from lit_async_data.lightning.summary import summary_lines
 
 

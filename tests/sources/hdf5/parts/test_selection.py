@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from support.sources.oracle import check, refused
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data import ConfigError, FormatError, HDF5Source, MissingError
 
 FIELDS = {"x": "signal", "y": "label"}
 

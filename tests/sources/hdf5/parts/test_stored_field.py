@@ -10,13 +10,10 @@ from support.files.stored_fields import HOLES, ROWS, numbers, set_attributes
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import check, read, refused
 
-from lit_async_data import Field, HDF5Source
-from lit_async_data.errors import AsyncDataError, MissingError
+from lit_async_data import AsyncDataError, Field, HDF5Source, MissingError
 
 
-@pytest.mark.parametrize(
-    ("shape", "column"), [((ROWS, 4), 4), ((ROWS, 4), 71), ((ROWS,), 0), ((ROWS, 4, 2), 1)], ids=str
-)
+@pytest.mark.parametrize(("shape", "column"), [((ROWS, 4), 4), ((ROWS, 4), 71), ((ROWS,), 0), ((ROWS, 4, 2), 1)])
 def test_a_column_that_is_not_there_is_refused(h5, shape, column):
     said = ["labels", column, *shape]
     refused(AsyncDataError, said, h5(labels=numbers(shape)), {"y": Field("labels", column=column)})

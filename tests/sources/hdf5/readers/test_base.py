@@ -3,11 +3,10 @@
 import h5py
 import numpy as np
 import pytest
-from support.files.hdf5 import create, stored_as
-from support.sources.oracle import check, read
+from support.files.hdf5 import LATE, create, needs_libhdf5, stored_as
+from support.sources.oracle import check, read, refused_when_read
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import FormatError
+from lit_async_data import FormatError, HDF5Source, SourceError
 
 
 @pytest.mark.usefixtures("no_extra_codecs")
@@ -29,3 +28,10 @@ def test_a_label_beyond_int64_is_an_error_wherever_it_lies(path, kind, dtype):
 def test_scattered_samples_are_copied_from_a_map_or_read_by_h5py(h5, memory_map, reading):
     path = h5(data=np.arange(300, dtype=">i4").reshape(6, 50))
     check(path, {"x": "data"}, layout="CN", memory_map=memory_map, reading=reading)
+
+
+@needs_libhdf5
+def test_a_dataset_with_no_values_at_all_is_an_error_as_in_h5py(path):
+    with h5py.File(path, "w", libver=("earliest", "v110")) as file:
+        create(file, "data", (9, 3), "i4", undefined_fill=True, alloc=LATE)
+    refused_when_read(SourceError, ["data"], path, {"x": "data"}, [1])

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from support.files.hdf5 import stored_spans
 
-from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.errors import MemoryBudgetError
+from lit_async_data import AsyncLoader, HDF5Source, MemoryBudgetError
 from lit_async_data.sources.hdf5.readers import part_reader as holding
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 

@@ -11,8 +11,7 @@ from support.files.system_calls import failing
 from support.memory import SMALL, peak
 from support.sources.oracle import read
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import ChangedError, SourceError
+from lit_async_data import ChangedError, HDF5Source, SourceError
 from lit_async_data.sources.hdf5.readers import part_reader
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from support.files.sequences import STORED, check, sequences, written
 
-from lit_async_data import AsyncLoader, Field, HDF5Source
-from lit_async_data.errors import CorruptError
+from lit_async_data import AsyncLoader, CorruptError, Field, HDF5Source
 from lit_async_data.tools.pack.packing import pack
 
 

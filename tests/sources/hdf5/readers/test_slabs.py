@@ -8,8 +8,7 @@ import pytest
 from support.memory import SMALL, peak
 from support.sources.oracle import read_from
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import CorruptError
+from lit_async_data import CorruptError, HDF5Source
 
 ROWS = np.random.default_rng(0).integers(0, 8, (128, 64, 256), np.uint8)
 

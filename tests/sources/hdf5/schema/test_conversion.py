@@ -8,8 +8,7 @@ from support.files.stored_fields import AT, HOLES, ROWS, STORAGE, in_every_way, 
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import check, read_from, refused_sooner_or_later, refused_when_read
 
-from lit_async_data import Field, HDF5Source
-from lit_async_data.errors import ConfigError, FormatError, SourceError
+from lit_async_data import ConfigError, Field, FormatError, HDF5Source, SourceError
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 from support.files.stored_fields import ROWS, numbers
 from support.sources.oracle import check, refused
 
-from lit_async_data import Field
-from lit_async_data.errors import ConfigError
+from lit_async_data import ConfigError, Field
 
 
 def test_a_field_is_a_name_a_field_or_a_mapping(h5):

@@ -6,8 +6,7 @@ import pytest
 from support.files.encoded_images import IMAGES, PIXELS, ROWS, field, picture, written
 from support.sources.oracle import read, read_from, refused
 
-from lit_async_data import Field, HDF5Source
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, MissingError, SourceError
 
 
 @pytest.mark.parametrize("storage", ["variable", "padded", "a dataset for each", "padded in compressed chunks"])

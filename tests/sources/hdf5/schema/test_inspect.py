@@ -11,8 +11,7 @@ from support.files.damage import ODD, VALUES, check_refused, patch, read_all
 from support.files.hdf5 import create, numbered
 from support.sources.oracle import check, refused
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError
+from lit_async_data import AsyncDataError, CorruptError, FormatError, HDF5Source, MissingError
 
 
 def damaged(path, name):

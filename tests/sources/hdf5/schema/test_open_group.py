@@ -8,8 +8,7 @@ import pytest
 from support.files.hdf5 import numbered
 from support.sources.oracle import check
 
-from lit_async_data import Field, HDF5Source
-from lit_async_data.errors import CorruptError
+from lit_async_data import CorruptError, Field, HDF5Source
 
 
 @pytest.mark.parametrize("short", [False, True])

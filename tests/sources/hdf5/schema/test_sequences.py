@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from support.files.sequences import STORED, check, sequences, written
 
-from lit_async_data import AsyncLoader, Field, HDF5Source
-from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data import AsyncLoader, ConfigError, CorruptError, Field, FormatError, HDF5Source
 from lit_async_data.sources.hdf5.index import cache
 from lit_async_data.sources.hdf5.schema import sequences as stored_sequences
 
@@ -135,8 +134,7 @@ def test_what_does_not_fit_is_named(path, field, kind, text):
         HDF5Source(path, {"x": field})
 
 
-def test_a_user_block_changes_nothing(tmp_path):
-    path = tmp_path / "x.h5"
+def test_a_user_block_changes_nothing(path):
     with h5py.File(path, "w", userblock_size=512) as file:
         file.create_dataset("x", (2,), h5py.vlen_dtype(np.int32))[0] = np.arange(3)
         file.create_dataset("chunks", (2,), h5py.vlen_dtype(np.int32), chunks=(1,))[1] = np.arange(4)

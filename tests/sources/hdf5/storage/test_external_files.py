@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from support.sources.oracle import read, read_from
 
-from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.errors import ChangedError, FormatError, MissingError
+from lit_async_data import AsyncLoader, ChangedError, FormatError, HDF5Source, MissingError
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 
 VALUES = np.arange(12 * 5, dtype="f4").reshape(12, 5)

@@ -1,5 +1,4 @@
-"""Chunks of lzf, lz4, zstd, blosc or bitshuffle: the values that h5py reads, or an error that names the
-chunk; and the warnings where their library is missing."""
+"""Chunks of lzf, lz4, zstd, blosc or bitshuffle: what h5py reads, or an error; and what is said without a library."""
 
 import logging
 import random
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from support.sources.oracle import read_from
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data import CorruptError, FormatError, HDF5Source
 from lit_async_data.sources.hdf5.schema import inspect as dataset_module
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline, filters_of
 
@@ -77,6 +75,11 @@ def stored_chunks(path, name="data"):
 def put(path, corner, content, mask=0):
     with h5py.File(path, "r+") as file:
         file["data"].id.write_direct_chunk(corner, content, filter_mask=mask)
+
+
+def refused_at_8(path):
+    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
+        read(path, [8])
 
 
 @every_codec
@@ -197,8 +200,7 @@ def test_a_chunk_of_the_wrong_length_is_an_error(h5, codec):
     for length in (1500, 1502, 100_000):
         other = h5("other.h5", data={"data": np.zeros((1, length), "i2"), "chunks": (1, length), **CODECS[codec]})
         put(path, (8, 0), stored_chunks(other)[0, 0][1])
-        with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
-            read(path, [8])
+        refused_at_8(path)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,7 @@ def test_a_chunk_of_the_wrong_length_is_an_error(h5, codec):
 def test_a_chunk_with_a_false_length_is_refused_before_memory_is_allocated(h5, codec, content):
     path, _ = written(h5, codec)
     put(path, (8, 0), content)
-    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
-        read(path, [8])
+    refused_at_8(path)
 
 
 @pytest.mark.parametrize("header", [(3001, None), (3003, None), (3002, 528), (3002, 496), (3002, 2**20)])
@@ -233,16 +234,14 @@ def test_a_header_that_the_blocks_contradict_is_an_error(h5, codec, header):
     content = stored_chunks(path)[8, 0][1]
     total, block = header
     put(path, (8, 0), struct.pack(">QI", total, block or struct.unpack_from(">QI", content)[1]) + content[12:])
-    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
-        read(path, [8])
+    refused_at_8(path)
 
 
 @every_packing_codec
 def test_a_chunk_of_nothing_but_its_checksum_is_an_error(h5, codec):
     path, _ = written(h5, codec, fletcher32=True)
     put(path, (8, 0), bytes(4))
-    with pytest.raises(CorruptError, match=r"chunk \(8, 0\)"):
-        read(path, [8])
+    refused_at_8(path)
 
 
 def damaged(rng, content, nbytes):
@@ -316,7 +315,7 @@ def test_the_library_is_imported_when_a_file_needs_it_and_no_plugin_is_needed(h5
     np.save(tmp_path / "values.npy", values)
     program = f"""
 import sys, h5py, numpy as np
-from lit_async_data import HDF5Source
+from lit_async_data import CorruptError, FormatError, HDF5Source
 HDF5Source({path!r}, ["plain"])
 assert "imagecodecs" not in sys.modules
 source = HDF5Source({path!r}, {list(CODECS)!r})

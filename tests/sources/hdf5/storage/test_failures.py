@@ -4,15 +4,16 @@ import errno
 import os
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import patch
 from support.files.system_calls import failing
 from support.sources.oracle import read
 
-from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.errors import CorruptError, FormatError, MissingError, SourceError
+from lit_async_data import AsyncLoader, CorruptError, FormatError, HDF5Source, MissingError, SourceError
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage.failures import open_h5py, open_raw, source_error
 from lit_async_data.sources.local_files import retrying
@@ -82,9 +83,7 @@ def states(h5, state):
     with h5py.File(path, "w", libver="latest", userblock_size=512) as file:
         file["data"] = np.ones((8, 4))
     if isinstance(state, int):
-        with open(path, "r+b") as file:
-            file.seek(512 + 11)
-            file.write(bytes([state]))
+        patch(path, 512 + 11, "B", state)
     elif state == "short":
         os.truncate(path, 600)
     elif state == "other":
@@ -113,14 +112,8 @@ def test_a_file_system_without_locks_is_named_with_the_variable_that_helps(h5, m
 )
 def test_why_a_file_is_not_opened_does_not_depend_on_what_h5py_says(h5, monkeypatch, state, said):
     path = states(h5, state)
-    error = (
-        BlockingIOError(errno.EAGAIN, "in words of its own") if state == "locked" else OSError("in words of its own")
-    )
-
-    def refuse(*_, **__):
-        raise error
-
-    monkeypatch.setattr(h5py, "File", refuse)
+    number = [errno.EAGAIN] if state == "locked" else []
+    monkeypatch.setattr(h5py, "File", Mock(side_effect=OSError(*number, "in words of its own")))
     with pytest.raises(FormatError, match=said.format(path=path)) as caught:
         open_h5py(path)
     assert "wait until" not in str(caught.value) or state == "locked"

@@ -9,8 +9,7 @@ import pytest
 from support.files.hdf5 import stored_spans
 from support.sources.oracle import read
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import ChangedError
+from lit_async_data import ChangedError, HDF5Source
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import identity
 

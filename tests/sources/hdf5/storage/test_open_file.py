@@ -12,8 +12,7 @@ from support.files.hdf5 import stored_spans
 from support.files.system_calls import failing
 from support.sources.oracle import orders, read
 
-from lit_async_data import HDF5Source
-from lit_async_data.errors import ChangedError, SourceError
+from lit_async_data import ChangedError, HDF5Source, SourceError
 from lit_async_data.sources.hdf5.storage import open_file
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from support.sources.oracle import check
 
-from lit_async_data import Field, HDF5Source
-from lit_async_data.errors import FormatError
+from lit_async_data import Field, FormatError, HDF5Source
 
 hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes what these tests read")
 BZIP2 = dict(hdf5plugin.BZip2())
@@ -87,7 +86,7 @@ def test_a_virtual_dataset_names_the_filter_that_its_parts_lack(compressed, tmp_
 def test_nothing_has_to_be_imported_for_filters_of_hdf5plugin(compressed):
     program = f"""
 import numpy as np, sys
-from lit_async_data import Field, HDF5Source
+from lit_async_data import Field, FormatError, HDF5Source
 source, out = HDF5Source({compressed!r}, ["rows"], rows="rows"), np.empty(8, "i8")
 source.read_into(np.arange(8), {{"rows": out}})
 assert out.tolist() == list(range(8))

@@ -61,8 +61,6 @@ def test_nothing_else_calls_h5pys_functions():
 
 
 ROWS, OPENINGS = 20, 2
-
-
 WAYS = {
     "gzip": {"compression": "gzip"},
     "plain": {},
