@@ -132,8 +132,8 @@ def however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
 # Test modules in which several threads share objects.
 CONCURRENT = {
     *("test_async_loader", "test_base_loader", "test_chunk_cache", "test_chunked", "test_engine", "test_interrupts"),
-    *("test_loader", "test_packing", "test_pipeline", "test_prefetched", "test_prefetcher", "test_slot_feed"),
-    *("test_slots", "test_source"),
+    *("test_iterator_feed", "test_loader", "test_packing", "test_pipeline", "test_prefetcher", "test_read_task"),
+    *("test_reader_thread", "test_slot_feed", "test_slots", "test_source", "test_thread_pipeline"),
 }
 
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 from support.device.training_loop import STEPS, Step, queue_on
 from support.sources.numbered import LENGTH, WIDE, loader_of, order, seen
+from support.threads.number_pipelines import running
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.batch.spec import SMALL_BYTES
+from lit_async_data.engine.device.inline_queue import InlineQueue
 from lit_async_data.engine.device.slot_feed import BLOCK, MOST_BLOCKS, SlotFeed, SmallCopies
 from lit_async_data.engine.pipeline.slots import COPYING
 from lit_async_data.engine.resources import memory
@@ -256,3 +258,53 @@ def test_batches_outlive_the_loader():
     del loader
     gc.collect()
     assert torch.equal(batch["x"][:, 0].long(), batch["y"])
+
+
+def test_a_slot_that_comes_free_is_filled_while_batches_of_the_next_one_are_used(monkeypatch):
+    """Else it would be read in the last step of the next slot alone, where the user keeps the other slots."""
+    asked = []
+    with running(length=40, batches=2, workers=0) as pipeline:
+        feed = SlotFeed(pipeline)
+        for step in range(2):
+            feed.lend(BatchIndex(0, step))
+        monkeypatch.setattr(pipeline, "prefetch", asked.append)
+        vacant = pipeline.pool.take_all()
+        feed.prefetch(BatchIndex(0, 2))  # lies in the slot of the batch before
+        assert not asked
+        pipeline.pool.abandon(vacant[0])
+        feed.prefetch(BatchIndex(0, 2))
+    assert asked == [BatchIndex(0, 3)]
+
+
+def test_keeping_one_of_several_keeps_its_slot_and_nothing_ever_changes(monkeypatch):
+    monkeypatch.setattr(
+        "lit_async_data.batch.spec.SMALL_BYTES", 0
+    )  # so that even these are handed out as they lie in the slot
+    with running(length=24, batches=3, most_slots=100) as pipeline:
+        queue = InlineQueue(SlotFeed(pipeline), 1, None)
+        held = {}
+        for number in range(3):
+            for step in range(6):
+                array = queue.take(BatchIndex(number, step))["x"]
+                if step % 3 == 1:
+                    held[number, step] = array
+        del array
+        assert {key: array.tolist() for key, array in held.items()} == {
+            (number, step): [4 * step + i for i in range(4)] for number, step in held
+        }
+        queue.close()
+        assert pipeline.pool.held == len(held)
+        held.clear()
+        assert pipeline.pool.held == 0
+
+
+def test_a_seek_lets_go_of_the_batches_that_were_to_come(monkeypatch):
+    monkeypatch.setattr("lit_async_data.batch.spec.SMALL_BYTES", 0)
+    with running(length=24, batches=3, depth=1) as pipeline:
+        queue = InlineQueue(SlotFeed(pipeline), 1, None)
+        for number in range(20):
+            for step in range(number % 5):
+                assert queue.take(BatchIndex(number, step))["x"].tolist()[0] == 4 * step
+            queue.prefetch(BatchIndex(number + 1, 0))
+        queue.close()
+        assert len(pipeline.pool) == 2

@@ -1,0 +1,125 @@
+"""Samples that come one after the other in a batch are those that are stored, whatever reads them."""
+
+import h5py
+import numpy as np
+import pytest
+from support.device.training_loop import pretend
+from support.sources import reader_sources as acts
+from support.sources.sequences import (
+    READERS,
+    check_equal,
+    concat,
+    joined_samples_of,
+    loader_of,
+    stored,
+)
+from waiting.on_device.fake_streams import FakeStreams
+
+from lit_async_data import (
+    AsyncLoader,
+    ConcatSource,
+    Field,
+    HDF5Source,
+)
+from lit_async_data.batch import spec
+from lit_async_data.engine.pipeline import sample_reader
+from lit_async_data.errors import ConfigError, FormatError, TransformError
+
+BY = [pytest.param({}, id="by length"), pytest.param({"batch_by": None, "batch_elements": None}, id="any")]
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(("options", "hooks"), READERS)
+def test_all_readers_give_samples_one_after_the_other(source, options, hooks, by):
+    with loader_of(concat(source), hooks=hooks, **options, **by) as loader:
+        found = {n: x for batch in loader for n, x in joined_samples_of(batch).items()}
+    check_equal(found, stored(source))
+
+
+@pytest.mark.parametrize("by", BY)
+def test_a_device_gets_samples_one_after_the_other(source, monkeypatch, by):
+    streams, found = FakeStreams("side"), {}
+    pretend(monkeypatch, lambda device: streams)
+    with loader_of(concat(source), workers=1, **by) as loader:
+        for batch in loader:
+            streams.synchronize()
+            found |= joined_samples_of(batch)
+    check_equal(found, stored(source))
+
+
+def test_slots_have_room_for_the_longest_samples_of_a_batch(source):
+    lengths, element = sorted((len(x) for x in stored(source).values()), reverse=True), 4
+    for options, most in [({}, sum(lengths[:16])), ({"weights": "y"}, 16 * lengths[0])]:
+        with loader_of(concat(source), workers=0, batch_by=None, batch_elements=None, **options) as loader:
+            layout = loader.footprint.layout
+            assert layout.small_start == -(-most * element // 512) * 512
+            assert all(joined_samples_of(batch) for batch in loader)
+
+
+@pytest.mark.parametrize("hooks", [{}, {"sample_transform": acts.copied}], ids=["plain", "sample_transform"])
+def test_joined_samples_are_read_in_the_memory_of_a_batch(source, monkeypatch, hooks):
+    for module in (spec, sample_reader):
+        monkeypatch.setattr(module, "RUN_BYTES", 1)
+    source, read, taken, found = concat(source), HDF5Source.read_into, [], {}
+
+    def read_into(self, samples, out):
+        taken.append(max(array.nbytes for array in out.values()))
+        read(self, samples, out)
+
+    monkeypatch.setattr(HDF5Source, "read_into", read_into)
+    with loader_of(source, workers=0, batch_by=None, batch_elements=None, hooks=hooks) as loader:
+        scratch = loader.footprint.budget.scratch
+        assert scratch < source.spec["x"].nbytes * 16
+        taken.clear()
+        for batch in loader:
+            assert max(taken) <= (scratch if hooks else batch["x"].nbytes)
+            found |= joined_samples_of(batch)
+            taken.clear()
+    check_equal(found, stored(source))
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(
+    ("function", "text"), [(acts.longer, "'?x'?"), (acts.relabelled, "changed x_length of sample")]
+)
+def test_no_length_of_joined_samples_changes_on_the_host(source, function, text, by):
+    loader = loader_of(concat(source), workers=0, shuffle=False, hooks={"sample_transform": function}, **by)
+    with loader, pytest.raises(TransformError, match=text):
+        list(loader)
+
+
+@pytest.mark.parametrize("ragged", ["concat", "pad"])
+def test_transforms_take_samples_of_one_element_at_most(h5, ragged):
+    path = h5()
+    with h5py.File(path, "w") as file:
+        file["x/values"], file["x/offsets"] = np.float32([5, 6, 7]), [0, 1, 1, 2, 3]
+    source = HDF5Source(path, {"x": Field("x", ragged=ragged)})
+    options = {"batch_size": 4, "shuffle": False, "workers": 0}
+    with AsyncLoader(source, options, sample_transform=acts.copied) as loader:
+        assert next(loader)["x"].flatten().tolist() == ([5, 6, 7] if ragged == "concat" else [5, 0, 6, 7])
+    source.close()
+
+
+def test_joined_samples_are_read_and_put_together_padded(source):
+    assert np.array_equal(concat(source)[0]["x"], source[0]["x"])
+    with pytest.raises(FormatError, match="'x' has concat False in"):
+        ConcatSource([concat(source), source])
+    clash = HDF5Source(source.paths, {"x": Field("x", ragged="concat"), "x_offsets": "y"})
+    with pytest.raises(ConfigError, match="ragged: the source has a field 'x_offsets' of its own"):
+        loader_of(clash)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ({"ragged": "no"}, "ragged"),
+        ({"attr": "a"}, "ragged"),
+        ({"decode": "image"}, "ragged"),
+        ({"max_length": 180}, "max_length"),
+        ({"pad_side": "left"}, "pad_side"),
+        ({"pad_side": "top"}, "pad_side"),
+    ],
+)
+def test_options_that_do_not_fit_joined_samples_are_named(option, name):
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        Field("x", **{"ragged": "concat"} | option)

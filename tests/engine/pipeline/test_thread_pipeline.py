@@ -1,0 +1,245 @@
+"""Threads that read start once, may become more or fewer, and end with their pipeline."""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+
+import pytest
+from support.threads.number_pipelines import BATCH, WHOLE, Gate, copy_numbers, epoch, kept, running, taken
+
+from lit_async_data.engine import supervisor
+from lit_async_data.engine.device.inline_queue import InlineQueue
+from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.errors import ClosedError, SourceError, StalledError, WorkerError
+from lit_async_data.order.plan import BatchIndex
+
+pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
+
+
+def test_epochs_start_no_threads():
+    with running() as pipeline:
+        epoch(pipeline, 0)
+        before = set(threading.enumerate())
+        for number in range(1, 20):
+            epoch(pipeline, number)
+        assert set(threading.enumerate()) == before
+
+
+def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(ThreadPipeline, "_work", lambda self, worker: False)
+    with running() as pipeline, pytest.raises(WorkerError, match="worker 0 is dead") as caught:
+        pipeline.get(BatchIndex(0, 0))
+    assert caught.value.worker == 0
+
+
+def test_a_worker_that_died_of_an_error_says_of_which(monkeypatch):
+    def claim(self):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(ThreadPipeline, "_claim", claim)
+    with running() as pipeline, pytest.raises(WorkerError, match=r"ended by MemoryError: no more; close") as caught:
+        pipeline.get(BatchIndex(0, 0))
+    assert isinstance(caught.value.__cause__, MemoryError)
+
+
+def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with running() as pipeline, pytest.raises(WorkerError, match="worker 0 could not be started: can't start new"):
+        pipeline.get(BatchIndex(0, 0))
+
+
+class PutsLate:
+    """Slots that are put here become vacant when somebody waits for one."""
+
+    def __init__(self):
+        self._there, self._late = queue.SimpleQueue(), []
+
+    def put(self, slot):
+        self._late.append(slot)
+
+    def get_nowait(self):
+        return self._there.get_nowait()
+
+    def get(self, timeout):
+        for slot in self._late:
+            self._there.put(slot)
+        self._late.clear()
+        return self._there.get(timeout=timeout)
+
+
+def test_a_batch_that_another_thread_is_dropping_is_waited_for():
+    """1. The lease is dead. 2. The consumer asks for a slot. 3. The slot becomes vacant."""
+    with running(workers=0, depth=0, most_slots=1) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        there, pipeline.pool.vacant = pipeline.pool.vacant, PutsLate()
+        pipeline.pool.vacant.put(there.get_nowait())
+        assert pipeline.pool.take() == 0
+        pipeline.pool.abandon(0)
+        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
+        assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
+
+
+def test_a_slot_that_never_becomes_vacant_is_an_error(monkeypatch):
+    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
+    with running(workers=0, depth=0, most_slots=1) as pipeline:
+        batch = kept(pipeline, BatchIndex(0, 0))
+        pipeline.timeout_s = 0.1
+        with pytest.raises(StalledError, match=r"no slot became free in 0.1 s: 1 of 1 hold batches"):
+            pipeline.get(BatchIndex(0, 1))
+        del batch
+
+
+def logged(caplog):
+    return [record.getMessage() for record in caplog.records if "please report" in record.getMessage()]
+
+
+@pytest.mark.parametrize(("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0)])
+def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, caplog):
+    def ahead(schedule, keys, unread):
+        raise error
+
+    with running(ahead=ahead) as pipeline:
+        for number in range(3):
+            assert epoch(pipeline, number) == WHOLE
+    assert len(logged(caplog)) == lines
+    if lines:
+        (line,) = logged(caplog)
+        assert "in ahead" in line
+        assert "ValueError: a bug" in line
+
+
+def test_an_error_of_reading_together_that_no_batch_has_alone_is_logged_once(caplog):
+    def read(epoch, samples, out):
+        if len(samples) > BATCH:
+            raise RuntimeError("dictionary changed size")
+        copy_numbers(epoch, samples, out)
+
+    with running(read, length=24, batches=6) as pipeline:
+        inline = InlineQueue(SlotFeed(pipeline), 1, None)
+        for number in range(3):
+            assert [inline.take(BatchIndex(number, step))["x"].tolist()[0] for step in range(6)] == [
+                0,
+                4,
+                8,
+                12,
+                16,
+                20,
+            ]
+        inline.close()
+    (line,) = logged(caplog)
+    assert "RuntimeError: dictionary changed size" in line
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_close_is_idempotent_and_what_follows_says_so(started):
+    with running() as pipeline:
+        if started:
+            taken(pipeline, BatchIndex(0, 0))
+        pipeline.close()
+        pipeline.close()
+        with pytest.raises(ClosedError):
+            pipeline.get(BatchIndex(0, 1))
+
+
+def test_close_wakes_a_consumer_that_waits(monkeypatch):
+    monkeypatch.setattr(supervisor, "THREADS_S", 0.0)
+    gate = Gate()
+    errors = []
+
+    def consume(pipeline):
+        with pytest.raises(ClosedError) as caught:
+            pipeline.get(BatchIndex(0, 0))
+        errors.append(caught.value)
+
+    with running(gate) as pipeline:
+        consumer = threading.Thread(target=consume, args=(pipeline,))
+        consumer.start()
+        gate.wait_for(1)
+        pipeline.close()
+        consumer.join(30)
+        assert len(errors) == 1
+        gate.open(0)
+        pipeline.workers[0].join(30)
+
+
+def test_close_does_not_wait_for_a_read_that_hangs(monkeypatch):
+    monkeypatch.setattr(supervisor, "THREADS_S", 0.0)
+    gate = Gate()
+    with running(gate) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(1)
+        pipeline.close()  # returns, although the worker is inside the read
+        assert pipeline.workers[0].alive
+        gate.open(0)
+        pipeline.workers[0].join(30)
+        assert not pipeline.workers[0].alive
+
+
+def test_nothing_starts_and_nothing_is_allocated_before_the_first_request():
+    before = threading.active_count()
+    with running() as pipeline:
+        assert threading.active_count() == before
+        assert len(pipeline.pool) == 0
+
+
+def test_a_fork_is_told_that_it_cannot_use_it():
+    with running() as pipeline:
+        taken(pipeline, BatchIndex(0, 0))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                pipeline.check()
+            except WorkerError as error:
+                code = 0 if "fork" in str(error) else 2
+            finally:
+                pipeline.close()
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_interpreter_that_forgets_to_close_ends_at_once():
+    program = """
+import itertools
+import numpy as np
+from lit_async_data import AsyncLoader, prefetched
+from lit_async_data.testing import ArraySource
+loader = AsyncLoader(ArraySource({"x": np.zeros((1000, 1000))}), dict(batch_size=4, workers=2))
+theirs = prefetched(itertools.count(), device="cpu")
+batches = next(loader), next(theirs)
+raise KeyError("mine")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 3, done.stderr  # those of the traceback
+
+
+def test_a_worker_that_was_added_reads_beside_the_first():
+    gate = Gate()
+    with running(gate, depth=1) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(1)
+        pipeline.set_workers(2)
+        gate.wait_for(1)  # both are inside a read
+        gate.open(0, 4, 8)
+        assert epoch(pipeline, 0) == WHOLE
+
+
+def test_a_worker_that_is_taken_back_finishes_its_batch_and_is_not_missed():
+    gate = Gate()
+    with running(gate, workers=2, depth=1) as pipeline:
+        pipeline.prefetch(BatchIndex(0, 0))
+        gate.wait_for(2)
+        workers = list(pipeline.workers)
+        pipeline.set_workers(1)
+        gate.open(0, 4, 8)
+        assert [epoch(pipeline, 0), epoch(pipeline, 1), epoch(pipeline, 2)] == [WHOLE] * 3
+        assert pipeline.workers == workers[:1]
+        pipeline.check()
+    assert not any(worker.alive for worker in workers)
