@@ -19,14 +19,7 @@ from support.sources.sequences import (
 )
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import (
-    AsyncDataModule,
-    ConcatSource,
-    DevicePrefetcher,
-    Field,
-    HDF5Source,
-    LoaderOptions,
-)
+from lit_async_data import AsyncDataModule, ConcatSource, DevicePrefetcher, Field, HDF5Source, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ResumeError, TransformError
 from lit_async_data.lightning.summary import summary_lines
 from lit_async_data.order.by_length import LengthPlan

@@ -18,12 +18,6 @@ from lit_async_data.sources.contract.stage_clock import Work
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_batches_come_in_order_epoch_after_epoch(workers):
-    with running(workers=workers) as pipeline:
-        assert [epoch(pipeline, number) for number in range(5)] == [WHOLE] * 5
-
-
 def test_order_is_kept_when_a_later_batch_is_read_first():
     gate = Gate()
     with running(gate, workers=2) as pipeline:

@@ -5,22 +5,10 @@ import numpy as np
 import pytest
 from support.device.training_loop import pretend
 from support.sources import reader_sources as acts
-from support.sources.sequences import (
-    READERS,
-    check_equal,
-    concat,
-    joined_samples_of,
-    loader_of,
-    stored,
-)
+from support.sources.sequences import READERS, check_equal, concat, joined_samples_of, loader_of, stored
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import (
-    AsyncLoader,
-    ConcatSource,
-    Field,
-    HDF5Source,
-)
+from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source
 from lit_async_data.batch import spec
 from lit_async_data.engine.pipeline import sample_reader
 from lit_async_data.errors import ConfigError, FormatError, TransformError

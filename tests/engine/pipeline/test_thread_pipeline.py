@@ -45,15 +45,6 @@ def test_a_worker_that_died_of_an_error_says_of_which(monkeypatch):
     assert isinstance(caught.value.__cause__, MemoryError)
 
 
-def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
-    def start(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with running() as pipeline, pytest.raises(WorkerError, match="worker 0 could not be started: can't start new"):
-        pipeline.get(BatchIndex(0, 0))
-
-
 class PutsLate:
     """Slots that are put here become vacant when somebody waits for one."""
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from support.device.batches import Shipped, Step, detection, numbers
-from support.device.training_loop import (
-    CopiesCountAsDoneAtOnce,
-)
+from support.device.training_loop import CopiesCountAsDoneAtOnce
 from torch.nn.utils.rnn import pack_sequence
 from waiting.on_device.fake_streams import FakeStreams
 
+from lit_async_data import prefetched
 from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.engine.device.feed import Arrived
 from lit_async_data.engine.device.stream_queue import StreamQueue
@@ -380,3 +379,84 @@ def test_an_object_that_fails_to_move_is_an_error_at_its_place():
     assert queue.take(BatchIndex(0, 1))[1] == 2  # its block, the only one, is free again
     streams.synchronize()
     queue.close()
+
+
+class Encoding(collections.UserDict):
+    """A batch as tokenizers return it."""
+
+    def to(self, device, **options):
+        return Encoding({key: value.to(device) for key, value in self.items()})
+
+
+def described(value):
+    """A value as what can be compared, with its type at every level."""
+    inside = value
+    if isinstance(value, torch.Tensor):
+        dense = value if value.layout == torch.strided else value.to_dense()
+        inside = value.layout, value.dtype, value.shape, value.requires_grad, dense.is_contiguous(), dense.tolist()
+    elif isinstance(value, np.ndarray):
+        inside = value.dtype, value.tolist()
+    elif isinstance(value, collections.abc.Mapping):
+        inside = [(key, described(each)) for key, each in value.items()]
+    elif isinstance(value, tuple | list):
+        inside = [described(each) for each in value]
+    elif dataclasses.is_dataclass(value):
+        inside = described(vars(value))
+    return type(value), inside
+
+
+def t(*shape, dtype=torch.float32):
+    return torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape).to(dtype)
+
+
+class Slotted(dict):
+    """A dict with attributes, as configurations and batches of some libraries are."""
+
+
+FORMS = {
+    "an OrderedDict": lambda: collections.OrderedDict(b=t(2), a=t(1)),
+    "a subclass of dict": lambda: Slotted(x=t(2)),
+    "a UserDict that moves": lambda: Encoding(x=t(2)),
+    "all in one another": lambda: {"a": [Point(({"b": t(2)},), Sample(t(1), "name"))], 1: None, ("k",): "text"},
+    "strings, numbers, None": lambda: ["text", b"bytes", 1, 2.5, 1j, None, True, ...],
+    "nothing": lambda: None,
+    "an empty dict": dict,
+    "arrays": lambda: {"n": np.arange(3), "s": np.array(["a", "bc"]), "x": t(2)},
+    "no element": lambda: {"x": torch.zeros(0, 3), "y": torch.zeros(2, 0, dtype=torch.uint8)},
+    "packed": lambda: pack_sequence([t(3), t(2), t(1)]),
+    "sparse": lambda: {"s": t(3, 3).to_sparse(), "c": t(3, 3).to_sparse_csr()},
+    "a set": lambda: ({1, 2}, frozenset([3])),
+    **{
+        str(dtype): lambda dtype=dtype: {"x": t(3, 2, dtype=dtype), "y": t(1)}
+        for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.complex64, torch.uint16, torch.float8_e4m3fn)
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_batch_of_any_form_arrives_on_a_device_as_it_is(kind, streamed):
+    streamed(FakeStreams("side"))
+    # twice in a row, and once smaller ones in between: memory is used again
+    given = [FORMS[kind](), {"x": t(7)}, FORMS[kind](), FORMS[kind]()]
+    with prefetched(given, device="cpu") as batches:
+        for _ in range(2):
+            for number, (made, expected) in enumerate(zip(batches, given, strict=True)):
+                if number == 1:
+                    continue
+                assert described(made) == described(FORMS[kind]())
+                assert described(expected) == described(FORMS[kind]()), "the loader's own was changed"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_on_the_cpu_a_batch_is_the_very_object():
+    given = [made() for made in FORMS.values()]
+    with prefetched(given, device="cpu") as batches:
+        assert all(made is expected for made, expected in zip(batches, given, strict=True))
+
+
+def test_what_is_kept_never_changes(anywhere):
+    with prefetched([(torch.full((1000,), float(n)), [torch.tensor(n)]) for n in range(30)], device="cpu") as batches:
+        kept = list(batches)
+        list(batches)
+    assert [(x.unique().tolist(), y.item()) for x, (y,) in kept] == [([n], n) for n in range(30)]

@@ -16,7 +16,9 @@ from torch.utils.data import (
 )
 from torch.utils.data import WeightedRandomSampler as Weighted
 
+from lit_async_data import prefetched
 from lit_async_data.engine.prefetch.sampled_order import SampledOrder
+from lit_async_data.errors import ConfigError
 
 
 class Numbers(Dataset):
@@ -99,3 +101,45 @@ def test_a_sampler_that_draws_from_the_generator_of_all_is_found():
     shared = RandomSampler(Numbers(), replacement=True, generator=torch.default_generator)
     assert SampledOrder(DataLoader(Numbers(), sampler=shared)).is_global
     assert not SampledOrder(DataLoader(Numbers(), shuffle=True)).is_global
+
+
+class KnowsItsRank(RandomSampler):
+    rank = 1
+
+
+class KnowsItsProcess(RandomSampler):
+    process_index = 1  # as the batch samplers that Accelerate prepares
+
+
+def distributed(**options):
+    return DistributedSampler(range(4), num_replicas=2, rank=1, **options)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("loader", "judged"),
+    [
+        (lambda: DataLoader(range(4), shuffle=True), True),
+        (lambda: DataLoader(range(4), batch_sampler=[[0, 1]]), True),
+        (lambda: DataLoader(range(4), sampler=distributed()), False),
+        (
+            lambda: DataLoader(range(4), batch_sampler=torch.utils.data.BatchSampler(distributed(), 2, False)),
+            False,
+        ),
+        (lambda: DataLoader(range(4), sampler=DistributedSampler(range(4), num_replicas=1, rank=0)), False),
+        (lambda: DataLoader(range(4), sampler=KnowsItsRank(range(4))), False),
+        (lambda: DataLoader(range(4), sampler=KnowsItsProcess(range(4))), False),
+        (lambda: DataLoader(Stream()), False),
+        (lambda: [1, 2], False),
+    ],
+)
+def test_ranks_do_not_read_the_same(monkeypatch, ranks, loader, judged):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)  # asked by torch's own iterator
+    with prefetched(loader(), device="cpu") as batches:
+        if judged and ranks > 1:
+            with pytest.raises(ConfigError, match=r"sampler=DistributedSampler\(dataset\)"):
+                next(batches)
+            monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+        assert len(list(batches)) > 0

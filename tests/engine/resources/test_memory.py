@@ -10,8 +10,9 @@ from lit_async_data.engine.resources.memory import allocated, default_budget, re
 from lit_async_data.errors import MemoryBudgetError
 
 
-def test_memory_is_page_aligned_and_writable():
+def test_memory_is_page_aligned_bytes_that_can_be_written():
     made = allocated(1000, pinned=False)
+    assert made.dtype == np.uint8
     assert made.ctypes.data % 4096 == 0
     made[:] = 7
     assert (made == 7).all()
@@ -128,7 +129,3 @@ def test_the_budget_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 )
 def test_bytes_are_readable(nbytes, text):
     assert readable(nbytes) == text
-
-
-def test_memory_is_bytes():
-    assert allocated(512, pinned=False).dtype == np.uint8
