@@ -10,7 +10,7 @@ from support.device.training_loop import pretend
 from support.sources import reader_sources as acts
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import AsyncLoader, LoaderOptions, StorageLayout
+from lit_async_data import AsyncLoader, StorageLayout
 from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError, SourceError, TransformError
 from lit_async_data.order.chunk_order import ChunkRun
@@ -248,21 +248,3 @@ def test_in_evaluation_nothing_stands_in_for_a_bad_sample():
         assert [sample for batch in loader for sample in batch["index"].tolist()] == [
             sample for sample in range(100) if sample not in BAD
         ]
-    assert LoaderOptions(batch_size=1, on_error="substitute").for_evaluation().on_error == "skip"
-
-
-@pytest.mark.parametrize(
-    ("given", "option"),
-    [
-        ({"on_error": "ignore"}, "on_error"),
-        ({"max_bad": -1}, "max_bad"),
-        ({"max_bad": 1.5}, "max_bad"),
-        ({"max_bad": True}, "max_bad"),
-        ({"quarantine": 3}, "quarantine"),
-        ({"quarantine": ""}, "quarantine"),
-    ],
-)
-def test_a_wrong_option_is_named(given, option):
-    with pytest.raises(ConfigError) as caught:
-        LoaderOptions(batch_size=1, **given)
-    assert caught.value.option == option

@@ -30,8 +30,10 @@ def libraries_of(source, options=()):
     options = {"batch_size": 8, "worker_kind": "process", **dict(options)}
     with contextlib.closing(source), AsyncLoader(source, options) as loader:
         next(loader)  # may be read by a thread of this process
-        next(loader)
+        batch = next(loader)
         maps = Path(f"/proc/{loader.machinery.engine.feed.pipeline._readers[0].channel.pid}/maps").read_text()
+    if "y" in batch:
+        assert (batch["x"].flatten(1) == batch["y"][:, None]).all()
     return {name for name in ("libtorch", "h5py") if f"/{name}" in maps}
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 
-from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data import AsyncLoader
 from lit_async_data.engine.processes.shared_file import SharedFile
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 
@@ -31,20 +31,6 @@ def test_python_code_is_read_ahead_in_a_process_and_by_the_loop_where_it_cannot_
     loader = loader_of(source)
     with pytest.raises(ConfigError, match=r"^worker_kind: Numbers cannot go .*pickle.*; .* set worker_kind=thread"):
         next(loader)
-
-
-def test_files_of_a_table_come_through_a_process(tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (20, 8, 8, 3), np.uint8)
-    for number, each in enumerate(pixels):
-        image.fromarray(each).save(tmp_path / f"{number}.png")
-    table = tmp_path / "t.csv"
-    table.write_text("path,y\n" + "".join(f"{number}.png,{number}\n" for number in range(20)))
-    with AsyncLoader(ManifestSource(table, {"x": "path", "y": "y"}), {"batch_size": 8}) as loader:
-        assert loader.footprint.workers.kind == "process"
-        for batch in loader:
-            assert np.array_equal(batch["x"].numpy().transpose(0, 2, 3, 1), pixels[batch["y"].numpy()])
 
 
 def test_a_source_of_the_users_own_program_travels_by_value(tmp_path):
