@@ -2,7 +2,6 @@ import gc
 import itertools
 import sys
 import threading
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -279,24 +278,3 @@ def test_the_end_of_a_lease_runs_no_python_code():
         sys.setprofile(None)
     assert [name for event, name in called if event == "call"] == []
     assert pool.take(timeout=0) == 0
-
-
-def test_an_ndarray_as_lease_loses_its_slot_while_a_slice_lives(monkeypatch):
-    """The mutant of the leases: with a view instead of an exporter, numpy collapses `.base` past it."""
-
-    class View(np.ndarray):
-        pass
-
-    def lend(pool, slot):
-        pool.move(slot, "lend")
-        lease = pool.memory(slot).view(View)
-        pool._leases[slot] = weakref.ref(lease)
-        weakref.finalize(lease, pool.vacant.put, slot).atexit = False
-        return lease.view(np.ndarray)
-
-    monkeypatch.setattr(SlotPool, "lend", lend)
-    pool = pool_of(1)
-    array = lent(pool)[1:2]
-    gc.collect()
-    assert pool.held == 0
-    assert len(array) == 1

@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-from typing import Any, Protocol, runtime_checkable
 
 import pytest
 from support.threads.noted_loaders import Loader, Stateful, listed, numbers, read_ahead, reader, shut_down, steps
@@ -70,18 +69,10 @@ def test_nothing_is_reserved_for_batches_after_the_last(streamed):
         assert {ticket.block for ticket in batches.machinery.engine.queue.tickets} == {None}
 
 
-@runtime_checkable
-class HasState(Protocol):
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> None: ...
-
-
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_state_is_that_after_the_last_batch_that_was_handed_out(depth):
     loader = Stateful()
     with prefetched(loader, depth, device="cpu") as batches:
-        assert isinstance(batches, HasState)
         assert batches.state_dict() == {"given": 0}
         for given in range(1, 4):
             next(batches)

@@ -7,17 +7,15 @@ import types
 
 import numpy as np
 import pytest
+from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 
-from lit_async_data import AsyncLoader
 from lit_async_data.engine.processes import shared_file
 from lit_async_data.engine.processes.shared_file import SharedFile
 from lit_async_data.engine.processes.shared_slots import NOTES_BYTES, SharedSlots
 from lit_async_data.errors import MemoryBudgetError
 
 pytestmark = pytest.mark.processes
-OPTIONS = {"batch_size": 10, "shuffle": False}
-PROCESS = {**OPTIONS, "worker_kind": "process"}
 
 
 def raising(number):
@@ -44,7 +42,7 @@ def full(monkeypatch):
 
 @pytest.mark.usefixtures("no_memfd")
 def test_without_memfd_a_process_reads_through_a_file_that_has_no_name():
-    with AsyncLoader(Numbers(), OPTIONS) as loader:
+    with loader_of(Numbers(), worker_kind="auto") as loader:
         kept = list(loader)
         assert loader.footprint.workers.kind == "process"
         assert [batch["y"].tolist() for batch in kept] == np.arange(100).reshape(10, 10).tolist()
@@ -77,14 +75,14 @@ def test_memory_of_a_memfd_is_not_touched_before_it_is_used():
 def test_too_little_room_is_an_error_before_the_first_batch(monkeypatch, folder, advice):
     monkeypatch.setattr(shared_file, "FOLDER", folder)
     message = rf"refuses .*No space left.*{advice}, or set worker_kind=thread$"
-    with AsyncLoader(Numbers(), PROCESS) as loader, pytest.raises(MemoryBudgetError, match=message):
+    with loader_of(Numbers()) as loader, pytest.raises(MemoryBudgetError, match=message):
         next(loader)
 
 
 @pytest.mark.usefixtures("full")
 def test_with_too_little_room_the_choice_is_no_process(caplog):
     caplog.set_level(logging.INFO)
-    with AsyncLoader(Numbers(), OPTIONS) as loader:
+    with loader_of(Numbers(), worker_kind="auto") as loader:
         assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
         assert loader.footprint.workers.kind == "caller"
     before, after = [each.getMessage() for each in caplog.records if each.getMessage().startswith("Numbers: ")]

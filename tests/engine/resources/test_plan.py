@@ -56,16 +56,11 @@ def test_batches_that_are_read_together_take_no_more_than_a_few_megabytes(readin
 
 
 @pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
-def test_a_small_budget_is_no_reason_to_refuse_what_can_be_read_batch_by_batch(reading):
-    found = plan_of(reading, (1000,), memory_budget=5 * 17_000)
-    assert found.layout.batches == 1
-
-
-@pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
-def test_batches_that_are_read_together_leave_most_of_a_small_budget(reading):
+def test_batches_that_are_read_together_leave_most_of_a_small_budget_and_come_alone_in_a_smaller_one(reading):
     """For users who keep batches, and for files that are read ahead."""
-    alone = plan_of(reading, (1000,), workers=1, memory_budget=5 * 17_000).budget.slot_bytes
-    found = plan_of(reading, (1000,), workers=1, memory_budget=5 * 4 * 3 * alone)
+    alone = plan_of(reading, (1000,), workers=1, memory_budget=5 * 17_000)
+    assert alone.layout.batches == 1
+    found = plan_of(reading, (1000,), workers=1, memory_budget=5 * 4 * 3 * alone.budget.slot_bytes)
     assert found.layout.batches == 3
     assert found.budget.most_slots == 4 * found.budget.slots == 20
 
@@ -96,11 +91,7 @@ def test_an_epoch_of_one_step_has_nothing_to_read_together():
 )
 def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more(rows, options, groups):
     """Else a chunk would be decoded for several slots anew."""
-    chunks = StorageLayout((ChunkRun(LENGTH, rows),), compressed=True, reading="decoded")
-    arrays = {"x": np.zeros((LENGTH, 8), np.uint8), "y": np.zeros(LENGTH, np.int64)}
-    source = ArraySource(arrays, parts={"a": LENGTH}, chunks=chunks)
-    options = {"batch_size": BATCH, "shuffle": "chunk", "shuffle_chunks": 8, **options}
-    found = AsyncLoader(source, options).footprint
+    found = plan_of("decoded", rows=rows, shuffle="chunk", shuffle_chunks=8, **options)
     assert (found.layout.batches, found.chunks) == (COALESCED_BATCHES, min(8 * (groups + 1), LENGTH // rows))
 
 
