@@ -4,7 +4,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from support.device.training_loop import pretend
 from support.lightning.trainer import CountingSource, Recorder, pl, trainer
 from support.sources import reader_sources as acts
 from support.sources.sequences import (
@@ -17,7 +16,6 @@ from support.sources.sequences import (
     samples_of,
     stored,
 )
-from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncDataModule, ConcatSource, DevicePrefetcher, Field, HDF5Source, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ResumeError, TransformError
@@ -71,17 +69,6 @@ def test_short_batches_are_filled_up_to_the_size_of_their_bucket(source):
     }
     with pytest.raises(ConfigError, match="pad_last: with ragged='concat', batches of x differ"):
         loader_of(concat(source), pad_last=True)
-
-
-@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.processes)])
-def test_a_device_gets_the_same_batches(source, monkeypatch, kind):
-    wanted, streams, found = stored(source), FakeStreams("side"), {}
-    pretend(monkeypatch, lambda device: streams)
-    with loader_of(source, workers=1, worker_kind=kind) as loader:
-        for batch in loader:
-            streams.synchronize()
-            found |= samples_of(batch)
-    check_equal(found, wanted)
 
 
 def test_a_run_goes_on_after_a_resume_on_other_ranks(source):

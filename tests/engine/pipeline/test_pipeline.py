@@ -190,23 +190,21 @@ def test_order_is_kept_however_many_are_read_together(workers, batches):
 
 
 @pytest.mark.parametrize(
-    ("ms", "sizes"), [(30, [1, 1, 1, 1]), (20, [1, 1, 1, 1]), (8, [1, 2, 2, 2]), (5, [1, 2, 4, 4])]
+    ("paces", "sizes"),
+    [
+        ([30] * 4, [1, 1, 1, 1]),
+        ([20] * 4, [1, 1, 1, 1]),
+        ([8] * 4, [1, 2, 2, 2]),
+        ([5] * 4, [1, 2, 4, 4]),
+        ([1, 1, 1, 1, 10, 10, 2, 2, 2, 1], [1, 2, 4, 8, 8, 2, 2, 4, 8, 8]),
+    ],
 )
-def test_no_more_batches_are_read_together_than_can_be_in_twenty_milliseconds(monkeypatch, ms, sizes):
-    pace = Pace(monkeypatch, ms)
-    with running(pace.read, length=200, batches=8, workers=0) as pipeline:
-        for _ in range(4):
+def test_no_more_batches_are_read_together_than_can_be_in_twenty_milliseconds_at_their_pace(monkeypatch, paces, sizes):
+    pace = Pace(monkeypatch)
+    with running(pace.read, length=400, batches=8, workers=0) as pipeline:
+        for pace.ms in paces:
             pace.take(pipeline)
     assert pace.sizes == sizes
-
-
-def test_the_number_of_batches_read_together_follows_the_pace_of_reading(monkeypatch):
-    pace = Pace(monkeypatch, ms=1)
-    with running(pace.read, length=400, batches=8, workers=0) as pipeline:
-        for ms in (1, 1, 1, 1, 10, 10, 2, 2, 2, 1):
-            pace.ms = ms
-            pace.take(pipeline)
-    assert pace.sizes == [1, 2, 4, 8, 8, 2, 2, 4, 8, 8]
 
 
 def test_workers_that_begin_before_the_pace_is_known_read_one_batch_each():
@@ -221,8 +219,8 @@ def test_workers_that_begin_before_the_pace_is_known_read_one_batch_each():
 class Pace:
     """Reads batches that each take ``ms`` milliseconds by a fake clock, and takes slots one after another."""
 
-    def __init__(self, monkeypatch, ms):
-        self.ms, self.sizes, self._next = ms, [], BatchIndex(0, 0)
+    def __init__(self, monkeypatch):
+        self.ms, self.sizes, self._next = 0, [], BatchIndex(0, 0)
         monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 0.02)
         clock = types.SimpleNamespace(take=lambda: Work(seconds=self.ms * self.sizes[-1] / 1000))
         monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.CLOCK", clock)

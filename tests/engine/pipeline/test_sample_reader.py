@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from support.device.training_loop import pretend
 from support.sources import reader_sources as acts
-from support.sources.sequences import READERS, check_equal, concat, joined_samples_of, loader_of, stored
+from support.sources.sequences import READERS, check_equal, concat, joined_samples_of, loader_of, samples_of, stored
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source
@@ -24,14 +24,15 @@ def test_all_readers_give_samples_one_after_the_other(source, options, hooks, by
     check_equal(found, stored(source))
 
 
-@pytest.mark.parametrize("by", BY)
-def test_a_device_gets_samples_one_after_the_other(source, monkeypatch, by):
+@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.processes)])
+@pytest.mark.parametrize(("joined", "by"), [(False, {}), *((True, by.values[0]) for by in BY)])
+def test_a_device_gets_the_same_samples(source, monkeypatch, kind, joined, by):
     streams, found = FakeStreams("side"), {}
     pretend(monkeypatch, lambda device: streams)
-    with loader_of(concat(source), workers=1, **by) as loader:
+    with loader_of(concat(source) if joined else source, workers=1, worker_kind=kind, **by) as loader:
         for batch in loader:
             streams.synchronize()
-            found |= joined_samples_of(batch)
+            found |= (joined_samples_of if joined else samples_of)(batch)
     check_equal(found, stored(source))
 
 
@@ -95,19 +96,3 @@ def test_joined_samples_are_read_and_put_together_padded(source):
     clash = HDF5Source(source.paths, {"x": Field("x", ragged="concat"), "x_offsets": "y"})
     with pytest.raises(ConfigError, match="ragged: the source has a field 'x_offsets' of its own"):
         loader_of(clash)
-
-
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [
-        ({"ragged": "no"}, "ragged"),
-        ({"attr": "a"}, "ragged"),
-        ({"decode": "image"}, "ragged"),
-        ({"max_length": 180}, "max_length"),
-        ({"pad_side": "left"}, "pad_side"),
-        ({"pad_side": "top"}, "pad_side"),
-    ],
-)
-def test_options_that_do_not_fit_joined_samples_are_named(option, name):
-    with pytest.raises(ConfigError, match=f"^{name}: "):
-        Field("x", **{"ragged": "concat"} | option)

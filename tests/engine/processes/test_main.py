@@ -35,17 +35,20 @@ def training(folder, sample, act, *lines):
         "print(loader.machinery.engine.feed.pipeline._readers[0].channel.pid, flush=True)\n" + "\n".join(lines)
     )
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:
-        # The reader may write before the trainer does.
-        yield sorted(trainer.stdout.readline().strip() for _ in range(2))
-        trainer.kill()
+        try:  # the reader may write before the trainer does
+            yield sorted(trainer.stdout.readline().strip() for _ in range(2))
+        finally:
+            trainer.kill()
 
 
 def test_the_process_ends_when_the_trainer_is_killed_even_if_a_fork_of_it_lives(tmp_path):
     lines = "fork = os.fork()", "if fork: print(f'~{fork}', flush=True)", "signal.pause()"
     with training(tmp_path, -1, None, *lines) as (reader, fork):
         pass
-    wait_for_the_end_of(int(reader))
-    os.kill(int(fork[1:]), signal.SIGKILL)
+    try:
+        wait_for_the_end_of(int(reader))
+    finally:
+        os.kill(int(fork[1:]), signal.SIGKILL)
 
 
 def test_the_process_ends_when_the_trainer_is_killed_even_if_c_code_holds_its_gil(tmp_path):
@@ -57,9 +60,11 @@ def test_the_process_ends_when_the_trainer_is_killed_even_if_c_code_holds_its_gi
 def test_signals_for_the_trainer_do_not_end_the_process():
     with loader_of(Numbers()) as loader:
         next(loader)
+        process = pid_of(loader)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(pid_of(loader), number)
+            os.kill(process, number)
         assert len(list(loader)) == 10
+        assert pid_of(loader) == process
 
 
 def test_a_source_that_cannot_begin_leaves_a_shared_process_to_the_others():

@@ -59,3 +59,9 @@ def test_a_source_for_which_there_is_no_room_is_an_error_that_says_so(monkeypatc
     error = pytest.raises(MemoryBudgetError, match=r"for a copy of the source .*No space left")
     with loader_of(Numbers()) as loader, error:
         next(loader)
+
+
+def test_a_source_of_large_arrays_goes_to_a_process_only_on_demand(monkeypatch):
+    monkeypatch.setattr("lit_async_data.engine.processes.setup.MOST_COPIED_BYTES", 100)
+    assert loader_of(Numbers(), worker_kind="auto").footprint.workers.why.startswith("a copy of it takes ")
+    assert loader_of(Numbers()).footprint.workers.kind == "process"

@@ -1,6 +1,5 @@
 """Who reads the batches of a loader, by what reading costs, by the cores that there are, and by the GIL."""
 
-import contextlib
 import sys
 import types
 
@@ -8,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
+from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.engine.resources import control_groups, workers
 from lit_async_data.engine.resources.workers import Workers, cores
 from lit_async_data.errors import ConfigError
@@ -62,20 +61,13 @@ def test_without_the_gil_threads_read_what_a_process_or_the_loop_would(monkeypat
 
 
 @pytest.mark.processes
-def test_auto_takes_a_process_where_chunks_are_decoded_and_a_core_is_free(h5, monkeypatch):
-    values = np.zeros((64, 9))
-    path = h5(raw=values, gzip={"data": values, "chunks": (16, 9), "compression": "gzip"})
-    with contextlib.closing(HDF5Source(path, ["gzip"])) as source:
-        found = AsyncLoader(source, {"batch_size": 4}).footprint.workers
-        assert (found.kind, found.why) == ("process", "samples are decoded")
-        assert str(found).startswith("a reader process with ")
-        monkeypatch.setattr(workers, "cores", lambda ranks=None: 1)
-        found = AsyncLoader(source, {"batch_size": 4}).footprint.workers
-        assert str(found) == "1 reader thread (no core is free)"
-        for options in ({"workers": 0}, {"worker_kind": "thread"}):
-            assert AsyncLoader(source, {"batch_size": 4, **options}).footprint.workers.kind != "process"
-    with contextlib.closing(HDF5Source(path, ["raw"])) as source:
-        assert AsyncLoader(source, {"batch_size": 4}).footprint.workers[:3] == ("thread", 1, "reading is a copy")
+@pytest.mark.usefixtures("two_cores")
+def test_who_reads_is_said_and_is_no_process_where_no_core_is_free_or_the_user_chose(monkeypatch):
+    assert str(workers_of("decoded")) == "a reader process with 1 reader thread, at most 2 (samples are decoded)"
+    for options in ({"workers": 0}, {"worker_kind": "thread"}):
+        assert workers_of("decoded", **options).kind != "process"
+    monkeypatch.setattr(workers, "cores", lambda ranks=None: 1)
+    assert str(workers_of("decoded")) == "1 reader thread (no core is free)"
 
 
 @pytest.mark.processes

@@ -33,3 +33,19 @@ def test_a_field_is_a_name_a_field_or_a_mapping(h5):
 )
 def test_a_wrong_option_of_a_field_is_named(h5, key, wrong, said):
     refused(ConfigError, [f"fields.{key}{said}"], h5(data=numbers((ROWS, 3))), {key: {"name": "data", **wrong}})
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ({"ragged": "no"}, "ragged"),
+        ({"attr": "a"}, "ragged"),
+        ({"decode": "image"}, "ragged"),
+        ({"max_length": 180}, "max_length"),
+        ({"pad_side": "left"}, "pad_side"),
+        ({"pad_side": "top"}, "pad_side"),
+    ],
+)
+def test_options_that_do_not_fit_joined_samples_are_named(option, name):
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        Field("x", **{"ragged": "concat"} | option)
