@@ -8,7 +8,7 @@ import numpy as np
 
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import EpochPlan, Share
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule, Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,3 +59,12 @@ class Shares:
         if share.readers == 1:
             return np.arange(len(samples))
         return np.flatnonzero(self.readers(plan, first, samples, share.readers) == share.reader)
+
+    def end_with(self, schedule: Schedule, batch: BatchIndex) -> bool:
+        """Whether chunks end with a batch: none is read for it and for later ones. True in storage order only."""
+        plan, following = schedule.plan(batch.epoch), schedule.following(batch)
+        if self.chunks is None or plan.shuffle != "none" or plan.buckets is not None or plan.order is not None:
+            return False
+        ends = plan.batch(batch.step)[-1], schedule.plan(following.epoch).batch(following.step)[0]
+        before, after = self.chunks.chunks_of(np.array(ends))
+        return bool(before != after)

@@ -95,7 +95,7 @@ class ProcessPipeline(Pipeline):
         timeout_s: float,
         restarts: int = 1,
     ) -> None:
-        budget, self._workers = setup.plan.budget, setup.plan.workers
+        budget, self._workers, self._shares = setup.plan.budget, setup.plan.workers, setup.plan.shares
         super().__init__(
             setup.schedule,
             setup.layout,
@@ -185,8 +185,10 @@ class ProcessPipeline(Pipeline):
     @property
     def _reads_first(self) -> bool:
         """Whether a thread of this process may read: by no Python code, under no lock, and no chunk for others."""
-        chunks = self._source.chunks
-        return not self._workers.apart and chunks.reading != "locked" and chunks.rows == 1
+        chunks, first = self._source.chunks, self._cursor
+        if self._workers.apart or chunks.reading == "locked" or first is None:
+            return False
+        return chunks.rows == 1 or (chunks.spread == 1 and self._shares.end_with(self.schedule, first))
 
     def _begin_here(self) -> None:
         """Have a thread of this process read the first slot while the others start."""

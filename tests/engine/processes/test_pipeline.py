@@ -62,21 +62,30 @@ def test_a_process_delivers_the_batches_of_threads(stacks, options):
             assert value.stride() == other[key].stride()
 
 
+def in_chunks(rows, **given):
+    return StorageLayout((ChunkRun(100, rows),), compressed=True, reading="decoded", **given)
+
+
 @pytest.mark.parametrize(
-    ("layout", "transform", "is_here"),
+    ("layout", "options", "is_here"),
     [
-        (StorageLayout(reading="decoded"), None, True),
-        (StorageLayout(reading="opened"), None, True),
-        (StorageLayout(reading="locked"), None, False),
-        (StorageLayout(reading="python"), None, False),
-        (StorageLayout(reading="decoded"), copy.copy, False),
-        (StorageLayout((ChunkRun(100, 1),), compressed=True, reading="decoded"), None, True),
-        (StorageLayout((ChunkRun(100, 4),), compressed=True, reading="decoded"), None, False),
+        (StorageLayout(reading="decoded"), {}, True),
+        (StorageLayout(reading="opened"), {}, True),
+        (StorageLayout(reading="locked"), {}, False),
+        (StorageLayout(reading="python"), {}, False),
+        (StorageLayout(reading="decoded"), {"hooks": {"sample_transform": copy.copy}}, False),
+        (in_chunks(1), {}, True),
+        (in_chunks(4), {}, False),
+        (in_chunks(5), {}, True),
+        (in_chunks(10), {}, True),
+        (in_chunks(10), {"shuffle": "global"}, False),
+        (in_chunks(10), {"shuffle": "chunk"}, False),
+        (in_chunks(10, spread=1.5), {}, False),
+        (in_chunks(10, order=np.arange(100)[::-1]), {}, False),
     ],
-    ids=["decoded", "opened", "locked", "python", "transformed", "one per chunk", "four per chunk"],
 )
-def test_the_first_batch_waits_for_no_process_where_that_costs_nothing(layout, transform, is_here):
-    with loader_of(acts.ReadBy(layout), {"sample_transform": transform}) as loader:
+def test_the_first_batch_waits_for_no_process_where_that_costs_nothing(layout, options, is_here):
+    with loader_of(acts.ReadBy(layout), **options) as loader:
         first, *others = [set(batch["y"].tolist()) for batch in loader]
         process = set(process_ids(loader))
     assert first == ({os.getpid()} if is_here else process)
