@@ -61,14 +61,14 @@ def statistics(
         axis: Which axes of a sample, without N, to keep: ``0`` gives a number for each place on axis 0, ``(0, 1)`` for
             each pair, None one for the whole field. ``"channels"``: axis 0, or the axis that ``layout`` calls C, of
             samples with three axes or more or a C; None for others. In windows, the same axis of a row.
-        cache_dir: A folder of yours that keeps the result. The source is read again if its fingerprint, the time of a
-            file or one of up to 32 samples has changed. Images that a table names are not checked.
+        cache_dir: A folder of yours, to which only you may write, keeps the result. The source is read again if its
+            fingerprint, the time of a file or one of up to 32 samples has changed. Images of a table are not checked.
 
     Returns:
         A `FieldStatistics` for each field, by its key or index in a batch.
 
     Raises:
-        ConfigError: ``fields`` or ``axis`` does not fit the source, or ``cache_dir`` is not a folder of yours.
+        ConfigError: ``fields`` or ``axis`` does not fit the source, or ``cache_dir`` is not yours alone.
         ReadError, SourceError: A sample cannot be read.
 
     Example:

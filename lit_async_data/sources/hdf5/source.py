@@ -95,9 +95,9 @@ class HDF5Source(Source):
             pattern of several; or sample numbers, as they are without ``exclude``. A listed file is the one at that
             path or, if nothing lies there any more, the one of that name, below folders that are most alike. A list may
             name other files too, but not only others.
-        cache_dir: A folder of yours that keeps lists of groups, and the indexes of datasets with `FEWEST_CHUNKS` chunks
-            or more, and their references if lengths vary, so that opening them again takes no time; it is made if it
-            does not exist. None keeps none: building an index takes 1 to 2 µs per chunk at each opening.
+        cache_dir: A folder of yours to which only you may write. It keeps lists of groups, and the indexes of datasets
+            with `FEWEST_CHUNKS` chunks or more, and their references if lengths vary, so that opening them again takes
+            no time; it is made if it does not exist. None: an index is built at each opening, 1 to 2 µs per chunk.
         memory_map: Whether to map files into memory. Without maps, files are read by ``pread``, a little slower for
             small samples, and scattered values by h5py; but a file that another process truncates is an error instead
             of the end of this process.
@@ -112,7 +112,7 @@ class HDF5Source(Source):
         FormatError: A file is not HDF5, or a dataset cannot be a field.
         ManifestError: The table lacks a row, or has two for one file, group or subject.
         ConfigError: ``fields``, ``layout``, ``group``, ``rows``, ``stride`` or ``exclude`` do not fit the files, or
-            ``cache_dir`` is not a folder of yours.
+            ``cache_dir`` is not a folder of yours alone.
 
     Example:
         >>> import h5py, numpy, tempfile

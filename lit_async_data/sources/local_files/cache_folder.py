@@ -26,12 +26,15 @@ class CacheFolder:
         path = os.path.abspath(os.path.expanduser(folder))
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
-            owner = os.stat(path).st_uid
+            found = os.stat(path)
         except OSError as error:
             text = f"cache_dir: {path} cannot be made: {error.strerror}; give another folder"
             raise ConfigError(text, option="cache_dir", file=path) from error
-        if owner != system.user_id():  # whoever writes a file decides which values are read
+        if (owner := found.st_uid) != system.user_id():  # whoever writes a file decides which values are read
             text = f"cache_dir: {path} belongs to user {owner}, and you are {system.user_id()}; give a folder of yours"
+            raise ConfigError(text, option="cache_dir", file=path)
+        if os.name == "posix" and found.st_mode & 0o022:
+            text = f"cache_dir: others may write to {path}; forbid it (chmod go-w), or give another folder"
             raise ConfigError(text, option="cache_dir", file=path)
         self._path, self._what = path, what
 

@@ -36,6 +36,16 @@ def test_the_folder_of_another_user_is_refused(tmp_path):
     assert caught.value.option == "cache_dir"
 
 
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match=r"others may write to .*chmod go-w") as caught:
+        CacheFolder(tmp_path, "index")
+    assert (caught.value.option, caught.value.file) == ("cache_dir", str(tmp_path))
+    tmp_path.chmod(0o755)
+    CacheFolder(tmp_path, "index")
+
+
 def test_every_changed_byte_and_every_other_length_is_detected(folder, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     assert folder.load(OF, "b.index", HEAD) is None
