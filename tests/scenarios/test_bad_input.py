@@ -188,7 +188,8 @@ def test_channels_that_differ_are_named(tmp_path, names, said):
         for name, (shape, dtype) in shapes.items():
             file.create_dataset(name, shape, dtype)
         file["text"] = ["a"] * 5
-    refused(OF_A_FIELD, said, lambda: HDF5Source(tmp_path / "x.h5", {"x": names}))
+    error = refused(OF_A_FIELD, said, lambda: HDF5Source(tmp_path / "x.h5", {"x": names}))
+    assert isinstance(error, ConfigError) or (error.file, error.dataset) == (str(tmp_path / "x.h5"), names[1])
     said = ["give C another letter"]
     refused(ConfigError, said, lambda: HDF5Source(tmp_path / "x.h5", {"x": ["x", "x"]}, layout="NC"))
 
@@ -489,15 +490,24 @@ def test_a_row_whose_window_leaves_the_rows_is_still_one_of_them(h5, row, window
         HDF5Source(path, {"x": Field("data", window=(0, window))}, rows=[row])
 
 
-@pytest.mark.parametrize("attribute", [None, "units", "valid_range"])
-def test_unpacking_what_is_not_packed_is_an_error(h5, attribute):
-    path = h5(data=np.ones((4, 2), "i2"))
+NOT_PACKED = "has none of scale_factor, .*, which mask_and_scale applies"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said", "dtype"),
+    [
+        (None, NOT_PACKED, "i2"),
+        ("units", NOT_PACKED, "i2"),
+        ("scale_factor", "its attribute scale_factor is .*, not one number", "i2"),
+        ("scale_factor", "holds bool, which mask_and_scale does not apply to", "?"),
+    ],
+)
+def test_unpacking_what_is_not_packed_is_an_error(h5, attribute, said, dtype):
+    path = h5(data=np.ones((4, 2), dtype))
     with h5py.File(path, "r+") as file:
         if attribute:
             file["data"].attrs[attribute] = [0, 1]
-    with pytest.raises(
-        FormatError, match=r"/data: has none of scale_factor, .*, which mask_and_scale applies"
-    ) as caught:
+    with pytest.raises(FormatError, match=f"/data: {said}") as caught:
         HDF5Source(path, {"x": Field("data", mask_and_scale=True)})
     assert (caught.value.file, caught.value.dataset) == (path, "/data")
 

@@ -220,7 +220,8 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
         mine, other = (f"{one.stored.rows} rows of {one.spec}" for one in (each, first))
         if mine != other:
             has = f"{each.stored} has {mine}, but {first.stored} has {other}"
-            raise FormatError(f"fields.{key}: {has}; channels must be alike, in type too, which dtype= chooses")
+            what = f"fields.{key}: {has}; channels must be alike, in type too, which dtype= chooses"
+            raise FormatError(what, file=each.stored.path, dataset=each.stored.name)
     shape = first.spec.shape
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
     shape = (*shape[:axis], len(fields), *shape[axis:])
@@ -382,7 +383,9 @@ def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing | None:
     if dataset.dtype.kind not in "iuf":
         raise FormatError(
             f"{dataset.file.filename}:{dataset.name}: holds {dataset.dtype}, which mask_and_scale does not apply to; "
-            "leave it out"
+            "leave it out",
+            file=dataset.file.filename,
+            dataset=dataset.name,
         )
     if not any(name in dataset.attrs for name in PACKING):
         raise FormatError(

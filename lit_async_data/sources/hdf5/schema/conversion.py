@@ -81,7 +81,9 @@ def attribute(dataset: h5py.Dataset, name: str, default: Any = None) -> Any:
     if value.size != 1 or (name != "_Unsigned" and value.dtype.kind not in "iuf"):
         raise FormatError(
             f"{dataset.file.filename}:{dataset.name}: its attribute {name} is {dataset.attrs[name]!r}, not one number; "
-            "correct it, or leave out mask_and_scale"
+            "correct it, or leave out mask_and_scale",
+            file=dataset.file.filename,
+            dataset=dataset.name,
         )
     single = value[0]
     return single.decode() if isinstance(single, bytes) else single
