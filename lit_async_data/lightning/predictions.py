@@ -160,8 +160,7 @@ class LoaderPredictions:
 
     def __init__(self, loader: AsyncLoader, steps: int, path: str) -> None:
         self._loader, self._plan, self._locations = loader, loader.order, LocationColumns(loader.source)
-        self._steps, self._path = steps, path
-        self._total = self._plan.position(steps)
+        self._steps, self._path, self._total = steps, path, self._plan.position(steps)
         self._done, self._fields = 0, dict[str, Field]()
         self._parts: list[TablePart | ArrayPart] = []
 
@@ -187,9 +186,8 @@ class LoaderPredictions:
 
     def _open(self, fields: dict[str, Field], locations: dict[str, Field]) -> None:
         self._fields, rank, ranks = fields, self._plan.rank, self._plan.world_size
-        columns = {name: each for name, each in fields.items() if not each.is_array}
         arrays = {name: each for name, each in fields.items() if each.is_array}
-        if columns:
+        if columns := {name: each for name, each in fields.items() if name not in arrays}:
             self._parts.append(TablePart(self._part(TablePart.suffix, rank), locations | columns, ranks))
         if arrays:
             rows = len(range(rank, self._total, ranks))
@@ -208,12 +206,12 @@ class LoaderPredictions:
     def merge(self) -> None:
         for part in self._parts:
             paths = [self._part(part.suffix, rank) for rank in range(self._plan.world_size)]
-            if len(paths) > 1:
-                part.merge(paths, self._path + part.suffix, self._total)
-                for path in paths:
-                    os.unlink(path)
+            if len(paths) == 1:
+                os.rename(paths.pop(), self._path + part.suffix)
             else:
-                os.rename(paths[0], self._path + part.suffix)
+                part.merge(paths, self._path + part.suffix, self._total)
+            for path in paths:
+                os.unlink(path)
 
     def __str__(self) -> str:
         return f"{self._total:,} of {self._plan.length:,} samples: {_described(self._fields)}"
@@ -238,8 +236,7 @@ class LocationColumns:
 
     def of(self, positions: Indices) -> dict[str, Values]:
         """The columns of the samples at these positions, by name."""
-        ids = self._source.ids(positions)
-        located = self._source.locate(ids)
+        located = self._source.locate(ids := self._source.ids(positions))
         names = [name for name in LOCATION_COLUMNS[1:] if name not in self._absent]
         columns: dict[str, Any] = {name: [_of(each, name) for each in located] for name in names}
         return {"sample": ids, **columns, "row": np.array(columns["row"], np.int64)}
