@@ -1,4 +1,4 @@
-"""Lines are printed above a progress bar, not into it."""
+"""Lines are printed above a progress bar, not into it; it shows how full the queues are."""
 
 import io
 import logging
@@ -6,10 +6,23 @@ import re
 import sys
 
 import pytest
+from support.lightning.trainer import (
+    NO_STAGES,
+    STORED,
+    CountingSource,
+    Recorder,
+    Watching,
+    datamodule,
+    on_device,
+    pl,
+    trainer,
+)
 from tqdm import tqdm
 
-from lit_async_data.lightning.compat import pl
+import lit_async_data as lad
 from lit_async_data.lightning.display import print_line
+
+pytestmark = NO_STAGES
 
 
 class Terminal(io.StringIO):
@@ -71,3 +84,46 @@ def test_a_quiet_logger_says_nothing(terminal):
     finally:
         logger.setLevel(before)
     assert terminal.getvalue() == ""
+
+
+@pytest.mark.usefixtures("no_monitor")
+@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
+def test_the_progress_bar_shows_how_full_the_queues_are(bar, capsys):
+    shown, made = Watching(), getattr(pl.callbacks, bar)()
+    fit = trainer(lad.DevicePrefetcher(), made, shown, enable_progress_bar=True, max_epochs=2)
+    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
+    assert len(shown.shown) == 2 * len(STORED)
+    for items in shown.shown:
+        ready, depth = items["data"].removeprefix("host ").split("/")
+        assert 0 <= int(ready) <= int(depth)
+        assert int(depth) % 3 == 0  # queue_depth slots, each of one batch or several
+    assert "get_metrics" not in vars(made)
+    assert "data" not in fit.callback_metrics | fit.logged_metrics
+    assert "host " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_monitor")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_where_batches_are_copied_the_bar_shows_the_device_too(streams):
+    shown = Watching()
+    with on_device() as loader:
+        trainer(lad.DevicePrefetcher(), shown, enable_progress_bar=True).fit(Recorder(), loader)
+    assert len(shown.shown) == len(STORED)
+    assert all(re.fullmatch(r"host [0-3]/3 device [0-2]/2", items["data"]) for items in shown.shown)
+
+
+@pytest.mark.usefixtures("no_monitor")
+def test_a_bar_is_as_it_was_after_an_error_too():
+    def fails(stage, batch):
+        raise RuntimeError("mine")
+
+    class Own(pl.callbacks.TQDMProgressBar):
+        pass
+
+    bar = Own()
+    bar.get_metrics = composed = lambda trainer, model: {"mine": 1}
+    shown = Watching()
+    fit = trainer(lad.DevicePrefetcher(), bar, shown, enable_progress_bar=True)
+    with pytest.raises(RuntimeError, match="mine"):
+        fit.fit(Recorder(fails), datamodule=datamodule(train=CountingSource()))
+    assert bar.get_metrics is composed

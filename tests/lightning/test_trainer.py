@@ -5,13 +5,19 @@
 
 import collections
 import copy
+import importlib
+import inspect
 import itertools
 import pickle
+import re
+import signal
 
 import pytest
 import torch
+import tqdm
 from support.lightning.trainer import (
     BATCH,
+    NAME,
     NO_STAGES,
     QUEUE,
     SAMPLES,
@@ -20,13 +26,17 @@ from support.lightning.trainer import (
     Recorder,
     at_every_depth,
     datamodule,
+    pl,
     plan,
     readers,
+    rows,
     trainer,
     with_and_without,
 )
+from support.threads.leaks import open_files
 
 import lit_async_data as lad  # loads no Lightning by itself: that is for the next line to choose
+from lit_async_data.errors import ClosedError, ReadError
 
 pytestmark = NO_STAGES
 
@@ -245,3 +255,159 @@ def test_hooks_draw_the_same_after_a_resume(tmp_path):
     model = Drawn()
     trainer(max_epochs=2).fit(model, datamodule=hooked(2), ckpt_path=tmp_path / "end.ckpt")
     assert model.drawn["train"] == wanted(2)[22:]
+
+
+def loaders_of(dm):
+    """The loaders that the Trainer holds now."""
+    return [each for each in (dm.trainer.train_dataloader, *(dm.trainer.val_dataloaders or ())) if each is not None]
+
+
+def failing(dm, loaders, wanted, error):
+    """A hook for `Recorder` that keeps the loaders alive, and raises in the second batch of a stage."""
+    second = (plan(0) if wanted == "train" else STORED)[1]
+
+    def on_step(stage, batch):
+        loaders.extend(loaders_of(dm))
+        if stage == wanted and batch["index"].tolist() == second:
+            raise error("stop")
+
+    return on_step
+
+
+@pytest.fixture
+def sigint():
+    """Restores SIGINT, which Lightning leaves ignored after a Ctrl-C."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@with_and_without
+@pytest.mark.parametrize(
+    ("stage", "error", "ended"),
+    [
+        ("train", RuntimeError, "stop"),
+        ("train", KeyboardInterrupt, "^1$"),
+        ("val 0", KeyboardInterrupt, "^1$"),
+        ("sanity 0", RuntimeError, "stop"),
+    ],
+)
+@pytest.mark.usefixtures("sigint")
+def test_an_error_or_a_ctrl_c_in_a_step_closes_every_loader_and_file(callbacks, stage, error, ended, h5):
+    path = h5("rows.h5", rows=rows())
+    source = lad.HDF5Source(path, fields={"x": "rows"})
+    dm, loaders = datamodule(train=source, val=source), []
+    fit = trainer(*callbacks(), num_sanity_val_steps=2, val_check_interval=0.5)
+    with pytest.raises((RuntimeError, SystemExit), match=ended):
+        fit.fit(Recorder(failing(dm, loaders, stage, error)), datamodule=dm)
+    assert readers() == []
+    assert not [file for file in open_files() if path in file]
+    for loader in loaders:
+        with pytest.raises(ClosedError):
+            next(loader)
+
+
+@with_and_without
+def test_after_an_error_the_same_objects_train_again(callbacks):
+    dm, again = datamodule(train=CountingSource(), val=CountingSource()), callbacks()
+    with pytest.raises(RuntimeError, match="stop"):
+        trainer(*again).fit(Recorder(failing(dm, [], "train", RuntimeError)), datamodule=dm)
+    model = Recorder()
+    trainer(*again).fit(model, datamodule=dm)
+    assert model.seen == {"train": [plan(0)], "val 0": [STORED]}
+
+
+@with_and_without
+@pytest.mark.parametrize("stage", ["train", "val"])
+def test_a_batch_that_cannot_be_read_ends_training_with_its_samples_named(callbacks, stage):
+    class Broken(CountingSource):
+        def read_into(self, samples, out):
+            super().read_into(samples, out)
+            if len(self.reads) == 3:
+                raise OSError("bad sector")
+
+    model = Recorder()
+    dm = datamodule(**{"train": CountingSource(), "val": CountingSource(), stage: Broken()})
+    third = (plan(0) if stage == "train" else STORED)[2]
+    with pytest.raises(ReadError, match=re.escape(", ".join(map(str, third[:3]))) + ".*bad sector"):
+        trainer(*callbacks()).fit(model, datamodule=dm)
+    assert list(model.seen.values())[-1] == [(plan(0) if stage == "train" else STORED)[:2]]
+    assert readers() == []
+
+
+@with_and_without
+def test_loaders_without_the_datamodule_stay_open_for_their_owner(callbacks):
+    options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
+    stored = options | {"shuffle": False}
+    model = Recorder()
+
+    def fails(stage, batch):
+        raise RuntimeError("stop")
+
+    with lad.AsyncLoader(CountingSource(), options) as train, lad.AsyncLoader(CountingSource(), stored) as val:
+        trainer(*callbacks(), max_epochs=2, limit_train_batches=3).fit(model, train, val)
+        assert model.seen["train"] == [plan(0)[:3], plan(1)[:3]]
+        assert next(iter(train))["index"].tolist() == plan(2)[0]
+        with pytest.raises(RuntimeError, match="stop"):
+            trainer(*callbacks()).fit(Recorder(fails), train, val)
+        assert not train.machinery.wiring.externally_driven
+    assert readers() == []
+
+
+@with_and_without
+def test_batches_can_be_differentiated_even_if_they_were_read_while_lightning_forbade_it(callbacks):
+    kinds = set()
+    model = Recorder(lambda stage, batch: kinds.update((stage, field, x.is_inference()) for field, x in batch.items()))
+    dm, run = datamodule(train=CountingSource(), val=CountingSource()), trainer(*callbacks(), val_check_interval=1)
+    run.validate(model, datamodule=dm, verbose=False)
+    run.fit(model, datamodule=dm)
+    assert kinds == {(stage, field, False) for stage in ("train", "val 0") for field in ("x", "index")}
+
+
+@at_every_depth
+def test_each_stage_has_its_transform_applied_once_to_each_batch_and_draws_in_training_only(callbacks):
+    def marked(by):
+        def mark(batch, rng):
+            before = batch.get("mark", torch.zeros(len(batch["index"])))
+            return batch | {"mark": before + by, "drawn": torch.tensor(rng is not None)}
+
+        return mark
+
+    marks = []
+    model = Recorder(lambda stage, batch: marks.append((stage, set(batch["mark"].tolist()), batch["drawn"].item())))
+    sources = {stage: CountingSource() for stage in ("train", "val", "test", "predict")}
+    dm = datamodule(**sources, device_transform={"train": marked(1), "val": marked(10), "eval": marked(100)})
+    run = trainer(*callbacks())
+    run.fit(model, datamodule=dm)
+    run.test(model, datamodule=dm, verbose=False)
+    run.predict(model, datamodule=dm)
+    expected = {"train": 1.0, "val 0": 10.0, "test 0": 100.0, "predict 0": 100.0}
+    assert marks == [(stage, {mark}, stage == "train") for stage, mark in expected.items() for _ in STORED]
+
+
+Tuner = importlib.import_module(f"{NAME}.tuner").Tuner
+
+
+# Since version 2.6, the finder of batch sizes keeps a margin. Before, it found the size after the last that fitted.
+FOUND = 8 if "margin" in inspect.signature(Tuner.scale_batch_size).parameters else 16
+
+
+@with_and_without
+def test_the_batch_size_finder_leaves_the_best_size_to_the_fit(callbacks, tmp_path):
+    model, dm = Recorder(), datamodule(train=CountingSource(), val=CountingSource(width=1))
+    finder = pl.callbacks.BatchSizeFinder(steps_per_trial=1, max_trials=3)
+    trainer(*callbacks(), finder, default_root_dir=tmp_path, max_epochs=2).fit(model, datamodule=dm)
+    assert dm.batch_size == FOUND
+    assert model.seen["train"][-2:] == [plan(0, batch_size=FOUND), plan(1, batch_size=FOUND)]
+
+
+@with_and_without
+def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_path, monkeypatch):
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else its bar leaves a thread behind
+    model, dm = Recorder(), datamodule(train=CountingSource(), val=CountingSource(width=1))
+    run = trainer(*callbacks(), default_root_dir=tmp_path, max_epochs=2)
+    found = Tuner(run).lr_find(model, datamodule=dm, num_training=9, early_stop_threshold=None)
+    assert len(found.results["lr"]) == 9
+    run.fit(model, datamodule=dm)
+    assert model.seen["train"][-2:] == [plan(0), plan(1)]
+    assert readers() == []

@@ -124,6 +124,16 @@ class Recording(pl.loggers.logger.DummyLogger):
         self.rows.append((step, metrics))
 
 
+class Watching(pl.Callback):
+    """Keeps the metrics of the progress bar."""
+
+    def __init__(self):
+        self.shown = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.shown.append(trainer.progress_bar_callback.get_metrics(trainer, pl_module))
+
+
 def trainer(*callbacks, **options):
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     basic = {"accelerator": "cpu", "max_epochs": 1, "enable_checkpointing": False, "num_sanity_val_steps": 0}
@@ -133,6 +143,11 @@ def trainer(*callbacks, **options):
 def datamodule(loader=None, **options):
     basic = {"batch_size": BATCH, "shuffle": True, "queue_depth": QUEUE, "return_indices": True, "timeout_s": 60}
     return lad.AsyncDataModule(**options, loader=basic | (loader or {}))
+
+
+def on_device(source=None, **options):
+    chosen = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "queue_depth": 3}
+    return lad.AsyncLoader(source or CountingSource(), chosen, device="cuda:0", **options)
 
 
 def plan(epoch, **options):

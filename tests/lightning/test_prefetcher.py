@@ -1,33 +1,34 @@
-"""The device side in a real Trainer: precision, the user's batch hooks, the progress bar, and reading ahead."""
+"""`DevicePrefetcher` in a real Trainer: precision, the user's batch hooks, reading ahead, and metrics."""
 
 import itertools
-import re
 import threading
+import types
 
 import numpy as np
 import pytest
 import torch
-import tqdm
-from support.device.training_loop import pretend
 from support.lightning.trainer import (
     BATCH,
     NO_STAGES,
+    QUEUE,
     SAMPLES,
     STORED,
     CountingSource,
     Learning,
     Recorder,
+    Recording,
+    Watching,
     datamodule,
-    pl,
+    on_device,
     plan,
     readers,
     trainer,
     with_and_without,
 )
-from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError, TransferError
+from lit_async_data.lightning import verdicts
 from lit_async_data.testing import ArraySource
 
 pytestmark = NO_STAGES
@@ -72,21 +73,6 @@ def test_batches_are_converted_before_any_hook_sees_them(callbacks, precision, d
     fit.fit(model, datamodule=datamodule(train=CountingSource()))
     per_batch = [("convert", torch.float32), ("after transfer", dtype), ("step", dtype)]
     assert model.seen == per_batch * len(STORED)
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """Makes the CPU look like a device with streams that do all work at once."""
-    pretended = FakeStreams("side")
-    pretended.side.eager = True
-    pretend(monkeypatch, lambda device: pretended, lambda device: device.type == "cuda")
-    monkeypatch.setattr("lit_async_data.engine.device.streams.checked_device", torch.device)
-    return pretended
-
-
-def on_device(source=None, **options):
-    chosen = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "queue_depth": 3}
-    return lad.AsyncLoader(source or CountingSource(), chosen, device="cuda:0", **options)
 
 
 def overriding(*hooks):
@@ -182,64 +168,6 @@ def test_an_error_of_copy_verification_ends_training_and_closes_all_loaders():
     with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\] changed"):
         trainer(lad.DevicePrefetcher(verify_copies=2)).fit(Recorder(spoil), datamodule=dm)
     assert readers() == []
-
-
-@pytest.fixture
-def no_monitor(monkeypatch):
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else a bar leaves a thread behind
-
-
-class Watching(pl.Callback):
-    """Keeps the metrics of the progress bar."""
-
-    def __init__(self):
-        self.shown = []
-
-    def on_train_batch_end(self, trainer, pl_module, *_):
-        self.shown.append(trainer.progress_bar_callback.get_metrics(trainer, pl_module))
-
-
-@pytest.mark.usefixtures("no_monitor")
-@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
-def test_the_progress_bar_shows_how_full_the_queues_are(bar, capsys):
-    shown, made = Watching(), getattr(pl.callbacks, bar)()
-    fit = trainer(lad.DevicePrefetcher(), made, shown, enable_progress_bar=True, max_epochs=2)
-    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
-    assert len(shown.shown) == 2 * len(STORED)
-    for items in shown.shown:
-        ready, depth = items["data"].removeprefix("host ").split("/")
-        assert 0 <= int(ready) <= int(depth)
-        assert int(depth) % 3 == 0  # queue_depth slots, each of one batch or several
-    assert "get_metrics" not in vars(made)
-    assert "data" not in fit.callback_metrics | fit.logged_metrics
-    assert "host " in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("no_monitor")
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-def test_where_batches_are_copied_the_bar_shows_the_device_too(streams):
-    shown = Watching()
-    with on_device() as loader:
-        trainer(lad.DevicePrefetcher(), shown, enable_progress_bar=True).fit(Recorder(), loader)
-    assert len(shown.shown) == len(STORED)
-    assert all(re.fullmatch(r"host [0-3]/3 device [0-2]/2", items["data"]) for items in shown.shown)
-
-
-@pytest.mark.usefixtures("no_monitor")
-def test_a_bar_is_as_it_was_after_an_error_too():
-    def fails(stage, batch):
-        raise RuntimeError("mine")
-
-    class Own(pl.callbacks.TQDMProgressBar):
-        pass
-
-    bar = Own()
-    bar.get_metrics = composed = lambda trainer, model: {"mine": 1}
-    shown = Watching()
-    fit = trainer(lad.DevicePrefetcher(), bar, shown, enable_progress_bar=True)
-    with pytest.raises(RuntimeError, match="mine"):
-        fit.fit(Recorder(fails), datamodule=datamodule(train=CountingSource()))
-    assert bar.get_metrics is composed
 
 
 @pytest.mark.usefixtures("no_monitor")
@@ -392,3 +320,95 @@ def test_bytes_become_floats_before_the_step(depth, precision, dtype):
             assert (batch["x"].dtype, batch["index"].dtype) == (dtype, torch.int64)
             assert torch.allclose(batch["x"][:, 0].float(), batch["index"] / 255, rtol=0.01)
         assert sorted(n for batch in model.seen[stage] for n in batch["index"].tolist()) == list(range(14))
+
+
+METRICS = {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch_gap_ms", "data/read_mb_s"}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A fake clock that advances only when a test says so."""
+    now = types.SimpleNamespace(s=0.0)
+    stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s, thread_time=lambda: 0.0)
+    for module in (
+        "engine.loader.async_loader",
+        "lightning.prefetcher",
+        "engine.pipeline.pipeline",
+        "engine.pipeline.thread_pipeline",
+        "sources.contract.stage_clock",
+    ):
+        monkeypatch.setattr(f"lit_async_data.{module}.time", stopped)
+    return now
+
+
+def test_waiting_is_measured_per_step_and_per_epoch(clock, caplog, monkeypatch):
+    class Slow(CountingSource):
+        def read_into(self, samples, out):
+            super().read_into(samples, out)
+            clock.s += 0.25
+
+    def take_time(stage, batch):
+        clock.s += 0.75 if stage == "train" else 60
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(verdicts, "LEAST_STEPS", 5)
+    callback, logger, source = lad.DevicePrefetcher(device_depth=0), Recording(), Slow(20)
+    fit = trainer(callback, logger=logger, log_every_n_steps=2, max_epochs=2, val_check_interval=2)
+    fit.fit(Recorder(take_time), datamodule=datamodule(train=source, val=CountingSource()))
+    megabytes = BATCH * (source.spec.nbytes + 8) / 1e6  # eight bytes of ids
+    expected = {
+        "data/wait_ms": 250,
+        "data/device_wait_ms": 250,
+        "data/queue_fill": 0,
+        "data/epoch_gap_ms": 250,
+        "data/read_mb_s": megabytes / 0.25,
+    }
+    assert fit.callback_metrics == pytest.approx(expected)
+    steps = [(step, row) for step, row in logger.rows if "epoch" not in row]
+    assert [step for step, _ in steps] == [1, 3, 5, 7, 9]
+    for _, row in steps:
+        assert row == pytest.approx(expected)
+    assert (callback.waited.steps, callback.waited.share) == (10, 0.25)
+    said = "training waited 25.0 % of 5.0 s for data: it reads by itself, and nothing is read ahead"
+    assert [line for line in caplog.messages if "waited" in line] == [f"epoch 0: {said}"]
+
+
+def test_the_means_of_an_epoch_are_reduced_over_the_ranks_all_at_once(monkeypatch):
+    fit, reduced = trainer(lad.DevicePrefetcher(), max_epochs=2), []
+
+    def reduce(values, *args, **options):
+        if values.numel() != len(METRICS):
+            return values  # one of Lightning's own
+        reduced.append(options)
+        return torch.full_like(values, 7)
+
+    monkeypatch.setattr(type(fit), "world_size", 2)
+    monkeypatch.setattr(fit.strategy, "reduce", reduce)
+    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
+    assert fit.callback_metrics == dict.fromkeys(METRICS, 7)
+    assert reduced == [{"reduce_op": "mean"}] * 2
+
+
+def test_metrics_of_read_ahead_batches_are_logged_too():
+    logger = Recording()
+    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, max_epochs=2)
+    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
+    assert set(fit.callback_metrics) == METRICS
+    assert [step for step, row in logger.rows if set(row) == METRICS] == list(range(12))
+    for _, row in logger.rows:
+        assert 0 <= row["data/queue_fill"] <= QUEUE + 1
+        assert row["data/wait_ms"] >= 0 < row["data/read_mb_s"]
+
+
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 2])])
+def test_a_step_is_logged_once_however_many_batches_it_takes(accumulate, steps):
+    logger = Recording()
+    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, accumulate_grad_batches=accumulate)
+    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource()))
+    assert [step for step, row in logger.rows if set(row) == METRICS] == steps
+
+
+def test_a_trainer_that_never_logs_is_served_too():
+    callback = lad.DevicePrefetcher()
+    trainer(callback, log_every_n_steps=0).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
+    assert callback.waited.steps == 6
