@@ -129,18 +129,20 @@ def however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 1e9)
 
 
-# Test modules in which several threads share objects.
+# Test modules in which several threads share objects; with their folder if another one has the same name.
 CONCURRENT = {
     *("test_async_loader", "test_base_loader", "test_chunk_cache", "test_chunked", "test_engine", "test_interrupts"),
-    *("test_iterator_feed", "test_loader", "test_packing", "test_pipeline", "test_prefetcher", "test_read_task"),
-    *("test_reader_thread", "test_slot_feed", "test_slots", "test_source", "test_thread_pipeline"),
+    *("test_iterator_feed", "test_loader", "prefetch/test_packing", "test_pipeline", "files/test_prefetcher"),
+    *("test_read_task", "test_reader_thread", "test_slot_feed", "test_slots", "hdf5/test_source"),
+    "test_thread_pipeline",
 }
 
 
 @pytest.fixture(autouse=True)
 def threads_take_turns_often(request: pytest.FixtureRequest) -> Iterator[None]:
     """Lets threads hand over the GIL every microsecond instead of every 5 ms, so that rare races show."""
-    if request.node.path.stem not in CONCURRENT:
+    path = request.node.path
+    if not {path.stem, f"{path.parent.name}/{path.stem}"} & CONCURRENT:
         yield
         return
     before = sys.getswitchinterval()
