@@ -1,9 +1,7 @@
-"""``doctor``: what it measures is what loaders do, and every line that it prints can be used."""
+"""``doctor``: what it measures is what loaders do, and it chooses the setting to use."""
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,36 +9,19 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
 from support.files import examples
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
-from lit_async_data.__main__ import main
 from lit_async_data.engine.stats import ReadStats, Stage, StageTimes
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.doctor import command, examination
+from lit_async_data.tools.doctor import examination
 from lit_async_data.tools.doctor.examination import Trial, best, measured, why_pack
 
 
-def as_json(capsys, *arguments):
-    assert main(["doctor", "--json", "--seconds", "0.05", *arguments]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def photos():
-    rows = ["path,label"]
-    for number in range(12):
-        path = Path("photos", "ab"[number % 2], f"{number}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (20, 10), (number, 0, 0)).save(path)
-        rows.append(f"{path},{number % 2}")
-    Path("photos.csv").write_text("\n".join(rows) + "\n")
-
-
-def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(capsys, monkeypatch):
+def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(as_json, monkeypatch):
     monkeypatch.setattr("lit_async_data.engine.resources.workers.cores", lambda ranks=None: 4)
     examples.images("scan.h5", samples=600)
-    report = as_json(capsys, "scan.h5", "--batch-size", "16", "--warm")
+    report = as_json("scan.h5", "--batch-size", "16", "--warm")
     assert report["batch"] == {"x": {"dtype": "uint8", "shape": [3, 16, 12]}, "y": {"dtype": "int64", "shape": []}}
     trials = [(each["shuffle"], each["workers"]) for each in report["trials"]]
     assert trials == [*(("chunk", n) for n in (4, 2, 1)), *(("global", n) for n in (4, 2, 1)), ("none", 4)]
@@ -120,13 +101,12 @@ def test_from_the_disk_only_what_was_read_and_decoded_meanwhile_counts(batches, 
     assert measured(Ahead(batches, decoded), 60.0, once=True).samples_per_s == rate
 
 
-def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(capsys, monkeypatch):
-    photos()
+def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(as_json, photos, monkeypatch):
     dropped = []
     monkeypatch.setattr(examination, "dropped", lambda paths: bool(dropped.extend(paths)))
-    report = as_json(capsys, "photos.csv", "--warm")
+    report = as_json("photos.csv", "--warm")
     assert (dropped, report["cold"], report["why_not_cold"]) == ([], None, "left out (--warm)")
-    report = as_json(capsys, "photos.csv")
+    report = as_json("photos.csv")
     assert {os.path.relpath(each) for each in dropped} == {str(each) for each in Path("photos").rglob("*.png")}
     assert report["cold"] is None
     assert report["why_not_cold"] == "the system keeps the files in the page cache, or does not tell"
@@ -167,80 +147,3 @@ def test_the_best_is_close_to_the_fastest_that_mixes_with_the_fewest_workers(tri
 )
 def test_why_to_pack(amplification, reading, decoding, files, why):
     assert why_pack(trial(amplification=amplification), reading, decoding, files=files) == why
-
-
-@pytest.mark.parametrize("arguments", [["scan.h5"], ["photos", "--image-size", "16", "12", "--resize", "crop"]])
-def test_the_python_lines_run(arguments, capsys):
-    examples.images("scan.h5")
-    photos()
-    report = as_json(capsys, *arguments, "--batch-size", "8", "--warm")
-    names = {}
-    exec(report["python"], names)
-    with names["loader"] as loader:
-        assert next(loader)["x"].shape == (8, 3, 16, 12)
-        assert loader.options.workers == report["options"]["workers"]
-    names["source"].close()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["scan.h5", "--fields", "x=images", "--layout", "x=NHWC"],
-        ["photos.csv", "--image-size", "8"],
-        ["photos"],
-        ["signal.h5"],
-        ["column.h5"],
-    ],
-)
-def test_the_lines_that_pack_run(arguments):
-    examples.images("scan.h5")
-    examples.recording("signal.h5", groups=1)
-    with h5py.File("column.h5", "w") as file:
-        file["x"], file["labels"] = np.zeros((6, 4, 4), "f4"), np.arange(6)[:, None]
-    photos()
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    parsed = parser.parse_args(arguments)
-    call = command.given_call(parsed.files, parsed)
-    names = {}
-    exec(command.pack_lines(call), names)
-    names["source"].close()
-    with h5py.File("packed.h5") as file, contextlib.closing(call.build()) as source:
-        assert len(file["origin/row"]) >= len(source)  # of a recording, all rows are packed
-
-
-def test_a_report_in_words(capsys, monkeypatch):
-    examples.images("scan.h5")
-    rate = examination.Rate(12_345.6, 210.0, 380.0, 0.6, 0.0)
-    monkeypatch.setattr(examination, "measured", lambda *_, **__: rate)
-    monkeypatch.setattr(examination, "why_pack", lambda *_, **__: "it is slow")
-    with h5py.File("tokens.h5", "w") as file:
-        file["x/values"], file["x/offsets"] = np.arange(40), [0, 5, 20, 40]
-    assert main(["doctor", "tokens.h5", "--warm"]) == 0
-    assert '))  # batch_by="x" puts samples of like length together' in capsys.readouterr().out
-    assert main(["doctor", "scan.h5", "--warm"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "from memory: 12,300 samples/s; each reader 210 MB/s while reading, 380 MB/s while decoding" in text
-    assert "from the disk: not measured: left out (--warm)" in text
-    assert "python train.py data=hdf5 data.train.path=scan.h5" in text
-    assert "it is slow from lit_async_data import HDF5Source" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["absent.h5"], "absent.h5"),
-        (["scan.h5", "--seconds", "0"], "seconds: 0.0 is not from 0.05 to 600"),
-        (["scan.h5", "--batch-size", "0"], "batch_size: 0 is not a whole number from 1 on"),
-        (["numbers.h5"], "nothing in numbers.h5 looks like samples; python -m lit_async_data inspect numbers.h5 says"),
-    ],
-)
-def test_wrong_input_is_one_line(arguments, message, capsys):
-    examples.images("scan.h5")
-    with h5py.File("numbers.h5", "w") as file:
-        file["text"] = "only this"
-    assert main(["doctor", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert error.count("\n") == 1

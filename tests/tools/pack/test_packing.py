@@ -1,11 +1,8 @@
 """`pack`: values, types and places survive; the result is read by the fast way; errors name what to do."""
 
-import io
-import itertools
 import os
 import re
 import resource
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,13 +11,12 @@ import numpy as np
 import pyarrow.csv
 import pytest
 
-from lit_async_data import Field, HDF5Source, StorageLayout
+from lit_async_data import Field, HDF5Source
 from lit_async_data.__main__ import main
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
+from lit_async_data.errors import CorruptError, FormatError, SourceError
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.pack import packing, plan
 from lit_async_data.tools.pack.packing import pack, packed_source
-from lit_async_data.tools.terminal import ProgressLine
 
 rng = np.random.default_rng(0)
 NOISE = rng.integers(0, 256, (50, 64, 64), "u1")
@@ -136,32 +132,6 @@ def test_a_table_of_images_keeps_classes_ids_and_paths(tmp_path, out, monkeypatc
     assert not list(tmp_path.glob("again*"))
 
 
-def test_auto_compresses_what_was_compressed_and_becomes_smaller_and_no_small_samples(out):
-    ramp = np.linspace(0, 1, 20 * 64 * 64, dtype="f4").reshape(20, 64, 64)
-    fields = {"smooth": SMOOTH[:20], "ramp": ramp, "noise": NOISE[:20], "rows": np.zeros((20, 128), "f4")}
-
-    class Decoded(ArraySource):
-        chunks = StorageLayout(reading="decoded")
-
-    chosen = pack(Decoded(fields), out).plan.fields
-    assert {field.key: (field.chunk, field.shuffle) for field in chosen} == {
-        "smooth": (1, False),
-        "ramp": (1, True),
-        "noise": (0, False),
-        "rows": (0, False),
-    }
-    Decoded.chunks = StorageLayout(reading="copied")
-    assert not any(field.chunk for field in pack(Decoded(fields), out, force=True).plan.fields)
-    shared = pack(ArraySource({"x": np.zeros((300, 128), "f4")}), out, codec="deflate", force=True)
-    assert shared.plan.fields[0].chunk == 128  # 64 KiB
-
-
-def test_a_codec_without_its_library_says_how_to_install_it(out, monkeypatch):
-    monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    with pytest.raises(ConfigError, match=r"zstd needs a library: pip install 'lit-async-data\[codecs\]'"):
-        pack(ArraySource({"x": SMOOTH}), out, codec="zstd")
-
-
 def test_a_sample_without_a_class_is_named(out):
     from lit_async_data import ManifestSource
 
@@ -271,10 +241,7 @@ def test_values_that_are_packed_in_several_ways_cannot_share_attributes(h5, out,
     [
         (["{h5}", "-o", "{h5}", "--force"], "is also the input"),
         (["{h5}", "-o", "{folder}/taken.h5"], "taken.h5: exists already, and is not touched"),
-        (["{h5}", "-o", "{out}", "--image-size", "8"], "image_size: HDF5Source has no such option"),
         (["{h5}", "-o", "{out}", "--codec", "none", "--chunk", "2"], "chunk: 2 but without a codec"),
-        (["{folder}", "-o", "{out}"], "is a folder of HDF5 files; write .*/\\*.h5"),
-        (["t.csv", "u.csv", "-o", "{out}"], "t.csv is a table or a folder; give one"),
         (["t.csv", "-o", "{out}"], "fields: missing; which columns of t.csv"),
         (["{h5}", "-o", "{folder}"], "is a folder; give the name of a file"),
         (["{h5}", "-o", "{out}", "--columns", "data"], "'data' cannot name a dataset, or names two"),
@@ -296,18 +263,3 @@ def test_ctrl_c_ends_with_130_and_one_line(h5, out, capsys, monkeypatch):
     monkeypatch.setattr(packing, "_compare", interrupted)
     assert main(["pack", h5(data=VALUES, labels=np.arange(20)), "-o", out]) == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_a_terminal_has_one_line_which_is_cleared():
-    stream = io.StringIO()
-    stream.isatty = lambda: True
-    shown = ProgressLine(stream, clock=itertools.count(0, 4).__next__)
-    for done in (0, 2, 4):
-        shown("packing", done * 2**30, 10 * 2**30)
-    shown.end()
-    assert stream.getvalue().split("\r\x1b[K") == [
-        "",
-        "packing: 20 % of 10.0 GiB, 512.0 MiB/s, 0:00:16 left",
-        "packing: 40 % of 10.0 GiB, 512.0 MiB/s, 0:00:12 left",
-        "",
-    ]
