@@ -8,16 +8,7 @@ import pytest
 from support.lightning.trainer import CountingSource
 
 from lit_async_data import AsyncLoader
-from lit_async_data.lightning.loops import (
-    TRAINING,
-    USERS,
-    drive,
-    driven_loaders,
-    evaluate,
-    is_only,
-    loaders_in,
-    steps_wanted,
-)
+from lit_async_data.lightning import loops
 
 Loop = types.SimpleNamespace
 
@@ -33,16 +24,16 @@ def loader_of():
 def test_loaders_are_found_in_lists_and_mappings():
     one, other = loader_of(), loader_of()
     nested = {"a": [one, "theirs"], "b": (other,)}
-    assert loaders_in(nested) == [one, "theirs", other]
-    assert driven_loaders(nested) == [one, other]
-    assert [is_only(nested), is_only([{"a": one}]), is_only(one)] == [False, True, True]
+    assert loops.loaders_in(nested) == [one, "theirs", other]
+    assert loops.driven_loaders(nested) == [one, other]
+    assert [loops.is_only(nested), loops.is_only([{"a": one}]), loops.is_only(one)] == [False, True, True]
 
 
 def test_loaders_that_only_evaluate_take_no_random_order():
     train, val = loader_of(), loader_of()
     given = [Loop(_data_source=Loop(instance=instance)) for instance in (train, [train, val])]
     given[0].epoch_loop = Loop(val_loop=given[1])
-    evaluate(Run(state=Loop(fn="fit"), fit_loop=given[0]))
+    loops.evaluate(Run(state=Loop(fn="fit"), fit_loop=given[0]))
     assert (train.evaluation, val.evaluation) == (False, True)
 
 
@@ -52,9 +43,9 @@ def test_the_iterators_of_a_loop_come_before_those_of_users():
     fit = Loop(_combined_loader=combined, epoch_loop=Loop(val_loop=Loop()))
     run = Run(state=Loop(fn="fit", status="running"), fit_loop=fit)
     for each in (loader, other):
-        drive(each, weakref.ref(run))
-    priority = loader.machinery.wiring.priority
-    assert (priority(own), priority(object()), other.machinery.wiring.priority(own)) == (TRAINING, USERS, None)
+        loops.drive(each, weakref.ref(run))
+    priority, of_other = (each.machinery.wiring.priority for each in (loader, other))
+    assert (priority(own), priority(object()), of_other(own)) == (loops.TRAINING, loops.USERS, None)
     run.state.status = "finished"
     assert priority(own) is None
 
@@ -74,6 +65,6 @@ def test_the_trainer_says_how_many_batches_it_will_take(status, sanity, number, 
     limits = {"num_val_batches": [3, math.inf], "num_sanity_val_batches": [2, 1]}
     run = Run(state=Loop(status=status), sanity_checking=sanity, **limits)
     reference = weakref.ref(run)
-    assert steps_wanted(reference, "val", number) == wanted
+    assert loops.steps_wanted(reference, "val", number) == wanted
     del run
-    assert steps_wanted(reference, "val", number) == (None, None)
+    assert loops.steps_wanted(reference, "val", number) == (None, None)

@@ -1,7 +1,6 @@
 """`PredictionWriter` in the Trainer and on simulated ranks, and which values it can store."""
 
 import os
-import signal
 import sys
 
 import h5py
@@ -193,6 +192,7 @@ def test_one_writer_predicts_again_where_the_first_result_was_moved_away(tmp_pat
         check_files(tmp_path / name, range(6))
 
 
+@pytest.mark.usefixtures("process_as_before")
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_run_that_ends_early_leaves_no_result_and_the_next_one_starts_anew(tmp_path, error):
     seen = []
@@ -203,10 +203,8 @@ def test_a_run_that_ends_early_leaves_no_result_and_the_next_one_starts_anew(tmp
             raise error("mine")
         return predicted_of(y)
 
-    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
         predict(tmp_path / "out", numbered(22), fails)
-    signal.signal(signal.SIGINT, before)
     assert os.listdir(tmp_path) == ["out.partial"]
     predict(tmp_path / "out", numbered(22))
     check_files(tmp_path / "out", range(22))

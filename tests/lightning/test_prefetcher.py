@@ -31,7 +31,8 @@ from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.lightning import verdicts
 from lit_async_data.testing import ArraySource
 
-pytestmark = NO_STAGES
+NO_VAL = "ignore:You defined a `validation_step` but have no `val_dataloader`"
+pytestmark = [NO_STAGES, pytest.mark.filterwarnings(NO_VAL)]
 
 
 class Hooked(Learning):
@@ -50,7 +51,6 @@ class Hooked(Learning):
 
 
 @with_and_without
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 @pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer` in `LightningModule`")  # on purpose
 @pytest.mark.parametrize(
     ("precision", "dtype"),
@@ -89,7 +89,6 @@ def overriding(*hooks):
     return made()
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 @pytest.mark.parametrize(
     ("hooks", "device"),
     [
@@ -152,7 +151,6 @@ def test_the_callback_sets_verify_copies_on_every_loader():
         lad.DevicePrefetcher(verify_copies=-1)
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_what_the_callback_was_not_given_is_that_of_the_loader(streams):
     with on_device(device_depth=3) as loader:
         loader.verify_copies = 2
@@ -171,7 +169,6 @@ def test_an_error_of_copy_verification_ends_training_and_closes_all_loaders():
 
 
 @pytest.mark.usefixtures("no_monitor")
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_where_no_loader_of_ours_trains_nothing_is_shown_and_that_is_said():
     callback, shown = lad.DevicePrefetcher(), Watching()
 
@@ -212,29 +209,20 @@ def first_is_read_before(*gates):
     return on_step
 
 
-@pytest.mark.parametrize("check", [{"val_check_interval": 0.5}, {"num_sanity_val_steps": 2}])
-def test_validation_finds_its_first_batches_read_and_nothing_is_read_twice(check):
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [({"val_check_interval": 0.5}, 6), ({"num_sanity_val_steps": 2}, 3), ({"limit_val_batches": 2}, 3)],
+)
+def test_validation_finds_its_first_batches_read_and_nothing_is_read_twice(options, passes):
     """1. Training is in its first step. 2. The step waits until the first batches of validation are read."""
     train, val = CountingSource(), Gate(after=3)
     model = Recorder(first_is_read_before(val))
-    fit = trainer(lad.DevicePrefetcher(), max_epochs=3, **check)
-    fit.fit(model, datamodule=datamodule(train=train, val=val))
-    passes = 6 if "val_check_interval" in check else 3
-    sanity = STORED[: check.get("num_sanity_val_steps", 0)]
+    trainer(lad.DevicePrefetcher(), max_epochs=3, **options).fit(model, datamodule=datamodule(train=train, val=val))
+    sanity, each = STORED[: options.get("num_sanity_val_steps", 0)], STORED[: options.get("limit_val_batches")]
     assert model.seen["train"] == [plan(0), plan(1), plan(2)]
-    assert model.seen["val 0"] == [STORED] * passes
-    for source, endless in (train, [*plan(0), *plan(1), *plan(2), *plan(3)]), (val, sanity + STORED * (passes + 1)):
+    assert model.seen["val 0"] == [each] * passes
+    for source, endless in (train, [*plan(0), *plan(1), *plan(2), *plan(3)]), (val, sanity + each * (passes + 4)):
         assert source.reads == endless[: len(source.reads)]
-
-
-def test_a_limit_of_validation_is_known_before_its_first_pass():
-    val = Gate(after=3)
-    model = Recorder(first_is_read_before(val))
-    fit = trainer(lad.DevicePrefetcher(), max_epochs=2, limit_val_batches=2)
-    fit.fit(model, datamodule=datamodule(train=CountingSource(), val=val))
-    assert model.seen["val 0"] == [STORED[:2]] * 2
-    endless = STORED[:2] * 10
-    assert val.reads == endless[: len(val.reads)]
 
 
 def test_without_prefetching_nothing_is_read_before():
@@ -389,23 +377,16 @@ def test_the_means_of_an_epoch_are_reduced_over_the_ranks_all_at_once(monkeypatc
     assert reduced == [{"reduce_op": "mean"}] * 2
 
 
-def test_metrics_of_read_ahead_batches_are_logged_too():
-    logger = Recording()
-    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, max_epochs=2)
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, range(12)), (2, range(6))])
+def test_metrics_of_read_ahead_batches_are_logged_once_per_step_however_many_batches_it_takes(accumulate, steps):
+    logger, options = Recording(), {"max_epochs": 2, "accumulate_grad_batches": accumulate}
+    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, **options)
     fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
     assert set(fit.callback_metrics) == METRICS
-    assert [step for step, row in logger.rows if set(row) == METRICS] == list(range(12))
+    assert [step for step, row in logger.rows if set(row) == METRICS] == [*steps]
     for _, row in logger.rows:
         assert 0 <= row["data/queue_fill"] <= QUEUE + 1
         assert row["data/wait_ms"] >= 0 < row["data/read_mb_s"]
-
-
-@pytest.mark.parametrize(("accumulate", "steps"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 2])])
-def test_a_step_is_logged_once_however_many_batches_it_takes(accumulate, steps):
-    logger = Recording()
-    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, accumulate_grad_batches=accumulate)
-    fit.fit(Recorder(), datamodule=datamodule(train=CountingSource()))
-    assert [step for step, row in logger.rows if set(row) == METRICS] == steps
 
 
 def test_a_trainer_that_never_logs_is_served_too():

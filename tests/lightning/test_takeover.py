@@ -1,7 +1,6 @@
 """Users' DataLoaders, wrapped by the callback for one run: who reads them, and what is left afterwards."""
 
 import copy
-import functools
 import multiprocessing
 import os
 import pickle
@@ -141,13 +140,13 @@ def test_workers_that_a_dataloader_keeps_end_with_the_run(fails):
     assert loader._iterator is None
 
 
-class Keeping:
-    """A strategy whose method other code wraps, keeping the original."""
+class Sharding:
+    """A strategy that gives a DataLoader its own sampler."""
 
     root_device = torch.device("cpu")
 
     def process_dataloader(self, loader):
-        return loader
+        return numbers() if isinstance(loader, DataLoader) else loader
 
 
 class Run(types.SimpleNamespace):
@@ -159,36 +158,19 @@ def run_of(strategy, module=None):
     return Run(strategy=strategy, lightning_module=module or Model(), datamodule=None, state=state)
 
 
-def test_what_somebody_else_has_composed_is_kept():
-    strategy, takeover, asked = Keeping(), Takeover(), []
-
-    def theirs(loader):
-        asked.append(loader)
-        return loader
-
-    strategy.process_dataloader = theirs
+def test_the_loader_that_the_strategy_returns_is_wrapped_while_the_run_goes_on():
+    strategy, takeover, given = Sharding(), Takeover(), numbers()
     takeover.attach(run_of(strategy), 2)
-    given = numbers()
-    assert isinstance(strategy.process_dataloader(given), PrefetchedLoader)
-    assert asked == [given]
-    takeover.detach()
-    assert strategy.process_dataloader is theirs
-
-
-def test_a_method_that_others_keep_wraps_nothing_once_the_run_is_over():
-    strategy, takeover = Keeping(), Takeover()
-    takeover.attach(run_of(strategy), 2)
-    strategy.process_dataloader = over = functools.partial(strategy.process_dataloader)
-    assert isinstance(strategy.process_dataloader(numbers()), PrefetchedLoader)
+    kept, wrapped = strategy.process_dataloader, strategy.process_dataloader(given)
+    assert (type(wrapped), wrapped.loader is given) == (PrefetchedLoader, False)
     batches = [torch.zeros(1)]
-    assert strategy.process_dataloader(batches) is batches  # which is no DataLoader
+    assert kept(batches) is batches  # which is no DataLoader
     takeover.detach()
-    assert strategy.process_dataloader is over  # composed since: it is not ours to take away
-    assert isinstance(strategy.process_dataloader(numbers()), DataLoader)
+    assert type(kept(given)) is type(strategy.process_dataloader(given)) is DataLoader
 
 
 def test_an_error_of_copy_verification_leaves_no_other_loader_open(monkeypatch):
-    strategy, takeover = Keeping(), Takeover()
+    strategy, takeover = Sharding(), Takeover()
     takeover.attach(run_of(strategy), 2)
     loaders = [strategy.process_dataloader(numbers()) for _ in range(3)]
     for loader in loaders:
@@ -249,7 +231,7 @@ class Moving(Model):
 def test_the_device_is_right_from_the_first_batch(monkeypatch, made, device):
     """Lightning takes the first batch of a loader without length before any hook of training is called."""
     monkeypatch.setattr("lit_async_data.engine.device.streams.checked_device", torch.device)
-    strategy, takeover = Keeping(), Takeover()
+    strategy, takeover = Sharding(), Takeover()
     strategy.root_device = torch.device("cuda:1")
     takeover.attach(run_of(strategy, made()), 2, verify_copies=3)
     loader = strategy.process_dataloader(numbers())
@@ -286,15 +268,6 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
     assert asked[:-1] == ([[0, 1]] * 2 if mode == "max_size" else [[0], [0], [0, 1], [0, 1], [0, 1]])
 
 
-@pytest.fixture
-def signals_as_before():
-    """Restores the signal handlers: after a Ctrl-C Lightning leaves SIGINT ignored."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def of_ours():
     loader = {"batch_size": 2, "shuffle": False}
     return lad.AsyncDataModule(
@@ -302,7 +275,7 @@ def of_ours():
     )
 
 
-@pytest.mark.usefixtures("signals_as_before")
+@pytest.mark.usefixtures("process_as_before")
 @pytest.mark.filterwarnings("ignore:Total length of `(list|CombinedLoader)` across ranks is zero:UserWarning")
 @pytest.mark.parametrize(
     ("name", "made", "number"),

@@ -10,7 +10,6 @@ import inspect
 import itertools
 import pickle
 import re
-import signal
 
 import pytest
 import torch
@@ -89,20 +88,16 @@ def test_a_limit_takes_and_reads_the_first_batches_of_each_epoch_only(callbacks,
     assert len(train.reads) <= 6 + QUEUE + 1
 
 
-@with_and_without
-def test_overfit_batches_takes_the_same_batches_in_every_epoch(callbacks):
-    model = Recorder()
-    dm = datamodule(train=CountingSource(width=1), val=CountingSource(width=1))
-    trainer(*callbacks(), max_epochs=3, overfit_batches=0.4).fit(model, datamodule=dm)
+@pytest.mark.parametrize(
+    ("callbacks", "bare"), [([], False), ([lad.DevicePrefetcher], False), ([lad.DevicePrefetcher], True)]
+)
+def test_overfit_batches_takes_the_same_batches_in_every_epoch(callbacks, bare):
+    model, dm = Recorder(), datamodule(train=CountingSource(width=1), val=CountingSource(width=1))
+    loaders = {"train_dataloaders": dm.train_dataloader(), "val_dataloaders": dm.val_dataloader()}
+    fit = trainer(*(kind() for kind in callbacks), max_epochs=3, overfit_batches=0.4)
+    fit.fit(model, **loaders if bare else {"datamodule": dm})
     assert model.seen["train"] == [STORED[:2]] * 3
-
-
-def test_overfit_batches_takes_the_same_batches_of_a_loader_without_a_datamodule():
-    options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
-    train, val = (lad.AsyncLoader(CountingSource(width=1), options) for _ in range(2))
-    with train, val:
-        trainer(lad.DevicePrefetcher(), max_epochs=3, overfit_batches=0.4).fit(model := Recorder(), train, val)
-    assert model.seen["train"] == [STORED[:2]] * 3
+    dm.close()
 
 
 @with_and_without
@@ -274,14 +269,6 @@ def failing(dm, loaders, wanted, error):
     return on_step
 
 
-@pytest.fixture
-def sigint():
-    """Restores SIGINT, which Lightning leaves ignored after a Ctrl-C."""
-    handler = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
 @with_and_without
 @pytest.mark.parametrize(
     ("stage", "error", "ended"),
@@ -292,7 +279,7 @@ def sigint():
         ("sanity 0", RuntimeError, "stop"),
     ],
 )
-@pytest.mark.usefixtures("sigint")
+@pytest.mark.usefixtures("process_as_before")
 def test_an_error_or_a_ctrl_c_in_a_step_closes_every_loader_and_file(callbacks, stage, error, ended, h5):
     path = h5("rows.h5", rows=rows())
     source = lad.HDF5Source(path, fields={"x": "rows"})
