@@ -4,7 +4,7 @@ import pytest
 
 import lit_async_data
 from lit_async_data import errors
-from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, batch_error, few
+from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, batch_error
 
 KINDS = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AsyncDataError)}
 
@@ -41,8 +41,3 @@ def test_any_other_error_becomes_a_read_error_with_its_cause(samples, which):
     error = batch_error(cause, 1, 7, samples, 2)
     assert (type(error), str(error)) == (ReadError, f"{which} could not be read: OSError: bad sector")
     assert (error.__cause__, error.stage, error.worker, error.sample_id) == (cause, "read", 2, [*samples, None][0])
-
-
-@pytest.mark.parametrize(("numbers", "shown"), [([], ""), ([1, 2, 3], "1, 2, 3"), ("abcd", "a, b, c, … (4 in all)")])
-def test_few_of_many_are_shown(numbers, shown):
-    assert few(numbers) == shown

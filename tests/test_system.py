@@ -85,11 +85,3 @@ def test_a_gate_lets_all_pass_from_the_moment_that_it_opens():
         thread.join(LONG)
     assert passed == [True] * 3
     assert gate.wait(0)
-
-
-def test_a_fork_is_known_by_its_number(monkeypatch):
-    guard = system.ProcessGuard()
-    assert not guard.forked
-    monkeypatch.setattr(os, "getpid", lambda: 7)
-    assert guard.forked
-    assert "cannot be used in its fork 7: close it" in str(guard.error("it was opened", "close it"))

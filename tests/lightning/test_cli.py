@@ -7,8 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import pytorch_lightning as pl
-import torch
+from support.lightning.trainer import Learning
 
 from lit_async_data import AsyncDataModule
 
@@ -26,19 +25,12 @@ class Flip:
 """
 
 
-class Summing(pl.LightningModule):
+class Summing(Learning):
     total = 0.0
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch):
         Summing.total += batch["x"].sum().item()
         return self.layer(batch["y"][:, None]).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize("stage", ["train", ""])

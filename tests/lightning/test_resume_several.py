@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 import torch
-from support.lightning.trainer import NAME, CountingSource, Stateful, pl, trainer
+from support.lightning.trainer import NAME, CountingSource, Learning, Stateful, pl, trainer
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError
@@ -28,12 +28,11 @@ class StopError(Exception):
     pass
 
 
-class Both(pl.LightningModule):
+class Both(Learning):
     """Records the samples of each step, and saves a checkpoint, or fails, at a batch of an epoch."""
 
     def __init__(self, place="", at=None, folder=None):
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
         self.steps, self.place, self.at, self.folder = [], place, at, folder
 
     def passes(self, place):
@@ -60,9 +59,6 @@ class Both(pl.LightningModule):
         pair = batch.values() if isinstance(batch, dict) else batch
         self.steps.append([None if each is None else each["index"].tolist() for each in pair])
         return self.layer(torch.ones(1, 1)).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 def fitted(loaders, model=None, path=None, callbacks=(lad.DevicePrefetcher,)):

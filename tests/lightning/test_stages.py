@@ -14,17 +14,14 @@ from lit_async_data.lightning.stages import LoaderArguments
 from lit_async_data.testing import ArraySource
 
 
-def test_evaluation_takes_the_options_of_training_without_shuffle_and_drops_nothing():
-    dm = dm_of(loader={"batch_size": 10, "shuffle": True, "drop_last": True, "workers": 2}, test=source(15))
-    options = dm.test_dataloader()[0].options
-    assert (options.shuffle, options.drop_last, options.workers, options.batch_size) == ("none", False, 2, 10)
-    assert len(dm.test_dataloader()[0]) == 2
-
-
-def test_a_stage_may_differ_and_null_inherits():
-    dm = dm_of(val_loader={"batch_size": 50, "workers": None})
-    options = dm.val_dataloader()[0].options
-    assert (options.batch_size, options.workers) == (50, "auto")
+@pytest.mark.parametrize(("stage", "batch_size"), [("test", 10), ("val", 50)])
+def test_evaluation_takes_the_options_of_training_without_shuffle_and_drops_nothing(stage, batch_size):
+    loader = {"batch_size": 10, "shuffle": True, "drop_last": True, "workers": 2}
+    dm = dm_of(loader=loader, val_loader={"batch_size": 50, "workers": None}, test=source(15), val=source(60))
+    (found,) = getattr(dm, f"{stage}_dataloader")()
+    options = found.options
+    assert (options.shuffle, options.drop_last, options.workers, options.batch_size) == ("none", False, 2, batch_size)
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(

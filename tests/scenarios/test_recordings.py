@@ -499,6 +499,10 @@ def bad_source():
     return arrays(np.arange(100) % 3, f=np.linspace(0, 1, 100), v=np.zeros((100, 2), int), n=np.full(100, np.nan))
 
 
+def weighed(weights, **options):
+    return {"loader": {"weights": weights, **options}}
+
+
 BAD = {
     "no stage": ({"split": {"train": 0.7, "valid": 0.3}}, "split: 'valid' is not one of train, val, test, predict"),
     "no mapping": ({"split": 0.7}, "split: 0.7 is not a mapping"),
@@ -516,45 +520,23 @@ BAD = {
     "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
     "no such groups": ({"split": THREE, "groups": "patient"}, "groups: 'patient' is neither file, file:REGEX"),
     "no files": ({"split": THREE, "groups": "file"}, "groups: 'file' needs a source that knows its files"),
-    "no such field": (
-        {"loader": {"weights": {"balanced": "z"}}},
-        "weights: 'z' is not one of the fields x, y, f, v, n",
-    ),
-    "vectors": (
-        {"loader": {"weights": {"balanced": "v"}}},
-        "weights: several labels per sample .*, but no sample has one",
-    ),
-    "labels": (
-        {"loader": {"weights": {"balanced": [1, 0]}}},
-        r"loader.weights: \[1, 0\] is not the key.*weights=class_weights\(labels\)",
-    ),
+    "no such field": (weighed({"balanced": "z"}), "weights: 'z' is not one of the fields x, y, f, v, n"),
+    "vectors": (weighed({"balanced": "v"}), "weights: several labels per sample .*, but no sample has one"),
+    "labels": (weighed({"balanced": [1, 0]}), r"loader.weights: \[1, 0\] is not the key.*=class_weights\(labels\)"),
     "balance": ({"loader": {"balance": 3}}, "loader.balance: no such option; use weights=Balanced"),
-    "too few": ({"loader": {"weights": np.ones(99)}}, "weights: there are 99 for 100 samples"),
-    "no such weights": ({"loader": {"weights": "z"}}, "weights: 'z' is not one of the fields x, y, f, v, n"),
-    "vectors as weights": ({"loader": {"weights": "v"}}, r"weights: v has samples of shape \(2,\)"),
-    "one number": (
-        {"loader": {"weights": 3}},
-        r"loader.weights: 3 is neither Balanced\(…\), the key of a field nor a number for each sample",
-    ),
-    "as stored": (
-        {"loader": {"weights": {"balanced": "y"}, "shuffle": "none"}},
-        "loader.weights: .* which shuffle=none forbids",
-    ),
+    "too few": (weighed(np.ones(99)), "weights: there are 99 for 100 samples"),
+    "no such weights": (weighed("z"), "weights: 'z' is not one of the fields x, y, f, v, n"),
+    "vectors as weights": (weighed("v"), r"weights: v has samples of shape \(2,\)"),
+    "one number": (weighed(3), r"loader.weights: 3 is neither Balanced\(…\), the key of a field nor"),
+    "as stored": (weighed({"balanced": "y"}, shuffle="none"), "loader.weights: .* which shuffle=none forbids"),
     "size alone": ({"loader": {"epoch_size": 30}}, "loader.epoch_size: needs weights"),
-    "balanced validation": (
-        {"val_loader": {"weights": {"balanced": "y"}}},
-        "val_loader.weights: in training only; evaluation",
-    ),
+    "balanced validation": ({"val_loader": {"weights": {"balanced": "y"}}}, "val_loader.weights: in training only"),
     "augmented validation": ({"val_loader": {"augment": True}}, "val_loader.augment: in training only; evaluation"),
     "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
     "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of options"),
     "no function": ({"device_transform": {"train": "augment"}}, "device_transform.train: 'augment' cannot be called"),
     "one for all": ({"device_transform": 3}, "device_transform: 3 cannot be called with a batch"),
-    "an empty side": (
-        {"split": {"train": 1e-9, "val": 0.5}},
-        r"split: 'train' gets none of .*split\(source, .*seed=1",
-    ),
-    "sampler": ({"loader": {"sampler": None}}, "loader.sampler: no such option; use .* weights"),
+    "an empty side": ({"split": {"train": 1e-9, "val": 0.5}}, r"split: 'train' gets none of .*split\(source, .*seed=1"),
 }
 
 

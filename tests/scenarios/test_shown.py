@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from support.lightning.trainer import Recorder, pl, trainer
+from support.lightning.trainer import Learning, Recorder, trainer
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad
@@ -130,15 +130,12 @@ def test_a_source_given_to_prefetched_is_said_to_need_a_loader(source):
         lad.prefetched(source)
 
 
-class Training(pl.LightningModule):
+class Training(Learning):
     def training_step(self, batch, number):
         return None
 
-    def configure_optimizers(self):
-        return None
 
-
-@pytest.mark.filterwarnings("ignore:.*configure_optimizers:UserWarning", "ignore:.*returned `None`:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*returned `None`:UserWarning")
 def test_without_validation_lightning_does_not_speak_of_a_val_dataloader(recwarn):
     source = ArraySource({"x": np.zeros((8, 2))})
     dm = lad.AsyncDataModule(train=source, loader={"batch_size": 4})
