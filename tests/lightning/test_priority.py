@@ -116,21 +116,6 @@ def test_a_look_at_a_loader_changes_no_evaluation(kind, stage):
     assert walk.seen == [STORED] * len(STORED)
 
 
-def test_a_checkpoint_after_looks_resumes_exactly(tmp_path):
-    class Stop(pl.Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            next(iter(trainer.train_dataloader))
-            if batch_idx == 2:
-                trainer.save_checkpoint(tmp_path / "mid.ckpt")
-
-    trainer(lad.DevicePrefetcher(), Stop()).fit(Batches(), datamodule=datamodule(train=CountingSource()))
-    model = Batches()
-    trainer(lad.DevicePrefetcher(), max_epochs=2).fit(
-        model, datamodule=datamodule(train=CountingSource()), ckpt_path=tmp_path / "mid.ckpt"
-    )
-    assert model.seen == plan(0)[3:] + plan(1)
-
-
 @with_and_without
 def test_one_loader_serves_training_and_validation(callbacks):
     loader = lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "return_indices": True})
@@ -155,6 +140,15 @@ class Save(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
+def test_a_checkpoint_after_looks_resumes_exactly(tmp_path):
+    path, model, looks = tmp_path / "mid.ckpt", Batches(), Walk("on_train_batch_end", "train", 1)
+    data = datamodule(train=CountingSource())
+    trainer(lad.DevicePrefetcher(), looks, Save(path, 2), max_epochs=2).fit(Batches(), datamodule=data)
+    data = datamodule(train=CountingSource())
+    trainer(lad.DevicePrefetcher(), max_epochs=3).fit(model, datamodule=data, ckpt_path=path)
+    assert model.seen == plan(1)[3:] + plan(2)
+
+
 @pytest.mark.parametrize(("workers", "seeded"), [(0, True), (1, False)])
 def test_a_shuffled_dataloader_goes_on_in_the_middle_of_an_epoch(tmp_path, workers, seeded):
     def loader():
@@ -172,30 +166,33 @@ def test_a_shuffled_dataloader_goes_on_in_the_middle_of_an_epoch(tmp_path, worke
         assert rest.seen[4:] == whole.seen[12:]
 
 
-def test_where_the_order_is_somebody_elses_it_is_said_what_will_happen(tmp_path):
-    class Own(RandomSampler):
-        pass
+class OwnSampler(RandomSampler):
+    pass
 
-    path = tmp_path / "mid.ckpt"
-    own = dataloader(sampler=Own(range(SAMPLES)))
-    trainer(lad.DevicePrefetcher(), Save(path, 1), max_epochs=2).fit(Batches(), own)
-    with pytest.warns(UserWarning, match="goes on at batch 2 of 6 of epoch 1, but .* Own is not one of torch's"):
-        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), own, ckpt_path=path)
+
+class OwnBatches:
+    def __iter__(self):
+        return iter(dataloader())
+
+    def __len__(self):
+        return len(dataloader())
 
 
 @pytest.mark.filterwarnings("ignore:DevicePrefetcher. training uses neither")
-def test_of_iterables_that_the_callback_does_not_know_lightning_warns_as_ever(tmp_path):
-    class Own:
-        def __iter__(self):
-            return iter(dataloader())
-
-        def __len__(self):
-            return len(dataloader())
-
-    path, batches = tmp_path / "mid.ckpt", Own()
-    trainer(lad.DevicePrefetcher(), Save(path, 1), max_epochs=2).fit(Batches(), batches)
-    with pytest.warns(UserWarning, match="your dataloader is not resumable"):
-        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), batches, ckpt_path=path)
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (
+            dataloader(sampler=OwnSampler(range(SAMPLES))),
+            "batch 2 of 6 of epoch 1, but .* OwnSampler is not one of torc",
+        ),
+        (OwnBatches(), "your dataloader is not resumable"),  # as Lightning says ever
+    ],
+)
+def test_where_the_order_is_somebody_elses_it_is_said_what_will_happen(tmp_path, own, said):
+    trainer(lad.DevicePrefetcher(), Save(tmp_path / "mid.ckpt", 1), max_epochs=2).fit(Batches(), own)
+    with pytest.warns(UserWarning, match=said):
+        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(Batches(), own, ckpt_path=tmp_path / "mid.ckpt")
 
 
 @pytest.mark.parametrize(("batch_size", "more", "said"), [(2, 0, "batch_size: 4 in"), (BATCH, 1, "samples: 22 in")])

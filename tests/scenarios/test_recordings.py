@@ -495,60 +495,8 @@ def test_widened_casts_what_is_narrow_before_the_users_own_transform(as_mapping)
     assert len(seen) == 1
 
 
-def bad_source():
-    return arrays(np.arange(100) % 3, f=np.linspace(0, 1, 100), v=np.zeros((100, 2), int), n=np.full(100, np.nan))
-
-
-def weighed(weights, **options):
-    return {"loader": {"weights": weights, **options}}
-
-
-BAD = {
-    "no stage": ({"split": {"train": 0.7, "valid": 0.3}}, "split: 'valid' is not one of train, val, test, predict"),
-    "no mapping": ({"split": 0.7}, "split: 0.7 is not a mapping"),
-    "too much": ({"split": {"train": 0.7, "val": 0.7}}, "split: the fractions add up to 1.4"),
-    "no share": ({"split": {"train": 0.7, "val": 0}}, "split: val = 0 is not a fraction"),
-    "source and train": ({"train": bad_source()}, "train: cannot be combined with source, split or groups"),
-    "source and val": ({"val": bad_source(), "split": {"train": 1}}, "val: cannot be combined with source"),
-    "groups without split": ({"groups": "file"}, "groups: only with split"),
-    "balance without split": ({"balance": "y"}, "balance: only with split"),
-    "no such fold": ({"fold": 5}, "fold: 5 is not one of the folds 0, 1, 2, … \\(5 in all\\)"),
-    "no such value": ({"fold": 3, "by": "y"}, "fold: 3 is not one of the folds 0, 1, 2$"),
-    "no side named": ({"by": np.array(["train", "dev"] * 50)}, "split: 'dev' is not one of train, val, test, predict"),
-    "groups alone": ({"source": None, "groups": "file"}, "source: missing"),
-    "split with train": ({"source": None, "split": {"train": 1}, "train": bad_source()}, "train: cannot be combined"),
-    "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
-    "no such groups": ({"split": THREE, "groups": "patient"}, "groups: 'patient' is neither file, file:REGEX"),
-    "no files": ({"split": THREE, "groups": "file"}, "groups: 'file' needs a source that knows its files"),
-    "no such field": (weighed({"balanced": "z"}), "weights: 'z' is not one of the fields x, y, f, v, n"),
-    "vectors": (weighed({"balanced": "v"}), "weights: several labels per sample .*, but no sample has one"),
-    "labels": (weighed({"balanced": [1, 0]}), r"loader.weights: \[1, 0\] is not the key.*=class_weights\(labels\)"),
-    "balance": ({"loader": {"balance": 3}}, "loader.balance: no such option; use weights=Balanced"),
-    "too few": (weighed(np.ones(99)), "weights: there are 99 for 100 samples"),
-    "no such weights": (weighed("z"), "weights: 'z' is not one of the fields x, y, f, v, n"),
-    "vectors as weights": (weighed("v"), r"weights: v has samples of shape \(2,\)"),
-    "one number": (weighed(3), r"loader.weights: 3 is neither Balanced\(…\), the key of a field nor"),
-    "as stored": (weighed({"balanced": "y"}, shuffle="none"), "loader.weights: .* which shuffle=none forbids"),
-    "size alone": ({"loader": {"epoch_size": 30}}, "loader.epoch_size: needs weights"),
-    "balanced validation": ({"val_loader": {"weights": {"balanced": "y"}}}, "val_loader.weights: in training only"),
-    "augmented validation": ({"val_loader": {"augment": True}}, "val_loader.augment: in training only; evaluation"),
-    "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
-    "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of options"),
-    "no function": ({"device_transform": {"train": "augment"}}, "device_transform.train: 'augment' cannot be called"),
-    "one for all": ({"device_transform": 3}, "device_transform: 3 cannot be called with a batch"),
-    "an empty side": ({"split": {"train": 1e-9, "val": 0.5}}, r"split: 'train' gets none of .*split\(source, .*seed=1"),
-}
-
-
-@pytest.mark.parametrize(("given", "said"), BAD.values(), ids=BAD)
-def test_bad_input_is_named_by_its_key(given, said):
-    loader = {"batch_size": 10} | given.get("loader", {})
-    with pytest.raises(ConfigError, match=f"^{said}"):
-        AsyncDataModule(**{"source": bad_source()} | given | {"loader": loader}).train_dataloader()
-
-
 def test_bad_weights_end_a_fit_before_anything_is_read():
-    dm = AsyncDataModule(train=bad_source(), loader={"batch_size": 10, "weights": np.zeros(100)})
+    dm = AsyncDataModule(train=arrays(np.arange(100) % 3), loader={"batch_size": 10, "weights": np.zeros(100)})
     with pytest.raises(ConfigError, match=r"^weights: all of them are 0"):
         fitted(dm, 1, 3)
     assert str(dm).startswith("AsyncDataModule: weights: all of them are 0")
