@@ -25,10 +25,7 @@ from lit_async_data import (
     LoaderOptions,
     split,
 )
-from lit_async_data.batch.spec import BatchSpec, FieldSpec
-from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource
 
 pytestmark = NO_STAGES
@@ -468,31 +465,6 @@ def test_bytes_travel_to_a_device_as_bytes_and_are_float32_there(images, monkeyp
     assert {x.dtype for x in seen} == {torch.float32}
     assert max(copied) < 20 * 64 * 4, "bytes, and not four of them for each"
     source.close()
-
-
-@pytest.mark.parametrize("as_mapping", [True, False])
-def test_widened_casts_what_is_narrow_before_the_users_own_transform(as_mapping):
-    spec = BatchSpec(
-        {
-            "x": FieldSpec((2,), np.dtype("f4"), narrow=np.dtype("u1")),
-            "y": FieldSpec((), np.dtype("i8")),
-            "z": FieldSpec((), np.dtype("f8"), narrow=np.dtype("i2")),
-        },
-        as_mapping=as_mapping,
-    )
-    values = {
-        "x": torch.tensor([[1, 255]], dtype=torch.uint8),
-        "y": torch.tensor([2**40]),
-        "z": torch.tensor([-3], dtype=torch.int16),
-    }
-    batch, seen = spec.packed(values), []
-    for transform in (None, lambda wide: seen.append(wide) or wide):
-        got = DeviceTransform(transform, torch.device("cpu"), cast=widened(spec))(batch, BatchIndex(0, 0))
-        assert type(got) is (dict if as_mapping else tuple)
-        x, y, z = got.values() if as_mapping else got
-        assert (x.dtype, y.dtype, z.dtype) == (torch.float32, torch.int64, torch.float64)
-        assert (x.tolist(), y.tolist(), z.tolist()) == ([[1.0, 255.0]], [2**40], [-3.0])
-    assert len(seen) == 1
 
 
 def test_bad_weights_end_a_fit_before_anything_is_read():

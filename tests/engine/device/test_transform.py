@@ -13,7 +13,8 @@ from support.sources import numbered
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
-from lit_async_data.engine.device.transform import DeviceTransform
+from lit_async_data.batch.spec import BatchSpec, FieldSpec
+from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
 from lit_async_data.errors import TransformError
@@ -260,3 +261,18 @@ def test_a_signature_is_read_once():
     for step in range(3):
         transform({}, BatchIndex(0, step))
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("as_mapping", [True, False])
+def test_what_travels_in_a_narrow_type_is_widened_before_the_users_own_transform(as_mapping):
+    narrow = {"x": FieldSpec((2,), np.dtype("f4"), narrow=np.dtype("u1")), "y": FieldSpec((), np.dtype("i8"))}
+    spec = BatchSpec(narrow | {"z": FieldSpec((), np.dtype("f8"), narrow=np.dtype("i2"))}, as_mapping=as_mapping)
+    x, z = torch.tensor([[1, 255]], dtype=torch.uint8), torch.tensor([-3], dtype=torch.int16)
+    batch, seen = spec.packed({"x": x, "y": torch.tensor([2**40]), "z": z}), []
+    for transform in (None, lambda wide: seen.append(wide) or wide):
+        got = DeviceTransform(transform, CPU, cast=widened(spec))(batch, BatchIndex(0, 0))
+        assert type(got) is (dict if as_mapping else tuple)
+        x, y, z = got.values() if as_mapping else got
+        assert (x.dtype, y.dtype, z.dtype) == (torch.float32, torch.int64, torch.float64)
+        assert (x.tolist(), y.tolist(), z.tolist()) == ([[1.0, 255.0]], [2**40], [-3.0])
+    assert len(seen) == 1
