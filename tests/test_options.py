@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from lit_async_data import Balanced, LoaderOptions
+from lit_async_data import LoaderOptions
 from lit_async_data.errors import ConfigError
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -76,30 +76,3 @@ def test_an_option_of_torch_points_to_ours_and_a_misspelt_one_to_the_near_one_or
 def test_options_can_be_copied():
     options = LoaderOptions(batch_size=3, seed=7)
     assert pickle.loads(pickle.dumps(options)) == copy.deepcopy(options) == copy.copy(options) == options
-
-
-def test_overrides_of_none_inherit_and_errors_say_where():
-    options = LoaderOptions(batch_size=3, seed=7)
-    assert options.merged({"batch_size": 5, "seed": None}) == LoaderOptions(batch_size=5, seed=7)
-    assert options.merged(None) == options
-    with pytest.raises(ConfigError, match=r"^val_loader\.seed: -1 is not") as caught:
-        options.merged({"seed": -1}, "val_loader.")
-    assert caught.value.option == "val_loader.seed"
-
-
-def test_evaluation_takes_each_sample_once_in_storage_order_and_draws_nothing():
-    drawn = {"shuffle": True, "weights": Balanced("y"), "epoch_size": 9, "on_error": "substitute"}
-    options = LoaderOptions(batch_size=3, drop_last=True, pad_last=True, **drawn)
-    plain = LoaderOptions(batch_size=3, shuffle=False, augment=False, on_error="skip")
-    assert options.for_evaluation() == plain
-    assert options.for_evaluation().weights is None
-    assert options.as_stored() == dataclasses.replace(plain, drop_last=True, pad_last=True)
-
-
-@pytest.mark.parametrize(
-    ("given", "shuffle"),
-    [({"shuffle": True}, "none"), ({"shuffle": "global"}, "global"), ({"shuffle": True, "weights": "w"}, "auto")],
-)
-def test_a_loader_that_is_used_in_evaluation_shuffles_only_where_it_must(given, shuffle):
-    used = LoaderOptions(batch_size=3, on_error="substitute", **given).evaluated()
-    assert (used.shuffle, used.augment, used.on_error) == (shuffle, False, "skip")

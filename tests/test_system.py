@@ -63,16 +63,6 @@ def test_a_system_that_cannot_tell_calls_nothing_cold(monkeypatch):
     assert system.is_cold(0, 0) is None
 
 
-def test_without_pread_a_file_is_read_at_a_place_and_into_parts(tmp_path, monkeypatch):
-    (tmp_path / "x").write_bytes(bytes(range(10)))
-    monkeypatch.setattr(system, "pread", system._seek_and_read)
-    parts = [np.zeros(4, "u1"), np.zeros(4, "u1"), np.full(2, 99, "u1")]
-    with open(tmp_path / "x", "rb") as file:
-        assert system._seek_and_read(file.fileno(), 3, 5) == bytes([5, 6, 7])
-        assert system._read_into_parts(file.fileno(), parts, 3) == 7  # the end comes in the second part
-    assert [part.tolist() for part in parts] == [[3, 4, 5, 6], [7, 8, 9, 0], [99, 99]]
-
-
 def test_a_gate_lets_all_pass_from_the_moment_that_it_opens():
     gate, passed = system.Gate(), []
     assert not gate.wait(0)

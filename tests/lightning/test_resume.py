@@ -495,16 +495,13 @@ def test_a_loader_without_a_datamodule_goes_on_too(tmp_path, callbacks, nest):
 
 @nested
 def test_with_the_callback_it_goes_on_after_an_exception_with_any_batch_size(tmp_path, nest):
-    class Failing(Nested):
-        def training_step(self, batch, number):
-            if (self.current_epoch, number) == (1, 3):
-                raise StopError
-            return super().training_step(batch, number)
+    class Failing(Stopping, Nested):
+        pass
 
     saving = pl.callbacks.OnExceptionCheckpoint(tmp_path)
     fit = trainer(saving, lad.DevicePrefetcher(), max_epochs=3, enable_checkpointing=True)
     with loader() as train, pytest.raises(StopError):
-        fit.fit(Failing(), nest(train))
+        fit.fit(Failing(3), nest(train))
     for kind in (Nested, NestedAsksForSteps):
         model = kind()
         with loader(batch_size=3) as train:

@@ -10,7 +10,7 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.pack import plan
-from lit_async_data.tools.pack.plan import PackedField, Plan
+from lit_async_data.tools.pack.plan import Plan
 
 SMOOTH = (np.add.outer(np.arange(20), np.arange(64 * 64).reshape(64, 64)) // 64 % 256).astype("u1")
 
@@ -53,17 +53,3 @@ def test_a_piece_is_whole_chunks_of_both_files_where_they_are_not_too_large(monk
         chunks = StorageLayout((ChunkRun(100, rows),), compressed=True, reading="decoded")
         source = ArraySource({"x": np.zeros((100, 128), "f4")}, chunks=chunks)
         assert plan_of(source, "deflate", 7).step == step
-
-
-def test_pieces_cross_no_section():
-    pieces = [*Plan([], "none", [("parts/0", 5), ("parts/1", 2)], 3).pieces()]
-    assert [(*piece[:3], piece.samples.tolist()) for piece in pieces] == [
-        ("parts/0", 5, 0, [0, 1, 2]),
-        ("parts/0", 5, 3, [3, 4]),
-        ("parts/1", 2, 0, [5, 6]),
-    ]
-
-
-@pytest.mark.parametrize(("channel", "layout"), [(None, None), (0, "NCHW"), (2, "NHWC")])
-def test_axes_are_named_where_one_holds_channels(channel, layout):
-    assert PackedField("x", (3, 8, 3), np.dtype("u1"), channel, (), {}).layout == layout
