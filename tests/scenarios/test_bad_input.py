@@ -44,10 +44,11 @@ def file(h5):
     )
 
 
-def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_from(tmp_path, monkeypatch):
+def test_a_missing_file_also_of_several_is_named_with_the_folder_it_was_looked_for_from(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    error = refused(MissingError, [f"{tmp_path}/scan.h5", "no such file"], lambda: HDF5Source("scan.h5"))
-    assert error.file == f"{tmp_path}/scan.h5"
+    for paths in ("scan2.h5", [file, "scan2.h5"]):
+        error = refused(MissingError, [f"{tmp_path}/scan2.h5", "no such file"], lambda paths=paths: HDF5Source(paths))
+        assert error.file == f"{tmp_path}/scan2.h5"
 
 
 @pytest.mark.parametrize(
@@ -68,11 +69,6 @@ def test_paths_that_name_no_files_or_one_twice_are_refused(*, file, tmp_path, mo
     elif isinstance(paths, list):
         paths = [path.format(**known) if isinstance(path, str) else path for path in paths]
     refused(kind, [word.format(**known) for word in said], lambda: HDF5Source(paths))
-
-
-def test_one_missing_file_of_several_is_the_one_named(file, tmp_path):
-    missing = str(tmp_path / "scan2.h5")
-    assert refused(MissingError, [missing], lambda: HDF5Source([file, missing])).file == missing
 
 
 @pytest.mark.parametrize(
@@ -107,20 +103,14 @@ def test_for_a_dataset_that_is_not_there_near_names_or_all_are_shown(file, name,
     assert (error.file, error.dataset) == (file, name)
 
 
-def test_a_path_alone_needs_data_and_labels(h5):
+def test_what_is_missing_is_named_with_the_first_of_what_there_is(h5):
     path = h5(data=np.arange(3.0), target=np.arange(3))
     refused(MissingError, [path, "'labels'", "holds: data, target; choose", "fields={"], lambda: HDF5Source(path))
-
-
-def test_rows_that_are_missing_are_no_field(h5):
-    path = h5(data=np.arange(3.0))
-    error = refused(MissingError, ["rows: ", "holds: data; name"], lambda: HDF5Source(path, ["data"], rows="onset"))
+    said = ["rows: ", "holds: data, target; name"]
+    error = refused(MissingError, said, lambda: HDF5Source(path, ["data"], rows="onset"))
     assert "fields" not in str(error)
-
-
-def test_of_very_many_names_the_first_are_shown(h5):
-    path = h5(**{f"case{number:03}": np.arange(3) for number in range(200)})
-    error = refused(MissingError, ["'x'", "case000", "(200 in all)"], lambda: HDF5Source(path, ["x"]))
+    many = h5("many.h5", **{f"case{number:03}": np.arange(3) for number in range(200)})
+    error = refused(MissingError, ["'x'", "case000", "(200 in all)"], lambda: HDF5Source(many, ["x"]))
     assert len(str(error)) < 400
 
 
@@ -346,19 +336,18 @@ def test_wildcards_before_the_last_component_are_pointed_to_the_names(h5, group,
     source.close()
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
+def test_files_of_one_source_that_differ_in_shape_or_type_are_both_named(h5, file):
+    for other, shown in [
         (np.zeros((4, 8, 8, 1), "u1"), ["(8, 8, 1)", "(8, 8, 3)"]),
         (np.zeros((4, 8, 8), "u1"), ["(8, 8)", "(8, 8, 3)"]),
         (np.zeros((4, 8, 8, 3), "i1"), ["int8", "uint8"]),
-    ],
-    ids=["channels", "rank", "sign"],
-)
-def test_files_of_one_source_that_differ_in_shape_or_type_are_both_named(h5, file, other, said):
-    path = h5("scan2.h5", data=other, labels=np.arange(4))
-    error = refused(FormatError, [f"{path}:/data", file, *said, "must agree"], lambda: HDF5Source([file, path]))
-    assert (error.file, error.dataset) == (path, "data")
+    ]:
+        path = h5("scan2.h5", data=other, labels=np.arange(4))
+        said = [f"{path}:/data", file, *shown, "must agree"]
+        error = refused(FormatError, said, lambda path=path: HDF5Source([file, path]))
+        assert (error.file, error.dataset) == (path, "data")
+    path = h5("scan2.h5", data=np.zeros((4, 8, 8, 3), "u1"))
+    assert refused(MissingError, [path, "'labels'"], lambda: HDF5Source([file, path])).file == path
 
 
 def test_rows_of_samples_of_variable_length_are_compared_without_their_lengths(h5):
@@ -368,11 +357,6 @@ def test_rows_of_samples_of_variable_length_are_compared_without_their_lengths(h
     path = h5(**ragged | {"b/values": np.zeros((9, 4))})
     said = [f"{path}:/b/", "rows of float64 (4,), but in /a they are rows of float64 (3,)"]
     refused(FormatError, said, lambda: HDF5Source(path, {"x": "."}, group="[ab]"))
-
-
-def test_a_file_of_several_without_the_dataset_is_the_one_named(h5, file):
-    path = h5("scan2.h5", data=np.zeros((4, 8, 8, 3), "u1"))
-    assert refused(MissingError, [path, "'labels'"], lambda: HDF5Source([file, path])).file == path
 
 
 NO_FIELDS_AT_ALL = "mapping from batch key to dataset name or a list of names"

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from support.lightning.rows import SAMPLES, WIDTH, Numbers
-from support.lightning.trainer import pl
+from support.lightning.trainer import pl, trainer
 
 WARNINGS = [  # of Lightning and torch about plain DataLoaders, with the callback or without
     pytest.mark.filterwarnings(f"ignore:{text}")
@@ -124,9 +124,7 @@ class Run:
         return self.load(samples, first=VAL, **options)
 
     def trainer(self, *more, **options):
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        basic = {"accelerator": "cpu", "max_epochs": 1, "enable_checkpointing": False, "num_sanity_val_steps": 0}
-        return pl.Trainer(**quiet | basic | options, callbacks=[*more, *self.callbacks])
+        return trainer(*more, *self.callbacks, **options)
 
     def fit(self, *loaders, more=(), **options):
         fit = self.trainer(*more, **options)
