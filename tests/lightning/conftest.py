@@ -17,6 +17,6 @@ def streams(monkeypatch):
     return pretended
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_monitor(monkeypatch):
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # else a bar leaves a thread behind

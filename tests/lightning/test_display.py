@@ -50,8 +50,7 @@ def test_without_a_bar_a_line_is_what_lightning_logs(terminal):
     assert terminal.getvalue() == "epoch 0: fine\n"
 
 
-def test_a_line_stands_above_a_bar_of_tqdm(terminal, monkeypatch):
-    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread
+def test_a_line_stands_above_a_bar_of_tqdm(terminal):
     with tqdm(total=3, file=terminal, mininterval=0) as bar:
         bar.update()
         print_line("epoch 0: fine")
@@ -86,7 +85,6 @@ def test_a_quiet_logger_says_nothing(terminal):
     assert terminal.getvalue() == ""
 
 
-@pytest.mark.usefixtures("no_monitor")
 @pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
 def test_the_progress_bar_shows_how_full_the_queues_are(bar, capsys):
     shown, made = Watching(), getattr(pl.callbacks, bar)()
@@ -102,7 +100,6 @@ def test_the_progress_bar_shows_how_full_the_queues_are(bar, capsys):
     assert "host " in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("no_monitor")
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_where_batches_are_copied_the_bar_shows_the_device_too(streams):
     shown = Watching()
@@ -112,7 +109,6 @@ def test_where_batches_are_copied_the_bar_shows_the_device_too(streams):
     assert all(re.fullmatch(r"host [0-3]/3 device [0-2]/2", items["data"]) for items in shown.shown)
 
 
-@pytest.mark.usefixtures("no_monitor")
 def test_a_bar_is_as_it_was_after_an_error_too():
     def fails(stage, batch):
         raise RuntimeError("mine")

@@ -168,7 +168,6 @@ def test_an_error_of_copy_verification_ends_training_and_closes_all_loaders():
     assert readers() == []
 
 
-@pytest.mark.usefixtures("no_monitor")
 def test_where_no_loader_of_ours_trains_nothing_is_shown_and_that_is_said():
     callback, shown = lad.DevicePrefetcher(), Watching()
 

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-import tqdm
 from support.lightning.trainer import NAME, SAMPLES, CountingSource, Recorder, Stateful, datamodule, pl, plan, trainer
 
 import lit_async_data as lad
@@ -286,8 +285,7 @@ def test_drawn_stored_and_accumulated_batches_go_on_too(saved, options):
 
 
 @with_and_without
-def test_after_the_search_for_a_learning_rate_a_run_can_be_saved_and_resumed(tmp_path, callbacks, monkeypatch):
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else a thread of it lives on
+def test_after_the_search_for_a_learning_rate_a_run_can_be_saved_and_resumed(tmp_path, callbacks):
     tuning = importlib.import_module(f"{NAME}.tuner").Tuner
     path = tmp_path / "at.ckpt"
     for ckpt_path, expected in ((None, WHOLE), (path, [WHOLE[1][2:], WHOLE[2]])):

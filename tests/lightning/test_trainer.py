@@ -13,7 +13,6 @@ import re
 
 import pytest
 import torch
-import tqdm
 from support.lightning.trainer import (
     BATCH,
     NAME,
@@ -389,8 +388,7 @@ def test_the_batch_size_finder_leaves_the_best_size_to_the_fit(callbacks, tmp_pa
 
 
 @with_and_without
-def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_path, monkeypatch):
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else its bar leaves a thread behind
+def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_path):
     model, dm = Recorder(), datamodule(train=CountingSource(), val=CountingSource(width=1))
     run = trainer(*callbacks(), default_root_dir=tmp_path, max_epochs=2)
     found = Tuner(run).lr_find(model, datamodule=dm, num_training=9, early_stop_threshold=None)

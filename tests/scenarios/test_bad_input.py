@@ -230,17 +230,6 @@ def test_what_no_batch_can_hold_is_named_with_what_to_do(h5, kind):
     assert (error.file, error.dataset) == (path, "bad")
 
 
-@pytest.mark.parametrize("name", ["far", "file/labels", "file/patient/age", "soft", "soft file/labels"])
-def test_a_link_into_another_file_names_that_file(h5, file, name):
-    path = h5("links.h5", data=np.zeros((10, 3)))
-    with h5py.File(path, "r+") as links:
-        links["far"] = h5py.ExternalLink("scan.h5", "/labels")
-        links["file"] = h5py.ExternalLink("scan.h5", "/")
-        links["soft"], links["soft file"] = h5py.SoftLink("/far"), h5py.SoftLink("/file")
-    said = [f"{path}:/{name}", "link into another file", file, "give that file as path"]
-    refused(FormatError, said, lambda: HDF5Source(path, ["data", name]))
-
-
 def test_fields_of_different_lengths_are_named_with_their_lengths(file):
     said = [file, "different lengths", "data has 10", "others has 9", "{'y': Field('others', lookup=NAME)}", "rows="]
     error = refused(FormatError, said, lambda: HDF5Source(file, {"x": "data", "y": "others"}))
