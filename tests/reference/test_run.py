@@ -72,7 +72,7 @@ def test_runs_of_a_sweep_do_not_go_on_from_each_other(composed, runs):
         ("best", {"saver": ""}, "best: the newest run has none"),
         ("best", {"saver": "gone/epoch_001.ckpt"}, "gone/epoch_001.ckpt is not a complete checkpoint"),
         ("last", None, r"last\.ckpt is not a complete checkpoint"),
-        (__file__, {}, r"test_checkpoints\.py is not a complete checkpoint; give another file, ckpt_path=last"),
+        (__file__, {}, r"test_run\.py is not a complete checkpoint; give another file, ckpt_path=last"),
     ],
 )
 def test_what_is_no_checkpoint_is_named(composed, tmp_path, word, saved, said):
