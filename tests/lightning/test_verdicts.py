@@ -12,6 +12,7 @@ from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict
 from lit_async_data.engine.verdict.watch import Facts, Watch
 from lit_async_data.lightning import verdicts
 
+pytestmark = NO_STAGES
 STEPS = -(-SAMPLES // BATCH)
 
 
@@ -41,7 +42,6 @@ def found(monkeypatch, short):
     return left
 
 
-@NO_STAGES
 def test_every_stage_is_counted_and_says_how_long_it_waited(lines, found):
     callback, dm = lad.DevicePrefetcher(), all_stages()
     fit = trainer(callback, max_epochs=1, num_sanity_val_steps=1)
@@ -60,7 +60,6 @@ def test_every_stage_is_counted_and_says_how_long_it_waited(lines, found):
     assert all(waited.total_s > waited.waited_s > 0 for waited in callback.evaluated.values())
 
 
-@NO_STAGES
 def test_a_sentence_is_said_again_only_if_something_has_changed(lines, found):
     slow, quick = Verdict(0.5, Bound.DECODING, Cure.WORKERS, 3), Verdict(0.01, Bound.LOOP)
     found += [slow, slow._replace(share=0.45, value=4), slow._replace(share=0.7), slow._replace(cure=Cure.PACK), quick]
@@ -68,14 +67,12 @@ def test_a_sentence_is_said_again_only_if_something_has_changed(lines, found):
     assert [line.partition(":")[0] for line in lines()] == [f"epoch {epoch}" for epoch in (0, 2, 3, 4, 5)]
 
 
-@NO_STAGES
 def test_a_validation_that_keeps_up_is_not_spoken_of_in_training(lines, found):
     found += [Verdict(0.0, Bound.LOOP)] * 2
     trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=all_stages())
     assert [line.partition(" ")[0] for line in lines()] == ["epoch"]
 
 
-@NO_STAGES
 @pytest.mark.parametrize(("seconds", "steps", "said"), [(1.0, 20, 1), (0.9, 20, 0), (1.0, 19, 0)])
 def test_a_short_epoch_is_not_spoken_of(lines, monkeypatch, seconds, steps, said):
     facts = Facts(batches=steps, total_s=seconds, waited_s=0.5, starved=steps)
@@ -84,7 +81,6 @@ def test_a_short_epoch_is_not_spoken_of(lines, monkeypatch, seconds, steps, said
     assert len(lines()) == said
 
 
-@NO_STAGES
 def test_the_level_of_the_packages_logger_silences_lines_and_gauge(caplog, short):
     caplog.set_level("INFO")
     callback = lad.DevicePrefetcher()
@@ -107,7 +103,6 @@ def test_the_level_of_the_packages_logger_silences_lines_and_gauge(caplog, short
     assert callback.waited.steps == STEPS  # it measures all the same
 
 
-@NO_STAGES
 def test_with_several_ranks_the_slowest_is_named_with_its_own_cure(monkeypatch, lines, short):
     fit = trainer(lad.DevicePrefetcher())
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from support.files.examples import anndata
 from support.files.pictures import stored
-from support.lightning.trainer import NO_STAGES, pl
+from support.lightning.trainer import NO_STAGES, pl, trainer
 from support.ranks.processes import free_port, run_together
 from torch.utils.data import DataLoader, Dataset
 
@@ -149,20 +149,11 @@ def patients(workplace):
 
 def given():
     """The names that programs use without defining them."""
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
     loader = DataLoader([(torch.zeros(3, 4), torch.tensor(1))] * 6, batch_size=2)
 
     class Loaders(pl.LightningDataModule):
         def train_dataloader(self):
             return loader
-
-    def trainer(**options):
-        return pl.Trainer(**quiet, accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, **options)
 
     return {
         "model": Linear(),
@@ -171,7 +162,7 @@ def given():
         "your_dataloader": loader,
         "dataset": Boxes(),
         "torch": torch,
-        "Trainer": trainer,
+        "Trainer": lambda callbacks=(), **options: trainer(*callbacks, **options),
     }
 
 
