@@ -8,10 +8,10 @@ import sys
 
 import hydra
 import pytest
-import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
 from support.lightning.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
+from support.lightning.trainer import Learning
 
 from reference.command_line import PACKAGE, own_model
 
@@ -84,7 +84,7 @@ def test_a_sweep_over_folds_validates_each_once(typed, images):
     assert [f"val is fold {number}" in out for number in range(4)] == [True, True, True, False]
 
 
-class Small(pl.LightningModule):
+class Small(Learning):
     """A user's own network, without a step for validation and test; ``stop_at`` is a step with Ctrl-C."""
 
     got = None
@@ -92,15 +92,11 @@ class Small(pl.LightningModule):
     def __init__(self, **settings):
         super().__init__()
         Small.got = settings
-        self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch):
         if self.global_step == Small.got.get("stop_at"):
             raise KeyboardInterrupt
         return self.layer(batch["x"].float().mean()[None])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize(

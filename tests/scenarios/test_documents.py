@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from support.files.examples import anndata
 from support.files.pictures import stored
-from support.lightning.trainer import NO_STAGES, pl, trainer
+from support.lightning.trainer import NO_STAGES, Learning, pl, trainer
 from support.ranks.processes import free_port, run_together
 from torch.utils.data import DataLoader, Dataset
 
@@ -52,12 +52,11 @@ def programs(page):
     return PROGRAM.findall(page.read_text())
 
 
-class Linear(pl.LightningModule):
+class Linear(Learning):
     """Accepts dicts and tuples of any images and labels."""
 
     def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 2)
+        super().__init__(outputs=2)
 
     def training_step(self, batch, number):
         x, *_, y = batch.values() if isinstance(batch, dict) else batch
@@ -66,9 +65,6 @@ class Linear(pl.LightningModule):
 
     def validation_step(self, batch, number):
         self.training_step(batch, number)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Boxes(Dataset):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from support.device.training_loop import pretend
-from support.lightning.trainer import NO_STAGES, pl, trainer
+from support.lightning.trainer import NO_STAGES, Learning, trainer
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import (
@@ -33,12 +33,11 @@ pytestmark = NO_STAGES
 THREE = {"train": 0.7, "val": 0.15, "test": 0.15}
 
 
-class Learner(pl.LightningModule):
+class Learner(Learning):
     """A linear layer for classes or numbers; records every batch in ``seen[stage]``, and its losses."""
 
     def __init__(self, inputs, outputs):
-        super().__init__()
-        self.layer = torch.nn.Linear(inputs, outputs)
+        super().__init__(inputs, outputs)
         self.seen = collections.defaultdict(list)
 
     def step(self, stage, batch):
@@ -56,9 +55,6 @@ class Learner(pl.LightningModule):
 
     def test_step(self, batch, number):
         self.step("test", batch)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-9)
 
     def all(self, stage, key="index"):
         return torch.cat([batch[key] for batch in self.seen[stage]]).numpy()

@@ -74,9 +74,9 @@ class Stateful:
 class Learning(pl.LightningModule):
     """Has one layer to train, and a list for what a test wants to see."""
 
-    def __init__(self):
+    def __init__(self, inputs=1, outputs=1):
         super().__init__()
-        self.layer, self.learning_rate, self.seen = torch.nn.Linear(1, 1), 1e-3, []
+        self.layer, self.learning_rate, self.seen = torch.nn.Linear(inputs, outputs), 1e-3, []
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
