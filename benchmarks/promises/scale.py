@@ -36,7 +36,7 @@ from lit_async_data.order.mixing import ranks_per_chunk
 from lit_async_data.order.plan import BLOCK, BatchIndex, EpochPlan, Schedule
 from lit_async_data.order.weights import Weights
 from lit_async_data.sources.contract.storage_layout import StorageLayout
-from lit_async_data.sources.local_files.file_times import RECENT_NS
+from lit_async_data.sources.local_files.opening import RECENT_NS
 from lit_async_data.testing.arrays import ArraySource
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below

@@ -24,8 +24,7 @@ from lit_async_data.engine.pipeline.pipeline import Pipeline, Reading
 from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask
 from lit_async_data.engine.pipeline.slots import LENT
 from lit_async_data.engine.pipeline.thread_pipeline import reading_of
-from lit_async_data.engine.processes.being_read import explained, readings
-from lit_async_data.engine.processes.channel import Channel, wait_for_reports
+from lit_async_data.engine.processes.channel import Channel, explained, readings, wait_for_reports
 from lit_async_data.engine.processes.messages import Part, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results

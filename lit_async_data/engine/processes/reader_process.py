@@ -12,8 +12,8 @@ import threading
 from collections.abc import Sequence
 
 from lit_async_data.engine import supervisor
-from lit_async_data.engine.processes import inherited
 from lit_async_data.engine.processes.messages import ASKED, OPENED
+from lit_async_data.engine.processes.setup import environment
 from lit_async_data.errors import WorkerError
 from lit_async_data.sources.local_files.descriptors import advice_on
 from lit_async_data.system import ProcessGuard
@@ -87,19 +87,19 @@ class ReaderProcess:
         self._control = [ours for ours, _ in pairs]
         control, lifeline = (its.fileno() for _, its in pairs)
         # The child finds modules where this process does. Without -P it would look in the working directory first.
-        environment = {
-            **inherited.environment(),
+        variables = {
+            **environment(),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }
-        environment |= dict.fromkeys(ONE_THREAD, "1")
+        variables |= dict.fromkeys(ONE_THREAD, "1")
         # Several arenas of malloc hold more than is in use: 16 MiB of 138, where two threads decode gzip.
-        environment.setdefault("MALLOC_ARENA_MAX", "1")
+        variables.setdefault("MALLOC_ARENA_MAX", "1")
         program = [sys.executable, "-P", "-m", "lit_async_data.engine.processes"]
         program += map(str, (control, lifeline, os.getpid(), self._number))
         try:
             # A process group of its own: Ctrl-C in a terminal does not reach it, even while it starts.
             return subprocess.Popen(  # noqa: S603  # our own program
-                program, pass_fds=[control, lifeline], env=environment, stdin=subprocess.DEVNULL, process_group=0
+                program, pass_fds=[control, lifeline], env=variables, stdin=subprocess.DEVNULL, process_group=0
             )
         finally:
             for _, its in pairs:

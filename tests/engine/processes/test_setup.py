@@ -12,7 +12,7 @@ from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 
 from lit_async_data import AsyncLoader
-from lit_async_data.engine.processes.shared_file import SharedFile
+from lit_async_data.engine.processes.shared_slots import SharedFile
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 
 pytestmark = pytest.mark.processes

@@ -1,11 +1,22 @@
-"""Slots that processes share, and notes of what is read."""
+"""Slots that processes share, and notes of what is read; without memfd, in a file without a name, reserved first."""
 
 import contextlib
+import errno
+import logging
+import os
+import types
 
 import numpy as np
+import pytest
+from support.processes import loader_of
+from support.sources.reader_sources import Numbers
 
-from lit_async_data.engine.processes.shared_slots import NOTED, SharedSlots
+from lit_async_data.engine.processes import shared_slots
+from lit_async_data.engine.processes.shared_slots import NOTED, NOTES_BYTES, SharedFile, SharedSlots
+from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.order.plan import BatchIndex
+
+pytestmark = pytest.mark.processes
 
 
 def test_who_maps_the_file_sees_the_slots_and_what_others_read():
@@ -30,3 +41,96 @@ def test_there_is_room_for_some_samples_that_end_processes():
         most = len(slots.deadly) - 1
         assert [slots.condemn(sample) for sample in range(most + 1)] == [True] * most + [False]
         assert slots.deadly.tolist() == [most, *range(most)]
+
+
+def raising(number):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    return refused
+
+
+@pytest.fixture(params=["missing", errno.ENOSYS, errno.EPERM], ids=["missing", "not implemented", "forbidden"])
+def no_memfd(request, monkeypatch):
+    if request.param == "missing":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(os, "memfd_create", raising(request.param))
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """A system without memfd, and a file system without room."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(SharedFile, "reach", raising(errno.ENOSPC))
+
+
+@pytest.mark.usefixtures("no_memfd")
+def test_without_memfd_a_process_reads_through_a_file_that_has_no_name():
+    with loader_of(Numbers(), worker_kind="auto") as loader:
+        kept = list(loader)
+        assert loader.footprint.workers.kind == "process"
+        assert [batch["y"].tolist() for batch in kept] == np.arange(100).reshape(10, 10).tolist()
+        assert os.fstat(loader.machinery.engine.feed.pipeline._memory.fd).st_nlink == 0
+
+
+@pytest.mark.usefixtures("no_memfd")
+def test_every_byte_is_reserved_before_it_is_used():
+    slots = SharedSlots(3 * 2**20 + 1)
+    for count in (1, 2):
+        slots.add(count)
+        found = os.fstat(slots.fd)
+        assert found.st_size == NOTES_BYTES + len(slots._slots) * (3 * 2**20 + 4096)
+        assert found.st_blocks * 512 >= found.st_size
+    slots.close()
+
+
+def test_memory_of_a_memfd_is_not_touched_before_it_is_used():
+    slots = SharedSlots(2**20)
+    slots.add(3)
+    assert os.fstat(slots.fd).st_blocks * 512 <= NOTES_BYTES
+    slots.close()
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    ("folder", "advice"),
+    [("/dev/shm", r"make /dev/shm larger \(docker run --shm-size=8g\)"), ("/nowhere", r"make room in \S+")],
+)
+def test_too_little_room_is_an_error_before_the_first_batch(monkeypatch, folder, advice):
+    monkeypatch.setattr(shared_slots, "FOLDER", folder)
+    message = rf"refuses .*No space left.*{advice}, or set worker_kind=thread$"
+    with loader_of(Numbers()) as loader, pytest.raises(MemoryBudgetError, match=message):
+        next(loader)
+
+
+@pytest.mark.usefixtures("full")
+def test_with_too_little_room_the_choice_is_no_process(caplog):
+    caplog.set_level(logging.INFO)
+    with loader_of(Numbers(), worker_kind="auto") as loader:
+        assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
+        assert loader.footprint.workers.kind == "caller"
+    before, after = [each.getMessage() for each in caplog.records if each.getMessage().startswith("Numbers: ")]
+    assert before.startswith("Numbers: 1 reader process, at most 2 (")
+    assert after.startswith(
+        "Numbers: no workers (memory_budget: the system refuses 64.0 KiB for the notes of workers (No"
+    )
+
+
+def test_no_room_in_the_midst_of_zeros_gives_the_rest_back(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(shared_slots, "_STEP", 4096)
+    shared = SharedFile("x")
+    shared.reach(4096)
+    file = shared.file
+    shared.file = types.SimpleNamespace(
+        fileno=file.fileno,
+        seek=file.seek,
+        tell=file.tell,
+        truncate=file.truncate,
+        write=lambda data: file.write(data) if file.tell() < 3 * 4096 else raising(errno.ENOSPC)(),
+    )
+    with pytest.raises(OSError, match="No space left"):
+        shared.reach(5 * 4096)
+    assert os.fstat(file.fileno()).st_size == 4096
+    file.close()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lit_async_data.sources.hdf5.index.columns import IndexKey
 from lit_async_data.sources.local_files.cache_folder import CacheFolder
-from lit_async_data.sources.local_files.file_times import changed_recently
+from lit_async_data.sources.local_files.opening import changed_recently
 
 # Smaller indexes are built in 20 to 40 ms; they are not worth a file.
 FEWEST_CHUNKS = 2**14

@@ -14,7 +14,7 @@ from typing import Any
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.local_files.descriptors import advice_on
-from lit_async_data.sources.local_files.file_times import changed_recently
+from lit_async_data.sources.local_files.opening import changed_recently
 from lit_async_data.sources.local_files.retrying import TRANSIENT, retry_once
 from lit_async_data.system import is_cold
 
