@@ -38,6 +38,8 @@ FOLDERS = sorted({path.parent for path in MODULES} - {PACKAGE})
 MOST_LINES = 500
 MOST_ENTRIES = 16
 MOST_README_LINES = 15
+FEWEST_FILES = 3
+MOST_FOLDERS = 3
 
 
 def dotted(path):
@@ -84,6 +86,17 @@ def test_a_folder_has_few_entries():
     for folder in [PACKAGE, *FOLDERS]:
         entries = [path for path in folder.iterdir() if path.name != "__pycache__"]
         assert len(entries) <= MOST_ENTRIES, folder
+
+
+def test_a_folder_of_modules_has_three_files_with_its_readme_or_folders():
+    for folder in FOLDERS:
+        entries = [path for path in folder.iterdir() if path.name not in {"__init__.py", "__pycache__"}]
+        assert len(entries) >= FEWEST_FILES or any(path.is_dir() for path in entries), folder
+
+
+def test_no_path_is_deeper_than_three_folders_below_the_package():
+    for path in PACKAGE.rglob("*"):
+        assert len(path.relative_to(PACKAGE).parents) <= MOST_FOLDERS + 1 or "__pycache__" in path.parts, path
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PACKAGE)))
