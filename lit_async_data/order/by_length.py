@@ -107,7 +107,7 @@ class LengthPlan(EpochPlan):
 
     def places_begun(self, group: int) -> Indices:
         assert self.chunk_order is not None
-        return self.chunk_order.lanes(group)  # each rank has samples of each chunk
+        return self.chunk_order.places_of(group)  # each rank has samples of each chunk
 
     def amplification(self, per_chunk: int) -> float:
         """Samples decoded per sample that this rank uses, if chunks stay until the group after theirs is used up.

@@ -4,9 +4,9 @@ A chunk is the unit of decoding. Reading samples in a random order would decode 
 chunk after chunk would give batches of one chunk. This order lies between the two:
 
 * A keyed permutation orders the chunks of all files. The result is cut into **groups** of ``width`` chunks.
-* The chunks of a group are its **lanes**. Positions take samples from them round-robin: position u of a group of m
-  chunks takes the sample of **tick** ``u // m`` from lane ``u % m``. Each chunk has its own keyed permutation from
-  ticks to rows. A lane with fewer rows than others runs out, and the others go on without it.
+* Positions take samples from the chunks of a group round-robin: position u of a group of m chunks takes the sample of
+  **tick** ``u // m`` from its chunk ``u % m``. Each chunk has its own keyed permutation from ticks to rows. A chunk
+  with fewer rows than others runs out, and the others go on without it.
 * A group is dealt completely before the next begins, so that at most ``width`` chunks are open at any position.
 
 Where all chunks have the same number of rows, this is arithmetic. A chunk with another number of rows (the last of a
@@ -57,7 +57,7 @@ class ChunkOrder:
 
     Any block of positions takes O(block) time and memory, whatever the number of samples and chunks. The order itself
     takes O(runs + odd chunks) of memory; a chunk is odd if it does not have the most frequent number of rows. An uneven
-    group adds O(width · (log width + e)) to a block that touches it and in which lanes run out at e positions.
+    group adds O(width · (log width + e)) to a block that touches it and in which chunks run out at e positions.
 
     Positions are integers in ``range(length)``, else an IndexError; positions and results are int64 of shape (n,).
 
@@ -73,7 +73,7 @@ class ChunkOrder:
         >>> order = ChunkOrder([ChunkRun(samples=6, rows=2)], width=2, key=0)
         >>> order.samples(np.arange(6)).tolist()
         [0, 2, 1, 3, 5, 4]
-        >>> order.first_of(order.lanes(group=0)).tolist(), order.first_of(order.lanes(group=1)).tolist()
+        >>> order.first_of(order.places_of(group=0)).tolist(), order.first_of(order.places_of(group=1)).tolist()
         ([0, 2], [4])
     """
 
@@ -105,8 +105,8 @@ class ChunkOrder:
         places, _ = self.dealt([position])
         return self.group(int(places[0]) // self.width)
 
-    def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """Returns the places, in the order of chunks, of the chunks that a group decodes, lane by lane.
+    def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
+        """Returns the places, in the order of chunks, of the chunks of a group, as they are dealt.
 
         Args:
             group: Number of the group.
@@ -128,9 +128,9 @@ class ChunkOrder:
         # Subtracting the shift of the uneven groups in front of a position leaves only groups of the usual size there.
         before = np.searchsorted(self._ends, positions, side="right")
         even = positions - self._shifts[before]
-        turns = even // self.width
-        groups = turns // self.rows
-        places, ticks = even - (turns - groups) * self.width, turns - groups * self.rows
+        rounds = even // self.width
+        groups = rounds // self.rows
+        places, ticks = even - (rounds - groups) * self.width, rounds - groups * self.rows
         inside = np.flatnonzero(positions >= self._firsts[before])
         if inside.size:
             places[inside], ticks[inside] = self._dealt_unevenly(positions[inside], before[inside])
@@ -149,12 +149,12 @@ class ChunkOrder:
     def _dealt_unevenly(self, positions: Indices, uneven: Indices) -> tuple[Indices, Indices]:
         """Does the same as `dealt` for positions in uneven groups.
 
-        A lane of n rows is closed from tick n on. With the m lanes of a group sorted by their rows, i of them are
+        A chunk of n rows is closed from tick n on. With the m chunks of a group sorted by their rows, i of them are
         closed from tick n_i on, and ``n_1 + … + n_i + (m − i)·n_i`` samples come before it. The stretch of positions
-        from there to the next closing lane goes to the ``m − i`` open lanes.
+        from there to the next closing chunk goes to the ``m − i`` open chunks.
         """
         distinct = distinct_of(uneven)
-        rows = self._lane_rows(self._uneven[distinct])
+        rows = self._rows_of(self._uneven[distinct])
         closing = np.zeros((distinct.size, self.width + 1), np.int64)
         closing[:, 1:] = np.sort(rows, axis=1)
         still_open = self.width - np.arange(self.width + 1)
@@ -164,14 +164,14 @@ class ChunkOrder:
         stretches, which = np.unique(stretch, return_inverse=True)
         group, closed = np.divmod(stretches, self.width + 1)
         tick, count = closing.ravel()[stretches], still_open[closed]
-        # The open lanes of each stretch, one stretch after the other.
-        lanes = np.nonzero(rows[group] > tick[:, None])[1]
+        # The open chunks of each stretch, one stretch after the other.
+        still = np.nonzero(rows[group] > tick[:, None])[1]
         offset = positions - begins.ravel()[stretch]
-        lane = lanes[(np.cumsum(count) - count)[which] + offset % count[which]]
-        return self._uneven[distinct[group[which]]] * self.width + lane, tick[which] + offset // count[which]
+        chunk = still[(np.cumsum(count) - count)[which] + offset % count[which]]
+        return self._uneven[distinct[group[which]]] * self.width + chunk, tick[which] + offset // count[which]
 
-    def _lane_rows(self, groups: Indices) -> Indices:
-        """The rows of each lane of these groups, shape (groups, width); 0 for lanes that the last group lacks."""
+    def _rows_of(self, groups: Indices) -> Indices:
+        """The rows of each chunk of these groups, shape (groups, width); 0 for chunks that the last group lacks."""
         places = groups[:, None] * self.width + np.arange(self.width)
         rows, exists = np.zeros_like(places), places < self.chunks
         rows[exists] = self._layout.extents(self._chunks_at(places[exists]))[1]
@@ -185,7 +185,7 @@ class ChunkOrder:
         odd, surplus = self._layout.odd_chunks()
         groups = self._shuffled.inverse(odd) // self.width
         missing = self.groups * self.width - self.chunks
-        if missing:  # lanes that the last group lacks
+        if missing:  # chunks that the last group lacks
             groups, surplus = np.append(groups, self.groups - 1), np.append(surplus, -missing * self.rows)
         self._uneven, which = np.unique(groups, return_inverse=True)
         surpluses = np.zeros(self._uneven.size, np.int64)

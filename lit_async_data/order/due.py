@@ -11,12 +11,12 @@ from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Schedule, Shar
 from lit_async_data.order.shares import Shares
 
 # The epoch and the number of a group of chunks that a chunk shuffle deals from.
-Turn = tuple[int, int]
+ChunkGroup = tuple[int, int]
 
 
 def due(
     schedule: Schedule, begin: BatchIndex, end: BatchIndex, shares: Shares, share: Share = ALL
-) -> list[tuple[Turn | None, Indices]]:
+) -> list[tuple[ChunkGroup | None, Indices]]:
     """The chunks that fall due once the batches from ``begin`` up to ``end`` have been read.
 
     If the order goes by chunks, the chunks of a group fall due while the group before it is dealt, evenly over its
@@ -58,27 +58,27 @@ def due(
         before = schedule.plan(end.epoch - 1).chunk_order
         assert before is not None
         found.insert(0, _due_of(schedule, (end.epoch - 1, before.groups - 1), (begin, end), shares, share))
-    return [(turn, chunks) for turn, chunks in found if len(chunks)]
+    return [(group, chunks) for group, chunks in found if len(chunks)]
 
 
 def _due_of(
-    schedule: Schedule, group: Turn, batches: tuple[BatchIndex, BatchIndex], shares: Shares, share: Share
-) -> tuple[Turn | None, Indices]:
+    schedule: Schedule, group: ChunkGroup, batches: tuple[BatchIndex, BatchIndex], shares: Shares, share: Share
+) -> tuple[ChunkGroup | None, Indices]:
     """The chunks that fall due with the positions of these batches in one group, and the group that they are of."""
     epoch, number = group
     plan = schedule.plan(epoch)
     assert plan.chunk_order is not None
     _, first, stop = plan.chunk_order.group(number)
-    turn = (epoch, number + 1) if number + 1 < plan.chunk_order.groups else (epoch + 1, 0)
-    coming = schedule.plan(turn[0])
+    following = (epoch, number + 1) if number + 1 < plan.chunk_order.groups else (epoch + 1, 0)
+    coming = schedule.plan(following[0])
     assert coming.chunk_order is not None
-    places = coming.places_begun(turn[1])
+    places = coming.places_begun(following[1])
     if share.readers > 1:
         places = places[shares.readers_of(coming, places, share.readers) == share.reader]
     dealt = (min(max(_position(plan, key), first), stop) - first for key in batches)
     low, high = (math.ceil(positions / (stop - first) * len(places)) for positions in dealt)
     places = places[low:high]
-    return turn, coming.numbered(coming.chunk_order.first_of(places)) if len(places) else places
+    return following, coming.numbered(coming.chunk_order.first_of(places)) if len(places) else places
 
 
 def _position(plan: EpochPlan, key: BatchIndex) -> int:

@@ -70,7 +70,7 @@ def ranks_per_chunk(order: ChunkOrder | WeightedChunkOrder, world_size: int) -> 
 
     Position q goes to rank ``q % W``, and the samples of a chunk are ``width`` positions apart. So they go to
     ``W / gcd(W, width)`` ranks, but to no more than the chunk has samples. That is 1 if W divides the width. (In uneven
-    groups lanes run out, and a chunk may go to more ranks.) Where samples are drawn by weight, a chunk goes to every
+    groups chunks run out, and a chunk may go to more ranks.) Where samples are drawn by weight, a chunk goes to every
     rank that draws it, often to all; the result is the mean.
     """
     if isinstance(order, WeightedChunkOrder):

@@ -248,7 +248,7 @@ class EpochPlan:
         order = self.chunk_order
         assert order is not None
         own = (self.rank + self.start - order.group(group).first) % self.world_size
-        places = order.lanes(group, own, self.world_size)
+        places = order.places_of(group, own, self.world_size)
         self._begun[:] = [(group, places)]
         return places
 

@@ -72,7 +72,7 @@ class WeightedChunkOrder:
         >>> order = WeightedChunkOrder(runs, 1, weights, length=9, key=0)
         >>> order.samples(np.arange(9)).tolist()
         [0, 1, 0, 4, 4, 5, 4, 4, 4]
-        >>> order.first_of(order.lanes(group=0)).tolist(), order.first_of(order.lanes(group=1)).tolist()
+        >>> order.first_of(order.places_of(group=0)).tolist(), order.first_of(order.places_of(group=1)).tolist()
         ([0], [4])
     """
 
@@ -100,11 +100,11 @@ class WeightedChunkOrder:
     def group_of(self, position: int) -> Group:
         return self.group(int(self._groups_of(_checked_positions([position], self.length))[0]))
 
-    def lanes(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """As `ChunkOrder.lanes`, by their first draws; all chunks of a group of more than 2¹⁸ positions."""
+    def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
+        """As `ChunkOrder.places_of`, by their first draws; all chunks of a group of more than 2¹⁸ positions."""
         _, first, end = self.group(group)
         if -(-(end - first) // step) > _MOST_DRAWN:
-            return np.arange(*self._lanes[group])
+            return np.arange(*self._places[group])
         places, earliest = np.unique(self.dealt(np.arange(first + begin, end, step))[0], return_index=True)
         found: Indices = places[np.argsort(earliest)]
         return found
@@ -114,7 +114,7 @@ class WeightedChunkOrder:
 
     def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
         checked = _checked_positions(positions, self.length)
-        first, end = self._lanes[self._groups_of(checked)].T
+        first, end = self._places[self._groups_of(checked)].T
         places = drawn(self._chunk_edges, first, end, uniform(self._chunk_key, checked))
         first, end = self._firsts[places], self._firsts[places] + self._rows[places]
         return places, drawn(self._sample_edges, first, end, uniform(self._row_key, checked)) - first
@@ -146,10 +146,10 @@ class WeightedChunkOrder:
         A rank with n positions in a group misses a chunk that has the share p of the group with the probability
         ``(1 − p)ⁿ``. Of the group's c positions, ``c % W`` ranks get one more than the others.
         """
-        lanes = self._lanes[:, 1] - self._lanes[:, 0]
-        group = np.repeat(np.arange(self.groups), lanes)
-        places = np.arange(group.size) + (self._lanes[:, 0] - (np.cumsum(lanes) - lanes))[group]
-        group_weights = self._chunk_edges[self._lanes[:, 1]] - self._chunk_edges[self._lanes[:, 0]]
+        chunks = self._places[:, 1] - self._places[:, 0]
+        group = np.repeat(np.arange(self.groups), chunks)
+        places = np.arange(group.size) + (self._places[:, 0] - (np.cumsum(chunks) - chunks))[group]
+        group_weights = self._chunk_edges[self._places[:, 1]] - self._chunk_edges[self._places[:, 0]]
         missed = 1 - np.diff(self._chunk_edges)[places] / group_weights[group]
         count, longer = (part[group] for part in np.divmod(self._ends - self._begins, world_size))
         return places, world_size - longer * missed ** (count + 1) - (world_size - longer) * missed**count
@@ -169,7 +169,7 @@ class WeightedChunkOrder:
         bounds[shares == 1] = self.length
         nonempty = np.flatnonzero(np.diff(bounds))
         self._begins, self._ends = bounds[nonempty], bounds[nonempty + 1]
-        self._lanes = np.stack([cuts[nonempty], cuts[nonempty + 1]], axis=1)
+        self._places = np.stack([cuts[nonempty], cuts[nonempty + 1]], axis=1)
 
 
 def _checked_positions(positions: npt.ArrayLike, length: int) -> Indices:

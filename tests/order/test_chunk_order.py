@@ -22,14 +22,14 @@ def reference_order(runs, width, key):
     order = Permutation(len(chunks), derived_key(key, 0))(np.arange(len(chunks))).tolist()
     row_key = derived_key(key, 1)
     for begin in range(0, len(order), width):
-        lanes = [
+        dealt = [
             [chunks[chunk][row] for row in keyed_rows(len(chunks[chunk]), derived_key(row_key, chunk))]
             for chunk in order[begin : begin + width]
         ]
-        while lanes:
-            for lane in lanes:
-                yield lane.pop(0)
-            lanes = [lane for lane in lanes if lane]
+        while dealt:
+            for chunk in dealt:
+                yield chunk.pop(0)
+            dealt = [chunk for chunk in dealt if chunk]
 
 
 @given(layouts, widths, keys)
@@ -62,23 +62,24 @@ def test_a_whole_group_is_dealt_before_the_next(runs, width, key):
     order = ChunkOrder(runs, width, key)
     chunks, samples, begin = {chunk[0]: chunk for chunk in chunks_of(runs)}, all_of(order), 0
     for number in range(order.groups):
-        group, lanes = order.group(number), order.first_of(order.lanes(number)).tolist()
+        group, firsts = order.group(number), order.first_of(order.places_of(number)).tolist()
         assert (group.number, group.first) == (number, begin)
-        assert sorted(samples[group.first : group.end]) == sorted(s for lane in lanes for s in chunks.pop(lane))
+        assert sorted(samples[group.first : group.end]) == sorted(s for first in firsts for s in chunks.pop(first))
         assert {order.group_of(position) for position in (group.first, group.end - 1)} == {group}
         begin = group.end
     assert begin == order.length
     assert not chunks
 
 
-def test_lanes_are_dealt_in_their_order():
+def test_chunks_of_a_group_are_dealt_in_their_order():
     order = ChunkOrder([ChunkRun(1000, 10)], width=7, key=3)
     for number in range(order.groups):
-        lanes = order.first_of(order.lanes(number))
-        first_round = order.samples(order.group(number).first + np.arange(lanes.size))
-        assert (first_round // 10 * 10).tolist() == lanes.tolist()
+        firsts = order.first_of(order.places_of(number))
+        first_round = order.samples(order.group(number).first + np.arange(firsts.size))
+        assert (first_round // 10 * 10).tolist() == firsts.tolist()
         for rank in range(3):
-            assert order.first_of(order.lanes(number, rank, 3)).tolist() == (first_round[rank::3] // 10 * 10).tolist()
+            of_rank = order.first_of(order.places_of(number, rank, 3))
+            assert of_rank.tolist() == (first_round[rank::3] // 10 * 10).tolist()
 
 
 @pytest.mark.parametrize("rows", [20, 32, 33, 100])
@@ -137,8 +138,8 @@ def test_a_million_million_samples_take_no_longer(length, rows):
     for number in {number for number in near if 0 <= number < order.groups}:
         group = order.group(number)
         if rows < 10**6:
-            lanes = order.first_of(order.lanes(number))
-            held = np.concatenate([np.arange(lane, min(lane + rows, length)) for lane in lanes])
+            firsts = order.first_of(order.places_of(number))
+            held = np.concatenate([np.arange(first, min(first + rows, length)) for first in firsts])
             assert np.array_equal(np.sort(order.samples(np.arange(group.first, group.end))), np.sort(held))
         assert order.group_of(group.first) == order.group_of(group.end - 1) == group
         assert group.first == 0 or order.group_of(group.first - 1).end == group.first
@@ -154,7 +155,7 @@ def test_positions_and_groups_out_of_range_are_refused():
         with pytest.raises(IndexError, match=f"group {number} of 3"):
             order.group(number)
         with pytest.raises(IndexError, match=f"group {number} of 3"):
-            order.first_of(order.lanes(number))
+            order.first_of(order.places_of(number))
     assert order.samples([]).size == 0
 
 

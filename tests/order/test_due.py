@@ -59,12 +59,12 @@ def test_each_chunk_falls_due_once_while_the_group_before_is_dealt(options, shar
         plan = schedule.plan(end.epoch)
         reading = end.epoch, plan.chunk_order.group_of(plan.front(end.step)).number
         for share in shares:
-            for turn, samples in due(schedule, begin, end, SHARES, share):
-                assert turn >= reading
-                found.setdefault(turn, []).extend((samples // ROWS).tolist())
+            for group, samples in due(schedule, begin, end, SHARES, share):
+                assert group >= reading
+                found.setdefault(group, []).extend((samples // ROWS).tolist())
     assert len(found) == 2 * plan.chunk_order.groups
-    for turn, chunks in found.items():
-        assert sorted(chunks) == sorted(chunks_of_group(schedule, *turn))
+    for group, chunks in found.items():
+        assert sorted(chunks) == sorted(chunks_of_group(schedule, *group))
 
 
 def test_a_group_falls_due_evenly():
@@ -78,10 +78,10 @@ def test_a_group_falls_due_evenly():
 
 def test_groups_that_were_passed_are_left_out():
     schedule = schedule_of()
-    ((turn, _),) = due(schedule, BatchIndex(0, 0), BatchIndex(0, 4), SHARES)
-    assert turn == (0, 1)
-    assert [turn for turn, _ in due(schedule, BatchIndex(0, 0), BatchIndex(0, 29), SHARES)] == [(0, 5), (0, 6)]
-    assert [turn for turn, _ in due(schedule, BatchIndex(0, 3), BatchIndex(7, 1), SHARES)] == [(7, 0), (7, 1)]
+    ((group, _),) = due(schedule, BatchIndex(0, 0), BatchIndex(0, 4), SHARES)
+    assert group == (0, 1)
+    assert [group for group, _ in due(schedule, BatchIndex(0, 0), BatchIndex(0, 29), SHARES)] == [(0, 5), (0, 6)]
+    assert [group for group, _ in due(schedule, BatchIndex(0, 3), BatchIndex(7, 1), SHARES)] == [(7, 0), (7, 1)]
     assert due(schedule, BatchIndex(0, 4), BatchIndex(0, 4), SHARES) == []
 
 
@@ -98,8 +98,8 @@ def test_each_rank_decodes_the_chunks_that_it_begins_with(start):
 
 def test_in_storage_order_the_next_chunk_falls_due():
     schedule = schedule_of(4, shuffle="none")
-    ((turn, samples),) = due(schedule, BatchIndex(0, 1), BatchIndex(0, 2), SHARES)
-    assert (turn, samples.tolist()) == (None, [8 + ROWS - 1])
+    ((group, samples),) = due(schedule, BatchIndex(0, 1), BatchIndex(0, 2), SHARES)
+    assert (group, samples.tolist()) == (None, [8 + ROWS - 1])
     assert due(schedule, BatchIndex(0, 148), BatchIndex(0, 149), SHARES)[0][1].tolist() == [599]
     assert due(schedule, BatchIndex(0, 1), BatchIndex(0, 2), Shares(None)) == []
 

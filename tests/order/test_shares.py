@@ -73,7 +73,7 @@ def test_what_is_decoded_ahead_by_a_reader_is_what_it_will_read(plan, readers, k
     order, extents = plan.chunk_order, ChunkExtents(plan.runs)
     shares, reader_of_chunk = Shares(extents, kept), {}
     for number in range(order.groups):
-        places = order.lanes(number)
+        places = order.places_of(number)
         chunks = extents.chunks_of(order.first_of(places))
         reader_of_chunk.update(zip(chunks.tolist(), shares.readers_of(plan, places, readers).tolist(), strict=True))
     for _, first, samples in batches(plan):

@@ -198,13 +198,13 @@ def test_a_whole_group_is_dealt_before_the_next_and_needs_the_chunks_it_names(ca
     order = WeightedChunkOrder(runs, width, Weights(weights), length, key)
     chunks, numbers, samples, seen = chunks_of(runs), chunk_numbers(runs), all_of(order), set()
     for number in range(order.groups):
-        group, lanes = order.group(number), order.first_of(order.lanes(number)).tolist()
+        group, begun = order.group(number), order.first_of(order.places_of(number)).tolist()
         assert group.first < group.end
         # In the order of the first draws: the chunk needed first is decoded first.
-        assert lanes == [chunks[c].start for c in dict.fromkeys(numbers[samples[group.first : group.end]].tolist())]
-        assert 1 <= len(lanes) <= order.width <= width
-        assert not seen & set(lanes)
-        seen |= set(lanes)
+        assert begun == [chunks[c].start for c in dict.fromkeys(numbers[samples[group.first : group.end]].tolist())]
+        assert 1 <= len(begun) <= order.width <= width
+        assert not seen & set(begun)
+        seen |= set(begun)
         assert {order.group_of(position) for position in (group.first, group.end - 1)} == {group}
     assert order.group(order.groups - 1).end == length
 
@@ -218,16 +218,16 @@ def test_a_rank_needs_the_chunks_of_its_own_positions(case, width, length, key, 
         group = order.group(number)
         own = np.arange(group.first + rank, group.end, world_size)
         needed = list(dict.fromkeys(firsts[order.samples(own)].tolist()))
-        assert order.first_of(order.lanes(number, rank, world_size)).tolist() == needed
+        assert order.first_of(order.places_of(number, rank, world_size)).tolist() == needed
 
 
 def test_a_very_long_group_needs_all_of_its_chunks():
     order = WeightedChunkOrder([ChunkRun(40, 10)], 3, Weights([1] * 10 + [0] * 10 + [1] * 20), 10**12, key=1)
-    firsts = [order.first_of(order.lanes(number)).tolist() for number in range(order.groups)]
+    firsts = [order.first_of(order.places_of(number)).tolist() for number in range(order.groups)]
     assert sorted(itertools.chain(*firsts)) == [0, 20, 30]
     assert order.group(order.groups - 1).end == 10**12
     assert order.group_of(10**12 - 1) == order.group(order.groups - 1)
-    assert sorted(order.first_of(order.lanes(0, 5, 10**7)).tolist()) == sorted(firsts[0])
+    assert sorted(order.first_of(order.places_of(0, 5, 10**7)).tolist()) == sorted(firsts[0])
     assert 0 <= order.samples([10**12 - 1])[0] < 40
 
 
@@ -320,4 +320,4 @@ def test_positions_and_groups_out_of_range_are_refused():
         with pytest.raises(IndexError, match=f"group {number} of {order.groups}"):
             order.group(number)
         with pytest.raises(IndexError, match=f"group {number} of {order.groups}"):
-            order.first_of(order.lanes(number))
+            order.first_of(order.places_of(number))

@@ -234,7 +234,7 @@ class AsyncLoader(ResumableLoader):
             run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
         except Exception as error:
             if isinstance(error, ReadError | SourceError | TransformError) or getattr(error, "in_its_place", False):
-                cursor.state = after  # the batch has had its turn; else it never came, and is asked for again
+                cursor.state = after  # the batch counts as handed out; else it is asked for again
             leave_at_exit()
             raise
         return Taken(batch, after)

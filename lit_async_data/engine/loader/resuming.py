@@ -235,7 +235,7 @@ class ResumableLoader(BaseLoader):
 
         With it come the samples that this rank has found bad, if any: they are not read again.
 
-        A batch that failed has had its turn. Any thread may call it while no batch is being taken.
+        A batch that failed counts as handed out. Any thread may call it while no batch is being taken.
         """
         state, bad = self._wiring.resuming.state(), sorted(self._wiring.quarantine.known)
         return state | {"bad_samples": bad} if bad else state

@@ -42,8 +42,8 @@ class Ahead:
         """Decode and fetch for the batches after these, as far as their samples are in a share."""
         # Without a lock: chunks that two workers take at once are decoded once all the same.
         begin, self._walked = min(self._walked or keys[0], unread), unread
-        for turn, samples in due(schedule, begin, unread, self._shares, share):
-            self._source.decode(samples, turn)
+        for chunk_group, samples in due(schedule, begin, unread, self._shares, share):
+            self._source.decode(samples, chunk_group)
         self._fetch(schedule, keys, share)
 
     def _fetch(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> None:

@@ -252,10 +252,10 @@ class PrefetchedLoader(BaseLoader):
             raise
         except BaseException as error:
             if feed.raised_by_loader(error) or isinstance(error, Exception):
-                # A batch that failed has had its turn. A batch that never came is asked for again; so is one on its
+                # A batch that failed counts as handed out. A batch that never came is asked for again; so is one on its
                 # way, where copy verification has found something wrong with another.
-                had_its_turn = feed.was_handed_out(key) and not isinstance(error, TransferError)
-                self._cursor.state, run.interrupted = at._replace(step=key.step + had_its_turn), False
+                handed_out = feed.was_handed_out(key) and not isinstance(error, TransferError)
+                self._cursor.state, run.interrupted = at._replace(step=key.step + handed_out), False
             raise
         before = before if key.step else feed.begun
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))

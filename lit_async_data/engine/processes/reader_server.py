@@ -123,7 +123,7 @@ class ReaderServer:
         with self._lock:
             del self._reading[thread.number]
         if wanted and task.is_dealt:
-            self._read_ahead(task, reading)
+            self._decode_and_fetch(task, reading)
         thread.rest()
         return self._is_needed(thread)
 
@@ -204,7 +204,7 @@ class ReaderServer:
             with noted(each, transforms=part is Part.TRANSFORM):
                 read(epoch, each, out, rows=own)
 
-    def _read_ahead(self, task: Task, reading: ReadTask) -> None:
+    def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:
         """Decode and fetch what this process will read next; where whole slots fall to other processes, nothing."""
         ahead = self._setup.ahead
         if ahead is None or (task.share.readers > 1 and not self._setup.plan.workers.shared):

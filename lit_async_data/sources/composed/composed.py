@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.derived import DerivedSource
 from lit_async_data.sources.contract.source import MemoryNeeds, Source
@@ -92,9 +92,9 @@ class ComposedSource(DerivedSource):
         cold = [self.inside[number].fetch(numbers) for number, _, numbers in self._routed(samples)]
         return any(cold)
 
-    def decode(self, samples: Indices, turn: Turn | None) -> None:
+    def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
         for number, _, numbers in self._routed(samples):
-            self.inside[number].decode(numbers, turn)
+            self.inside[number].decode(numbers, chunk_group)
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
         return MemoryNeeds.together([source.memory(chunks) for source in self.inside])

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import MissingError, WorkerError
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.places import Location, Part, starts
@@ -323,13 +323,13 @@ class Source(abc.ABC):
         """
         return False
 
-    def decode(self, samples: Indices, turn: Turn | None) -> None:
+    def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
         """Decode the chunks of samples that will be read soon, and cache them if there is room.
 
         Args:
             samples: int64, shape (n,).
-            turn: The epoch, and the group of chunks, that will need them; chunks of earlier turns are dropped first.
-                None if the order has no groups.
+            chunk_group: Epoch and number of the group of chunks that they are in; chunks of earlier groups are dropped
+                first. None if the order has no groups.
 
         Raises:
             SourceError: As `read_into`, which will raise it again.

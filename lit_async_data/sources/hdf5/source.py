@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part
@@ -324,9 +324,9 @@ class HDF5Source(Source):
         check_range(samples, self)
         return self._reader.fetch(samples)
 
-    def decode(self, samples: Indices, turn: Turn | None) -> None:
+    def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
         check_range(samples, self)
-        self._reader.decode(samples, turn)
+        self._reader.decode(samples, chunk_group)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """File, group and row of samples."""

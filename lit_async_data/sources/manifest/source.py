@@ -17,7 +17,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, FormatError, MissingError, few
 from lit_async_data.options import check_names
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.derived import DerivedSource
 from lit_async_data.sources.contract.fingerprints import digest, probes
@@ -360,10 +360,10 @@ class ManifestSource(DerivedSource):
         cold += [file.fetch(samples) for file in self._fields.files.values()]
         return any(cold)
 
-    def decode(self, samples: Indices, turn: Turn | None) -> None:
+    def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
         check_range(samples, self)
         for fields in self._fields.hdf5:
-            fields.source.decode(samples, turn)
+            fields.source.decode(samples, chunk_group)
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
         needs = MemoryNeeds.together([fields.source.memory(chunks) for fields in self._fields.hdf5])

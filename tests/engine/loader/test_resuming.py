@@ -312,7 +312,7 @@ class Bad(ArraySource):
         super().read_into(samples, out)
 
 
-def test_a_batch_that_failed_has_had_its_turn():
+def test_a_batch_that_failed_counts_as_handed_out():
     with loader_of(numbers(kind=Bad), shuffle="none") as loader:
         next(loader)
         with pytest.raises(ReadError):

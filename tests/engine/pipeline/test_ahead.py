@@ -34,8 +34,8 @@ class Storage:
         self.fetched.append(samples.tolist())
         return self.cold
 
-    def decode(self, samples, turn):
-        self.decoded += [(turn, chunk) for chunk in (samples // 10).tolist()]
+    def decode(self, samples, chunk_group):
+        self.decoded += [(chunk_group, chunk) for chunk in (samples // 10).tolist()]
 
 
 def read(storage, rounds, shuffle="none"):
@@ -65,5 +65,5 @@ def test_while_all_is_in_memory_it_looks_only_now_and_then():
 def test_each_chunk_is_decoded_once_whichever_worker_comes_first():
     read(storage := Storage(), [[1], [0], [2, 3], [4], [6], [5], *([n, n + 1] for n in range(7, 49, 2)), [49]], "chunk")
     turns = [*((0, number) for number in range(1, 5)), (1, 0)]
-    assert collections.Counter(turn for turn, _ in storage.decoded) == dict.fromkeys(turns, 2)
+    assert collections.Counter(chunk_group for chunk_group, _ in storage.decoded) == dict.fromkeys(turns, 2)
     assert len(set(storage.decoded)) == 10

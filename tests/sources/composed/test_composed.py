@@ -26,8 +26,8 @@ class Ahead(ArraySource):
         self.calls.append(("fetch", samples.tolist()))
         return True
 
-    def decode(self, samples, turn):
-        self.calls.append(("decode", samples.tolist(), turn))
+    def decode(self, samples, chunk_group):
+        self.calls.append(("decode", samples.tolist(), chunk_group))
 
     def memory(self, chunks=0):
         return MemoryNeeds(100 * chunks, 7, self._decodable, 20)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.order.chunk_order import distinct_of
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
@@ -64,11 +64,11 @@ class Reader:
     def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:  # noqa: ARG002
         return False
 
-    def decode(self, rows: Indices, turn: Turn | None) -> None:
-        """Decode the chunks of these rows for a turn, unless they are cached or being decoded."""
-        self.decode_ranges(rows, np.ones(len(rows), np.int64), turn)
+    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
+        """Decode the chunks of these rows for a group of chunks, unless they are cached or being decoded."""
+        self.decode_ranges(rows, np.ones(len(rows), np.int64), chunk_group)
 
-    def decode_ranges(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
+    def decode_ranges(self, firsts: Indices, counts: Indices, chunk_group: ChunkGroup | None) -> None:
         pass
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.contract.stage_clock import CLOCK
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 # Seconds that the room may wait for the lock, unless this very thread holds it.
 LOCK_S = 1.0
-# Turns that are distinguished: the current one, the next, and earlier ones that slow workers still read.
-TURNS = 8
+# Groups of chunks that are distinguished: the current one, the next, and earlier ones that slow workers still read.
+GROUPS = 8
 
 # Cached slabs with their numbers and the places that need them; None at the end.
 Cached = collections.deque[tuple[int, Array, Indices] | None]
@@ -100,15 +100,15 @@ class ChunkCache:
 
 
 class _Entry(NamedTuple):
-    turn: int  # number of the turn that needs it
+    group: int  # number of the group of chunks that needs it
     slab: Array
 
 
 class RecentSlabs:
     """Slabs of one dataset that were decoded last, each by one thread. Thread-safe.
 
-    Evicts slabs of the earliest turn first: a chunk shuffle deals from one group of slabs while the next is decoded,
-    and earlier groups are used up. Within a turn it evicts in the order of decoding, not of use. (By age alone, a slab
+    Evicts slabs of the earliest group of chunks first: a chunk shuffle deals from one group while the next is decoded,
+    and earlier groups are used up. Within a group it evicts in the order of decoding, not of use. (By age alone, a slab
     that was decoded late would evict one that is still needed.)
     """
 
@@ -117,16 +117,18 @@ class RecentSlabs:
         self.room = 0
         self._slabs: dict[Hashable, _Entry] = {}
         self._held_bytes = 0
-        self._by_turn: dict[int, collections.OrderedDict[Hashable, None]] = {}  # the same, in the order of decoding
-        self._turns: dict[Turn, int] = {}  # numbers of the latest turns, in order
+        self._by_group: dict[int, collections.OrderedDict[Hashable, None]] = {}  # the same, in the order of decoding
+        self._groups: dict[ChunkGroup, int] = {}  # numbers of the latest ones, in order
         self._newest = 0
         self._decoding: dict[Hashable, Gate] = {}  # slabs that threads are decoding; the gate opens at the end
 
-    def get(self, key: Hashable, decode: Callable[[], Array], *, wait: bool, turn: Turn | None = None) -> Array | None:
-        """A slab, decoded now for a turn, and without a lock, if it is not cached.
+    def get(
+        self, key: Hashable, decode: Callable[[], Array], *, wait: bool, chunk_group: ChunkGroup | None = None
+    ) -> Array | None:
+        """A slab, decoded now for a group of chunks, and without a lock, if it is not cached.
 
-        None if another thread is decoding it and ``wait`` is false. The turn is None if the slab is read at once, or
-        the order has no turns.
+        None if another thread is decoding it and ``wait`` is false. The group is None if the slab is read at once, or
+        the order has none.
         """
         own = None
         try:  # from here on, so that no interrupt leaves a gate that others wait for
@@ -145,7 +147,7 @@ class RecentSlabs:
                 CLOCK.waited_for_others(time.perf_counter() - began)
             slab = decode()
             with self._lock:
-                self._put(key, slab, self._turn_number(turn))
+                self._put(key, slab, self._group_number(chunk_group))
             return slab
         finally:
             if own is not None:
@@ -169,13 +171,13 @@ class RecentSlabs:
         cached.append(None)
         return cached, others
 
-    def missing(self, name: object, numbers: Indices, turn: Turn | None) -> Indices:
-        """The slabs that are neither cached nor being decoded. Assigns the cached ones to the turn, if any."""
+    def missing(self, name: object, numbers: Indices, chunk_group: ChunkGroup | None) -> Indices:
+        """The slabs that are neither cached nor being decoded. Assigns the cached ones to the group, if any."""
         with self._lock:
             keys = [(name, number) for number in numbers.tolist()]
-            number = self._turn_number(turn)
-            for key in keys if turn else ():
-                if key in self._slabs and self._slabs[key].turn != number:
+            number = self._group_number(chunk_group)
+            for key in keys if chunk_group else ():
+                if key in self._slabs and self._slabs[key].group != number:
                     self._put(key, self._remove(key), number)
             return np.array([key[1] for key in keys if key not in self._slabs and key not in self._decoding], np.int64)
 
@@ -183,38 +185,38 @@ class RecentSlabs:
         """Evict slabs until this many bytes are free. Hold the lock."""
         if not self.room:
             self.clear()  # whatever an interrupt has left
-        while self._by_turn and self._held_bytes + nbytes > self.room:
-            self._remove(next(iter(self._by_turn[min(self._by_turn)])))
+        while self._by_group and self._held_bytes + nbytes > self.room:
+            self._remove(next(iter(self._by_group[min(self._by_group)])))
 
     def clear(self) -> None:
         """Drop all slabs. Hold the lock."""
-        self._slabs, self._by_turn, self._held_bytes = {}, {}, 0
+        self._slabs, self._by_group, self._held_bytes = {}, {}, 0
 
-    def _put(self, key: Hashable, slab: Array, turn: int) -> None:
+    def _put(self, key: Hashable, slab: Array, group: int) -> None:
         if slab.nbytes <= self.room:
             self.make_room(slab.nbytes)
-            entry, keys = _Entry(turn, slab), self._by_turn.setdefault(turn, collections.OrderedDict())
+            entry, keys = _Entry(group, slab), self._by_group.setdefault(group, collections.OrderedDict())
             # Nothing is called between these, so that an interrupt leaves all of them or none.
             keys[key], self._slabs[key] = None, entry
             self._held_bytes += slab.nbytes
 
     def _remove(self, key: Hashable) -> Array:
-        turn, slab = self._slabs[key]
-        keys = self._by_turn[turn]
+        group, slab = self._slabs[key]
+        keys = self._by_group[group]
         del keys[key], self._slabs[key]
         self._held_bytes -= slab.nbytes
         if not keys:
-            del self._by_turn[turn]
+            del self._by_group[group]
         return slab
 
-    def _turn_number(self, turn: Turn | None) -> int:
-        """The number of a turn. None counts as the turn before the newest, which is being read."""
-        if turn is None:
+    def _group_number(self, chunk_group: ChunkGroup | None) -> int:
+        """The number of a group of chunks. None counts as the group before the newest, which is being read."""
+        if chunk_group is None:
             return self._newest - 1
-        if turn not in self._turns:
+        if chunk_group not in self._groups:
             self._newest += 1
-            self._turns = dict([*self._turns.items(), (turn, self._newest)][-TURNS:])
-        return self._turns[turn]
+            self._groups = dict([*self._groups.items(), (chunk_group, self._newest)][-GROUPS:])
+        return self._groups[chunk_group]
 
 
 @dataclasses.dataclass

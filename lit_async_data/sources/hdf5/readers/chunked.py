@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.order.chunk_order import distinct_of
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels, pieces, touched
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
@@ -140,20 +140,20 @@ class ChunkedReader(Reader):
         self.decoder.fetch(numbers)
         return self.decoder.cold
 
-    def decode(self, rows: Indices, turn: Turn | None) -> None:
-        self._decode_slabs(distinct_of(rows // self.rows), turn)
+    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
+        self._decode_slabs(distinct_of(rows // self.rows), chunk_group)
 
-    def decode_ranges(self, firsts: Indices, counts: Indices, turn: Turn | None) -> None:
-        self._decode_slabs(touched(firsts, counts, self.rows), turn)
+    def decode_ranges(self, firsts: Indices, counts: Indices, chunk_group: ChunkGroup | None) -> None:
+        self._decode_slabs(touched(firsts, counts, self.rows), chunk_group)
 
-    def _decode_slabs(self, slabs: Indices, turn: Turn | None) -> None:
-        numbers = self._recent.missing(self._name, self._kept.missing(slabs), turn)
+    def _decode_slabs(self, slabs: Indices, chunk_group: ChunkGroup | None) -> None:
+        numbers = self._recent.missing(self._name, self._kept.missing(slabs), chunk_group)
         if not len(numbers):
             return
         self.decoder.fetch(numbers)
         for number in numbers.tolist() if not self._single_rows else ():
             decode = functools.partial(self._decode, number)
-            self._recent.get((self._name, number), decode, wait=False, turn=turn)
+            self._recent.get((self._name, number), decode, wait=False, chunk_group=chunk_group)
 
 
 def _group_by_slab(numbers: Indices) -> list[tuple[int, Indices]]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.base import Reader
@@ -97,11 +97,11 @@ class FieldReader(Reader):
             return self._reader.fetch(self._field.window_rows(rows).ravel())
         return self._reader.fetch_ranges(self._field.begins(rows), self._counts(rows))
 
-    def decode(self, rows: Indices, turn: Turn | None) -> None:
+    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
         if self._one_by_one:
-            self._reader.decode(self._field.window_rows(rows).ravel(), turn)
+            self._reader.decode(self._field.window_rows(rows).ravel(), chunk_group)
         else:
-            self._reader.decode_ranges(self._field.begins(rows), self._counts(rows), turn)
+            self._reader.decode_ranges(self._field.begins(rows), self._counts(rows), chunk_group)
 
 
 class MaskReader(Reader):
@@ -135,9 +135,9 @@ class RangesReader(Reader):
         cold = [reader.fetch_ranges(*places) for reader in self._elements]
         return any(cold)
 
-    def decode(self, rows: Indices, turn: Turn | None) -> None:
+    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
         for reader in self._elements:
-            reader.decode_ranges(*self._stored.places(rows), turn)
+            reader.decode_ranges(*self._stored.places(rows), chunk_group)
 
 
 class SparseReader(RangesReader):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError, SourceError
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
@@ -116,6 +116,6 @@ class ImageReader(Reader):
             return cold
         return cold or self._ahead.cold
 
-    def decode(self, rows: Indices, turn: Turn | None) -> None:
+    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
         if self._rows is not None:
-            self._rows.decode(rows, turn)
+            self._rows.decode(rows, chunk_group)

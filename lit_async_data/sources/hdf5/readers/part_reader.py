@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
 from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
-from lit_async_data.order.due import Turn
+from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
@@ -118,10 +118,10 @@ class PartReader:
         cold = [reader.fetch(own) for reader, own in self._with_rows(rows)]
         return any(cold)
 
-    def decode(self, samples: Indices, turn: Turn | None) -> None:
+    def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
         rows = self._part.anchors.rows(samples)
         for reader, own in self._with_rows(rows):
-            reader.decode(own, turn)
+            reader.decode(own, chunk_group)
 
     def _with_rows(self, rows: Indices) -> Iterator[tuple[Reader, Indices]]:
         for key, field in self._part.fields.items():
@@ -344,8 +344,8 @@ class PartReaders:
     def fetch(self, samples: Indices) -> bool:
         return any(list(self._of_each_part(samples, PartReader.fetch)))
 
-    def decode(self, samples: Indices, turn: Turn | None) -> None:
-        decode = functools.partial(PartReader.decode, turn=turn)
+    def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
+        decode = functools.partial(PartReader.decode, chunk_group=chunk_group)
         collections.deque(self._of_each_part(self._with_group(samples), decode), maxlen=0)
 
     def _of_each_part(self, samples: Indices, call: Callable[[PartReader, Indices], T]) -> Iterator[T]:

@@ -39,23 +39,23 @@ def test_without_room_nothing_is_cached():
     assert [fetched(slabs, 1)[1] for _ in range(2)] == [True, True]
 
 
-def test_turns_whose_slabs_have_all_moved_on_leave_nothing():
-    """As with shuffle=chunk when all chunks fit: each turn finds the slabs of the last one, and evicts none."""
+def test_groups_whose_slabs_have_all_moved_on_leave_nothing():
+    """As with shuffle=chunk when all chunks fit: each group finds the slabs of the last one, and evicts none."""
     slabs = recent(2 * SLAB.nbytes)
     for number in (1, 2):
-        slabs.get(("x", number), lambda: SLAB, wait=True, turn=(0, 0))
-    for turn in range(1, 50):
-        assert not len(slabs.missing("x", np.array([1, 2]), (0, turn)))
-    assert [len(of_turn) for of_turn in slabs._by_turn.values()] == [2]
+        slabs.get(("x", number), lambda: SLAB, wait=True, chunk_group=(0, 0))
+    for group in range(1, 50):
+        assert not len(slabs.missing("x", np.array([1, 2]), (0, group)))
+    assert [len(of_group) for of_group in slabs._by_group.values()] == [2]
 
 
-def test_slabs_of_the_earliest_turn_are_evicted_first():
+def test_slabs_of_the_earliest_group_are_evicted_first():
     slabs = recent(3 * SLAB.nbytes)
-    for number, turn in enumerate([(0, 0), (0, 1), None, (0, 2)]):
-        slabs.get(("x", number), lambda: SLAB, wait=True, turn=turn)
+    for number, group in enumerate([(0, 0), (0, 1), None, (0, 2)]):
+        slabs.get(("x", number), lambda: SLAB, wait=True, chunk_group=group)
     assert slabs.missing("x", np.arange(4), None).tolist() == [0]
-    assert slabs.missing("x", np.array([1]), (0, 3)).tolist() == []  # assigned to the last turn
-    slabs.get(("x", 4), lambda: SLAB, wait=True, turn=(0, 3))
+    assert slabs.missing("x", np.array([1]), (0, 3)).tolist() == []  # assigned to the last group
+    slabs.get(("x", 4), lambda: SLAB, wait=True, chunk_group=(0, 3))
     assert slabs.missing("x", np.arange(5), None).tolist() == [0, 2]
 
 

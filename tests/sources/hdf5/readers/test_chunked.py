@@ -1,4 +1,4 @@
-"""Compressed chunks are decoded once per turn, by whichever worker, and kept within the cache."""
+"""Compressed chunks are decoded once per group, by whichever worker, and kept within the cache."""
 
 import itertools
 
