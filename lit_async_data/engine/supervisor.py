@@ -31,6 +31,10 @@ T = TypeVar("T")
 
 # Seconds that threads in the middle of a read are waited for at the end, and a process before it is killed.
 THREADS_S, PROCESS_S = 5.0, 1.0
+# Seconds between two checks whether another thread has freed a slot; `POLL_S` between two whether the other side lives.
+FREED_S = 0.02
+# Seconds that a batch of somebody else's iterator is waited for before the first warning.
+LONG_S = 30.0
 
 
 def awaited(

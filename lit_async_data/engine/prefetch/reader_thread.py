@@ -22,14 +22,11 @@ from typing import Any, NamedTuple
 
 from lit_async_data.engine.device.feed import HostBatch
 from lit_async_data.engine.prefetch.packing import Ask, T
-from lit_async_data.engine.supervisor import Bell, ThreadWorker, all_ended, awaited
+from lit_async_data.engine.supervisor import LONG_S, Bell, ThreadWorker, all_ended, awaited
 from lit_async_data.errors import ClosedError
 from lit_async_data.system import POLL_S
 
 log = logging.getLogger(__name__)
-
-# Seconds of waiting after which a warning is logged; again when they have doubled.
-LONG_S = 30.0
 
 
 class Pulled(NamedTuple):

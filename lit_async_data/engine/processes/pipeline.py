@@ -30,7 +30,7 @@ from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
-from lit_async_data.engine.supervisor import ThreadWorker, all_ended
+from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex, Share
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
@@ -38,8 +38,6 @@ from lit_async_data.system import OURS
 
 log = logging.getLogger(__name__)
 
-# Seconds between two checks whether a slot was freed by another thread.
-FREED_S = 0.02
 # Tasks that wait in the pipe to a process: the smallest pipe that Linux makes, one page, holds them.
 MOST_TASKS = 32
 NO_WORK = Work()
