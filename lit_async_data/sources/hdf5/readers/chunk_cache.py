@@ -1,4 +1,4 @@
-"""`ChunkCache`: decoded slabs, under one budget of bytes and two rules of keeping.
+"""`ChunkCache`: decoded slabs: a room for each dataset, and one for what is kept; both are parts of ``memory_budget``.
 
 A *slab* is a range of rows that is decoded together: the chunks that share these rows, as one array, rows first.
 """
