@@ -1,8 +1,7 @@
 """`DeviceTransform`: calls the user's function with each batch on its device, and with random numbers for it.
 
-A transform that the user gave once for all stages may draw random numbers by itself, also in evaluation, whose results
-should not change from run to run. `EvaluatedAlike` marks such a transform; its first evaluation batch shows whether it
-draws.
+A transform shared by all stages may draw its own random numbers, which makes evaluation results vary. `EvaluatedAlike`
+marks such a transform; its first evaluation batch shows whether it draws.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Bound(enum.Enum):
     CALLER = ": it reads by itself, and nothing is read ahead"
     FOREIGN = ", mostly for your DataLoader"
     FIRST = ", mostly for the first batch"
-    HANDOVER = ": each batch was ready, and handing it over takes this long"
+    HANDOVER = ": batches were ready; the remaining time is hand-over cost"
     IN_LOOP = " in device_transform, which runs in the loop on a CPU"
 
 
