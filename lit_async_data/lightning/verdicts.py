@@ -20,6 +20,8 @@ STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
 
 # Shorter loops mostly begin and end, and show nothing of their readers.
 LEAST_S, LEAST_STEPS = 1.0, 20
+# A sentence is said again only of a share that differs by this from the one it was said of last.
+NOTICEABLE = 0.1
 
 
 class Verdicts:
@@ -36,7 +38,7 @@ class Verdicts:
         self._training = Watch([])
         self._evaluation: Watch | None = None
         self.wall_s, self._ended_s = 0.0, 0.0
-        self._said: dict[str, Verdict] = {}  # by stage
+        self._said: dict[tuple[str, Bound, Cure], float] = {}  # the share that each stage's sentences were said of last
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -132,8 +134,10 @@ class Verdicts:
 
     def _new(self, stage: str, facts: Facts, found: Verdict, who: str) -> str:
         """A sentence; empty for a short loop, and for what was said of this stage before."""
-        if facts.total_s < LEAST_S or facts.batches < LEAST_STEPS or found.repeats(self._said.get(stage)):
+        sentence = stage, found.bound, found.cure
+        known = abs(found.share - self._said.get(sentence, math.inf)) < NOTICEABLE
+        if facts.total_s < LEAST_S or facts.batches < LEAST_STEPS or known:
             return ""
-        self._said[stage] = found
+        self._said[sentence] = found.share
         prefix = "loader." if stage == "train" else f"data.{stage}_loader."
         return found.sentence(who, f"{facts.total_s:.1f} s", prefix)
