@@ -39,6 +39,7 @@ class Workers(NamedTuple):
     apart: bool = False
     # Whether these processes share each slot, since only one of them should decode a chunk; else each fills whole ones.
     shared: bool = False
+    by_auto: int = 1  # the number that ``workers=auto`` may reach
 
     @classmethod
     def of(
@@ -62,12 +63,12 @@ class Workers(NamedTuple):
         apart = kind == "process" and python
         chunks = source.chunks
         shared = apart and chunks.compressed and bool(chunks.runs) and (chunks.rows > 1 or options.cache_bytes > 0)
+        most = free if apart else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
         if options.workers != "auto":
-            return cls(kind, options.workers, why, options.workers, apart, shared and options.workers > 1)
+            return cls(kind, options.workers, why, options.workers, apart, shared and options.workers > 1, most)
         if python and kind == "thread" and options.worker_kind == "auto" and has_gil():
             return cls("caller", 0, why)
-        most = free if apart else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
-        return cls(kind, 1, why, most, apart, shared and most > 1)
+        return cls(kind, 1, why, most, apart, shared and most > 1, most)
 
     @property
     def most_threads(self) -> int:

@@ -16,8 +16,6 @@ IDLE = 0.85
 FREE = 0.5
 # The depth of the queue that is advised; where it is as deep, a deeper one does not help either.
 QUEUE_DEPTH = 8
-# A share that differs by less than this from the one that was said last is not said again.
-NOTICEABLE = 0.1
 
 
 class Bound(enum.Enum):
@@ -41,6 +39,7 @@ class Bound(enum.Enum):
 class Cure(enum.Enum):
     NONE = ""
     WORKERS = "; set {prefix}workers={value}"
+    AUTO = "; set {prefix}workers=auto, which keeps as many as help"
     PROCESS = "; set {prefix}worker_kind=process"
     QUEUE_DEPTH = "; set {prefix}queue_depth={value}"
     SHUFFLE = "; set {prefix}shuffle=chunk; python -m lit_async_data doctor says how well that mixes"
@@ -66,10 +65,6 @@ class Verdict(NamedTuple):
         of = f"{100 * self.share:.1f} % of {total}"
         said = f"{who} spent {of}" if self.bound is Bound.IN_LOOP else f"{who} waited {of} for data"
         return said + self.bound.value + self.cure.value.format(prefix=prefix, value=self.value)
-
-    def repeats(self, before: Verdict | None) -> bool:
-        """Whether the same was said before, of about as long a wait."""
-        return before is not None and before[1:3] == self[1:3] and abs(before.share - self.share) < NOTICEABLE
 
 
 def verdict(facts: Facts) -> Verdict:
@@ -105,8 +100,9 @@ def _cure(bound: Bound, facts: Facts) -> tuple[Cure, int]:
     if bound is Bound.LATE and readers.queue_depth < QUEUE_DEPTH:
         return Cure.QUEUE_DEPTH, QUEUE_DEPTH
     if bound is Bound.FOREIGN:
-        if 0 <= readers.count < facts.cores and not (full and readers.count):
-            return Cure.NUM_WORKERS, _workers(facts, max(readers.count, 1), facts.cores)
+        # Once: what two of them do side by side does not show whether a third would help.
+        if 0 <= readers.count < min(facts.cores, 2) and not (full and readers.count):
+            return Cure.NUM_WORKERS, _workers(facts, facts.cores)
         return Cure.SOURCE if readers.replaceable else Cure.NONE, 0
     if bound in (Bound.TRANSFORM, Bound.PYTHON, Bound.LOCK, Bound.DECODING, Bound.READING):
         return _quicker(bound, facts, full=full)
@@ -122,17 +118,21 @@ def _quicker(bound: Bound, facts: Facts, *, full: bool) -> tuple[Cure, int]:
         return Cure.SHUFFLE, 0
     # Threads of one process do not run Python side by side; two that open files are slower than one.
     apart = readers.kind == "process" and readers.reading == "python"
-    helps = (apart or not (python or readers.reading == "opened")) and not readers.tried
+    # A count beyond that of `auto` was given, as this advises once: where storage is the limit, none helps.
+    known = readers.auto == "tried" or readers.count > readers.by_auto
+    helps = (apart or not (python or readers.reading == "opened")) and not known
     # Readers that wait for storage need no core each; those that copy from the page cache do.
     waits = bound is Bound.READING and facts.stages.cpu_s < facts.stages.worked_s / 2
     full, most = (False, max(facts.cores, 2)) if waits else (full, facts.cores)
     if helps and not full and readers.count < most:
-        return Cure.WORKERS, _workers(facts, 1, most)
+        if readers.auto == "tries":
+            return Cure.NONE, 0
+        return (Cure.AUTO, 0) if readers.count < readers.by_auto else (Cure.WORKERS, _workers(facts, most))
     if readers.replaceable and (bound in (Bound.DECODING, Bound.LOCK) or readers.reading == "opened"):
         return Cure.PACK, 0
     return Cure.CORES if helps and full else Cure.NONE, 0
 
 
-def _workers(facts: Facts, each: int, most: int) -> int:
+def _workers(facts: Facts, most: int) -> int:
     """More workers than there are: as many as the steps need, if there are cores for them."""
-    return min(max(math.ceil(each * facts.stages.worked_s / facts.busy_s), facts.readers.count + 1), most)
+    return min(max(math.ceil(facts.stages.worked_s / facts.busy_s), facts.readers.count + 1, 2), most)

@@ -28,7 +28,9 @@ class Readers:
     count: int = 1  # now; of a foreign loader its num_workers, -1 if it has none
     chosen: bool = False  # by the user; else `auto` knows why the kind is no other
     reading: Reading = "copied"
-    tried: bool = False  # `auto` has found that another one does not help
+    # Whether `auto` may add one, or has found that another one does not help, or that there is no room for it.
+    auto: Literal["", "tries", "tried"] = ""
+    by_auto: int = 1  # the count that `auto` may reach
     queue_depth: int = 4
     in_vain: bool = False  # a global shuffle decodes chunks for samples that it does not use
     replaceable: bool = True  # by a packed file; or a foreign loader by a source of ours
@@ -41,12 +43,16 @@ class Readers:
             return cls("foreign" if loader.device_depth else "caller", count, replaceable=mapped)
         plan, options, engine = loader.footprint, loader.options, loader.machinery.engine
         feed, workers, now = engine and engine.feed, plan.workers, stats.read.workers
+        auto: Literal["", "tries", "tried"] = ""
+        if options.workers == "auto" and isinstance(feed, SlotFeed):
+            auto = "tries" if not feed.pipeline.tuned else "tried" if now < workers.by_auto else ""
         return cls(
             workers.kind,
             now,
             options.worker_kind != "auto" or options.workers == 0,
             "python" if workers.apart else loader.source.chunks.reading,
-            options.workers == "auto" and isinstance(feed, SlotFeed) and feed.pipeline.tuned and now < workers.most,
+            auto,
+            workers.by_auto,
             options.queue_depth,
             plan.amplification > 1.5 and loader.order.shuffle == "global",
             not loader.source.chunks.random,

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
 from lit_async_data.engine.verdict.watch import Readers, Watch
+from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.testing import ArraySource
 
 
@@ -40,6 +41,19 @@ def test_decoding_in_vain_is_seen_in_the_plan_of_the_loader(h5, monkeypatch):
         with contextlib.closing(lad.HDF5Source(path)) as source:
             known = readers(lad.AsyncLoader(source, options))
         assert (known.in_vain, known.chosen, known.queue_depth) == (shuffle == "global", True, 4)
+
+
+def test_what_auto_may_still_do_for_a_loader_is_known(monkeypatch):
+    monkeypatch.setattr("lit_async_data.engine.resources.workers.cores", lambda _: 3)
+    source = ArraySource({"x": np.zeros(32)}, chunks=StorageLayout(reading="decoded"))
+    for workers, most, known in ((2, 0, ("", 2)), ("auto", 0, ("tries", 1)), ("auto", 1, ("tried", 1))):
+        options = {"batch_size": 8, "workers": workers, "worker_kind": "thread"}
+        with lad.AsyncLoader(source, options) as loader:
+            next(loader)
+            if most:
+                loader.machinery.engine.feed.pipeline._tuner.stay(most)
+            found = Readers.of(loader, loader.stats())
+        assert (found.auto, found.count, found.by_auto) == (*known, 3)
 
 
 @pytest.fixture
