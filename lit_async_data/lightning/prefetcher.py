@@ -13,6 +13,7 @@ import torch
 
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.stats import WaitSummary
 from lit_async_data.engine.verdict.headspace import Headspace
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
@@ -32,7 +33,7 @@ from lit_async_data.lightning.resume import (
 )
 from lit_async_data.lightning.takeover import Takeover, overridden_host_hook
 from lit_async_data.lightning.verdicts import Verdicts
-from lit_async_data.lightning.waits import EpochWaits, WaitSummary
+from lit_async_data.lightning.waits import EpochWaits
 from lit_async_data.options import non_negative_int
 
 log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from lit_async_data.engine.stats import WaitSummary
 from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdict
 from lit_async_data.engine.verdict.headspace import Headspace
-from lit_async_data.engine.verdict.watch import Facts, Loader, Watch
+from lit_async_data.engine.verdict.watch import Loader, Watch
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning.compat import pl, rank_zero_warn
-from lit_async_data.lightning.waits import WaitSummary
 
 # What people call the stages.
 STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
@@ -108,7 +108,7 @@ class Verdicts:
             bound, cure, value = map(round, numbers)
             found = Verdict(share, bounds[bound], cures[cure], value)
             who += f" on rank {slowest}, the slowest of {len(ranks)}," if len(ranks) > 1 else ""
-        line = self._new("train", facts, found, who)
+        line = self._new("train", facts.waited, found, who)
         return f"epoch {trainer.current_epoch}: {line}" if line else ""
 
     # -- evaluation ------------------------------------------------------------------------------------------------
@@ -123,21 +123,20 @@ class Verdicts:
             return ""
         facts = watch.facts()
         self._ended_s = 0.0
-        if not facts.batches or trainer.sanity_checking:
+        if not facts.waited.steps or trainer.sanity_checking:
             return ""
-        waited = WaitSummary(facts.batches, facts.waited_s, facts.gap_s, facts.total_s - facts.waited_s - facts.gap_s)
-        self.evaluated[stage] = self.evaluated.get(stage, WaitSummary()) + waited
+        self.evaluated[stage] = self.evaluated.get(stage, WaitSummary()) + facts.waited
         found = verdict(facts)
         if trainer.state.fn == "fit" and found.bound is Bound.LOOP:
             return ""
-        return self._new(stage, facts, found, STAGES[stage])
+        return self._new(stage, facts.waited, found, STAGES[stage])
 
-    def _new(self, stage: str, facts: Facts, found: Verdict, who: str) -> str:
+    def _new(self, stage: str, waited: WaitSummary, found: Verdict, who: str) -> str:
         """A sentence; empty for a short loop, and for what was said of this stage before."""
         sentence = stage, found.bound, found.cure
         known = abs(found.share - self._said.get(sentence, math.inf)) < NOTICEABLE
-        if facts.total_s < LEAST_S or facts.batches < LEAST_STEPS or known:
+        if waited.total_s < LEAST_S or waited.steps < LEAST_STEPS or known:
             return ""
         self._said[sentence] = found.share
         prefix = "loader." if stage == "train" else f"data.{stage}_loader."
-        return found.sentence(who, f"{facts.total_s:.1f} s", prefix)
+        return found.sentence(who, f"{waited.total_s:.1f} s", prefix)

@@ -9,8 +9,8 @@ from support.lightning.trainer import Recorder, Recording, trainer
 from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
+from lit_async_data.engine.stats import WaitSummary
 from lit_async_data.lightning import verdicts
-from lit_async_data.lightning.waits import WaitSummary
 from lit_async_data.testing import ArraySource
 
 COPY_S = 0.03

@@ -68,12 +68,13 @@ class Verdict(NamedTuple):
 
 
 def verdict(facts: Facts) -> Verdict:
-    if facts.transform_s > max(facts.waited_s, KEEPS_UP * facts.total_s):
-        return Verdict(facts.transform_s / facts.total_s, Bound.IN_LOOP, Cure.BATCH_TRANSFORM)
-    if facts.share < KEEPS_UP:
-        return Verdict(facts.share, Bound.LOOP)
-    bound = Bound.FIRST if facts.gap_s > facts.waited_s else _bound(facts)
-    return Verdict(facts.share, bound, *_cure(bound, facts))
+    waited = facts.waited
+    if facts.transform_s > max(waited.wait_s, KEEPS_UP * waited.total_s):
+        return Verdict(facts.transform_s / waited.total_s, Bound.IN_LOOP, Cure.BATCH_TRANSFORM)
+    if waited.share < KEEPS_UP:
+        return Verdict(waited.share, Bound.LOOP)
+    bound = Bound.FIRST if waited.gap_s > waited.wait_s else _bound(facts)
+    return Verdict(waited.share, bound, *_cure(bound, facts))
 
 
 def _bound(facts: Facts) -> Bound:
@@ -81,10 +82,10 @@ def _bound(facts: Facts) -> Bound:
     read_s, most_s = stages.worked_s / max(readers.count, 1), max(stages.read.seconds, stages.decode.seconds)
     first = {
         Bound.CALLER: readers.kind == "caller",
-        Bound.COPY: stages.copy.seconds > max(facts.busy_s, read_s),
-        Bound.HANDOVER: facts.starved < KEEPS_UP * facts.batches,
+        Bound.COPY: stages.copy.seconds > max(facts.waited.busy_s, read_s),
+        Bound.HANDOVER: facts.starved < KEEPS_UP * facts.waited.steps,
         Bound.FOREIGN: readers.kind == "foreign",
-        Bound.LATE: read_s < IDLE * facts.busy_s,
+        Bound.LATE: read_s < IDLE * facts.waited.busy_s,
         Bound.TRANSFORM: stages.transform.seconds >= most_s,
         Bound.LOCK: readers.reading == "locked",
         Bound.DECODING: stages.decode.seconds == most_s,
@@ -135,4 +136,4 @@ def _quicker(bound: Bound, facts: Facts, *, full: bool) -> tuple[Cure, int]:
 
 def _workers(facts: Facts, most: int) -> int:
     """More workers than there are: as many as the steps need, if there are cores for them."""
-    return min(max(math.ceil(facts.stages.worked_s / facts.busy_s), facts.readers.count + 1, 2), most)
+    return min(max(math.ceil(facts.stages.worked_s / max(facts.waited.busy_s, 1e-9)), facts.readers.count + 1, 2), most)

@@ -13,7 +13,7 @@ from lit_async_data.engine.device.slot_feed import SlotFeed
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.engine.resources.workers import cores
-from lit_async_data.engine.stats import DeviceWait, LoaderStats, StageTimes
+from lit_async_data.engine.stats import DeviceWait, LoaderStats, StageTimes, WaitSummary
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.system import core_seconds, usable_cores
 
@@ -63,24 +63,13 @@ class Readers:
 class Facts:
     """What was measured over some steps of a loop."""
 
-    batches: int = 0
-    total_s: float = 0.0  # of the loop, waiting included
-    waited_s: float = 0.0  # by the device, or by the loop where it has no streams; without the first batch
-    gap_s: float = 0.0  # waited for the first batch
+    waited: WaitSummary  # by the device, or by the loop where it has no streams
     transform_s: float = 0.0  # in `device_transform`, which the loop ran; not waited
     cores: int = 1
     free: float = 1.0  # cores that did nothing, on average
     starved: int = 0  # how often the loop had to wait, at least
     stages: StageTimes = dataclasses.field(default_factory=StageTimes)
     readers: Readers = Readers()
-
-    @property
-    def share(self) -> float:
-        return (self.waited_s + self.gap_s) / self.total_s if self.total_s else 0.0
-
-    @property
-    def busy_s(self) -> float:
-        return max(self.total_s - self.waited_s - self.gap_s, 1e-9)
 
 
 class Watch:
@@ -97,15 +86,13 @@ class Watch:
         waits = [_waited(before, loader.stats()) for loader, before in zip(self.loaders, self._before, strict=True)]
         total_s = wall_s if total_s is None else total_s
         if not waits:
-            return Facts(total_s=total_s)
+            return Facts(WaitSummary(busy_s=total_s))
         slowest = waits.index(max(waits))
         loader, before, now = self.loaders[slowest], self._before[slowest], self.loaders[slowest].stats()
         own = cores(loader.local_world_size)
+        wait_s, gap_s = map(sum, zip(*waits, strict=True))
         return Facts(
-            now.batches - before.batches,
-            total_s,
-            sum(waited_s for waited_s, _ in waits),
-            sum(gap_s for _, gap_s in waits),
+            WaitSummary(now.batches - before.batches, wait_s, gap_s, total_s - wait_s - gap_s),
             now.transform_s - before.transform_s,
             own,
             (idle_s - self._idle_s) / max(wall_s, 1e-9) * own / usable_cores() if known_s else own,

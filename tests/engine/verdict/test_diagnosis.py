@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lit_async_data.engine.stats import Stage, StageTimes
+from lit_async_data.engine.stats import Stage, StageTimes, WaitSummary
 from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdict
 from lit_async_data.engine.verdict.watch import Facts, Readers
 
@@ -21,7 +21,7 @@ def facts(step_s=0.01, *, cpu=0.0, read=0.0, decode=0.0, transform=0.0, copy=0.0
     waited_s = BATCHES * (beside - step_s)
     starved = BATCHES if waited_s else 0
     times = StageTimes(*seconds, cpu_s=BATCHES * cpu)
-    return Facts(BATCHES, BATCHES * beside, waited_s, 0.0, 0.0, cores, free, starved, times, known)
+    return Facts(WaitSummary(BATCHES, waited_s, 0.0, BATCHES * step_s), 0.0, cores, free, starved, times, known)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,8 @@ def test_the_slow_stage_is_named_with_the_first_change_that_can_help(measured, b
 
 
 def test_a_deeper_queue_is_advised_once_and_only_to_readers_that_could_keep_up():
-    late = dataclasses.replace(facts(read=0.005), total_s=1.2, waited_s=0.2, starved=BATCHES // 2)
+    waited = WaitSummary(BATCHES, wait_s=0.2, busy_s=1.0)
+    late = dataclasses.replace(facts(read=0.005), waited=waited, starved=BATCHES // 2)
     assert verdict(late)[1:] == (Bound.LATE, Cure.QUEUE_DEPTH, 8)
     for depth in (8, 16):
         deeper = dataclasses.replace(late, readers=Readers(queue_depth=depth))
@@ -73,7 +74,8 @@ def test_a_deeper_queue_is_advised_once_and_only_to_readers_that_could_keep_up()
 
 
 def test_a_transform_that_the_loop_runs_itself_is_named_whatever_else_is_waited_for():
-    late = dataclasses.replace(facts(read=0.005), total_s=1.7, waited_s=0.2, gap_s=0.1, starved=BATCHES // 2)
+    waited = WaitSummary(BATCHES, wait_s=0.2, gap_s=0.1, busy_s=1.4)
+    late = dataclasses.replace(facts(read=0.005), waited=waited, starved=BATCHES // 2)
     assert verdict(late).bound is Bound.LATE
     found = verdict(dataclasses.replace(late, transform_s=0.34))
     assert found.sentence("training", "1.7 s") == (
@@ -83,9 +85,11 @@ def test_a_transform_that_the_loop_runs_itself_is_named_whatever_else_is_waited_
 
 
 def test_batches_that_were_ready_and_the_first_one_are_no_slow_readers():
-    ready = dataclasses.replace(facts(read=0.005), total_s=1.1, waited_s=0.1)
+    waited = WaitSummary(BATCHES, wait_s=0.1, busy_s=1.0)
+    ready = dataclasses.replace(facts(read=0.005), waited=waited)
     assert verdict(ready)[1:] == (Bound.HANDOVER, Cure.BATCH_SIZE, 0)
-    assert verdict(dataclasses.replace(ready, total_s=2.1, gap_s=1.0)).bound is Bound.FIRST
+    first = dataclasses.replace(ready, waited=waited + WaitSummary(gap_s=1.0))
+    assert verdict(first).bound is Bound.FIRST
 
 
 @pytest.mark.parametrize("cure", Cure)
