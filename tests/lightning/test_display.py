@@ -74,17 +74,6 @@ def test_a_line_stands_above_a_bar_of_rich_and_none_of_it_is_overwritten(termina
     assert "training" in rows[first + 3]  # rich draws the bar again below
 
 
-def test_a_quiet_logger_says_nothing(terminal):
-    logger = logging.getLogger("lit_async_data")
-    before = logger.level
-    logger.setLevel("WARNING")
-    try:
-        print_line("epoch 0: fine")
-    finally:
-        logger.setLevel(before)
-    assert terminal.getvalue() == ""
-
-
 @pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
 def test_the_progress_bar_shows_how_full_the_queues_are(bar, capsys):
     shown, made = Watching(), getattr(pl.callbacks, bar)()

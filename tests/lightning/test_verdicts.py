@@ -63,10 +63,9 @@ def test_every_stage_is_counted_and_says_how_long_it_waited(lines, found):
 
 def test_a_sentence_is_said_again_only_if_something_has_changed(lines, found):
     slow, quick = Verdict(0.5, Bound.DECODING, Cure.WORKERS, 3), Verdict(0.01, Bound.LOOP)
-    reading = slow._replace(bound=Bound.READING)
     found += [slow, slow._replace(share=0.45, value=4), slow._replace(share=0.7), slow._replace(cure=Cure.PACK), quick]
-    found += [reading, slow._replace(share=0.7), reading]  # two causes that take turns
-    trainer(lad.DevicePrefetcher(), max_epochs=8).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
+    found += 2 * [slow._replace(bound=Bound.READING), slow._replace(share=0.7)]  # two causes that take turns
+    trainer(lad.DevicePrefetcher(), max_epochs=9).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
     assert [line.partition(":")[0] for line in lines()] == [f"epoch {epoch}" for epoch in (0, 2, 3, 4, 5)]
 
 

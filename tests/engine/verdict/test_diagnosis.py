@@ -10,7 +10,6 @@ from lit_async_data.engine.verdict.watch import Facts, Readers
 
 BATCHES = 100
 PROCESS = {"kind": "process"}
-CHOSEN = {"chosen": True}
 
 
 def facts(step_s=0.01, *, cpu=0.0, read=0.0, decode=0.0, transform=0.0, copy=0.0, cores=4, free=4.0, **readers):
@@ -19,9 +18,16 @@ def facts(step_s=0.01, *, cpu=0.0, read=0.0, decode=0.0, transform=0.0, copy=0.0
     beside = max(step_s, (read + decode + transform) / max(known.count, 1), copy)
     seconds = (Stage(BATCHES * each) for each in (read, decode, transform, copy))
     waited_s = BATCHES * (beside - step_s)
-    starved = BATCHES if waited_s else 0
     times = StageTimes(*seconds, cpu_s=BATCHES * cpu)
-    return Facts(WaitSummary(BATCHES, waited_s, 0.0, BATCHES * step_s), 0.0, cores, free, starved, times, known)
+    return Facts(
+        WaitSummary(BATCHES, waited_s, 0.0, BATCHES * step_s), 0.0, cores, free, BATCHES * (waited_s > 0), times, known
+    )
+
+
+def behind(starved=BATCHES // 2, *, queue_depth=4, busy_s=1.0, **seconds):
+    """Readers that could keep up, and how long the loop waited all the same."""
+    known = facts(read=0.005, queue_depth=queue_depth)
+    return dataclasses.replace(known, waited=WaitSummary(BATCHES, busy_s=busy_s, **seconds), starved=starved)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +50,13 @@ def facts(step_s=0.01, *, cpu=0.0, read=0.0, decode=0.0, transform=0.0, copy=0.0
         (facts(decode=0.02, reading="decoded", free=0.2), Bound.DECODING, Cure.PACK, 0),
         (facts(decode=0.02, free=0.2, replaceable=False), Bound.DECODING, Cure.CORES, 0),
         (facts(decode=0.08, count=4, by_auto=4, replaceable=False), Bound.DECODING, Cure.NONE, 0),
-        (facts(transform=0.02, reading="python", **CHOSEN), Bound.TRANSFORM, Cure.PROCESS, 0),
+        (facts(transform=0.02, reading="python", chosen=True), Bound.TRANSFORM, Cure.PROCESS, 0),
         (facts(transform=0.02, reading="python"), Bound.TRANSFORM, Cure.NONE, 0),
         (facts(transform=0.02, reading="python", by_auto=4, **PROCESS), Bound.TRANSFORM, Cure.AUTO, 0),
         (facts(read=0.02, reading="python", by_auto=4, **PROCESS), Bound.PYTHON, Cure.AUTO, 0),
         (facts(decode=0.02, reading="locked", **PROCESS), Bound.LOCK, Cure.PACK, 0),
         (facts(copy=0.02), Bound.COPY, Cure.BYTES, 0),
-        (facts(read=0.02, kind="caller", count=0, **CHOSEN), Bound.CALLER, Cure.WORKERS, 1),
+        (facts(read=0.02, kind="caller", count=0, chosen=True), Bound.CALLER, Cure.WORKERS, 1),
         (facts(read=0.02, kind="caller", count=0), Bound.CALLER, Cure.NONE, 0),
         (facts(read=0.02, kind="foreign", count=0), Bound.FOREIGN, Cure.NUM_WORKERS, 2),
         (facts(read=0.02, kind="foreign", count=0, free=0.1), Bound.FOREIGN, Cure.NUM_WORKERS, 2),
@@ -58,38 +64,24 @@ def facts(step_s=0.01, *, cpu=0.0, read=0.0, decode=0.0, transform=0.0, copy=0.0
         (facts(read=0.05, kind="foreign", count=1, free=0.1), Bound.FOREIGN, Cure.SOURCE, 0),
         (facts(read=0.05, kind="foreign", count=2, replaceable=False), Bound.FOREIGN, Cure.NONE, 0),
         (facts(read=0.02, kind="foreign", count=-1, replaceable=False), Bound.FOREIGN, Cure.NONE, 0),
+        (behind(wait_s=0.2), Bound.LATE, Cure.QUEUE_DEPTH, 8),
+        (behind(wait_s=0.2, queue_depth=8), Bound.LATE, Cure.NONE, 0),
+        (behind(wait_s=0.2, queue_depth=16), Bound.LATE, Cure.NONE, 0),
+        (behind(0, wait_s=0.1), Bound.HANDOVER, Cure.BATCH_SIZE, 0),
+        (behind(0, wait_s=0.1, gap_s=1.0), Bound.FIRST, Cure.NONE, 0),
     ],
 )
 def test_the_slow_stage_is_named_with_the_first_change_that_can_help(measured, bound, cure, value):
     assert verdict(measured)[1:] == (bound, cure, value)
 
 
-def test_a_deeper_queue_is_advised_once_and_only_to_readers_that_could_keep_up():
-    waited = WaitSummary(BATCHES, wait_s=0.2, busy_s=1.0)
-    late = dataclasses.replace(facts(read=0.005), waited=waited, starved=BATCHES // 2)
-    assert verdict(late)[1:] == (Bound.LATE, Cure.QUEUE_DEPTH, 8)
-    for depth in (8, 16):
-        deeper = dataclasses.replace(late, readers=Readers(queue_depth=depth))
-        assert verdict(deeper)[1:] == (Bound.LATE, Cure.NONE, 0)
-
-
 def test_a_transform_that_the_loop_runs_itself_is_named_whatever_else_is_waited_for():
-    waited = WaitSummary(BATCHES, wait_s=0.2, gap_s=0.1, busy_s=1.4)
-    late = dataclasses.replace(facts(read=0.005), waited=waited, starved=BATCHES // 2)
+    late = behind(wait_s=0.2, gap_s=0.1, busy_s=1.4)
     assert verdict(late).bound is Bound.LATE
-    found = verdict(dataclasses.replace(late, transform_s=0.34))
-    assert found.sentence("training", "1.7 s") == (
+    assert verdict(dataclasses.replace(late, transform_s=0.34)).sentence("training", "1.7 s") == (
         "training spent 20.0 % of 1.7 s in device_transform, which runs in the loop on a CPU; as batch_transform, in "
         "numpy, the readers run it"
     )
-
-
-def test_batches_that_were_ready_and_the_first_one_are_no_slow_readers():
-    waited = WaitSummary(BATCHES, wait_s=0.1, busy_s=1.0)
-    ready = dataclasses.replace(facts(read=0.005), waited=waited)
-    assert verdict(ready)[1:] == (Bound.HANDOVER, Cure.BATCH_SIZE, 0)
-    first = dataclasses.replace(ready, waited=waited + WaitSummary(gap_s=1.0))
-    assert verdict(first).bound is Bound.FIRST
 
 
 @pytest.mark.parametrize("cure", Cure)

@@ -48,8 +48,7 @@ def test_what_auto_may_still_do_for_a_loader_is_known(monkeypatch):
     monkeypatch.setattr("lit_async_data.engine.resources.workers.cores", lambda _: 3)
     source = ArraySource({"x": np.zeros(32)}, chunks=StorageLayout(reading="decoded"))
     for workers, most, known in ((2, 0, ("", 2)), ("auto", 0, ("tries", 1)), ("auto", 1, ("tried", 1))):
-        options = {"batch_size": 8, "workers": workers, "worker_kind": "thread"}
-        with lad.AsyncLoader(source, options) as loader:
+        with lad.AsyncLoader(source, {"batch_size": 8, "workers": workers, "worker_kind": "thread"}) as loader:
             next(loader)
             if most:
                 loader.machinery.engine.feed.pipeline._tuner.stay(most)
