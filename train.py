@@ -34,7 +34,7 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     model = built(cfg, "model")
     if not isinstance(model, pl.LightningModule):
-        raise ConfigError(f"model._target_: {type(model).__name__} is no LightningModule")
+        raise ConfigError(f"{type(model).__name__} is no LightningModule", "model._target_")
     unused = {
         stage: f"no {stage} set (data.{stage})" if not datamodule.sources[stage] else f"the model has no {step}"
         for stage, step in {"val": "validation_step", "test": "test_step"}.items()
@@ -91,7 +91,7 @@ def main(cfg: DictConfig) -> float | None:
     if cfg.optimized_metric is None:
         return None
     if cfg.optimized_metric not in metrics:
-        raise ConfigError(f"optimized_metric: {cfg.optimized_metric!r} is not one of {', '.join(sorted(metrics))}")
+        raise ConfigError(f"{cfg.optimized_metric!r} is not one of {', '.join(sorted(metrics))}", "optimized_metric")
     return float(metrics[cfg.optimized_metric])
 
 

@@ -24,8 +24,9 @@ All are at the top level, too: ``from lit_async_data import ReadError``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 
 class AsyncDataError(Exception):
@@ -76,23 +77,26 @@ class ConfigError(AsyncDataError, ValueError):
 
     Args:
         message: As for `AsyncDataError`.
-        option: The key of the option, such as ``"fields.y.null"``; None if the error does not say it.
+        option: The key of the option, such as ``"fields.y.null"``; None if no single option is wrong.
+        place: Where it happened; the text begins with option and place.
         **where: As for `AsyncDataError`.
 
     Example:
-        >>> error = ConfigError("null: 'skip' is not one of error, ignore, drop", option="null").within("fields.y.")
+        >>> error = ConfigError("'skip' is not one of error, ignore, drop", option="null").within("fields.y.")
         >>> error.option, str(error)
         ('fields.y.null', "fields.y.null: 'skip' is not one of error, ignore, drop")
     """
 
-    def __init__(self, message: str = "", *, option: str | None = None, **where: Any) -> None:
-        super().__init__(message, **where)
+    def __init__(self, message: str = "", option: str | None = None, *, place: str = "", **where: Any) -> None:
+        super().__init__(message, place=": ".join(filter(None, (option, place))), **where)
         self.option = option
 
-    def within(self, prefix: str) -> ConfigError:
+    def within(self, prefix: str) -> Self:
         """The same error of an option that is part of another one; ``prefix`` ends with a dot."""
-        option = None if self.option is None else prefix + self.option
-        return ConfigError(f"{prefix}{self}", option=option, file=self.file, dataset=self.dataset, row=self.row)
+        error = copy.copy(self)
+        error.args = (f"{prefix}{self}",)
+        error.option = self.option and prefix + self.option
+        return error
 
 
 class MemoryBudgetError(ConfigError):

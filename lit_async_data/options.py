@@ -67,9 +67,9 @@ class Balanced:
     def __post_init__(self) -> None:
         if not isinstance(self.field, str) or not self.field:
             raise ConfigError(
-                f"weights: {reprlib.repr(self.field)} is not the key of a field to balance; for labels of your own, "
+                f"{reprlib.repr(self.field)} is not the key of a field to balance; for labels of your own, "
                 "give weights=class_weights(labels), from lit_async_data.order.weights",
-                option="weights",
+                "weights",
             )
 
 
@@ -189,8 +189,8 @@ class LoaderOptions:
         # The generated __init__ would raise a TypeError for unknown names; __new__ runs before it.
         check_names(values, [field.name for field in dataclasses.fields(cls)])
         if "batch_size" not in values:
-            what = "batch_size: missing; say how many samples a batch has, for example LoaderOptions(batch_size=64)"
-            raise ConfigError(what, option="batch_size")
+            what = "missing; say how many samples a batch has, for example LoaderOptions(batch_size=64)"
+            raise ConfigError(what, "batch_size")
         return super().__new__(cls)
 
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
@@ -201,13 +201,9 @@ class LoaderOptions:
         if isinstance(self.shuffle, bool):
             object.__setattr__(self, "shuffle", "auto" if self.shuffle else "none")
         if self.shuffle not in SHUFFLES:
-            raise ConfigError(
-                f"shuffle: {self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false", option="shuffle"
-            )
+            raise ConfigError(f"{self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false", "shuffle")
         if self.worker_kind not in WORKER_KINDS:
-            raise ConfigError(
-                f"worker_kind: {self.worker_kind!r} is not one of {', '.join(WORKER_KINDS)}", option="worker_kind"
-            )
+            raise ConfigError(f"{self.worker_kind!r} is not one of {', '.join(WORKER_KINDS)}", "worker_kind")
         if self.workers != "auto":
             self._check_int("workers", 0, MAX_WORKERS, also="'auto'")
         self._check_int("batch_size", 1)
@@ -224,22 +220,20 @@ class LoaderOptions:
         self._check_bad_samples()
         for name in ("drop_last", "pad_last", "augment", "return_indices"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not true or false", option=name)
+                raise ConfigError(f"{getattr(self, name)!r} is not true or false", name)
         self._check_int("restarts", 0)
         for name in ("timeout_s", "warn_after_s"):
             seconds: Any = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
-                what = f"{name}: {seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
-                raise ConfigError(what, option=name)
+                what = f"{seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
+                raise ConfigError(what, name)
 
     def _check_lengths(self) -> None:
         bounds: Any = self.buckets
         if not isinstance(bounds, int):
             bounds = np.asarray(bounds)
             if bounds.ndim != 1 or bounds.dtype.kind not in "iu" or not bounds.size or (np.diff(bounds) <= 0).any():
-                raise ConfigError(
-                    f"buckets: {self.buckets!r} is neither a number nor ascending lengths", option="buckets"
-                )
+                raise ConfigError(f"{self.buckets!r} is neither a number nor ascending lengths", "buckets")
             object.__setattr__(self, "buckets", tuple(bounds.tolist()))
         else:
             self._check_int("buckets", 1)
@@ -248,43 +242,41 @@ class LoaderOptions:
         if self.batch_by is None:
             for name in ("batch_elements", "buckets"):
                 if (given := getattr(self, name)) != getattr(LoaderOptions, name):
-                    what = f"{name}: {given!r} needs batch_by, which says what the length of a sample is"
-                    raise ConfigError(what, option=name)
+                    what = f"{given!r} needs batch_by, which says what the length of a sample is"
+                    raise ConfigError(what, name)
             return
         if not _is_key_or_numbers(self.batch_by):
-            what = f"batch_by: {self.batch_by!r} is neither the key of a field nor a length for each sample"
-            raise ConfigError(what, option="batch_by")
+            what = f"{self.batch_by!r} is neither the key of a field nor a length for each sample"
+            raise ConfigError(what, "batch_by")
         if self.weights is not None:
-            raise ConfigError("weights: cannot be combined with batch_by; leave it out", option="weights")
+            raise ConfigError("cannot be combined with batch_by; leave it out", "weights")
 
     def _check_bad_samples(self) -> None:
         most: Any = self.max_bad
         if self.on_error not in ON_ERROR:
-            raise ConfigError(f"on_error: {self.on_error!r} is not one of {', '.join(ON_ERROR)}", option="on_error")
+            raise ConfigError(f"{self.on_error!r} is not one of {', '.join(ON_ERROR)}", "on_error")
         whole = isinstance(most, int) and not isinstance(most, bool) and most >= 0
         if not whole and not (isinstance(most, float) and 0 <= most <= 1):
-            what = f"max_bad: {most!r} is neither a number of samples, such as 10, nor a share from 0.0 to 1.0"
-            raise ConfigError(what, option="max_bad")
+            what = f"{most!r} is neither a number of samples, such as 10, nor a share from 0.0 to 1.0"
+            raise ConfigError(what, "max_bad")
         if not (self.quarantine is None or (isinstance(self.quarantine, str | os.PathLike) and self.quarantine)):
-            raise ConfigError(f"quarantine: {self.quarantine!r} is not the path of a file", option="quarantine")
+            raise ConfigError(f"{self.quarantine!r} is not the path of a file", "quarantine")
 
     def _check_drawing(self) -> None:
         given: Any = self.weights
         if isinstance(given, Mapping) and given.keys() == {"balanced"}:
             object.__setattr__(self, "weights", Balanced(given["balanced"]))
         elif not (given is None or isinstance(given, Balanced) or _is_key_or_numbers(given)):
-            what = f"weights: {given!r} is neither Balanced(…), the key of a field nor a number for each sample"
-            raise ConfigError(what, option="weights")
+            what = f"{given!r} is neither Balanced(…), the key of a field nor a number for each sample"
+            raise ConfigError(what, "weights")
         if not self.drawn and self.epoch_size is not None:
             raise ConfigError(
-                "epoch_size: needs weights, which draw samples with replacement; for part of an epoch use the "
+                "needs weights, which draw samples with replacement; for part of an epoch use the "
                 "Trainer's limit_train_batches",
-                option="epoch_size",
+                "epoch_size",
             )
         if self.drawn and self.shuffle == "none":
-            raise ConfigError(
-                "weights: they draw samples at random, which shuffle=none forbids; leave shuffle out", option="weights"
-            )
+            raise ConfigError("they draw samples at random, which shuffle=none forbids; leave shuffle out", "weights")
 
     @property
     def drawn(self) -> bool:
@@ -298,7 +290,7 @@ class LoaderOptions:
         if number < least or (most is not None and number > most):
             span = f"from {least} on" if most is None else f"from {least} to {most}"
             expected = f"a whole number{' of ' + unit if unit else ''} {span}{' or ' + also if also else ''}"
-            raise ConfigError(f"{name}: {value!r} is not {expected}", option=name)
+            raise ConfigError(f"{value!r} is not {expected}", name)
         object.__setattr__(self, name, number)
 
     @classmethod
@@ -380,13 +372,13 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"{name!r} is not the name of an option")
         if name in INSTEAD:
-            raise ConfigError(f"{name}: no such option; {INSTEAD[name]}", option=name)
+            raise ConfigError(f"no such option; {INSTEAD[name]}", name)
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-        raise ConfigError(f"{name}: no such option; {hint}", option=name)
+        raise ConfigError(f"no such option; {hint}", name)
 
 
 def non_negative_int(name: str, given: int) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        raise ConfigError(f"{name}: {given!r} is not a whole number from 0 on", option=name)
+        raise ConfigError(f"{given!r} is not a whole number from 0 on", name)
     return given

@@ -64,13 +64,14 @@ def read(
     if isinstance(dataset, str):
         path, found, name = dataset.rpartition(":/")
         if not found:
-            raise ConfigError(f"dataset: {dataset!r} is not FILE:/DATASET, such as scan.h5:/data")
+            raise ConfigError(f"{dataset!r} is not FILE:/DATASET, such as scan.h5:/data", "dataset")
     elif not isinstance(dataset, h5py.Dataset) or not dataset:
-        raise ConfigError(f"dataset: {dataset!r} is no open dataset; give one, or FILE:/DATASET")
+        raise ConfigError(f"{dataset!r} is no open dataset; give one, or FILE:/DATASET", "dataset")
     elif dataset.file.mode != "r" or not in_one_file(dataset):
         raise ConfigError(
-            f"dataset: {dataset!r} is in a file that is open for writing, or no file, so its values may not be on disk "
-            "yet; close it, and give FILE:/DATASET"
+            f"{dataset!r} is in a file that is open for writing, or no file, so its values may not be on disk "
+            "yet; close it, and give FILE:/DATASET",
+            "dataset",
         )
     else:
         path, name = dataset.file.filename, dataset.name or ""
@@ -109,7 +110,7 @@ def open_reader(
     """
     count: Any = usable_cores() if threads is None else threads
     if not isinstance(count, numbers.Integral) or count < 1:
-        raise ConfigError(f"threads: {threads!r} is not a whole number from 1 on", option="threads")
+        raise ConfigError(f"{threads!r} is not a whole number from 1 on", "threads")
     return FileReader(os.path.abspath(path), int(count), IndexCache(cache_dir), allow_external=allow_external)
 
 
@@ -154,13 +155,13 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
                 self._readers[dataset] = self._opened(dataset)
         stored, file, reader, member = self._readers[dataset]
         if member and out is not None:
-            raise ConfigError(f"out: {dataset!r} is a member of records, which are read whole; leave it out")
+            raise ConfigError(f"{dataset!r} is a member of records, which are read whole; leave it out", "out")
         chosen = _chosen(rows, stored)
         shape, dtype = (*(len(chosen),) * bool(stored.shape), *stored.shape[1:]), stored.dtype.newbyteorder("=")
         if out is None:
             out = np.empty(shape, dtype)
         elif not (isinstance(out, np.ndarray) and (out.shape, out.dtype) == (shape, dtype) and out.flags.carray):
-            raise ConfigError(f"out: give an array of {dtype} {shape} that is C-contiguous and can be written to")
+            raise ConfigError(f"give an array of {dtype} {shape} that is C-contiguous and can be written to", "out")
         work = len(chosen) * max(reader.slab_bytes, out.nbytes // max(len(chosen), 1)) // BLOCK_BYTES
         most = BLOCKS_PER_THREAD * self._threads if reader.reading == "decoded" else 1
         blocks = _blocks(chosen, reader.rows, min(work, most)) if out.size else []
@@ -184,7 +185,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
 
     def _opened(self, name: str) -> tuple[StoredDataset, OpenFile, Reader, tuple[str, ...]]:
         if not isinstance(name, str) or not name.strip("/"):
-            raise ConfigError(f"dataset: {name!r} names none; give one of {self.path}")
+            raise ConfigError(f"{name!r} names none; give one of {self.path}", "dataset")
         where = f"{self.path}:/{name.strip('/')}"
         with Reading(self._main), as_source_errors(where, "cannot be read", file=self.path, dataset=name):
             of, member = self._group.split(name)
@@ -211,7 +212,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
 def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
     """The numbers of rows, from 0 on."""
     if not stored.shape and rows is not None:
-        raise ConfigError(f"rows: {stored} is a single value, which has none; leave them out")
+        raise ConfigError(f"{stored} is a single value, which has none; leave them out", "rows")
     count = stored.rows if stored.shape else 1
     if rows is None or isinstance(rows, slice):
         found = range(count)[slice(None) if rows is None else rows]
@@ -221,7 +222,7 @@ def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
         return np.flatnonzero(given)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise ConfigError(
-            f"rows: {given.dtype} {given.shape} are not rows of {stored}; give numbers, a mask of {count}, or a slice"
+            f"{given.dtype} {given.shape} are not rows of {stored}; give numbers, a mask of {count}, or a slice", "rows"
         )
     wrong = (given < -count) | (given >= count)
     if wrong.any():

@@ -55,7 +55,7 @@ def check(typed: list[str], config_dir: str) -> None:
     except OverrideParseException as error:
         key, equals, value = error.override.partition("=")
         meant = f"""for text with such signs, quote it: '{key}="{value}"'""" if equals else "write KEY=VALUE"
-        raise ConfigError(f"{error.override}: cannot be read; {meant}") from error
+        raise ConfigError(f"cannot be read; {meant}", error.override) from error
     groups = {each.key_or_group: _choices(config_dir, each.key_or_group) for each in overrides}
     chosen = {}
     for each in overrides:
@@ -68,17 +68,17 @@ def check(typed: list[str], config_dir: str) -> None:
                 and not each.is_delete()
                 and not {*(first if isinstance(first, list) else [first])} <= {*choices}
             ):
-                raise ConfigError(f"{group}: {first or 'null'} is no choice; there are {', '.join(choices)}")
+                raise ConfigError(f"{first or 'null'} is no choice; there are {', '.join(choices)}", group)
             chosen[group] = f"{each.get_key_element()}={first}" if each.is_discrete_sweep() else str(each.input_line)
     known = _known(config_dir, chosen.values())
     for each in overrides:
         if each.key_or_group not in chosen and not each.is_add() and not each.is_force_add():
             new = None if each.is_sweep_override() else each.value()
             if null := _null_in(each.key_or_group, new):
-                raise ConfigError(f"{null}: in {{…}}, Hydra takes null for no name; write ++{null}=VALUE beside it")
+                raise ConfigError(f"in {{…}}, Hydra takes null for no name; write ++{null}=VALUE beside it", null)
             for name, given in {each.key_or_group: new, **_merged(each.key_or_group, new, known)}.items():
                 if name not in known:
-                    raise ConfigError(f"{name}: no such key; {_hint(name, known, chosen, config_dir)}")
+                    raise ConfigError(f"no such key; {_hint(name, known, chosen, config_dir)}", name)
                 _check_type(name, given, known[name])
 
 
@@ -101,10 +101,10 @@ def _null_in(key: str, value: Any) -> str:
 def _check_type(key: str, value: Any, default: Any) -> None:
     if isinstance(default, bool | int | float) and isinstance(value, str) and value != "auto":
         expected = "true or false" if isinstance(default, bool) else "a number"
-        raise ConfigError(f"{key}: {value!r} is not {expected} (the default is {default})")
+        raise ConfigError(f"{value!r} is not {expected} (the default is {default})", key)
     if isinstance(default, dict) and "_target_" in default and not isinstance(value, dict | None):
         name = next((each for each in ("path", "table", "root") if each in default), "NAME")
-        raise ConfigError(f"{key}: {value!r} cannot replace all of its settings; write {key}.{name}={value}")
+        raise ConfigError(f"{value!r} cannot replace all of its settings; write {key}.{name}={value}", key)
 
 
 def _hint(key: str, known: dict[str, Any], chosen: dict[str, str], config_dir: str) -> str:

@@ -95,19 +95,22 @@ class ImageClassifier(pl.LightningModule):
         if not spec.as_mapping:
             fields = ", ".join(f"{name}: {each}" for name, each in zip("xy", spec, strict=False))
             raise ConfigError(
-                f"fields: batches are tuples of {', '.join(spec)}, but this model takes fields by key; name them: "
-                f"'data.train.fields={{{fields}}}'"
+                f"batches are tuples of {', '.join(spec)}, but this model takes fields by key; name them: "
+                f"'data.train.fields={{{fields}}}'",
+                "fields",
             )
         for option, key in {"x": self.x, "y": self.y}.items():
             if key not in spec:
                 raise ConfigError(
-                    f"model.{option}: there is no field {key!r}; choose model.{option} from {', '.join(spec)}"
+                    f"there is no field {key!r}; choose model.{option} from {', '.join(spec)}", f"model.{option}"
                 )
         shape = spec[self.x].shape
         if len(shape) not in (2, 3):
-            raise ConfigError(f"model.x: field {self.x!r} has shape {shape}, but this model takes (C, H, W) or (H, W)")
+            raise ConfigError(
+                f"field {self.x!r} has shape {shape}, but this model takes (C, H, W) or (H, W)", "model.x"
+            )
         if self.y not in data.num_classes:
-            raise ConfigError(f"model.y: field {self.y!r} is {spec[self.y]}, but this model takes whole numbers ≥ 0")
+            raise ConfigError(f"field {self.y!r} is {spec[self.y]}, but this model takes whole numbers ≥ 0", "model.y")
         hparams["channels"] = hparams["channels"] or (shape[0] if len(shape) == 3 else 1)
         hparams["classes"] = hparams["classes"] or data.num_classes[self.y]
 

@@ -21,21 +21,23 @@ from lit_async_data.errors import AsyncDataError, SourceError
 def check_run(cfg: DictConfig) -> None:
     """Refuse a run that cannot train or test, before it reads any data."""
     for key in sorted(OmegaConf.missing_keys(cfg)):
-        raise ConfigError(f"{key}: missing; give it, as in {key}=VALUE")
+        raise ConfigError(f"missing; give it, as in {key}=VALUE", key)
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if sweep and (cfg.trainer.devices not in (1, "1") or cfg.trainer.num_nodes > 1):
         raise ConfigError(
-            f"trainer.devices: {cfg.trainer.devices} with --multirun: each process would repeat the whole sweep; use "
-            "trainer.devices=1, or one call per setting"
+            f"{cfg.trainer.devices} with --multirun: each process would repeat the whole sweep; use "
+            "trainer.devices=1, or one call per setting",
+            "trainer.devices",
         )
     if cfg.ckpt_path is None and cfg.test and not cfg.train:
         raise ConfigError(
-            "train: false without ckpt_path would test untrained weights; give a checkpoint: ckpt_path=best, "
-            "ckpt_path=last or a file"
+            "false without ckpt_path would test untrained weights; give a checkpoint: ckpt_path=best, "
+            "ckpt_path=last or a file",
+            "train",
         )
     if cfg.train and OmegaConf.select(cfg, "data.train", default="elsewhere") is None:
         raise ConfigError(
-            "data.train: null leaves no data to train on; to only test a checkpoint, write train=false ckpt_path=best"
+            "null leaves no data to train on; to only test a checkpoint, write train=false ckpt_path=best", "data.train"
         )
 
 
@@ -52,13 +54,13 @@ def starting_checkpoint(cfg: DictConfig) -> str | None:
         found = _newest(folders, sweep)
         if found is None:
             raise ConfigError(
-                f"ckpt_path: {chosen}: there is no checkpoint below {folders[0]}; train first, or give a file"
+                f"{chosen}: there is no checkpoint below {folders[0]}; train first, or give a file", "ckpt_path"
             )
         chosen = str(found) if chosen == "last" else _best(found)
     typed = None if chosen is None else Path(cfg.paths.work_dir, chosen)  # Hydra may have gone elsewhere
     if typed is not None and not (typed.is_file() and zipfile.is_zipfile(typed)):
         raise ConfigError(
-            f"ckpt_path: {chosen} is not a complete checkpoint; give another file, ckpt_path=last or ckpt_path=best"
+            f"{chosen} is not a complete checkpoint; give another file, ckpt_path=last or ckpt_path=best", "ckpt_path"
         )
     return None if typed is None else str(typed)
 
@@ -82,7 +84,8 @@ def _best(newest: Path) -> str:
     bests = [state.get("best_model_path") for state in states if isinstance(state, dict) and state.get("monitor")]
     if not any(bests):
         raise ConfigError(
-            f"ckpt_path: best: the newest run has none, as its checkpoints monitor no metric; write ckpt_path={newest}"
+            f"best: the newest run has none, as its checkpoints monitor no metric; write ckpt_path={newest}",
+            "ckpt_path",
         )
     best = next(filter(None, bests))
     here = newest.parent / Path(best).name  # the folder of the run may have been moved
@@ -101,7 +104,7 @@ def built(cfg: DictConfig, key: str, **more: Any) -> Any:
             cause.args = (f"{named}: {cause}" if named else str(cause),)
         if isinstance(cause, AsyncDataError):
             raise cause from None
-        raise ConfigError(f"{key}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
+        raise ConfigError(f"{type(cause).__name__}: {' '.join(str(cause).split())}", key) from error
 
 
 def _naming(dataset: str | None, key: str, value: Any) -> Iterator[str]:

@@ -1,11 +1,17 @@
 """Errors: what each one is, where it says that it happened, and the error of a batch that cannot be read."""
 
+import ast
+import pickle
+import re
+from pathlib import Path
+
 import pytest
 
 import lit_async_data
 from lit_async_data import errors
 from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, batch_error
 
+MODULES = Path(lit_async_data.__file__).parent.rglob("*.py")
 KINDS = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AsyncDataError)}
 
 
@@ -20,9 +26,17 @@ def test_every_error_about_data_is_a_source_error_and_every_one_about_options_a_
 
 
 def test_an_option_that_is_part_of_another_one_keeps_its_place():
-    error = ConfigError("null: no", option="null", file="t.csv", row=3).within("fields.y.")
-    assert (str(error), error.option, error.file, error.row) == ("fields.y.null: no", "fields.y.null", "t.csv", 3)
+    error = ConfigError("no", "null", file="t.csv", row=3).within("fields.y.")
+    for each in (error, pickle.loads(pickle.dumps(error))):
+        assert (str(each), each.option, each.file, each.row) == ("fields.y.null: no", "fields.y.null", "t.csv", 3)
     assert ConfigError("no").within("fields.y.").option is None
+
+
+def test_the_key_of_an_option_is_an_attribute_not_only_a_word_of_the_message():
+    calls = [call for path in MODULES for call in ast.walk(ast.parse(path.read_text())) if isinstance(call, ast.Call)]
+    errors = [call for call in calls if ast.unparse(call.func) in ("ConfigError", "MemoryBudgetError")]
+    assert len(errors) > 200
+    assert [text for error in errors if re.match(r"f?['\"][\w.]+: ", text := ast.unparse(error.args[0]))] == []
 
 
 @pytest.mark.parametrize(("known", "worker"), [(None, 2), (0, 0)])

@@ -76,9 +76,9 @@ def first_measured(fields: Mapping[Any, FieldSpec | FieldStatistics]) -> tuple[A
         if not field.labels:
             return (key,)
     raise ConfigError(
-        f"fields: no field is named, and {', '.join(map(repr, fields)) or 'none'} hold classes, flags or one integer "
+        f"no field is named, and {', '.join(map(repr, fields)) or 'none'} hold classes, flags or one integer "
         'per sample; name what to normalise: fields="x", or device_transform=Normalize(fields="x") with statistics',
-        option="fields",
+        "fields",
     )
 
 

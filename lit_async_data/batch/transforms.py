@@ -41,7 +41,7 @@ class ToFloat:
     def __init__(self, fields: Fields | None = None, *, dtype: str = "float32") -> None:
         self.fields = _checked_fields(fields)
         if dtype not in _TYPES:
-            raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
+            raise ConfigError(f"{dtype!r} is not one of {', '.join(_TYPES)}", "dtype")
         self.dtype = _TYPES[dtype]
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class Normalize:
         axis: int | Sequence[int] = 0,
     ) -> None:
         if scale not in ("stored", "type", None):
-            raise ConfigError(f"scale: {scale!r} is not one of stored, type")
+            raise ConfigError(f"{scale!r} is not one of stored, type", "scale")
         self.scale, self.dtype = scale, dtype
         self._float = ToFloat(fields, dtype=dtype)
         self._scalings = dict.fromkeys(self.fields or (None,), _Scaling(mean, std, axis))
@@ -131,7 +131,7 @@ class Normalize:
         made = cls(scale="stored", fields=first_measured(statistics) if fields is None else fields, dtype=dtype)
         for key in made._scalings:
             if key not in statistics:
-                raise ConfigError(f"fields: no statistics of {key!r}; choose from {', '.join(map(repr, statistics))}")
+                raise ConfigError(f"no statistics of {key!r}; choose from {', '.join(map(repr, statistics))}", "fields")
             found = statistics[key]
             _check_spread(key, found)
             made._scalings[key] = _Scaling(found.mean, found.std, found.axis)
@@ -171,8 +171,9 @@ class Normalize:
             if len({*map(str, self._scalings.values())}) > 1:
                 listed, last = ", ".join(map(repr, self._scalings)), next(reversed(self._scalings))
                 raise ConfigError(
-                    f"fields: {listed} are normalised each by its own numbers, and a tensor does not say which it is; "
-                    f"give it a batch: inverse({{**batch, {last!r}: values}})[{last!r}]"
+                    f"{listed} are normalised each by its own numbers, and a tensor does not say which it is; "
+                    f"give it a batch: inverse({{**batch, {last!r}: values}})[{last!r}]",
+                    "fields",
                 )
             return self._normalize(batch, next(iter(self._scalings)))
         return _with_replaced(batch, self.fields, self._normalize)
@@ -182,8 +183,9 @@ class Normalize:
         means = scaling.mean
         if self.scale is None and largest(values) > 1 and means.min() >= 0 and means.max() <= 1:
             raise ConfigError(
-                f'scale: means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide '
-                f'them by {largest(values)} first, or scale="stored" if mean and std are those of the stored values'
+                f'means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide '
+                f'them by {largest(values)} first, or scale="stored" if mean and std are those of the stored values',
+                "scale",
             )
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels. Wide types hold large values that differ
         # little, such as seconds since 1970, which float32 does not tell apart before the mean is gone.
@@ -204,14 +206,15 @@ class _Scaling:
         self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
         if len({self.mean.shape, self.std.shape} - {()}) > 1:
             raise ConfigError(
-                f"std: {self.std.size} for {self.mean.size} channels of mean; give one number, or one for each channel"
+                f"{self.std.size} for {self.mean.size} channels of mean; give one number, or one for each channel",
+                "std",
             )
         if self.std.min() <= 0:
-            raise ConfigError(f"std: {std!r} is not above 0")
+            raise ConfigError(f"{std!r} is not above 0", "std")
         arrays = np.broadcast_arrays(1 / self.std, self.mean / self.std)
         self.axis = tuple(axis) if isinstance(axis, Sequence) else (axis,) * bool(arrays[0].ndim)
         if len(self.axis) != arrays[0].ndim:
-            raise ConfigError(f"axis: {axis!r} is not one for each of the {arrays[0].ndim} axes of mean and std")
+            raise ConfigError(f"{axis!r} is not one for each of the {arrays[0].ndim} axes of mean and std", "axis")
         self._arrays, self._by_device = arrays, dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]]()
 
     def __str__(self) -> str:
@@ -235,9 +238,10 @@ class _Scaling:
             letters = {3: '"NWC", or "NC" for windows of rows', 4: '"NHWC"', 5: '"NDHWC"'}
             layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters else "layout"
             raise ConfigError(
-                f"mean, std: {' × '.join(map(str, scale.shape))} channels, but a batch of the field has {there}: its "
+                f"{' × '.join(map(str, scale.shape))} channels, but a batch of the field has {there}: its "
                 f"shape is {tuple(values.shape)}; give one number, or one for each channel. If another axis holds the "
-                f"channels, name it with axis, or name the axes with the source's {layout}"
+                f"channels, name it with axis, or name the axes with the source's {layout}",
+                "mean, std",
             )
         shape = [size if axis in axes else 1 for axis, size in enumerate(values.shape)]
         order = sorted(range(len(axes)), key=axes.__getitem__)
@@ -253,7 +257,7 @@ def _check_spread(key: Any, found: FieldStatistics) -> None:
     ):
         if np.any(wrong):
             where = f" at {tuple(np.argwhere(wrong)[0].tolist())} of axis {found.axis}" if found.axis else ""
-            raise ConfigError(f"statistics: {key!r} has {what}{where}, so it cannot be normalised; {advice}")
+            raise ConfigError(f"{key!r} has {what}{where}, so it cannot be normalised; {advice}", "statistics")
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -276,11 +280,12 @@ def _with_replaced(batch: Any, fields: Sequence[str | int] | None, convert: Call
     values: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
     for field in fields if fields is not None else list(values)[:1]:
         if field not in values:
-            raise ConfigError(f"fields: {field!r} is not in the batch; choose from {', '.join(map(repr, values))}")
+            raise ConfigError(f"{field!r} is not in the batch; choose from {', '.join(map(repr, values))}", "fields")
         if not isinstance(values[field], Tensor):
             raise ConfigError(
-                f"fields: {field!r} is no tensor but {type(values[field]).__name__}; pass this as device_transform. A "
-                "batch_transform gets arrays: write (x - mean) / std"
+                f"{field!r} is no tensor but {type(values[field]).__name__}; pass this as device_transform. A "
+                "batch_transform gets arrays: write (x - mean) / std",
+                "fields",
             )
         values[field] = convert(values[field], field)
     return values if isinstance(batch, Mapping) else tuple(values.values())
@@ -291,7 +296,7 @@ def _checked_fields(fields: Any) -> tuple[str | int, ...] | None:
         return None
     listed = tuple(fields) if isinstance(fields, Sequence) and not isinstance(fields, str) else (fields,)
     if not listed or not all(isinstance(field, str | int) and not isinstance(field, bool) for field in listed):
-        raise ConfigError(f"fields: {fields!r} is neither a key, nor an index, nor a list of these")
+        raise ConfigError(f"{fields!r} is neither a key, nor an index, nor a list of these", "fields")
     return listed
 
 
@@ -301,5 +306,5 @@ def _checked_numbers(name: str, values: Any) -> Array:
     except (ValueError, TypeError):  # lists of several lengths; a tensor on another device
         numbers = np.asarray(None)
     if numbers.dtype.kind not in "iuf" or not numbers.size or not np.isfinite(numbers).all():
-        raise ConfigError(f"{name}: {values!r} is neither a finite number nor a list of one for each channel")
+        raise ConfigError(f"{values!r} is neither a finite number nor a list of one for each channel", name)
     return numbers.astype(np.float64)

@@ -68,7 +68,7 @@ def _check_kinds(source: Source, first: Source, stage: Any) -> None:
         if (key in own) != (key in others):
             here, there = ("classes", "numbers") if key in own else ("numbers", "classes")
             raise ConfigError(
-                f"{stage}: {key} holds {here}, but {there} in the first stage; set kind: class or kind: number in both"
+                f"{key} holds {here}, but {there} in the first stage; set kind: class or kind: number in both", stage
             )
 
 
@@ -84,9 +84,10 @@ def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
                 first, others = known.setdefault(key, (stage, names))
                 if any(name != other for name, other in zip(names, others, strict=False)):
                     raise ConfigError(
-                        f"{stage}: the classes of {key} are {', '.join(names)}, but those of {first} are "
+                        f"the classes of {key} are {', '.join(names)}, but those of {first} are "
                         f"{', '.join(others)}: the same number would mean different classes; store the names in the "
-                        "same order"
+                        "same order",
+                        stage,
                     )
                 known[key] = max((first, others), (stage, names), key=lambda each: len(each[1]))
 

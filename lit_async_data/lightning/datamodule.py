@@ -365,10 +365,10 @@ class AsyncDataModule(pl.LightningDataModule):
             (1, 1, True, True)
         """
         if not self.sources["train"]:
-            raise ConfigError("train: there is no source for training, so there is no step to replay")
+            raise ConfigError("there is no source for training, so there is no step to replay", "train")
         for name, value, least in (("step", step, 0), ("accumulate_grad_batches", accumulate_grad_batches, 1)):
             if not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}: {value!r} is not a whole number from {least} on")
+                raise ConfigError(f"{value!r} is not a whole number from {least} on", name)
         source, options = self.sources["train"][0], dataclasses.replace(self._options_of("train"), workers=0)
         on = None if device is None else torch.device(device)
         arguments = LoaderArguments(None, source, options, rank, world_size, device=on)
@@ -377,7 +377,7 @@ class AsyncDataModule(pl.LightningDataModule):
             if limit is not None:
                 batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
             if batches < 1:
-                raise ConfigError(f"limit_train_batches: {limit} leaves no batch of the {len(loader)} of an epoch")
+                raise ConfigError(f"{limit} leaves no batch of the {len(loader)} of an epoch", "limit_train_batches")
             epoch, number = divmod(step, -(-batches // accumulate_grad_batches))
             first = number * accumulate_grad_batches
             wiring = loader.machinery.wiring

@@ -60,7 +60,7 @@ class PredictionWriter(pl.Callback):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-            raise ConfigError(f"path: {path!r} is not the path of a folder; give one for the predictions")
+            raise ConfigError(f"{path!r} is not the path of a folder; give one for the predictions", "path")
         self.path = os.path.expanduser(os.fspath(path)).rstrip("/") or "/"
         self._partial = f"{self.path}.partial"
         self._predictions: list[LoaderPredictions] = []
@@ -110,8 +110,8 @@ class PredictionWriter(pl.Callback):
     def _check_free(self) -> None:
         empty = not os.path.islink(self.path) and os.path.isdir(self.path) and not os.listdir(self.path)
         if os.path.lexists(self.path) and not empty:
-            what = f"path: {self.path} exists; move or delete it, or give PredictionWriter another path"
-            raise ConfigError(what, file=self.path)
+            what = f"{self.path} exists; move or delete it, or give PredictionWriter another path"
+            raise ConfigError(what, "path", file=self.path)
 
     def _make_partial(self) -> None:
         os.makedirs(self._partial, exist_ok=True)
@@ -147,7 +147,7 @@ def _check_loader(loader: Any, number: int, trainer: pl.Trainer) -> None:
         what = f"{where} is a {kind}, which does not say which samples a batch has; predict with"
         raise ConfigError(f"{what} AsyncDataModule(predict=source, …); the source can be DatasetSource(dataset)")
     if loader.options.batch_by is not None:
-        raise ConfigError(f"{where} takes samples by length; leave batch_by out for prediction", option="batch_by")
+        raise ConfigError(f"{where} takes samples by length; leave it out for prediction", "batch_by")
     if loader.order.shuffle != "none" or loader.options.drop_last:
         raise ConfigError(f"{where} shuffles or drops samples; set shuffle=False and drop_last=False for it")
     if (loader.rank, loader.world_size) != (trainer.global_rank, trainer.world_size):
@@ -251,7 +251,9 @@ def _of(location: Any, name: str) -> Any:
 def placed(values: Mapping[str, Values], samples: Indices, read: Indices) -> tuple[dict[str, Values], Values]:
     """The predictions of samples, of which not all were read, in their rows; and which are missing."""
     if MISSING in values:
-        raise ConfigError(f"predict_step: {MISSING!r} is the column of samples that could not be read; rename the key")
+        raise ConfigError(
+            f"{MISSING!r} is the column of samples that could not be read; rename the key", "predict_step"
+        )
     missing, rows = ~np.isin(samples, read), np.flatnonzero(np.isin(read, samples))
     found: dict[str, Values] = {}
     for name, column in values.items():

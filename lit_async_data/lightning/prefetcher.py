@@ -102,7 +102,9 @@ class DevicePrefetcher(pl.Callback):
         self.device_depth = None if device_depth is None else non_negative_int("device_depth", device_depth)
         self.verify_copies = non_negative_int("verify_copies", verify_copies)
         if headspace and self.verify_copies:
-            raise ConfigError("headspace: repeated batches are not copied, so verify_copies has nothing to do; set one")
+            raise ConfigError(
+                "repeated batches are not copied, so verify_copies has nothing to do; set one", "headspace"
+            )
         self.headspace = headspace
         self.waited = WaitSummary()
         self._epoch = EpochWaits()

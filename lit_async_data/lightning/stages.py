@@ -42,17 +42,17 @@ def split_sources(
     conflicting = [stage for stage, each in by_stage.items() if each is not None]
     if conflicting:
         raise ConfigError(
-            f"{conflicting[0]}: cannot be combined with source, split or groups, which set the source of each stage"
+            "cannot be combined with source, split or groups, which set the source of each stage", conflicting[0]
         )
     if source is None:
-        raise ConfigError("source: missing; split and groups only say how to cut it")
+        raise ConfigError("missing; split and groups only say how to cut it", "source")
     check_source("source", source)
     whole, parts, lines = source, {"train": source}, []
     if split is not None or (options["by"] is not None and fold is None):
         sides = split_source(source, split, **options)
         unknown = next((name for name in sides if name not in STAGES), None)
         if unknown is not None:
-            raise ConfigError(f"split: {unknown!r} is not one of {', '.join(STAGES)}")
+            raise ConfigError(f"{unknown!r} is not one of {', '.join(STAGES)}", "split")
         parts, lines = dict(sides), [sides.described]
         if fold is not None:
             rest = [sides[stage].samples for stage in ("train", "val") if stage in sides]
@@ -62,7 +62,7 @@ def split_sources(
         parts, lines = parts | sides, [*lines, sides.described]
     unused = [name for name, each in options.items() if each is not None]
     if unused and not lines:
-        raise ConfigError(f"{unused[0]}: only with split, as in split={{'train': 0.8, 'val': 0.2}}, or with fold")
+        raise ConfigError("only with split, as in split={'train': 0.8, 'val': 0.2}, or with fold", unused[0])
     return {**by_stage, **parts}, "; of train and val, ".join(line.removeprefix("split ") for line in lines)
 
 
@@ -70,7 +70,7 @@ def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
     """The sources of each stage as a list. Only evaluation may have several."""
     sources: dict[Stage, list[Source]] = {stage: _checked_sources(stage, by_stage[stage]) for stage in STAGES}
     if not any(sources.values()):
-        raise ConfigError("train: there is no source; give one of train, val, test, predict, or source with split")
+        raise ConfigError("there is no source; give one of train, val, test, predict, or source with split", "train")
     return sources
 
 
@@ -78,8 +78,9 @@ def _checked_sources(stage: Stage, argument: Any) -> list[Source]:
     if isinstance(argument, Mapping) and stage != "train":
         names = ", ".join(map(str, argument))
         raise ConfigError(
-            f"{stage}: a mapping with the names {names}, but Lightning numbers them, as dataloader_idx of the "
-            f"step; write a list: {stage}=[{names}]"
+            f"a mapping with the names {names}, but Lightning numbers them, as dataloader_idx of the "
+            f"step; write a list: {stage}=[{names}]",
+            stage,
         )
     is_list = isinstance(argument, Sequence) and not isinstance(argument, str) and stage != "train"
     sources = argument if is_list else [] if argument is None else [argument]
@@ -92,11 +93,11 @@ def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> 
     """The options of an evaluation stage: those of training without shuffle, with the stage's overrides."""
     where = f"{stage}_loader"
     if not isinstance(overrides, Mapping | None):
-        raise ConfigError(f"{where}: {overrides!r} is not a mapping of options, as in {{'batch_size': 512}}")
+        raise ConfigError(f"{overrides!r} is not a mapping of options, as in {{'batch_size': 512}}", where)
     for name in ("weights", "epoch_size", "augment"):
         given = overrides.get(name) if overrides else None
         if given is not None and given is not False:
-            raise ConfigError(f"{where}.{name}: in training only; evaluation takes each sample once, as it is")
+            raise ConfigError("in training only; evaluation takes each sample once, as it is", f"{where}.{name}")
     evaluated = options.for_evaluation()
     if stage == "predict":  # predictions come in the order of the dataset
         evaluated = dataclasses.replace(evaluated, batch_by=None, batch_elements=None, buckets=LoaderOptions.buckets)
@@ -131,7 +132,7 @@ def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]
     functions: dict[str, Any] = dict(argument)
     for key, each in functions.items():
         if key not in (*STAGES, "eval"):
-            raise ConfigError(f"{name}: {key!r} is not one of {', '.join(STAGES)}, eval")
+            raise ConfigError(f"{key!r} is not one of {', '.join(STAGES)}, eval", name)
         check_callable(f"{name}.{key}", each, CALLED_WITH[name])
     transforms: dict[str, Function | None] = {}
     for stage in STAGES:
@@ -189,16 +190,14 @@ class LoaderArguments:
 def check_statistics(statistics: Any, train: Sequence[Source], device_transform: Any) -> None:
     """Make sure that there is something to normalise by, and no transform in its place."""
     if statistics not in ("train", None):
-        raise ConfigError(
-            f"statistics: {statistics!r} is not train, the only stage to normalise by", option="statistics"
-        )
+        raise ConfigError(f"{statistics!r} is not train, the only stage to normalise by", "statistics")
     if statistics and not train:
-        raise ConfigError("statistics: there is no source for training (train, or source)", option="statistics")
+        raise ConfigError("there is no source for training (train, or source)", "statistics")
     if statistics and not isinstance(device_transform, Normalize | None):
         raise ConfigError(
-            "statistics: it makes a Normalize, and device_transform is another transform; leave one out, or put "
+            "it makes a Normalize, and device_transform is another transform; leave one out, or put "
             "Normalize.of(lit_async_data.statistics(source)) into yours",
-            option="statistics",
+            "statistics",
         )
 
 
@@ -211,9 +210,9 @@ def normalizing(
     for name in chosen_fields(source.spec, fields).values():
         if name in spec and spec[name].dtype != source.spec[name].dtype:
             raise ConfigError(
-                f"statistics: {name!r} is stored as {source.spec[name].dtype}, but a host transform makes "
+                f"{name!r} is stored as {source.spec[name].dtype}, but a host transform makes "
                 f"{spec[name].dtype} of it, of other mean and std; convert it in device_transform, without statistics",
-                option="statistics",
+                "statistics",
             )
     ranks: dict[str, Any] = {}
     if trained and torch.distributed.is_available() and torch.distributed.is_initialized():

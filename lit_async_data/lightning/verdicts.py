@@ -54,8 +54,9 @@ class Verdicts:
     def check_resumed(self, trainer: Any) -> None:
         if self._headspace is not None and trainer.state.fn == "fit":
             raise ConfigError(
-                "headspace: this run resumes from a checkpoint, but with headspace=True it is no training; leave out "
-                "ckpt_path, or headspace"
+                "this run resumes from a checkpoint, but with headspace=True it is no training; leave out "
+                "ckpt_path, or headspace",
+                "headspace",
             )
 
     def begin_epoch(self, trainer: Any, loaders: Sequence[Loader]) -> None:

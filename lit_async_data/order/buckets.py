@@ -63,18 +63,18 @@ class Buckets:
         named = ids(np.array([longest]))[0]
         if known[longest] > bounds[-1]:
             raise ConfigError(
-                f"buckets: sample {named} has length {known[longest]}, and the last bucket ends at {bounds[-1]}; "
+                f"sample {named} has length {known[longest]}, and the last bucket ends at {bounds[-1]}; "
                 f"end with {known[longest]}, or leave the sample out by exclude",
-                option="buckets",
+                "buckets",
             )
         bounds = np.maximum(bounds[: np.searchsorted(bounds, known[longest]) + 1], 1)
         sizes = np.full(len(bounds), batch_size)
         if elements is not None:
             if bounds[-1] > elements:
                 raise ConfigError(
-                    f"batch_elements: sample {named} alone takes {bounds[-1]} elements, padded to its bucket, and a "
+                    f"sample {named} alone takes {bounds[-1]} elements, padded to its bucket, and a "
                     f"batch may have {elements}; raise batch_elements, or leave the sample out by exclude",
-                    option="batch_elements",
+                    "batch_elements",
                 )
             sizes = np.minimum(sizes, elements // bounds)
         return cls(known, bounds, sizes)

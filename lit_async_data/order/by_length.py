@@ -40,8 +40,9 @@ class LengthPlan(EpochPlan):
         self._check_ranks()
         if not len(self):
             raise ConfigError(
-                f"batch_by: there are too few batches for {self.world_size} ranks, and drop_last drops what does not "
-                "fill a step; set drop_last=false, or smaller batches"
+                f"there are too few batches for {self.world_size} ranks, and drop_last drops what does not "
+                "fill a step; set drop_last=false, or smaller batches",
+                "batch_by",
             )
 
     @functools.cached_property
@@ -158,9 +159,10 @@ def _shared(edges: Indices, ranks: int, *, drop_last: bool, longest: int = 0) ->
         if last[-1] - last[0] >= count:
             return np.concatenate([edges[: kept * ranks], _halved(last, count)])
     raise ConfigError(
-        f"batch_by: {edges[-1] - edges[0]} samples in {len(edges) - 1} batches cannot be shared by {ranks} ranks, all "
+        f"{edges[-1] - edges[0]} samples in {len(edges) - 1} batches cannot be shared by {ranks} ranks, all "
         f"with as many batches: let two share one, by batch_elements={2 * longest} and a batch_size above 1, or drop "
-        "what does not fill a step, by drop_last=True (in evaluation val_loader={'drop_last': True})"
+        "what does not fill a step, by drop_last=True (in evaluation val_loader={'drop_last': True})",
+        "batch_by",
     )
 
 

@@ -83,16 +83,17 @@ class EpochPlan:
         if self.drop_last and self.remaining < step:
             ranks = f" × {self.world_size} ranks = {step}" if self.world_size > 1 else ""
             raise ConfigError(
-                f"batch_size: {self.batch_size}{ranks} is more than the {self.remaining} samples, and drop_last drops "
-                "what does not fill a step; set drop_last=false or a smaller batch_size"
+                f"{self.batch_size}{ranks} is more than the {self.remaining} samples, and drop_last drops "
+                "what does not fill a step; set drop_last=false or a smaller batch_size",
+                "batch_size",
             )
 
     def _check_ranks(self) -> None:
         if self.world_size < 1:
-            raise ConfigError(f"world_size: {self.world_size} is not a number of ranks from 1 on")
+            raise ConfigError(f"{self.world_size} is not a number of ranks from 1 on", "world_size")
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(
-                f"rank: {self.rank} is not one of {self.world_size} ranks; give one from 0 to {self.world_size - 1}"
+                f"{self.rank} is not one of {self.world_size} ranks; give one from 0 to {self.world_size - 1}", "rank"
             )
         if self.remaining < self.world_size:
             raise ConfigError(

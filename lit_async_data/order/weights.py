@@ -44,24 +44,26 @@ class Labels(NamedTuple):
                 wrong = wrong[~np.isnan(wrong)]
             if wrong.size or not has.any():
                 what = f"they are {array.dtype}, also {wrong[0]}" if wrong.size else "no sample has one"
-                raise ConfigError(f"{option}: several labels per sample are 1 where it has one and 0 else, but {what}")
+                raise ConfigError(f"several labels per sample are 1 where it has one and 0 else, but {what}", option)
             found = np.argwhere(np.column_stack([has, (array == 0).all(axis=1)]))
             samples, labels = found[:, 0], np.where(found[:, 1] < has.shape[1], found[:, 1], -1)
         elif array.dtype.kind == "f":
             raise ConfigError(
-                f"{option}: the labels are {array.dtype} numbers{_first_nan(array)}, which seldom name classes; "
-                f"convert them to whole numbers or text, or leave {option} out"
+                f"the labels are {array.dtype} numbers{_first_nan(array)}, which seldom name classes; "
+                f"convert them to whole numbers or text, or leave {option} out",
+                option,
             )
         elif array.dtype.kind not in "iubSUT" and not (_all(str, array) or _all(bytes, array)):
             raise ConfigError(
-                f"{option}: the labels are of type {array.dtype}, not whole numbers, booleans or text; choose another "
-                f"field, or leave {option} out"
+                f"the labels are of type {array.dtype}, not whole numbers, booleans or text; choose another "
+                f"field, or leave {option} out",
+                option,
             )
         else:
             samples = np.flatnonzero(array != IGNORED) if array.dtype.kind == "i" else np.arange(len(array))
             labels = array[samples]
         if not samples.size:
-            raise ConfigError(f"{option}: every label is {IGNORED}, which losses ignore; choose another field")
+            raise ConfigError(f"every label is {IGNORED}, which losses ignore; choose another field", option)
         names, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
         return cls(samples, classes, counts, names, array.ndim == 2)
 
@@ -139,9 +141,9 @@ class Weights:
         self._coarse = self.edges[::_COARSE].copy()
         self.edges.flags.writeable = self._coarse.flags.writeable = False
         if not np.isfinite(self.edges[-1]):
-            raise ConfigError("weights: their sum exceeds the range of float64; divide all of them by the largest")
+            raise ConfigError("their sum exceeds the range of float64; divide all of them by the largest", "weights")
         if not self.edges[-1] > 0:
-            raise ConfigError("weights: all of them are 0; give at least one sample a weight above 0")
+            raise ConfigError("all of them are 0; give at least one sample a weight above 0", "weights")
         # Cache of the last result of `chunks`. Replaced as a whole, since other threads may be reading it.
         self._chunks: tuple[tuple[ChunkRun, ...], WeighedChunks] | None = None
 
@@ -161,7 +163,7 @@ class Weights:
     def _weighed(self, layout: ChunkExtents) -> WeighedChunks:
         if layout.length != self.samples:
             raise ConfigError(
-                f"weights: there are {self.samples} for {layout.length} samples; give one for each sample"
+                f"there are {self.samples} for {layout.length} samples; give one for each sample", "weights"
             )
         firsts, rows = layout.extents(np.arange(layout.chunks))
         sums = self.edges[firsts + rows] - self.edges[firsts]
@@ -202,23 +204,23 @@ def _as_array(option: str, values: npt.ArrayLike, axes: tuple[int, ...] = (1,)) 
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise ConfigError(f"{option}: not an array: {error}; give one value for each sample") from None
+        raise ConfigError(f"not an array: {error}; give one value for each sample", option) from None
     if array.ndim not in axes or not array.size:
-        raise ConfigError(f"{option}: the array has shape {array.shape}; give one value for each sample")
+        raise ConfigError(f"the array has shape {array.shape}; give one value for each sample", option)
     return array
 
 
 def _checked_weights(weights: npt.ArrayLike, samples: int | None) -> Floats:
     array = _as_array("weights", weights)
     if array.dtype.kind not in "iufb":
-        raise ConfigError(f"weights: they are of type {array.dtype}; give numbers")
+        raise ConfigError(f"they are of type {array.dtype}; give numbers", "weights")
     if samples is not None and array.size != samples:
-        raise ConfigError(f"weights: there are {array.size} for {samples} samples; give one for each sample")
+        raise ConfigError(f"there are {array.size} for {samples} samples; give one for each sample", "weights")
     with np.errstate(over="ignore"):  # long doubles
         array = array.astype(np.float64)
     wrong = np.flatnonzero(~((array >= 0) & np.isfinite(array)))
     if wrong.size:
-        raise ConfigError(f"weights: sample {wrong[0]} has {array[wrong[0]]}; each must be a finite number from 0 on")
+        raise ConfigError(f"sample {wrong[0]} has {array[wrong[0]]}; each must be a finite number from 0 on", "weights")
     return array
 
 

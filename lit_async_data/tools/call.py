@@ -154,7 +154,7 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     source = source_of(paths)
     options: dict[str, Any] = {name: value for name in NAMES[1:] if (value := getattr(arguments, name)) is not None}
     if others := options.keys() - set(OPTIONS[source]):
-        raise ConfigError(f"{min(others)}: {source} has no such option; leave it out")
+        raise ConfigError(f"{source} has no such option; leave it out", min(others))
     if "layout" in options:
         layouts = _by_key(options["layout"])
         options["layout"] = layouts if "=" in arguments.layout[0] else arguments.layout[0]
@@ -176,10 +176,10 @@ def source_of(paths: Sequence[str]) -> str:
     else:
         ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)}
         if found := sorted(ends & set(HDF5)):
-            raise ConfigError(f"input: {path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}")
+            raise ConfigError(f"{path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}", "input")
         source = "ManifestSource" if ".parquet" in ends else "ManifestSource.from_folder"
     if len(paths) > 1 and source != "HDF5Source":
-        raise ConfigError(f"input: {path} is a table or a folder; give one, or several HDF5 files")
+        raise ConfigError(f"{path} is a table or a folder; give one, or several HDF5 files", "input")
     return source
 
 

@@ -30,13 +30,13 @@ def checked_device(given: torch.device | str) -> torch.device:
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device: {given!r} is not a device of torch, such as 'cuda' or 'cpu'") from error
+        raise ConfigError(f"{given!r} is not a device of torch, such as 'cuda' or 'cpu'", "device") from error
     found = torch.accelerator.current_accelerator(check_available=True)
     # An XLA device is found by its own package; batches come there in host memory.
     if device.type not in ("cpu", "mps", "xla") and (found is None or found.type != device.type):
-        raise ConfigError(f"device: there is no {device.type} here, only {found.type if found else 'cpu'}")
+        raise ConfigError(f"there is no {device.type} here, only {found.type if found else 'cpu'}", "device")
     if device.index is not None and _overlaps(device) and device.index >= (count := torch.accelerator.device_count()):
-        raise ConfigError(f"device: there is no {device} here; {device.type} devices here: {count}, numbered from 0")
+        raise ConfigError(f"there is no {device} here; {device.type} devices here: {count}, numbered from 0", "device")
     return device
 
 

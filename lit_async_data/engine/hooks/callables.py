@@ -81,11 +81,11 @@ def check_callable(where: str, given: object, called_with: str = "a batch") -> N
     """Refuse what is not a transform; the message begins with ``where``."""
     if isinstance(given, type):
         raise ConfigError(
-            f"{where}: {given.__name__} is a class, and a transform is called with {called_with}; write "
-            f"{given.__name__}(…)"
+            f"{given.__name__} is a class, and a transform is called with {called_with}; write {given.__name__}(…)",
+            where,
         )
     if not (given is None or callable(given)):
-        raise ConfigError(f"{where}: {given!r} cannot be called with {called_with}")
+        raise ConfigError(f"{given!r} cannot be called with {called_with}", where)
 
 
 def is_module(value: object) -> bool:

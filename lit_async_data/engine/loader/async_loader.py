@@ -416,10 +416,10 @@ class AsyncLoader(ResumableLoader):
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         if ranks > 1 and not self._is_ranked:
             raise ConfigError(
-                f"world_size: {ranks} ranks would all read the same samples; write AsyncLoader(…, "
+                f"{ranks} ranks would all read the same samples; write AsyncLoader(…, "
                 "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "
                 "each is to read all of them",
-                option="world_size",
+                "world_size",
             )
 
     def _new_engine(self) -> Engine:
@@ -483,8 +483,9 @@ class AsyncLoader(ResumableLoader):
         name, why = self.source.name, self._hooks.unpicklable or str(error)
         if self.options.worker_kind == "process":
             raise ConfigError(
-                f"worker_kind: {name} cannot go to a reader process: {why}; leave out in __getstate__ what cannot, or "
-                "set worker_kind=thread"
+                f"{name} cannot go to a reader process: {why}; leave out in __getstate__ what cannot, or "
+                "set worker_kind=thread",
+                "worker_kind",
             ) from error.__cause__
         self._refusal = why
         self._plans.clear()

@@ -132,13 +132,13 @@ def chosen_fields(spec: BatchSpec, fields: Any) -> dict[Any, str]:
     listed = fields if isinstance(fields, Sequence) and not isinstance(fields, str) else (fields,)
     if not listed or not keys:
         what = "empty; name at least one, or leave it out" if keys else "no field of the source holds real numbers"
-        raise ConfigError(f"fields: {what}", option="fields")
+        raise ConfigError(what, "fields")
     for key in () if fields is None else listed:
         if key not in keys:
             raise ConfigError(
-                f"fields: {key!r} is not one of {', '.join(map(repr, keys))}, the fields of real numbers; the texts of "
+                f"{key!r} is not one of {', '.join(map(repr, keys))}, the fields of real numbers; the texts of "
                 f"a column are counted by numpy.unique(source.column({key!r}), return_counts=True)",
-                option="fields",
+                "fields",
             )
     return keys if fields is None else {key: keys[key] for key in listed}
 
@@ -154,7 +154,7 @@ def _kept(key: str, field: FieldSpec, axis: Axis) -> tuple[int, ...]:
     filled = _filled_axis(field)
     if len(kept) < len(given) or filled in kept:
         why = f"axis {filled} has padding" if filled in kept else f"samples have shape {field.shape}, without N"
-        raise ConfigError(f"axis: {axis!r} cannot be kept of {key}: {why}; keep another, or None", option="axis")
+        raise ConfigError(f"{axis!r} cannot be kept of {key}: {why}; keep another, or None", "axis")
     return tuple(sorted(kept))
 
 

@@ -150,13 +150,13 @@ def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
     """The fields of batches with those that the loader adds; a `ConfigError` if there is a field of that name."""
     concat = [key for key, field in spec.fields.items() if field.concat]
     if concat and options.pad_last:
-        raise ConfigError(f"pad_last: with ragged='concat', batches of {concat[0]} differ in shape; leave it out")
+        raise ConfigError(f"with ragged='concat', batches of {concat[0]} differ in shape; leave it out", "pad_last")
     added: dict[str, tuple[str, type]] = {offsets_key(key): ("ragged", np.int64) for key in concat}
     added |= {MASK: ("pad_last", np.bool_)} if options.pad_last else {}
     added |= {INDEX: ("return_indices", np.int64)} if options.return_indices else {}
     for key, (option, dtype) in added.items():
         if key in spec.fields:
-            raise ConfigError(f"{option}: the source has a field {key!r} of its own; give that field another key")
+            raise ConfigError(f"the source has a field {key!r} of its own; give that field another key", option)
         spec = spec.with_field(key, FieldSpec((), np.dtype(dtype)))
     return spec
 

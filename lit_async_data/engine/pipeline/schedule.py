@@ -72,8 +72,9 @@ def _given_weights(source: Source, given: Any) -> Any:
         return values_of(source, given, "weights")
     if isinstance(source, SubsetSource) and np.shape(given) == (len(source.source),) != (len(source),):
         raise ConfigError(
-            f"weights: there are {len(source.source)}, one for each sample before the split, and this side has "
-            f"{len(source)} samples; give the side's: sides = split(source, …), then weights[sides['train'].samples]"
+            f"there are {len(source.source)}, one for each sample before the split, and this side has "
+            f"{len(source)} samples; give the side's: sides = split(source, …), then weights[sides['train'].samples]",
+            "weights",
         )
     return given
 
@@ -90,17 +91,17 @@ def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
     lengths = np.asarray(lengths)
     if len(lengths) != len(source) or lengths.dtype.kind not in "iu" or lengths.min() < 0:
         raise ConfigError(
-            f"batch_by: {lengths.dtype} of shape {lengths.shape} are not the lengths of the {len(source)} samples; "
+            f"{lengths.dtype} of shape {lengths.shape} are not the lengths of the {len(source)} samples; "
             "give a whole number for each, or the key of a field of variable length",
-            option="batch_by",
+            "batch_by",
         )
     for key in ragged:
         if not np.array_equal(values_of(source, length_key(key), "batch_by"), lengths):
             joined, without = fields[key].concat, "" if fields[key].concat else " and padding too, by ragged='concat'"
             raise ConfigError(
-                f"batch_by: samples of {key} have other lengths than these; pad {key} to one length, by Field(…, "
+                f"samples of {key} have other lengths than these; pad {key} to one length, by Field(…, "
                 f"max_length=…){' without ragged' * joined}, or leave batch_by out{without}",
-                option="batch_by",
+                "batch_by",
             )
     return Buckets.of(lengths, options.batch_size, options.batch_elements, options.buckets, source.ids)
 

@@ -102,8 +102,9 @@ class ReaderSetup:
         except OSError as error:
             shared.file.close()
             raise MemoryBudgetError(
-                f"memory_budget: the system refuses {readable(sum(map(len, pieces)))} for a copy of the source "
-                f"({error.strerror}); {shared.advice()}"
+                f"the system refuses {readable(sum(map(len, pieces)))} for a copy of the source "
+                f"({error.strerror}); {shared.advice()}",
+                "memory_budget",
             ) from error
         return shared.file
 

@@ -178,8 +178,9 @@ class SharedSlots:
             yield
         except OSError as error:
             raise MemoryBudgetError(
-                f"memory_budget: the system refuses {readable(nbytes)} for {what} ({error.strerror}); "
-                f"{ADVICE.get(error.errno or 0, self._created.advice())}"
+                f"the system refuses {readable(nbytes)} for {what} ({error.strerror}); "
+                f"{ADVICE.get(error.errno or 0, self._created.advice())}",
+                "memory_budget",
             ) from error
 
     def slot(self, number: int) -> Bytes:

@@ -52,8 +52,9 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
         return np.frombuffer(system.private_memory(nbytes), np.uint8)
     except OSError as error:
         raise MemoryBudgetError(
-            f"memory_budget: the system refuses {readable(nbytes)} for a slot ({error.strerror}); set a smaller "
-            "batch_size or queue_depth, or a higher limit (ulimit -v)"
+            f"the system refuses {readable(nbytes)} for a slot ({error.strerror}); set a smaller "
+            "batch_size or queue_depth, or a higher limit (ulimit -v)",
+            "memory_budget",
         ) from error
 
 
@@ -135,8 +136,9 @@ class Budget:
             smaller = ["batch_size or queue_depth"] + ["shuffle_chunks"] * (self.decoded > 0)
             smaller += ["cache_bytes"] * (self.cache > 0)
             raise MemoryBudgetError(
-                f"memory_budget: {self._parts} need {self.total} bytes ({readable(self.total)}), over the budget of "
-                f"{self.limit} ({readable(self.limit)}); set a smaller {', '.join(smaller)}, or raise it"
+                f"{self._parts} need {self.total} bytes ({readable(self.total)}), over the budget of "
+                f"{self.limit} ({readable(self.limit)}); set a smaller {', '.join(smaller)}, or raise it",
+                "memory_budget",
             )
 
     def __str__(self) -> str:

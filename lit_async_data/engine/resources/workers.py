@@ -96,7 +96,7 @@ def _kind(
 ) -> tuple[Literal["thread", "process"], str]:
     if options.worker_kind == "process":
         if refusal:
-            raise ConfigError(f"worker_kind: process is not possible here: {refusal}; set worker_kind=thread")
+            raise ConfigError(f"process is not possible here: {refusal}; set worker_kind=thread", "worker_kind")
         return "process", "worker_kind=process"
     if options.worker_kind == "thread":
         return "thread", "worker_kind=thread"

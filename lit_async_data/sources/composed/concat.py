@@ -49,7 +49,7 @@ class ConcatSource(ComposedSource):
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = self.inside = tuple(sources)
         if not self.sources:
-            raise ConfigError("sources: empty; give at least one source")
+            raise ConfigError("empty; give at least one source", "sources")
         for source in self.sources:
             check_source("sources", source)
         self.sources = self.inside = _numbered_alike(self.sources)

@@ -56,7 +56,7 @@ def folds(
         [(75, 25), (75, 25), (75, 25), (75, 25)]
     """
     if by is not None and k is not None:
-        raise ConfigError(f"k: {k!r}, but by says the folds; leave k out", option="k")
+        raise ConfigError(f"{k!r}, but by says the folds; leave k out", "k")
     drawn = draw_folds(source, 5 if k is None else k, groups=groups, by=by, balance=balance, seed=seed)
     return [fold_of(source, drawn, name) for name in drawn.names]
 
@@ -66,11 +66,11 @@ def draw_folds(source: Source, k: Any, *, groups: Any, by: Any, balance: Any, se
     if by is not None:
         drawn = draw(source, None, groups, by, balance, seed=seed)
         if len(drawn.names) < 2:
-            raise ConfigError(f"by: all samples are in fold {drawn.names[0]}, which leaves none to train", option="by")
+            raise ConfigError(f"all samples are in fold {drawn.names[0]}, which leaves none to train", "by")
         warn_of_untrained(source, drawn)
         return drawn
     if not isinstance(k, numbers.Integral) or not 2 <= int(k) <= len(source):
-        raise ConfigError(f"folds: {k!r} is not a whole number from 2 to {len(source)}, the number of samples")
+        raise ConfigError(f"{k!r} is not a whole number from 2 to {len(source)}, the number of samples", "folds")
     k = int(k)
     drawn = draw(source, {str(fold): 1 / k for fold in range(k)}, groups, None, balance, seed=seed, k=k)
     if drawn.labels is not None:
@@ -84,7 +84,7 @@ def draw_folds(source: Source, k: Any, *, groups: Any, by: Any, balance: Any, se
 def fold_of(source: Source, drawn: Drawn, fold: int | str) -> Split:
     """The split whose validation is a fold, by its number or stored value."""
     if str(fold) not in drawn.names:
-        raise ConfigError(f"fold: {fold!r} is not one of the folds {few(drawn.names)}")
+        raise ConfigError(f"{fold!r} is not one of the folds {few(drawn.names)}", "fold")
     sides = np.array([0] * len(drawn.names) + [UNUSED])  # whose last entry is that of UNUSED, too
     sides[drawn.names.index(str(fold))] = 1
     how = f"{drawn.how}, val is fold {fold}"

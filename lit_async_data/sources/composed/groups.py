@@ -66,8 +66,9 @@ def check_rule(source: Source, given: str, found: Groups | None = None, option: 
         if pairs == len(names) == len(found.names):
             return
     raise ConfigError(
-        f"{option}: {given!r} is a rule, and {source.name} also has a column {given!r}, which gives other groups; "
-        f"write '{COLUMN}{given}' or '{RULE}{given}'"
+        f"{given!r} is a rule, and {source.name} also has a column {given!r}, which gives other groups; "
+        f"write '{COLUMN}{given}' or '{RULE}{given}'",
+        option,
     )
 
 
@@ -80,8 +81,9 @@ def _of_rule(source: Source, given: str, places: Places, option: str) -> Groups 
     if given in ("file", "group") or given.startswith("file:"):
         if not any(part.name for part in places.parts):
             raise ConfigError(
-                f"{option}: {given!r} needs a source that knows its files, and {source.name} does not; name a column, "
-                f"as with {option}='column:NAME'"
+                f"{given!r} needs a source that knows its files, and {source.name} does not; name a column, "
+                f"as with {option}='column:NAME'",
+                option,
             )
         if given == "group" and EACH in places.parts[0].group:  # each sample is one
             return Groups(np.arange(len(source)), source.column(given).tolist(), given)
@@ -96,8 +98,9 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
         if error.row is not None:  # a sample lacks its value
             raise
         raise ConfigError(
-            f"{option}: {given!r} is neither file, file:REGEX, group, {'time, ' * (option == 'groups')}nor a dataset "
-            f"or column with one value per sample ({error}); give one of these, or an array of {len(source)} values"
+            f"{given!r} is neither file, file:REGEX, group, {'time, ' * (option == 'groups')}nor a dataset "
+            f"or column with one value per sample ({error}); give one of these, or an array of {len(source)} values",
+            option,
         ) from error
     if given in source.spec and source.spec[given].texts:
         values = source.names(given, values)  # their numbers change when files are added
@@ -135,13 +138,13 @@ def _matcher(given: str, option: str) -> Callable[[str], str]:
     try:
         pattern = re.compile(given.removeprefix("file:"))
     except re.error as error:
-        raise ConfigError(f"{option}: {given.removeprefix('file:')!r} is not a regular expression: {error}") from error
+        raise ConfigError(f"{given.removeprefix('file:')!r} is not a regular expression: {error}", option) from error
 
     def naming(path: str) -> str:
         match = pattern.search(path)
         name = match and match[1 if pattern.groups else 0]
         if name is None:
-            raise ConfigError(f"{option}: {pattern.pattern!r} does not match {path}; every path must match", file=path)
+            raise ConfigError(f"{pattern.pattern!r} does not match {path}; every path must match", option, file=path)
         return name
 
     return naming
@@ -152,10 +155,10 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
     if values.ndim == 2 and 1 in values.shape:  # MATLAB has no arrays of one axis
         values = values.reshape(-1)
     if values.ndim != 1:
-        raise ConfigError(f"{option}: {what} has shape {values.shape}; give one value per sample")
+        raise ConfigError(f"{what} has shape {values.shape}; give one value per sample", option)
     if len(values) != len(source):
         raise ConfigError(
-            f"{option}: {what} has {len(values)} values for {len(source)} samples; give one value per sample"
+            f"{what} has {len(values)} values for {len(source)} samples; give one value per sample", option
         )
     if option == "by" and (missing := _is_missing(values)).any():  # these samples are on no side, as with empty text
         texts = np.full(len(values), "", object)
@@ -174,8 +177,9 @@ def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -
         number = int(source.ids(missing[:1])[0])
         place = source.locate([number])[0]
         raise ConfigError(
-            f"{option}: {what} has no value ({value!r}) for sample {number} (row {place.row} of {place.file}){more}; "
+            f"{what} has no value ({value!r}) for sample {number} (row {place.row} of {place.file}){more}; "
             "add a value, or leave the sample out by a SubsetSource",
+            option,
             file=place.file,
             row=place.row,
             sample_id=number,
@@ -209,7 +213,7 @@ def _comparable(values: npt.NDArray[Any], what: str, option: str = "groups") -> 
     if plain.dtype.kind == "f" and (plain == np.rint(plain)).all() and (np.abs(plain) < 2**53).all():
         return plain.astype(np.int64)  # tables hold whole numbers as floats if any row has none
     if plain.dtype.kind not in "iubUSO":
-        raise ConfigError(f"{option}: {what} has type {plain.dtype}; give whole numbers or text")
+        raise ConfigError(f"{what} has type {plain.dtype}; give whole numbers or text", option)
     return plain
 
 
@@ -228,4 +232,4 @@ def text_of(value: Any, option: str = "groups") -> str:
         return value
     if isinstance(value, int | np.integer | np.bool_):
         return str(int(value))
-    raise ConfigError(f"{option}: {value!r} is neither a whole number nor text; convert it")
+    raise ConfigError(f"{value!r} is neither a whole number nor text; convert it", option)

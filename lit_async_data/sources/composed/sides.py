@@ -25,8 +25,9 @@ def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words, labels: La
     """
     if len(groups.names) < len(shares):
         raise ConfigError(
-            f"split: {len(shares)} sides or folds need as many groups, and the number of groups ({groups.what}) is "
-            f"{len(groups.names)}; ask for fewer, or choose smaller groups"
+            f"{len(shares)} sides or folds need as many groups, and the number of groups ({groups.what}) is "
+            f"{len(groups.names)}; ask for fewer, or choose smaller groups",
+            "split",
         )
     codes, classes = groups.codes, np.zeros_like(groups.codes)
     if labels is not None:  # class 0 are all samples
@@ -77,17 +78,18 @@ def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
     for side, (key, values) in enumerate(given.items()):
         names = [text_of(value, "split") for value in values]
         if not names:
-            raise ConfigError(f"split: {key} = {values!r} names no group ({groups.what}); leave it out, or name one")
+            raise ConfigError(f"{key} = {values!r} names no group ({groups.what}); leave it out, or name one", "split")
         unknown = [name for name in names if name not in numbers]
         if unknown:
             raise ConfigError(
-                f"split: {key} names {few(unknown)}, but there is no such group ({groups.what}); there are "
-                f"{few(list(groups.names))}"
+                f"{key} names {few(unknown)}, but there is no such group ({groups.what}); there are "
+                f"{few(list(groups.names))}",
+                "split",
             )
         for name in names:
             if name in taken:
                 raise ConfigError(
-                    f"split: the group {name} ({groups.what}) is in {taken[name]} and in {key}; name it once"
+                    f"the group {name} ({groups.what}) is in {taken[name]} and in {key}; name it once", "split"
                 )
             taken[name] = key
             sides[numbers[name]] = side

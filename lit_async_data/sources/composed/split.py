@@ -104,8 +104,9 @@ def split(
     drawn = draw(source, fractions, groups, by, balance, seed=seed)
     if fractions is None and any(name.isdecimal() for name in drawn.names):
         raise ConfigError(
-            f"split: the values of by, {few(drawn.names)}, name no sides; list those of each, as in {{'train': "
-            f"{drawn.names[1:3]}, 'val': {drawn.names[:1]}}}, or ask for folds"
+            f"the values of by, {few(drawn.names)}, name no sides; list those of each, as in {{'train': "
+            f"{drawn.names[1:3]}, 'val': {drawn.names[:1]}}}, or ask for folds",
+            "split",
         )
     if by is not None and "train" in drawn.names:
         warn_of_untrained(source, drawn, "train")
@@ -127,18 +128,18 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
     """The side of each sample; with k, these are k sides of the same size, also where samples are drawn alone."""
     check_source("source", source)
     if _is_time(by):
-        raise ConfigError("by: to cut by time, write groups='time'; for a column of that name, by='column:time'")
+        raise ConfigError("to cut by time, write groups='time'; for a column of that name, by='column:time'", "by")
     given = _listed_groups(fractions, groups, by)
     key, places = _checked_seed(seed), places_of(source)
     if balance is not None and (by is not None or given is not None or _is_time(groups)):
-        raise ConfigError("balance: only where sides are drawn, not where they are stored, listed or cut by time")
+        raise ConfigError("only where sides are drawn, not where they are stored, listed or cut by time", "balance")
     if by is not None or given is not None:
         values = groups_of(source, groups, places) if by is None else stored_values(source, by, places)
         number = re.compile("-?[0-9]+")
         names = sorted(filter(None, values.names), key=lambda name: (len(name), name))
         names.sort(key=lambda name: int(name) if number.fullmatch(name) else math.inf)
         if not (given := given or {name: [name] for name in names}):
-            raise ConfigError(f"by: no sample has a value in {values.what}; name another column", option="by")
+            raise ConfigError(f"no sample has a value in {values.what}; name another column", "by")
         sides, how = named_sides(values, given)[values.codes], f"by {values.what}"
         empty = np.array([not name for name in values.names])[values.codes] & (sides == UNUSED)
         if empty.any():
@@ -204,7 +205,7 @@ def _labels_of(source: Source, balance: Any) -> Labels:
         what, own = balance, balance in source.spec.fields
         balance = values_of(source, balance, "balance", several=True) if own else source.column(balance)
     if len(balance) != len(source):
-        raise ConfigError(f"balance: {len(balance)} labels for {len(source)} samples; give one per sample")
+        raise ConfigError(f"{len(balance)} labels for {len(source)} samples; give one per sample", "balance")
     if np.ndim(balance) == 1:
         balance = complete(source, np.asanyarray(balance), what, "balance")
     return Labels.of(balance, "balance")
@@ -217,8 +218,9 @@ def _kept_whole(groups: Groups, values: Groups, sides: Indices) -> Groups:
     if torn.size:
         own = [values.names[int(code)] for code in np.unique(values.codes[groups.codes == torn[0]])]
         raise ConfigError(
-            f"groups: {groups.names[torn[0]]} ({groups.what}) is in {few(own)} ({values.what}), so on two sides; give "
-            "all its samples one, or leave groups out"
+            f"{groups.names[torn[0]]} ({groups.what}) is in {few(own)} ({values.what}), so on two sides; give "
+            "all its samples one, or leave groups out",
+            "groups",
         )
     return groups
 
@@ -227,27 +229,28 @@ def _listed_groups(given: Any, groups: Any, by: Any) -> dict[str, Sequence[Any]]
     """The groups of each side, where they are listed; None where sides are given as fractions."""
     sides = given if isinstance(given, Mapping) else {}
     if wrong := [name for name in sides if not isinstance(name, str) or not name]:
-        raise ConfigError(f"split: {wrong[0]!r} is not the name of a side; use text")
+        raise ConfigError(f"{wrong[0]!r} is not the name of a side; use text", "split")
     lists: dict[str, Sequence[Any]] = {
         name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)
     }
     if not lists and by is not None and sides:
         raise ConfigError(
-            "split: by says the sides, so give none here, or its values: {'train': [0, 1, 2], 'val': [3]}"
+            "by says the sides, so give none here, or its values: {'train': [0, 1, 2], 'val': [3]}", "split"
         )
     if not lists:
         return None
     first = next(iter(lists))
     if by is None and (groups is None or _is_time(groups)):
         raise ConfigError(
-            f"split: {first} lists groups ({few(lists[first])}), so say with groups= what they are: the name of a "
+            f"{first} lists groups ({few(lists[first])}), so say with groups= what they are: the name of a "
             "column, or an array of one value per sample. If these are numbers of samples, write "
-            "SubsetSource(source, numbers)"
+            "SubsetSource(source, numbers)",
+            "split",
         )
     other = next((name for name in sides if name not in lists), None)
     if other is not None:
         raise ConfigError(
-            f"split: {first} lists groups, but {other} = {sides[other]!r} is no list; give lists for all sides"
+            f"{first} lists groups, but {other} = {sides[other]!r} is no list; give lists for all sides", "split"
         )
     return lists
 
@@ -264,18 +267,19 @@ def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
     """The upper edge of each side in [0, 1]."""
     if not isinstance(fractions, Mapping) or not fractions:
         raise ConfigError(
-            f"split: {fractions!r} is not a mapping of names to fractions; write {{'train': 0.8, 'val': 0.2}}"
+            f"{fractions!r} is not a mapping of names to fractions; write {{'train': 0.8, 'val': 0.2}}", "split"
         )
     for name, share in fractions.items():
         real = isinstance(share, numbers.Real) and not isinstance(share, bool)
         if not real or not 0 < float(share) <= 1:
             raise ConfigError(
-                f"split: {name} = {share!r} is not a fraction; give a number above 0 and up to 1, or for each side the "
-                "list of its groups"
+                f"{name} = {share!r} is not a fraction; give a number above 0 and up to 1, or for each side the "
+                "list of its groups",
+                "split",
             )
     edges = np.cumsum([float(share) for share in fractions.values()])
     if edges[-1] > 1 + ROUNDING:
-        raise ConfigError(f"split: the fractions add up to {edges[-1]:.6g}, which is more than 1; make them smaller")
+        raise ConfigError(f"the fractions add up to {edges[-1]:.6g}, which is more than 1; make them smaller", "split")
     edges[edges > 1 - ROUNDING] = 1.0  # so that rounding leaves no sample unused
     return edges
 
@@ -283,7 +287,7 @@ def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
 def _checked_seed(seed: Any) -> int:
     whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
     if not whole or not 0 <= int(seed) <= MAX_SEED:
-        raise ConfigError(f"seed: {seed!r} is not a whole number from 0 to {MAX_SEED}")
+        raise ConfigError(f"{seed!r} is not a whole number from 0 to {MAX_SEED}", "seed")
     return int(seed)
 
 
@@ -300,8 +304,9 @@ def _sample_keys(source: Source, places: Places, seed: int) -> Words:
     if overlap > 0:
         several = "groups='file' or groups='group' keeps the windows of a file or group together, "
         raise ConfigError(
-            f"groups: each sample is a window that shares values with the next {overlap}, so the sides would share "
-            f"values; {several if len(places.parts) > 1 else ''}groups='time' cuts with a gap"
+            f"each sample is a window that shares values with the next {overlap}, so the sides would share "
+            f"values; {several if len(places.parts) > 1 else ''}groups='time' cuts with a gap",
+            "groups",
         )
     parts = derived_keys(seed, hashed([part.name for part in places.parts]))
     return derived_keys(parts[places.which], places.rows)
@@ -323,8 +328,9 @@ def _by_time(places: Places, edges: npt.NDArray[np.float64], names: list[str], o
     if short:
         parts = [f"{places.parts[n].name or 'the source'} ({counted(int(counts[n]), 'sample')})" for n in short]
         raise ConfigError(
-            f"split: too short to cut into {', '.join(names)} with gaps of {counted(overlap, 'sample')}: {few(parts)}"
-            "; leave these parts out, choose other fractions, or keep parts whole with groups='file'"
+            f"too short to cut into {', '.join(names)} with gaps of {counted(overlap, 'sample')}: {few(parts)}"
+            "; leave these parts out, choose other fractions, or keep parts whole with groups='file'",
+            "split",
         )
     sides = np.full(which.size, UNUSED)
     for side, gap in enumerate(gaps.tolist()):
@@ -339,8 +345,9 @@ def _subsets(source: Source, names: list[str], sides: Indices, groups: Groups | 
         samples = np.flatnonzero(sides == side)
         if not samples.size:
             raise ConfigError(
-                f"split: {name!r} gets none of {counted(len(source), 'sample')}; try larger fractions, or another "
-                "seed, as in AsyncDataModule(**split(source, …, seed=1))"
+                f"{name!r} gets none of {counted(len(source), 'sample')}; try larger fractions, or another "
+                "seed, as in AsyncDataModule(**split(source, …, seed=1))",
+                "split",
             )
         subsets[name] = SubsetSource(source, samples, group_codes=None if groups is None else groups.codes[samples])
     return subsets

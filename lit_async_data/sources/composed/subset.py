@@ -60,7 +60,7 @@ class SubsetSource(ComposedSource):
         self.group_codes = None if group_codes is None else np.array(group_codes, np.int64)
         if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
             raise ConfigError(
-                f"group_codes: shape {self.group_codes.shape} for {len(self)} samples; give one number per sample"
+                f"shape {self.group_codes.shape} for {len(self)} samples; give one number per sample", "group_codes"
             )
 
     def __len__(self) -> int:
@@ -172,21 +172,22 @@ def _selected(given: Any, length: int) -> Indices:
     samples = np.asarray(given)
     if samples.ndim != 1:
         raise ConfigError(
-            f"samples: shape {samples.shape} does not have one axis; give numbers or a mask of shape (n,)"
+            f"shape {samples.shape} does not have one axis; give numbers or a mask of shape (n,)", "samples"
         )
     if samples.dtype.kind == "b" and samples.size != length:
-        raise ConfigError(f"samples: a mask of {samples.size} values for {length} samples; give one value per sample")
+        raise ConfigError(f"a mask of {samples.size} values for {length} samples; give one value per sample", "samples")
     if samples.dtype.kind == "b":
         samples = np.flatnonzero(samples)
     if not samples.size:
-        raise ConfigError("samples: empty; select at least one sample")
+        raise ConfigError("empty; select at least one sample", "samples")
     if samples.dtype.kind not in "iu":
         raise ConfigError(
-            f"samples: {samples[:1].tolist()[0]!r} is neither a whole number nor a bool; give sample numbers or a mask"
+            f"{samples[:1].tolist()[0]!r} is neither a whole number nor a bool; give sample numbers or a mask",
+            "samples",
         )
     wrong = (samples < 0) | (samples >= length)
     if wrong.any():
-        raise ConfigError(f"samples: {samples[wrong][0]} is not a sample number; the source has 0 to {length - 1}")
+        raise ConfigError(f"{samples[wrong][0]} is not a sample number; the source has 0 to {length - 1}", "samples")
     selected = samples.astype(np.int64)
     selected.setflags(write=False)
     return selected

@@ -19,11 +19,10 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
     if hasattr(given, "read_into") and not isinstance(given, type):
         kind = type(given).__name__
         raise ConfigError(
-            f"{name}: {kind} has read_into, but is not a lit_async_data.Source; "
-            f"write class {kind}(lit_async_data.Source)"
+            f"{kind} has read_into, but is not a lit_async_data.Source; write class {kind}(lit_async_data.Source)", name
         )
     raise ConfigError(
-        f"{name}: {given!r} is not {kinds}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)"
+        f"{given!r} is not {kinds}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)", name
     )
 
 
@@ -53,11 +52,9 @@ def values_of(source: Source, key: str, option: str, *, several: bool = False) -
     """The values of a field with one number per sample, or with several labels, for all samples."""
     field = source.spec.fields.get(key)
     if field is None:
-        raise ConfigError(f"{option}: {key!r} is not one of the fields {', '.join(source.spec.fields)}")
+        raise ConfigError(f"{key!r} is not one of the fields {', '.join(source.spec.fields)}", option)
     several = several and len(field.shape) == 1 and field.shape != (1,)
     if math.prod(field.shape) != 1 and not several:
-        raise ConfigError(
-            f"{option}: {key} has samples of shape {field.shape}; name a field with one number per sample"
-        )
+        raise ConfigError(f"{key} has samples of shape {field.shape}; name a field with one number per sample", option)
     values = read_all(source, key)
     return values if several else values.reshape(-1)

@@ -103,8 +103,9 @@ def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
     for part, code in zip(parts, codes.tolist(), strict=True):
         if part.rows != parts[firsts[code]].rows:
             raise ConfigError(
-                f"source: {part.file} occurs twice with different rows or windows, so overlaps cannot be found; split "
+                f"{part.file} occurs twice with different rows or windows, so overlaps cannot be found; split "
                 "each source of this file first, then concatenate the sides",
+                "source",
                 file=part.file,
             )
     return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows)

@@ -153,20 +153,22 @@ class HDF5Source(Source):
     ) -> None:
         for name, value in {"memory_map": memory_map, "allow_external": allow_external}.items():
             if not isinstance(value, bool):
-                raise ConfigError(f"{name}: {value!r} is not true or false")
+                raise ConfigError(f"{value!r} is not true or false", name)
         if sample not in ("row", "group", "dataset"):
-            raise ConfigError(f"sample: {sample!r} is not one of row, group, dataset", option="sample")
+            raise ConfigError(f"{sample!r} is not one of row, group, dataset", "sample")
         if sample != "row" and (allow_external or isinstance(rows, str)):
-            raise ConfigError(f"sample: {sample!r} goes neither with allow_external nor with a dataset's name as rows")
+            raise ConfigError(
+                f"{sample!r} goes neither with allow_external nor with a dataset's name as rows", "sample"
+            )
         chosen, as_mapping = chosen_fields(fields)
         if (table is None) != (on is None) or (table is None and filters):
-            raise ConfigError("table: goes with on, which says whose rows they are: 'file', 'group', …; give both")
+            raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
         self._joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen)
         stored = {key: field for key, field in chosen.items() if not self._joined or key not in self._joined.fields}
         for key, field in stored.items():
             if option := "separator" if field.separator else "null" * (field.null == "zero"):
                 what = f"{field.dataset!r} is no column of a table, whose cells hold several classes; leave it out"
-                raise ConfigError(f"fields.{key}.{option}: {what}")
+                raise ConfigError(f"{what}", f"fields.{key}.{option}")
         self._names = chosen_files(path)
         self.paths = list(self._names)
         request = PartRequest(

@@ -131,7 +131,7 @@ def _jpeg(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
     try:
         library = importlib.import_module("simplejpeg")
     except ImportError:
-        raise ConfigError("image: simplejpeg is missing; install it by pip install simplejpeg") from None
+        raise ConfigError("simplejpeg is missing; install it by pip install simplejpeg", "image") from None
     width, height = (-(-side // factor) for side in head.size)
     size = {"min_height": height, "min_width": width, "min_factor": factor}
     try:

@@ -88,7 +88,7 @@ def _damage_named(kind: Format, where: str) -> Iterator[None]:
     except (MemoryError, ConfigError, FormatError):
         raise
     except ImportError:
-        raise ConfigError("image: Pillow is missing; install it by pip install pillow") from None
+        raise ConfigError("Pillow is missing; install it by pip install pillow", "image") from None
     except Exception as error:  # Pillow raises many types of errors for damaged data
         said = isinstance(error, ValueError | OSError | SyntaxError)  # other types name internals of a decoder
         reason = str(error) if said else "its data are inconsistent or end too soon"

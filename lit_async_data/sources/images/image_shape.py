@@ -76,17 +76,17 @@ class ImageShape(ImageOptions):
         if self.interpolation is not None:
             _one_of("interpolation", self.interpolation, INTERPOLATIONS)
         if self.mode == INDICES and self.resampling != "nearest":
-            raise ConfigError(f"interpolation: {self.interpolation!r} mixes class numbers; set nearest for mode P")
+            raise ConfigError(f"{self.interpolation!r} mixes class numbers; set nearest for mode P", "interpolation")
         if self.image_size is None and self.resize != "stretch":
-            raise ConfigError(f"image_size: missing; resize={self.resize!r} needs the size of the result")
+            raise ConfigError(f"missing; resize={self.resize!r} needs the size of the result", "image_size")
         self._set("scale", _range("scale", self.scale, 1.0))
         self._set("ratio", _range("ratio", self.ratio, math.inf))
         self._set("fill", _whole("fill", self.fill, 0, int(np.iinfo(self.dtype).max)))
         self._set("max_pixels", _whole("max_pixels", self.max_pixels, 1, None))
         if not isinstance(self.upper_8_bits, bool):
-            raise ConfigError(f"upper_8_bits: {self.upper_8_bits!r} is not true or false")
+            raise ConfigError(f"{self.upper_8_bits!r} is not true or false", "upper_8_bits")
         if self.upper_8_bits and self.mode == DEEP:
-            raise ConfigError("upper_8_bits: mode uint16 delivers all bits; leave it out, or set mode: L")
+            raise ConfigError("mode uint16 delivers all bits; leave it out, or set mode: L", "upper_8_bits")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -116,23 +116,25 @@ def _size(given: Any) -> tuple[int, int] | None:
         tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given, given)
     )
     if len(pair) != 2 or not all(_is_whole(side) and 1 <= side <= _MAX_SIDE for side in pair):
-        raise ConfigError(f"image_size: {given!r} is not a number of pixels from 1 to {_MAX_SIDE}, nor (height, width)")
+        raise ConfigError(
+            f"{given!r} is not a number of pixels from 1 to {_MAX_SIDE}, nor (height, width)", "image_size"
+        )
     return int(pair[0]), int(pair[1])
 
 
 def _one_of(name: str, given: object, known: tuple[str, ...]) -> None:
     if given not in known:
-        raise ConfigError(f"{name}: {given!r} is not one of {', '.join(known)}")
+        raise ConfigError(f"{given!r} is not one of {', '.join(known)}", name)
 
 
 def _range(name: str, given: Any, most: float) -> tuple[float, float]:
     pair: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     if len(pair) != 2 or not all(isinstance(end, numbers.Real) and not isinstance(end, bool) for end in pair):
-        raise ConfigError(f"{name}: {given!r} is not a pair of numbers, the least and the most")
+        raise ConfigError(f"{given!r} is not a pair of numbers, the least and the most", name)
     least, last = float(pair[0]), float(pair[1])
     if not (0 < least <= last <= most and math.isfinite(last)):
         limit = "" if math.isinf(most) else f" of at most {most:g}"
-        raise ConfigError(f"{name}: {given!r} is not a pair of numbers above 0{limit}, the lower one first")
+        raise ConfigError(f"{given!r} is not a pair of numbers above 0{limit}, the lower one first", name)
     return least, last
 
 
@@ -143,7 +145,7 @@ def _is_whole(value: object) -> bool:
 def _whole(name: str, given: Any, least: int, most: int | None) -> int:
     if not _is_whole(given) or given < least or (most is not None and given > most):
         upto = "on" if most is None else f"to {most}"
-        raise ConfigError(f"{name}: {given!r} is not a whole number from {least} {upto}")
+        raise ConfigError(f"{given!r} is not a whole number from {least} {upto}", name)
     return int(given)
 
 

@@ -135,4 +135,4 @@ def _most_like(path: str, others: Iterable[str]) -> str:
 
 
 def _error(message: str) -> ConfigError:
-    return ConfigError(f"exclude: {message}", option="exclude")
+    return ConfigError(f"{message}", "exclude")

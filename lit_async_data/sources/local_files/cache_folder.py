@@ -22,20 +22,20 @@ class CacheFolder:
 
     def __init__(self, folder: str | os.PathLike[str], what: str) -> None:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-            raise ConfigError(f"cache_dir: {folder!r} is not a folder; give its path, or None", option="cache_dir")
+            raise ConfigError(f"{folder!r} is not a folder; give its path, or None", "cache_dir")
         path = os.path.abspath(os.path.expanduser(folder))
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
             found = os.stat(path)
         except OSError as error:
-            text = f"cache_dir: {path} cannot be made: {error.strerror}; give another folder"
-            raise ConfigError(text, option="cache_dir", file=path) from error
+            text = f"{path} cannot be made: {error.strerror}; give another folder"
+            raise ConfigError(text, "cache_dir", file=path) from error
         if (owner := found.st_uid) != system.user_id():  # whoever writes a file decides which values are read
-            text = f"cache_dir: {path} belongs to user {owner}, and you are {system.user_id()}; give a folder of yours"
-            raise ConfigError(text, option="cache_dir", file=path)
+            text = f"{path} belongs to user {owner}, and you are {system.user_id()}; give a folder of yours"
+            raise ConfigError(text, "cache_dir", file=path)
         if os.name == "posix" and found.st_mode & 0o022:
-            text = f"cache_dir: others may write to {path}; forbid it (chmod go-w), or give another folder"
-            raise ConfigError(text, option="cache_dir", file=path)
+            text = f"others may write to {path}; forbid it (chmod go-w), or give another folder"
+            raise ConfigError(text, "cache_dir", file=path)
         self._path, self._what = path, what
 
     def load(self, of: str, name: str, head: bytes) -> bytes | None:

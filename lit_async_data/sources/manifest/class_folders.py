@@ -32,13 +32,13 @@ def class_folders(root: str, *, links: bool = False) -> FolderTable:
         name, and files within a class too.
     """
     if not os.path.isdir(root):
-        raise ConfigError(f"from_folder: {root} is not a folder; give one with a folder per class")
+        raise ConfigError(f"{root} is not a folder; give one with a folder per class", "from_folder")
     folders = [entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")]
     if not links:
         _check_no_links([entry.path for entry in folders])
     classes = sorted(_utf8_path(entry.name) for entry in folders)
     if not classes:
-        raise ConfigError(f"from_folder: {root} has no folders; it needs one for each class")
+        raise ConfigError(f"{root} has no folders; it needs one for each class", "from_folder")
     _check_no_stages(root, classes)
     library = arrow()
     chunks, others = [], Counter[str]()
@@ -71,8 +71,9 @@ def _check_no_stages(root: str, folders: list[str]) -> None:
         if any(each in shown for each in below) and not any(map(_is_readable, shown)):
             sources = " and ".join(f"from_folder({os.path.join(root, each)!r})" for each in folders)
             raise ConfigError(
-                f"from_folder: {root} has folders of stages ({', '.join(folders)}) that hold the folders of classes; "
-                f"give each stage its own source, {sources}; or rename one if these are the classes"
+                f"{root} has folders of stages ({', '.join(folders)}) that hold the folders of classes; "
+                f"give each stage its own source, {sources}; or rename one if these are the classes",
+                "from_folder",
             )
 
 
@@ -87,7 +88,8 @@ def _counted(suffixes: Counter[str]) -> str:
 def _check_no_links(folders: list[str]) -> None:
     for folder in filter(os.path.islink, folders):
         raise ConfigError(
-            f"from_folder: {quoted(folder)} is a link to a folder; set allow_external=True to follow it, or remove it",
+            f"{quoted(folder)} is a link to a folder; set allow_external=True to follow it, or remove it",
+            "from_folder",
             file=folder,
         )
 

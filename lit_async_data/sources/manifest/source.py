@@ -61,11 +61,11 @@ def columns_of_fields(fields: Any, image: ImageShape) -> tuple[dict[str, Column]
     else:
         pairs = []
     if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
-        raise ConfigError(f"fields: {fields!r} is neither a mapping from batch key to column nor a list of columns")
+        raise ConfigError(f"{fields!r} is neither a mapping from batch key to column nor a list of columns", "fields")
     columns = dict(pairs)
     if len(columns) < len(pairs):
         raise ConfigError(
-            f"fields: {list(map(str, fields))} names a column twice; use a mapping with another key for each"
+            f"{list(map(str, fields))} names a column twice; use a mapping with another key for each", "fields"
         )
     return columns, isinstance(fields, Mapping)
 
@@ -82,13 +82,13 @@ def root_of(table: Any) -> str:
 
 def check_options(root: Any, id: Any, check_files: Any, *, allow_external: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
     if not (root is None or (isinstance(root, str | os.PathLike) and os.fspath(root))):
-        raise ConfigError(f"root: {root!r} is not a folder")
+        raise ConfigError(f"{root!r} is not a folder", "root")
     if not (id is None or (isinstance(id, str) and id)):
-        raise ConfigError(f"id: {id!r} is not the name of a column")
+        raise ConfigError(f"{id!r} is not the name of a column", "id")
     if not isinstance(allow_external, bool):
-        raise ConfigError(f"allow_external: {allow_external!r} is not true or false")
+        raise ConfigError(f"{allow_external!r} is not true or false", "allow_external")
     if check_files not in get_args(Check):
-        raise ConfigError(f"check_files: {check_files!r} is not one of {', '.join(get_args(Check))}")
+        raise ConfigError(f"{check_files!r} is not one of {', '.join(get_args(Check))}", "check_files")
     check_names(image, OPTIONS)
 
 
@@ -197,7 +197,7 @@ class ManifestSource(DerivedSource):
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
             hint = "set kind: image for paths without an image suffix, or leave out image_size"
-            raise ConfigError(f"image_size: no field holds paths of images: {given}; {hint}")
+            raise ConfigError(f"no field holds paths of images: {given}; {hint}", "image_size")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
         for key, field in self._fields.files.items() if check_files == "first" else ():
             check_files_of(key, field, self._fields.rows)
@@ -321,7 +321,9 @@ class ManifestSource(DerivedSource):
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
         """A group number for each sample, from the name that ``naming`` gives its first path; and those names."""
         if self._fields.paths is None:
-            raise ConfigError("groups: no field holds paths of files; group by a column, as with groups='column:NAME'")
+            raise ConfigError(
+                "no field holds paths of files; group by a column, as with groups='column:NAME'", "groups"
+            )
         return self._fields.paths.grouped(naming)
 
     @property

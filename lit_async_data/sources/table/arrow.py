@@ -22,7 +22,7 @@ def arrow(module: str = "") -> Any:
     try:
         return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
     except ImportError as error:
-        raise ConfigError(f"table: pyarrow is missing ({error}); install it by pip install pyarrow") from error
+        raise ConfigError(f"pyarrow is missing ({error}); install it by pip install pyarrow", "table") from error
 
 
 def is_text(kind: Any) -> bool:

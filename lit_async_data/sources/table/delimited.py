@@ -40,7 +40,7 @@ class TextFormat(NamedTuple):
         delimiter = "\t" if delimiter == "\\t" else delimiter  # as written on a command line
         is_one = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii()
         if delimiter is not None and (not is_one or delimiter in '"\r\n\0'):
-            raise ConfigError(f"delimiter: {quoted(delimiter)} is not a single character; use one such as ; or |")
+            raise ConfigError(f"{quoted(delimiter)} is not a single character; use one such as ; or |", "delimiter")
         if encoding is None:
             return cls(delimiter)
         try:
@@ -48,8 +48,8 @@ class TextFormat(NamedTuple):
             "a".encode(codec.name).decode(codec.name)
         except (LookupError, TypeError):
             raise ConfigError(
-                f"encoding: {quoted(encoding)} is not a text encoding of Python; use one such as cp1252, latin-1, "
-                "utf-16"
+                f"{quoted(encoding)} is not a text encoding of Python; use one such as cp1252, latin-1, utf-16",
+                "encoding",
             ) from None
         return cls(delimiter, _UTF8 if codec.name == "utf-8-sig" else codec.name)
 

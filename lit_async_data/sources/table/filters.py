@@ -42,20 +42,20 @@ def filters_of(given: Any) -> tuple[Filter, ...]:
     if given is None:
         return ()
     if not _is_list(given) or not all(_is_list(each) and len(each) == 3 for each in given):
-        raise ConfigError(f"filters: {quoted(given)} is not a list of [column, operator, value]")
+        raise ConfigError(f"{quoted(given)} is not a list of [column, operator, value]", "filters")
     return tuple(_checked(Filter(*each)) for each in given)
 
 
 def _checked(given: Filter) -> Filter:
     if not isinstance(given.column, str) or given.operator not in _OPERATORS:
         raise ConfigError(
-            f"filters: {quoted(list(given))} is not [column, operator, value]; operators are {', '.join(_OPERATORS)}"
+            f"{quoted(list(given))} is not [column, operator, value]; operators are {', '.join(_OPERATORS)}", "filters"
         )
     if given.operator not in _COMPARE and (not _is_list(given.value) or not given.value):
-        raise ConfigError(f"filters: {given.operator!r} needs a list of values, not {quoted(given.value)}")
+        raise ConfigError(f"{given.operator!r} needs a list of values, not {quoted(given.value)}", "filters")
     if any(one is None or one != one or _is_list(one) or isinstance(one, dict) for one in given.values):  # noqa: PLR0124
         raise ConfigError(
-            f"filters: {quoted(given.value)} cannot be compared with; rows without a value never meet a filter"
+            f"{quoted(given.value)} cannot be compared with; rows without a value never meet a filter", "filters"
         )
     return given
 
@@ -79,8 +79,9 @@ def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
     if is_text(array.type) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
         array = as_numbers(array, given.column, origin)
     unfit = ConfigError(
-        f"filters: column {quoted(given.column)} holds {array.type}, which cannot be compared by "
-        f"{given.operator} {quoted(given.value)}; give a value of that type"
+        f"column {quoted(given.column)} holds {array.type}, which cannot be compared by "
+        f"{given.operator} {quoted(given.value)}; give a value of that type",
+        "filters",
     )
     if any(isinstance(value, bool) != bool(arrow("types").is_boolean(array.type)) for value in values):
         raise unfit

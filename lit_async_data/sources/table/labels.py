@@ -107,7 +107,7 @@ def labels_of(
     """
     several = not together and is_text_list(columns[0][1].type)
     if null == "zero" and not several:
-        raise ConfigError("null: zero is for several classes per row; set ignore or drop", option="null")
+        raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     parsed = [(name, _column_of(array, name, origin, classes, null)) for name, array in columns]
     if not together:
         return _with_null_option(parsed[0][1], null, origin, parsed[0][0], several=several)
@@ -120,7 +120,7 @@ def labels_of(
 def texts_of(array: Any, name: str, origin: RowOrigin, null: Null) -> Labels:
     """Text, or whole numbers as digits, as numbers of its distinct values in order."""
     if null == "zero":
-        raise ConfigError("null: zero is for several classes per row; set ignore or drop", option="null")
+        raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     text = array if is_text(array.type) or is_categorical(array.type) else array.cast(arrow().large_string())
     column = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), most=len(array))
     labels = _with_null_option(column, null, origin, name)
@@ -137,7 +137,7 @@ def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, 
     if arrow("types").is_null(kind):
         raise origin.error("no row has a value", column=name)
     if vocabulary is not None and not (of_text or listed):
-        raise ConfigError(f"classes: column {quoted(name)} holds {kind}; only text has classes", option="classes")
+        raise ConfigError(f"column {quoted(name)} holds {kind}; only text has classes", "classes")
     if listed:
         return _class_lists(array, vocabulary, fail, empty_is_zero=null == "zero")
     if of_text:
@@ -156,7 +156,7 @@ def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> 
     for name, column in columns:
         if column.classes or column.values.ndim > 1:
             raise ConfigError(
-                f"name: {quoted(name)} does not hold one number per row; only such columns form a vector", option="name"
+                f"{quoted(name)} does not hold one number per row; only such columns form a vector", "name"
             )
         if kinds == {"i", "f"} and column.values.dtype.kind == "i":
             large = np.flatnonzero((column.values >= INEXACT) | (column.values <= -INEXACT))
@@ -168,7 +168,7 @@ def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> 
                     column=name,
                 )
     if "b" in kinds and len(kinds) > 1:
-        raise ConfigError("name: bools and numbers cannot form one vector; use two fields", option="name")
+        raise ConfigError("bools and numbers cannot form one vector; use two fields", "name")
     values = np.stack([column.values for _, column in columns], axis=1)
     missing = np.stack([column.missing for _, column in columns], axis=1)
     values[missing] = _missing_value(values.dtype)
@@ -223,9 +223,9 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail,
     codes = values_of(encoded.indices).astype(np.int64)
     if vocabulary is None and len(encoded.dictionary) > most:
         raise ConfigError(
-            f"classes: {len(encoded.dictionary)} distinct texts, which seem to be ids or paths; set kind: text, or "
+            f"{len(encoded.dictionary)} distinct texts, which seem to be ids or paths; set kind: text, or "
             "kind: image, npy or hdf5 for paths of files to read",
-            option="classes",
+            "classes",
         )
     entries = encoded.dictionary.to_pylist()
     used = np.zeros(len(entries), np.bool_)

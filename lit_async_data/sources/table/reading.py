@@ -125,7 +125,7 @@ def files_of(given: str) -> list[str]:
 def _check_no_text_format(text_format: TextFormat, what: str) -> None:
     for name, value, default in zip(text_format._fields, text_format, DEFAULT_FORMAT, strict=True):
         if value != default:
-            raise ConfigError(f"{name}: does not apply to {what}, only to CSV and TSV files; leave it out")
+            raise ConfigError(f"does not apply to {what}, only to CSV and TSV files; leave it out", name)
 
 
 def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat) -> _Read:
@@ -148,8 +148,8 @@ def _suffix_of(path: str) -> str:
     suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
     if suffix is None:
         hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "").format(path=path)
-        message = f"table: {printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
-        raise ConfigError(f"{message}; {hint}" if hint else message, file=path)
+        message = f"{printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
+        raise ConfigError(f"{message}; {hint}" if hint else message, "table", file=path)
     return suffix
 
 
@@ -207,7 +207,7 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
         return given.select(list(names))
     module = type(given).__module__.partition(".")[0]
     if module == "polars" and hasattr(given, "collect"):
-        raise ConfigError("table: a LazyFrame has no rows yet; give frame.collect()")
+        raise ConfigError("a LazyFrame has no rows yet; give frame.collect()", "table")
     try:
         if module == "pandas" and hasattr(given, "columns"):
             return _from_pandas(given, names, origin)
@@ -224,8 +224,9 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
     if isinstance(given, list | tuple):
         advice = "give a pattern, such as 'part-*.csv', or concatenate a source for each file: ConcatSource([...])"
     raise ConfigError(
-        f"table: {type(given).__name__} is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor "
-        f"anything with __arrow_c_stream__; {advice}"
+        f"{type(given).__name__} is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor "
+        f"anything with __arrow_c_stream__; {advice}",
+        "table",
     )
 
 

@@ -111,8 +111,7 @@ class Table:
             text = is_text(array.type) or is_categorical(array.type) or is_text_list(array.type)
             if kind == "class" and not text:
                 raise ConfigError(
-                    f"kind: column {quoted(each)} does not hold text; leave out kind to use its numbers as labels",
-                    option="kind",
+                    f"column {quoted(each)} does not hold text; leave out kind to use its numbers as labels", "kind"
                 )
             if text and kind is None and classes is None:
                 check_notation(array, each, self.origin)

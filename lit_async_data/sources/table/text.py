@@ -143,9 +143,7 @@ def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | Non
         array = array.dictionary_decode()
     if separator is not None:
         if not is_text(array.type):
-            raise ConfigError(
-                f"separator: column {quoted(column)} holds {array.type}, not text; leave it out", option="separator"
-            )
+            raise ConfigError(f"column {quoted(column)} holds {array.type}, not text; leave it out", "separator")
         array = compute.if_else(compute.equal(compute.utf8_trim_whitespace(array), ""), None, array)
         array = _trimmed(as_single_array(arrow().chunked_array([compute.split_pattern(array, separator)])))
     if not is_list(array.type):

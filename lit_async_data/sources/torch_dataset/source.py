@@ -215,24 +215,24 @@ class DatasetSource(Source):
 def _length(dataset: Any) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, type):
-        raise ConfigError(f"dataset: {dataset.__name__} is a class; pass an instance")
+        raise ConfigError(f"{dataset.__name__} is a class; pass an instance", "dataset")
     if isinstance(dataset, Source):
-        raise ConfigError(f"dataset: {name} is a source already; give it to the loader itself")
+        raise ConfigError(f"{name} is a source already; give it to the loader itself", "dataset")
     if isinstance(dataset, IterableDataset):
-        raise ConfigError(f"dataset: {name} is an iterable dataset, which cannot be indexed; {ALTERNATIVE}")
+        raise ConfigError(f"{name} is an iterable dataset, which cannot be indexed; {ALTERNATIVE}", "dataset")
     if not hasattr(dataset, "__getitem__") and not callable(getattr(dataset, "__getitems__", None)):
-        raise ConfigError(f"dataset: {name} has no __getitem__, so it cannot be indexed; {ALTERNATIVE}")
+        raise ConfigError(f"{name} has no __getitem__, so it cannot be indexed; {ALTERNATIVE}", "dataset")
     if not hasattr(dataset, "__len__"):
-        raise ConfigError(f"dataset: {name} has no __len__; add one that returns the number of samples")
+        raise ConfigError(f"{name} has no __len__; add one that returns the number of samples", "dataset")
     try:
         length = len(dataset)
     except Exception as error:
         raise ConfigError(
-            f"dataset: the __len__ of {name} raised {type(error).__name__}: {error}; it must return the number of "
-            "samples"
+            f"the __len__ of {name} raised {type(error).__name__}: {error}; it must return the number of samples",
+            "dataset",
         ) from error
     if not length:
-        raise ConfigError(f"dataset: {name} is empty; it needs at least one sample")
+        raise ConfigError(f"{name} is empty; it needs at least one sample", "dataset")
     return length
 
 

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     from lit_async_data.tools.doctor.examination import examination  # needs torch, which takes a second to import
 
     if not 0.05 <= arguments.seconds <= 600:
-        raise ConfigError(f"seconds: {arguments.seconds} is not from 0.05 to 600")
+        raise ConfigError(f"{arguments.seconds} is not from 0.05 to 600", "seconds")
     options, call = LoaderOptions(batch_size=arguments.batch_size), given_call(arguments.files, arguments)
     with contextlib.closing(call.build()) as source:
         report = examination(source, options, arguments.seconds, cold=not arguments.warm)

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check_all:
         return check_all(given_call(arguments.files, arguments), arguments.bad_list)
     if option := next((name.replace("_", "-") for name in NAMES if getattr(arguments, name) is not None), ""):
-        raise ConfigError(f"{option}: describes what --check-all reads; add --check-all, or leave --{option} out")
+        raise ConfigError(f"describes what --check-all reads; add --check-all, or leave --{option} out", option)
     report = report_on(arguments.files)
     sys.stdout.write(as_json(report.as_dict(), str) if arguments.json else text_of(report))
     return 0
@@ -56,8 +56,9 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     found = report_on(paths).suggestions
     if not found:
         raise ConfigError(
-            f"fields: nothing in {paths[0]} looks like samples; python -m lit_async_data inspect "
-            f"{shlex.quote(paths[0])} says why; name them, as in --fields x=NAME y=NAME"
+            f"nothing in {paths[0]} looks like samples; python -m lit_async_data inspect "
+            f"{shlex.quote(paths[0])} says why; name them, as in --fields x=NAME y=NAME",
+            "fields",
         )
     return dataclasses.replace(found[0].call, options={**found[0].call.options, **call.options})
 

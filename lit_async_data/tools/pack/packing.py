@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in ("codec", "chunk", "columns", "keep_parts", "force")}
     call = given_source(arguments.input, arguments)
     if call.source == "ManifestSource" and not call.fields:
-        raise ConfigError(f"fields: missing; which columns of {call.path}? For example --fields x=path y=label")
+        raise ConfigError(f"missing; which columns of {call.path}? For example --fields x=path y=label", "fields")
     with contextlib.closing(call.build()) as source:
         progress = ProgressLine(sys.stderr)
         try:
@@ -165,13 +165,13 @@ def pack(
 def _check_names(source: Source, columns: Sequence[str]) -> None:
     if source.chunks.random:
         larger = "pack with resize: crop or pad, in a larger image_size, and crop at random in a transform"
-        raise ConfigError(f"resize: a packed file has the same crop in every epoch; {larger}")
+        raise ConfigError(f"a packed file has the same crop in every epoch; {larger}", "resize")
     if windows := [key for key, field in source.spec.fields.items() if field.lead and field.channel is not None]:
-        raise ConfigError(f"fields.{windows[0]}.window: pack single images, and give the packed file the window")
+        raise ConfigError("pack single images, and give the packed file the window", f"fields.{windows[0]}.window")
     names = [*source.spec.fields, *columns]
     for name in names:
         if not name.strip("/") or name.split("/")[0] in ("origin", PARTS) or names.count(name) > 1:
-            raise ConfigError(f"fields: {name!r} cannot name a dataset, or names two; give another key: KEY=NAME")
+            raise ConfigError(f"{name!r} cannot name a dataset, or names two; give another key: KEY=NAME", "fields")
 
 
 def _check_output(source: Source, path: str, *, force: bool) -> None:

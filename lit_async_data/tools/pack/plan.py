@@ -177,23 +177,24 @@ def _packings(source: HDF5Source) -> dict[str, dict[str, Any]]:
                 as_bytes = [{name: np.asarray(each[name]).tobytes() for name in each} for each in (first, packing)]
                 if as_bytes[0] != as_bytes[1]:
                     raise ConfigError(
-                        f"fields: {key} is packed in another way in {part} than in {parts[0]}; pack unpacked values, "
+                        f"{key} is packed in another way in {part} than in {parts[0]}; pack unpacked values, "
                         f"in Python: from lit_async_data.tools.pack.packing import pack; pack(HDF5Source(…, {{{key!r}: "
-                        f"Field({name!r}, mask_and_scale=True)}}), OUT)"
+                        f"Field({name!r}, mask_and_scale=True)}}), OUT)",
+                        "fields",
                     )
     return packings
 
 
 def _check(codec: str, chunk: int | None) -> None:
     if codec not in NAMES:
-        raise ConfigError(f"codec: {codec!r} is not one of auto, {', '.join(NAMES)}")
+        raise ConfigError(f"{codec!r} is not one of auto, {', '.join(NAMES)}", "codec")
     try:
         encoded(np.zeros(1), codec, shuffle=False)
     except ImportError:
-        raise ConfigError(f"codec: {codec} needs a library: pip install 'lit-async-data[codecs]'") from None
+        raise ConfigError(f"{codec} needs a library: pip install 'lit-async-data[codecs]'", "codec") from None
     if chunk is not None and (chunk < 1 or codec == "none"):
         what = "is not a number of samples from 1 on" if chunk < 1 else "but without a codec, values are contiguous"
-        raise ConfigError(f"chunk: {chunk} {what}; leave it out")
+        raise ConfigError(f"{chunk} {what}; leave it out", "chunk")
 
 
 def encoded(values: Array, codec: str, *, shuffle: bool) -> bytes:

@@ -143,13 +143,15 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
     if request.sample == "group":
         return {key: full_name(EACH, field.dataset) for key, field in request.fields.items()}
     if request.group is not None:
-        raise ConfigError("group: does not go with sample='dataset'; write it before the names of fields: 'images/*'")
+        raise ConfigError("does not go with sample='dataset'; write it before the names of fields: 'images/*'", "group")
     first = next(iter(names.values()), "")
     for key, name in names.items():
         names[key] = name if name or not request.fields[key].attr else first  # the attribute is that of the sample
         if names[key].count("*") != 1:
             what = f"{name!r} needs one *, which stands for the name of a sample, as in 'images/*'"
-            raise ConfigError(f"on: {what}; on='group' is that name" if key == KEY else f"fields.{key}: {what}")
+            raise ConfigError(
+                f"{what}; on='group' is that name" if key == KEY else what, "on" if key == KEY else f"fields.{key}"
+            )
     return names
 
 
@@ -367,7 +369,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
     names[lacking] = np.delete(names, lacking)[0]
     if field.decode:
         if key in request.layouts:
-            raise ConfigError(f"layout: {request.layouts[key]!r} for {key}: images have their channels first")
+            raise ConfigError(f"{request.layouts[key]!r} for {key}: images have their channels first", "layout")
         rows = datasets_as_rows(path, name, found[f"{key} offsets"], found[f"{key} sizes"], names=names)
         file: Any = group.file
         images = images_in_groups(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
@@ -377,7 +379,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
     stored = sequences.rows
     native = stored.dtype.newbyteorder("=")
     if field.classes and native.kind not in "iub":
-        raise ConfigError(f"{where}.classes: {stored} holds {native}, not classes; leave it out")
+        raise ConfigError(f"{stored} holds {native}, not classes; leave it out", f"{where}.classes")
     row = dataclasses.replace(stored.spec, dtype=native, classes=tuple(field.classes or ()))
     spec = delivered_spec(field, row, where)
     classes = len(field.classes) if field.classes else None
@@ -433,7 +435,7 @@ def _settled(part: StoredPart, key: str, request: PartRequest, *, uneven: bool) 
     if uneven:
         if sequences is None or key in request.layouts or field.classes or length_key(key) in request.fields:
             needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
-            raise ConfigError(f"fields.{key}: {of_key.stored}: samples of variable length {needs}; change these")
+            raise ConfigError(f"{of_key.stored}: samples of variable length {needs}; change these", f"fields.{key}")
         try:
             row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
             spec = padded_spec(sequences.lengths, field.max_length, row, of_key.values)

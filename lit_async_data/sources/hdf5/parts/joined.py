@@ -48,7 +48,7 @@ class JoinedTable:
         self, table: Any, on: On | None, unmatched: Unmatched, filters: Any, fields: Mapping[str, Field]
     ) -> None:
         if unmatched not in ("error", "skip"):
-            raise ConfigError(f"unmatched: {unmatched!r} is not one of error, skip")
+            raise ConfigError(f"{unmatched!r} is not one of error, skip", "unmatched")
         self._column, self._what = _column_and_what(on)
         self._skip, self._reader, self._lacks = unmatched == "skip", TableReader(table, filters), dict[str, str]()
         # The fields that are columns of the table.
@@ -58,11 +58,11 @@ class JoinedTable:
             self._table = self._reader.columns([self._column, *(field.dataset for field in self.fields.values())])
         except NoColumnError as error:
             if error.dataset != self._column:
-                raise ConfigError(f"filters: {error}") from None
+                raise ConfigError(f"{error}", "filters") from None
             what = next(iter(on.values())) if isinstance(on, Mapping) else on
             if isinstance(on, Mapping) and self._column in ("file", "group"):
                 what = self._column  # and not the other way round
-            raise ConfigError(f"on: {error}; if a column has another name, write on={{COLUMN: {what!r}}}") from None
+            raise ConfigError(f"{error}; if a column has another name, write on={{COLUMN: {what!r}}}", "on") from None
         self.labels = dict[str, Labels]()  # the values of `fields`, one for each row of the table that has samples
         of = self._what
         # The field that says whose each sample is, by `KEY`; empty if its file or group does.
@@ -102,7 +102,7 @@ class JoinedTable:
         """The number of the id of each row, negative if it is empty."""
         for stored in (part.fields[KEY].values for part in parts):
             if stored.kept is None:
-                raise ConfigError(f"on: {stored} holds {stored.dtype}; name a dataset of ids: text or whole numbers")
+                raise ConfigError(f"{stored} holds {stored.dtype}; name a dataset of ids: text or whole numbers", "on")
         own: list[Indices] = [part.fields[KEY].values.kept for part in parts]
         at = [(part, row) for part, each in zip(parts, own, strict=True) for row in np.flatnonzero(each < 0).tolist()]
         if at:
@@ -204,8 +204,9 @@ def _column_and_what(on: Any) -> tuple[str, str | Field]:
     column, what = next(iter(on.items())) if isinstance(on, Mapping) and len(on) == 1 else (name, on)
     if not isinstance(column, str):
         raise ConfigError(
-            f"on: {on!r} does not say whose rows the table has: 'file', 'group', the name of a dataset, or "
-            "Field(attr=…); if the column of the table has another name, {COLUMN: one of these}"
+            f"{on!r} does not say whose rows the table has: 'file', 'group', the name of a dataset, or "
+            "Field(attr=…); if the column of the table has another name, {COLUMN: one of these}",
+            "on",
         )
     return column, what if what in ("file", "group") else Field.of(what, "on.")
 

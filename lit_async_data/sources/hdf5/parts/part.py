@@ -195,7 +195,7 @@ class StoredPart:
                 span = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
             else:
                 span = f"; windows inside them need rows {first} to {last}, others Field(pad='last')"
-            raise ConfigError(f"rows: {row} {what}{'' if first == 0 and last == self.rows - 1 else span}")
+            raise ConfigError(f"{row} {what}{'' if first == 0 and last == self.rows - 1 else span}", "rows")
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
@@ -237,7 +237,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         twice = set(inspected) & (set(fields) | set(of_anchors) | set(request.fields) - {key})
         if twice:
             raise ConfigError(
-                f"fields: {twice.pop()} is the key of the lengths or the mask of {key}; give that field another key"
+                f"{twice.pop()} is the key of the lengths or the mask of {key}; give that field another key", "fields"
             )
         (of_anchors if field.per else fields).update(inspected)
     if empty and not fields:
@@ -251,7 +251,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         raise FormatError(f"{path}: the fields have different lengths: {listed}; {advice}", file=path)
     spans = [field.inside for field in fields.values()]
     if not lengths:
-        raise ConfigError("fields: none is a dataset, so there are no rows; give a dataset too, or sample='group'")
+        raise ConfigError("none is a dataset, so there are no rows; give a dataset too, or sample='group'", "fields")
     rows = next(iter(lengths.values()))
     if kept:
         fields |= {key: inspect_attribute(group, key, field, rows) for key, field in kept.items()}
@@ -260,7 +260,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     lacking = {key: each.lost for key, each in places if each and len(each.lost)}
     part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride), lacking=lacking)
     if request.rows is None and of_anchors:
-        raise ConfigError(f"fields.{next(iter(of_anchors))}.per: 'anchor' needs rows=NAME, the row of each anchor")
+        raise ConfigError("'anchor' needs rows=NAME, the row of each anchor", f"fields.{next(iter(of_anchors))}.per")
     if request.rows is not None:
         dataset, member = group.whole_member(request.rows, "rows: ")
         where = f"{path}:{dataset.name}"
@@ -328,18 +328,18 @@ def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it", name: str = 
     numbers: npt.NDArray[Any] = np.asarray(given)
     if name and numbers.dtype.names:
         names = ", ".join(f"{name}.{each}" for each in members(numbers.dtype))
-        raise ConfigError(f"rows: {where} holds records, so name a member of them: {names}")
+        raise ConfigError(f"{where} holds records, so name a member of them: {names}", "rows")
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
         kind = f"{numbers.dtype}, shape {numbers.shape}"
         raise ConfigError(
-            f"rows: {where} holds neither row numbers nor a mask, but {kind}; give row numbers as an array"
+            f"{where} holds neither row numbers nor a mask, but {kind}; give row numbers as an array", "rows"
         )
     if numbers.dtype.kind == "b":
         if len(numbers) != rows:
-            raise ConfigError(f"rows: {where} is a mask of {len(numbers)} values, but there are {rows} rows")
+            raise ConfigError(f"{where} is a mask of {len(numbers)} values, but there are {rows} rows", "rows")
         numbers = np.flatnonzero(numbers)
         if not numbers.size:
-            raise ConfigError(f"rows: {where} is a mask that chooses no row")
+            raise ConfigError(f"{where} is a mask that chooses no row", "rows")
     return numbers.astype(np.int64)
 
 

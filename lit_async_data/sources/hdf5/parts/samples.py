@@ -28,7 +28,7 @@ def check_distinct(files: Mapping[str, FileIdentity]) -> None:
         other = seen.setdefault((identity.device, identity.inode), path)
         if other != path:
             raise ConfigError(
-                f"path: {other} and {path} are the same file, whose samples would count twice; give one of them"
+                f"{other} and {path} are the same file, whose samples would count twice; give one of them", "path"
             )
 
 
@@ -38,9 +38,11 @@ def checked_stride(stride: Any, rows: object) -> int:
         return 1
     whole = isinstance(stride, numbers.Integral) and not isinstance(stride, bool)
     if not whole or stride < 1:
-        raise ConfigError(f"stride: {stride!r} is not a whole number from 1 on")
+        raise ConfigError(f"{stride!r} is not a whole number from 1 on", "stride")
     if rows is not None:
-        raise ConfigError("stride: cannot be combined with rows, which already place the samples; give one of the two")
+        raise ConfigError(
+            "cannot be combined with rows, which already place the samples; give one of the two", "stride"
+        )
     return int(stride)
 
 
@@ -50,12 +52,13 @@ def select_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list
     chosen = row_numbers(np.asarray(rows), int(starts[-1]))
     wrong = (chosen < 0) | (chosen >= starts[-1])
     if wrong.any():
-        raise ConfigError(f"rows: {chosen[wrong.argmax()]} is not one of the {starts[-1]} rows of all parts")
+        raise ConfigError(f"{chosen[wrong.argmax()]} is not one of the {starts[-1]} rows of all parts", "rows")
     which = np.searchsorted(starts, chosen, side="right") - 1
     if (np.diff(which) < 0).any():
         raise ConfigError(
-            "rows: they go back to an earlier part; sort them, or choose samples of the whole source in any order: "
-            "SubsetSource(source, samples)"
+            "they go back to an earlier part; sort them, or choose samples of the whole source in any order: "
+            "SubsetSource(source, samples)",
+            "rows",
         )
     edges = np.searchsorted(which, np.arange(len(parts) + 1)).tolist()
     return [

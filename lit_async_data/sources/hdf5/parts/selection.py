@@ -31,14 +31,14 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
     """
     given: Any = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
-        raise ConfigError(f"path: {path!r} is not a file, a glob or a list of these")
+        raise ConfigError(f"{path!r} is not a file, a glob or a list of these", "path")
     chosen: dict[str, str] = {}
     for item in [os.path.abspath(os.path.expanduser(item)) for item in given]:
         pattern = is_pattern(item)
         folder = folder_of(item) if pattern else os.path.dirname(item)
         for file in files_matching(item) if pattern else [item]:
             if file in chosen:
-                raise ConfigError(f"path: {file} is named twice, so its samples would count twice; name it once")
+                raise ConfigError(f"{file} is named twice, so its samples would count twice; name it once", "path")
             chosen[file] = os.path.relpath(file, folder)
     alike = {name for name, times in collections.Counter(chosen.values()).items() if times > 1}
     return {file: file if name in alike else name for file, name in chosen.items()}
@@ -56,12 +56,12 @@ def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tupl
     if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
         example = f"; write {{'x': {fields!r}}}" if isinstance(fields, str) and fields else ""
         raise ConfigError(
-            f"fields: {fields!r} is not a mapping from batch key to dataset name or a list of names{example}"
+            f"{fields!r} is not a mapping from batch key to dataset name or a list of names{example}", "fields"
         )
     chosen = {key: Field.of(each, f"fields.{key}.") for key, each in pairs}
     if len(chosen) < len(pairs):
         names = [key for key, _ in pairs]
-        raise ConfigError(f"fields: {names} names a dataset twice; give a mapping with a key for each")
+        raise ConfigError(f"{names} names a dataset twice; give a mapping with a key for each", "fields")
     return chosen, isinstance(fields, Mapping)
 
 
@@ -69,10 +69,10 @@ def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where:
     """Refuse other options of fields than these."""
     for key, field in fields.items():
         if field.stacked:
-            raise ConfigError(f"fields.{key}: several datasets are no field {where}; give each a key")
+            raise ConfigError(f"several datasets are no field {where}; give each a key", f"fields.{key}")
         for option in dataclasses.fields(field):
             if option.name not in options and getattr(field, option.name) != option.default:
-                raise ConfigError(f"fields.{key}.{option.name}: does not apply {where}; leave it out")
+                raise ConfigError(f"does not apply {where}; leave it out", f"fields.{key}.{option.name}")
 
 
 def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None, *, allow_external: bool) -> list[str]:
@@ -84,7 +84,7 @@ def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None,
     chosen = [name for each in group for name in _matching_groups(file, path, each)]
     name, times = collections.Counter(chosen).most_common(1)[0]
     if times > 1:
-        raise ConfigError(f"group: {name} is named twice, so its samples would count twice; name it once")
+        raise ConfigError(f"{name} is named twice, so its samples would count twice; name it once", "group")
     return chosen
 
 
@@ -94,14 +94,15 @@ def _matching_groups(file: h5py.File, path: str, group: Any) -> list[str]:
     if group is None or group == "/":
         return ["/"]
     if not isinstance(group, str) or not group.strip("/"):
-        raise ConfigError(f"group: {group!r} is not the name of a group or a pattern such as patient_* or run_[123]")
+        raise ConfigError(f"{group!r} is not the name of a group or a pattern such as patient_* or run_[123]", "group")
     name = group.strip("/")
     above, _, last = name.rpartition("/")
     if glob.has_magic(above):
         rest = f"; write the rest before names: group={above!r}, fields={{KEY: '{last}/NAME'}}"
         raise ConfigError(
-            f"group: {group!r}: only the last component of a name may have wildcards"
-            f"{'' if glob.has_magic(last) or '/' in above else rest}"
+            f"{group!r}: only the last component of a name may have wildcards"
+            f"{'' if glob.has_magic(last) or '/' in above else rest}",
+            "group",
         )
     if not glob.has_magic(last) or (above or "/") not in file:
         if name not in file:
@@ -126,9 +127,9 @@ def names_in(group: Any, path: str) -> list[str]:
 def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> dict[str, str]:
     """The letters of the axes by batch key, where given. A single string belongs to the first key."""
     if not isinstance(layout, str | Mapping | None):
-        raise ConfigError(f"layout: {layout!r} is neither letters nor a mapping from batch key to letters")
+        raise ConfigError(f"{layout!r} is neither letters nor a mapping from batch key to letters", "layout")
     chosen = {keys[0]: layout} if isinstance(layout, str) else dict(layout or {})
     for key in chosen:
         if key not in keys:
-            raise ConfigError(f"layout: {key!r} is not one of the fields {', '.join(keys)}")
+            raise ConfigError(f"{key!r} is not one of the fields {', '.join(keys)}", "layout")
     return chosen

@@ -150,7 +150,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     kind = "variable" if elements is not None else kind
     if kind in RANGES:
         if layout is not None:
-            raise ConfigError(f"layout: {layout!r} for {key}: {group.path}:/{name.strip('/')} holds {RANGES[kind]}")
+            raise ConfigError(f"{layout!r} for {key}: {group.path}:/{name.strip('/')} holds {RANGES[kind]}", "layout")
         return _inspect_ranges(group, key, field, kind, elements)
     if is_numbered(group, name, field):
         texts = inspect_texts(group, name, field, layout, where)
@@ -163,8 +163,8 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         if getattr(field, option) != getattr(Field, option):
             group.inspect_dataset(*group.split(name))  # says if there is none
             lacks = "text" if option == "null" else "samples of variable length"
-            what = f"{option}: {group.path}:/{name.strip('/')} holds no {lacks}; leave it out"
-            raise ConfigError(what, option=option).within(f"{where}.")
+            what = f"{group.path}:/{name.strip('/')} holds no {lacks}; leave it out"
+            raise ConfigError(what, f"{where}.{option}")
     file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
     if field.lookup is None:
         table, looked_up = None, group.inspect_dataset(*group.split(name), layout)
@@ -194,7 +194,8 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
     if classes is not None and (packing or native.kind not in "iub"):
         raise ConfigError(
-            f"{where}.classes: {stored} holds {native}{' values, packed' if packing else ''}, not classes; leave it out"
+            f"{stored} holds {native}{' values, packed' if packing else ''}, not classes; leave it out",
+            f"{where}.classes",
         )
     row = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
     spec = delivered_spec(field, row, where)
@@ -214,9 +215,9 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
     first, axis = fields[0], int(fields[0].windowed)
     for each in fields:
         if isinstance(each.stored, StoredRanges) or each.sequences or each.text:
-            raise ConfigError(f"fields.{key}: {each.stored} does not hold numbers, as channels do; leave it out")
+            raise ConfigError(f"{each.stored} does not hold numbers, as channels do; leave it out", f"fields.{key}")
         if each.spec.channel is not None:
-            raise ConfigError(f"layout: {layout!r} for {key}: the datasets are its channels; give C another letter")
+            raise ConfigError(f"{layout!r} for {key}: the datasets are its channels; give C another letter", "layout")
         mine, other = (f"{one.stored.rows} rows of {one.spec}" for one in (each, first))
         if mine != other:
             has = f"{each.stored} has {mine}, but {first.stored} has {other}"
@@ -241,7 +242,7 @@ def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredFie
 
 def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
     if layout is not None:
-        raise ConfigError(f"layout: {layout!r} for {key}: images have their channels first; leave it out")
+        raise ConfigError(f"{layout!r} for {key}: images have their channels first; leave it out", "layout")
     images = inspect_images(group, field, f"fields.{key}")
     spec = images.decoder.spec
     if field.rows is not None:
@@ -271,7 +272,9 @@ def _inspect_ranges(
     padding = VARIABLE if kind != "variable" else ()
     for option in ("column", "window", "lookup", "mask_and_scale", "classes", *padding):
         if getattr(field, option) != getattr(Field, option):
-            raise ConfigError(f"{where}.{option}: does not apply to {full}, which holds {RANGES[kind]}; leave it out")
+            raise ConfigError(
+                f"does not apply to {full}, which holds {RANGES[kind]}; leave it out", f"{where}.{option}"
+            )
     if kind == "csc":
         raise FormatError(
             "is stored by columns (csc), so that each row is spread over the file; store it by rows: "
@@ -316,9 +319,11 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     if field.dtype is not None:
         to = np.dtype(field.dtype)
         if dtype.kind == "c" and to.kind != "c":
-            raise ConfigError(f"{where}.dtype: {to} cannot hold complex numbers; give a complex type")
+            raise ConfigError(f"{to} cannot hold complex numbers; give a complex type", f"{where}.dtype")
     if not _holds(to, field.fill):
-        raise ConfigError(f"{where}.fill: {field.fill!r} is not a value of {to}; give another dtype, or another value")
+        raise ConfigError(
+            f"{field.fill!r} is not a value of {to}; give another dtype, or another value", f"{where}.fill"
+        )
     # Only where no value can be lost, since a cast on the device is not checked.
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None
@@ -345,8 +350,9 @@ def _lookup_table(
     if key not in group.tables:
         if stored.nbytes > TABLE_BYTES:
             raise ConfigError(
-                f"{where}.lookup: {stored} takes {stored.nbytes:,} bytes, but a lookup table is kept in memory and may "
-                f"take {TABLE_BYTES:,} at most; store the values of each row as a dataset"
+                f"{stored} takes {stored.nbytes:,} bytes, but a lookup table is kept in memory and may "
+                f"take {TABLE_BYTES:,} at most; store the values of each row as a dataset",
+                f"{where}.lookup",
             )
         table: Any = group.file[stored.name]
         check_filters(table, group.path, name)
@@ -374,7 +380,7 @@ def _check_column(column: int, stored: StoredDataset, where: str) -> None:
     row = (stored.member or stored).spec.stored_shape
     if len(row) != 1 or column >= row[0]:
         has = f"has {row[0]} columns" if len(row) == 1 else "has no columns"
-        raise ConfigError(f"{where}.column: {column}, but {stored}, of shape {stored.shape}, {has}")
+        raise ConfigError(f"{column}, but {stored}, of shape {stored.shape}, {has}", f"{where}.column")
 
 
 def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing | None:
@@ -397,8 +403,9 @@ def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing | None:
     packing = Packing.of(dataset, field.dtype)
     if np.dtype(field.dtype or float).kind in "iu" and (packing.scale % 1 or packing.offset % 1):
         raise ConfigError(
-            f"{where}.dtype: {field.dtype} holds no fractions, but {dataset.file.filename}:{dataset.name} has "
-            f"scale_factor {packing.scale:g} and add_offset {packing.offset:g}; give float32, or leave out dtype"
+            f"{field.dtype} holds no fractions, but {dataset.file.filename}:{dataset.name} has "
+            f"scale_factor {packing.scale:g} and add_offset {packing.offset:g}; give float32, or leave out dtype",
+            f"{where}.dtype",
         )
     return packing
 

@@ -111,7 +111,7 @@ class Field(ImageOptions):
             value = getattr(self, name)
             left_out = self.attr and value in ("", "/") if name == "name" else value is None
             if not (isinstance(value, str) and value.strip("/")) and not left_out:
-                raise ConfigError(f"{name}: {value!r} is not the name of a dataset")
+                raise ConfigError(f"{value!r} is not the name of a dataset", name)
         if self.column is not None:
             self._set("column", _integer("column", self.column, 0))
         if self.max_length is not None:
@@ -120,21 +120,21 @@ class Field(ImageOptions):
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
         if self.pad not in ("last", "zero", None):
-            raise ConfigError(f"pad: {self.pad!r} is not one of last, zero")
+            raise ConfigError(f"{self.pad!r} is not one of last, zero", "pad")
         if self.pad and self.rows is None:
-            raise ConfigError(f"pad: {self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row")
+            raise ConfigError(f"{self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row", "pad")
         _check_combination(self)
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
-            raise ConfigError(f"mask_and_scale: {self.mask_and_scale!r} is not true or false")
+            raise ConfigError(f"{self.mask_and_scale!r} is not true or false", "mask_and_scale")
         if self.decode not in ("image", None):
-            raise ConfigError(f"decode: {self.decode!r} is not image")
+            raise ConfigError(f"{self.decode!r} is not image", "decode")
         for name in _VALUES if self.decode else ("channels", "lengths", *IMAGE):
             if name != "fill" and getattr(self, name) != _DEFAULTS[name]:
                 what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
-                raise ConfigError(f"{name}: {what}")
+                raise ConfigError(f"{what}", name)
         if self.channels not in ("RGB", "BGR") or (self.channels == "BGR" and not self.image.mode.startswith("RGB")):
-            raise ConfigError(f"channels: {self.channels!r} is not RGB, nor BGR with mode RGB or RGBA")
+            raise ConfigError(f"{self.channels!r} is not RGB, nor BGR with mode RGB or RGBA", "channels")
         for name in IMAGE if self.decode else ():
             self._set(name, getattr(self.image, name))
 
@@ -149,9 +149,11 @@ class Field(ImageOptions):
         fields = [dataclasses.replace(self, name=each) if isinstance(each, str) else Field.of(each) for each in given]
         for each in fields:
             if each.stacked or each.attr or each.decode:
-                raise ConfigError(f"name: {each.dataset!r} is no dataset of numbers, as channels are; leave it out")
+                raise ConfigError(f"{each.dataset!r} is no dataset of numbers, as channels are; leave it out", "name")
             if (each.window, each.pad) != (fields[0].window, fields[0].pad):
-                raise ConfigError(f"window: {each.dataset} and {fields[0].dataset} have different ones; give them one")
+                raise ConfigError(
+                    f"{each.dataset} and {fields[0].dataset} have different ones; give them one", "window"
+                )
         for name, value in {"name": tuple(fields), "window": fields[0].window, "pad": fields[0].pad}.items():
             self._set(name, value)
 
@@ -224,7 +226,7 @@ IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
 # What only values have, not images.
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
-_NO_NAME = ConfigError("name: missing; which dataset is it?")
+_NO_NAME = ConfigError("missing; which dataset is it?", "name")
 _CHOICES = {
     "ragged": ("pad", "concat"),
     "pad_side": ("left", "right"),
@@ -237,15 +239,15 @@ _CHOICES = {
 def _check_combination(field: Field) -> None:
     for name, values in _CHOICES.items():
         if getattr(field, name) not in values:
-            raise ConfigError(f"{name}: {getattr(field, name)!r} is not one of {', '.join(filter(None, values))}")
+            raise ConfigError(f"{getattr(field, name)!r} is not one of {', '.join(filter(None, values))}", name)
     for name in ("max_length", "pad_side") if field.ragged == "concat" else ():
         if getattr(field, name) != _DEFAULTS[name]:
-            raise ConfigError(f"{name}: nothing is padded with ragged: concat; leave it out", option=name)
+            raise ConfigError("nothing is padded with ragged: concat; leave it out", name)
     refused = ("column", "window", "lookup", "mask_and_scale", "decode", "per", *VARIABLE)
     for option in refused if field.attr else ("window",) if field.per else ():
         if getattr(field, option) != _DEFAULTS[option]:
             what = "an attribute, which is one value" if field.attr else "values of anchors"
-            raise ConfigError(f"{option}: does not apply to {what}; leave it out")
+            raise ConfigError(f"does not apply to {what}; leave it out", option)
 
 
 def _is_integer(value: object) -> bool:
@@ -254,13 +256,13 @@ def _is_integer(value: object) -> bool:
 
 def _integer(name: str, value: Any, least: int) -> int:
     if not _is_integer(value) or value < least:
-        raise ConfigError(f"{name}: {value!r} is not a whole number from {least} on")
+        raise ConfigError(f"{value!r} is not a whole number from {least} on", name)
     return int(value)
 
 
 def _number(name: str, value: object) -> object:
     if not isinstance(value, numbers.Real):
-        raise ConfigError(f"{name}: {value!r} is not a number")
+        raise ConfigError(f"{value!r} is not a number", name)
     return value
 
 
@@ -271,9 +273,9 @@ def _tensor_type(given: Any) -> np.dtype[Any] | None:
         # the name of a torch dtype: torch.float32
         dtype = np.dtype(str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given)
     except TypeError:
-        raise ConfigError(f"dtype: {given!r} is not the name of an element type, such as float32") from None
+        raise ConfigError(f"{given!r} is not the name of an element type, such as float32", "dtype") from None
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
-        raise ConfigError(f"dtype: {given!r} is not an element type of tensors; give one such as float32")
+        raise ConfigError(f"{given!r} is not an element type of tensors; give one such as float32", "dtype")
     return dtype.newbyteorder("=")
 
 
@@ -285,7 +287,7 @@ def _window(given: Any) -> Any:
     listed: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
     whole = len(listed) in (2, 3) and all(map(_is_integer, listed))
     if not whole or listed[0] >= listed[1] or any(step < 1 for step in listed[2:]):
-        raise ConfigError(f"window: {given!r} is not (start, stop) or (start, stop, step), start below stop")
+        raise ConfigError(f"{given!r} is not (start, stop) or (start, stop, step), start below stop", "window")
     return tuple(map(int, given))
 
 
@@ -294,7 +296,7 @@ def _class_names(given: Any) -> tuple[str, ...] | None:
         return None
     listed = isinstance(given, Sequence) and not isinstance(given, str)
     if not listed or not given or not all(isinstance(name, str) for name in given):
-        raise ConfigError(f"classes: {given!r} is not a list of names")
+        raise ConfigError(f"{given!r} is not a list of names", "classes")
     if len(set(given)) < len(given):
-        raise ConfigError(f"classes: {list(given)} holds a name twice")
+        raise ConfigError(f"{list(given)} holds a name twice", "classes")
     return tuple(given)

@@ -204,11 +204,11 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
         or "N" not in layout
     ):
         raise ConfigError(
-            f"layout: {layout!r} for {where} must be different capital letters, one per axis, with N for the samples"
+            f"{layout!r} for {where} must be different capital letters, one per axis, with N for the samples", "layout"
         )
     if len(layout) != len(shape):
         raise ConfigError(
-            f"layout: {layout!r} names {len(layout)} axes, but {where} has {len(shape)}: its shape is {shape}"
+            f"{layout!r} names {len(layout)} axes, but {where} has {len(shape)}: its shape is {shape}", "layout"
         )
     rest = layout.replace("N", "")
     return layout.index("N"), rest.index("C") if "C" in rest else None

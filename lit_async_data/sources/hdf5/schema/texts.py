@@ -43,7 +43,7 @@ def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
 def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
     """A dataset of one text, or whole number, per row as numbers of text, which are kept in memory."""
     if layout is not None or field.column is not None or field.mask_and_scale:
-        raise ConfigError(f"{where}: layout, column and mask_and_scale do not apply to text; leave them out")
+        raise ConfigError("layout, column and mask_and_scale do not apply to text; leave them out", where)
     categories = f"/{name.strip('/')}/categories"
     of = name if group.node(categories) is None else f"{name.rstrip('/')}/codes"
     stored = group.inspect_dataset(group.split(of)[0], in_heap=True)
@@ -70,15 +70,15 @@ def numbered(
     if values.dtype.kind not in ("SOiu" if field.kind == "text" else "SO") or field.kind == "number":
         what = f"{stored} holds {values.dtype}, which is not {field.kind}"
         if where == "fields.(on)":
-            raise ConfigError(f"on: {what}; ids are text or whole numbers, so name a dataset of these")
-        raise ConfigError(f"{where}.kind: {what}; leave kind out")
+            raise ConfigError(f"{what}; ids are text or whole numbers, so name a dataset of these", "on")
+        raise ConfigError(f"{what}; leave kind out", f"{where}.kind")
     numbers: dict[Any, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)
     texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in numbers]
     names = tuple(field.classes or filter(None, texts))
     if not field.classes and field.kind != "text" and len(names) > MOST_CLASSES:
         raise ConfigError(
-            f"{where}.kind: {stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'"
+            f"{stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'", f"{where}.kind"
         )
     places = {name: number for number, name in enumerate(names)}
     found = np.array([places.get(text, -1 if text else IGNORED) for text in texts], np.int64)[codes]

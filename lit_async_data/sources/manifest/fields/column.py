@@ -96,23 +96,24 @@ class Column:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _names(self.name))
         if self.kind not in (*KINDS, None):
-            raise ConfigError(f"kind: {self.kind!r} is not one of {', '.join(KINDS)}", option="kind")
+            raise ConfigError(f"{self.kind!r} is not one of {', '.join(KINDS)}", "kind")
         if self.null not in get_args(Null):
-            raise ConfigError(f"null: {self.null!r} is not one of {', '.join(get_args(Null))}", option="null")
+            raise ConfigError(f"{self.null!r} is not one of {', '.join(get_args(Null))}", "null")
         for name in ("separator", "dataset", "layout"):
             value = getattr(self, name)
             if not (value is None or (isinstance(value, str) and value)):
-                raise ConfigError(f"{name}: {value!r} is not text; give text, or leave it out", option=name)
+                raise ConfigError(f"{value!r} is not text; give text, or leave it out", name)
         if not (isinstance(self.row, str) and self.row):
-            raise ConfigError(f"row: {self.row!r} is not the name of a column", option="row")
+            raise ConfigError(f"{self.row!r} is not the name of a column", "row")
         # `Field` checks the options that both have.
         shared = Field("column", dtype=self.dtype, classes=self.classes)
         object.__setattr__(self, "dtype", shared.dtype)
         object.__setattr__(self, "classes", shared.classes)
         if self.several and (self.classes or self.separator or self.kind not in ("number", None)):
             raise ConfigError(
-                f"name: {', '.join(self.name)}: several columns form a vector of numbers; leave out classes, "
-                "separator and kind"
+                f"{', '.join(self.name)}: several columns form a vector of numbers; leave out classes, "
+                "separator and kind",
+                "name",
             )
 
     @classmethod
@@ -137,7 +138,7 @@ class Column:
             options = [field.name for field in dataclasses.fields(cls) if field.name not in ("image", "given")]
             check_names(given, [*options, *_IMAGE])
             if "name" not in given:
-                raise ConfigError("name: missing; name a column", option="name")
+                raise ConfigError("missing; name a column", "name")
             image_options = {name: value for name, value in given.items() if name in _IMAGE}
             rest = {name: value for name, value in given.items() if name in options}
             return cls(**rest, image=dataclasses.replace(image, **image_options), given=tuple(given))
@@ -158,9 +159,9 @@ def _names(given: Any) -> str | tuple[str, ...]:
         return given
     listed = isinstance(given, Sequence) and not isinstance(given, str)
     if not listed or not given or not all(isinstance(name, str) and name for name in given):
-        raise ConfigError(f"name: {given!r} is not the name of a column, nor a list of names", option="name")
+        raise ConfigError(f"{given!r} is not the name of a column, nor a list of names", "name")
     if len(set(given)) < len(given):
-        raise ConfigError(f"name: {list(given)} names a column twice", option="name")
+        raise ConfigError(f"{list(given)} names a column twice", "name")
     return tuple(given)
 
 
@@ -175,10 +176,10 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
     else:
         kind = _kind_of_value(table.first(column.names[0]), root)
     if kind in FILES and not table.is_text(column.names[0]):
-        raise ConfigError(f"fields.{key}.kind: column {column.names[0]!r} does not hold paths")
+        raise ConfigError(f"column {column.names[0]!r} does not hold paths", f"fields.{key}.kind")
     _check_options(key, column, kind)
     if kind in FILES and column.null in ("ignore", "zero"):
-        raise ConfigError(f"fields.{key}.null: a missing file has no value for {column.null}; set null: drop")
+        raise ConfigError(f"a missing file has no value for {column.null}; set null: drop", f"fields.{key}.null")
     return kind
 
 
@@ -189,7 +190,7 @@ def _check_options(key: str, column: Column, kind: Kind | None) -> None:
         if name not in ("name", "kind", "null", *fitting):
             what = f"{kind} files" if kind in FILES else "labels"
             hint = "cast on the device" if name == "dtype" else "leave it out"
-            raise ConfigError(f"fields.{key}.{name}: does not apply to {what}; {hint}")
+            raise ConfigError(f"does not apply to {what}; {hint}", f"fields.{key}.{name}")
 
 
 def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:

@@ -160,6 +160,6 @@ def row_numbers(column: Column, table: Table) -> Indices:
         rows = rows.astype(np.int64)  # pandas holds whole numbers as floats if one is missing
     if rows.dtype.kind != "i" or rows.ndim > 1:
         raise ConfigError(
-            f"row: column {column.row!r} does not hold whole numbers; rows of HDF5 files are counted from 0"
+            f"column {column.row!r} does not hold whole numbers; rows of HDF5 files are counted from 0", "row"
         )
     return rows
