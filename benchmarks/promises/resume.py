@@ -216,7 +216,7 @@ def first_batch(source: Source, shuffle: str, place: int) -> float:
     options = {"batch_size": BATCH, "shuffle": shuffle, "workers": 1, "worker_kind": "thread", "return_indices": True}
     with AsyncLoader(source, options) as saving:
         state = saving.state_dict() | {"epoch": 3, "position": place, "history": [[0, 1, BATCH]] if place else []}
-        wanted = saving.machinery.wiring.schedule.plan(3).samples(np.arange(place, place + BATCH))
+        wanted = saving._machinery.wiring.schedule.plan(3).samples(np.arange(place, place + BATCH))
     state = json.loads(json.dumps(state))
     started = time.perf_counter()
     with AsyncLoader(source, options) as loader:

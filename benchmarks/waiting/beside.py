@@ -323,7 +323,7 @@ def sent(source: Source, kind: str, *, alone: bool) -> Contender:
             if alone:
                 stack.enter_context(mock.patch.object(resource_plan, "coalesced_batches", return_value=1))
             loader = stack.enter_context(AsyncLoader(source, options_of(kind)))
-            loader.machinery.wiring.externally_driven = True
+            loader._machinery.wiring.externally_driven = True
             yield driven(loader)
 
     alike = ours(source, kind)
@@ -335,7 +335,7 @@ def driven(loader: AsyncLoader) -> Iterator[Batch]:
     """Its batches, epoch after epoch; the next copy starts as the callback starts it."""
     while True:
         for batch in loader:
-            loader.machinery.prefetch()
+            loader._machinery.prefetch()
             yield batch
 
 

@@ -218,7 +218,7 @@ class DevicePrefetcher(pl.Callback):
     def _release(self, *, failed: bool = False) -> None:
         self._gauge.detach()
         for loader in self._driven:
-            loader.machinery.wiring.externally_driven = False
+            loader._machinery.wiring.externally_driven = False
         self._tell_bad_samples()
         self._active = []
         self._verdicts.release()
@@ -250,8 +250,8 @@ class DevicePrefetcher(pl.Callback):
         steps = training_steps if is_only(trainer.train_dataloader) else steps_of_one_among_several
         for loader in self._active:
             if isinstance(loader, AsyncLoader):
-                loader.machinery.wiring.resuming.print_line = print_line
-                loader.machinery.wiring.steps_wanted = functools.partial(steps, reference, weakref.ref(loader))
+                loader._machinery.wiring.resuming.print_line = print_line
+                loader._machinery.wiring.steps_wanted = functools.partial(steps, reference, weakref.ref(loader))
             else:
                 loader.counted = functools.partial(trained, reference)
 
@@ -262,7 +262,7 @@ class DevicePrefetcher(pl.Callback):
         if around := self._read_around():
             folder = trainer.log_dir or trainer.default_root_dir  # on every rank: Lightning broadcasts it
             path = os.path.join(folder, f"quarantine-{trainer.global_rank}.jsonl")
-            for quarantine in [each.machinery.wiring.quarantine for each in around]:
+            for quarantine in [each._machinery.wiring.quarantine for each in around]:
                 quarantine.path = quarantine.path or path
 
     def _read_around(self) -> list[AsyncLoader]:
@@ -272,14 +272,14 @@ class DevicePrefetcher(pl.Callback):
 
     def _log_bad_samples(self, pl_module: pl.LightningModule, name: str) -> None:
         if around := self._read_around():
-            count = float(sum(each.machinery.wiring.quarantine.count for each in around))
+            count = float(sum(each._machinery.wiring.quarantine.count for each in around))
             pl_module.log(name, count, reduce_fx="sum", sync_dist=True, batch_size=1)
             self._tell_bad_samples()
 
     def _tell_bad_samples(self) -> None:
         """Say now what a loader else says when it is asked for more: the pass of the Trainer is over."""
         for loader in self._read_around():
-            loader.machinery.wiring.quarantine.tell()
+            loader._machinery.wiring.quarantine.tell()
 
     def _evaluate(self, trainer: pl.Trainer, loaders: Any) -> None:
         training = driven_loaders(trainer.train_dataloader)
@@ -305,17 +305,17 @@ class DevicePrefetcher(pl.Callback):
             self._hook_announced = True
             loader.device = "cpu"
         drive(loader, weakref.ref(trainer))
-        loader.machinery.wiring.externally_driven = True
+        loader._machinery.wiring.externally_driven = True
         self._driven.add(loader)
 
     def _prefetch_next(self, trainer: pl.Trainer, loaders: list[DrivenLoader]) -> None:
         for loader in loaders[:1]:
             self._drive(trainer, loader)
-            loader.machinery.prefetch(copy=False)
+            loader._machinery.prefetch(copy=False)
 
     def _prefetch(self) -> None:
         for loader in self._active:
-            loader.machinery.prefetch()
+            loader._machinery.prefetch()
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -388,8 +388,8 @@ class DevicePrefetcher(pl.Callback):
     ) -> None:
         """Start the next copy. With the first batch, start to read the next loader ahead."""
         for loader in self._active:
-            if loader.machinery.started:  # usually one; all of them in a CombinedLoader that takes from each
-                loader.machinery.prefetch()
+            if loader._machinery.started:  # usually one; all of them in a CombinedLoader that takes from each
+                loader._machinery.prefetch()
         if batch_idx == 0:
             self._prefetch_next(trainer, self._active[dataloader_idx + 1 :])
 

@@ -131,7 +131,7 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
 
 def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> None:
     """Say that a batch is left out: the loader, saved without the callback, counts what it has handed out as done."""
-    plan, trained_on = loader.machinery.wiring.schedule.plan(saved.epoch), _counters(trainer).processed
+    plan, trained_on = loader._machinery.wiring.schedule.plan(saved.epoch), _counters(trainer).processed
     alike = [(each.position, each.step) for each in saved.history] == [(0, plan.batch_size * plan.world_size)]
     if alike and not _is_over(trainer) and plan.steps_to(saved.position) == trained_on + 1:
         _resuming(loader).report(
@@ -223,7 +223,7 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
     """The steps from a place to where the Trainer ends an epoch."""
-    schedule = loader.machinery.wiring.schedule
+    schedule = loader._machinery.wiring.schedule
     plan = schedule.plan(place.epoch)
     end = plan.position(min(total, len(plan)))
     if place.over or place.position >= end:
@@ -232,7 +232,7 @@ def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
 
 
 def _resuming(loader: AsyncLoader) -> Resuming:
-    return loader.machinery.wiring.resuming
+    return loader._machinery.wiring.resuming
 
 
 def _counters(trainer: pl.Trainer) -> Any:

@@ -75,7 +75,7 @@ def test_a_batch_takes_few_calls_of_the_loops_thread_on_its_way_to_a_device(monk
 
         def settle():
             streams.synchronize()
-            pipeline = loader.machinery.engine.feed.pipeline
+            pipeline = loader._machinery.engine.feed.pipeline
             until(pipeline, lambda: pipeline.ready)
 
         calls = calls_of_batches(loader, settle)

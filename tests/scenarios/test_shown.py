@@ -97,7 +97,7 @@ def test_help_of_a_loader_shows_no_machinery():
         return {name for name in dir(kind) if name[0] != "_"}
 
     settings = {"device", "device_depth", "verify_copies"}
-    looks = {"fill", "stats", "machinery"}
+    looks = {"fill", "stats"}
     assert shown(lad.AsyncLoader) == {
         *settings,
         *looks,

@@ -45,7 +45,7 @@ def loader_of(source, hooks=None, **options):
 
 def running(loader):
     """The pipeline of a loader that has begun."""
-    return loader.machinery.engine.feed.pipeline
+    return loader._machinery.engine.feed.pipeline
 
 
 def process_ids(loader):
@@ -68,4 +68,4 @@ def in_two_processes(loader):
 def sharing(first, *others):
     """Have loaders share the processes of the first."""
     for other in others:
-        other.machinery.wiring.reader_processes = first.machinery.wiring.reader_processes
+        other._machinery.wiring.reader_processes = first._machinery.wiring.reader_processes

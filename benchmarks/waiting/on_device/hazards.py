@@ -125,7 +125,7 @@ class Scene:
         deadline = time.monotonic() + PATIENCE
         while (ready := queue.ready) < batches:
             assert time.monotonic() < deadline, "no batch came on the host"
-            self.loader.machinery.prefetch()
+            self.loader._machinery.prefetch()
             if queue.ready == ready and pool.count(COPYING) == len(pool):
                 return  # nothing more can be read before the device goes on
 
@@ -136,8 +136,8 @@ class Scene:
 
     @property
     def _engine(self) -> Any:
-        assert self.loader.machinery.engine is not None
-        return self.loader.machinery.engine
+        assert self.loader._machinery.engine is not None
+        return self.loader._machinery.engine
 
     def warm_up(self, *, ahead: bool) -> None:
         """Take some batches; with ``ahead``, each while the previous one is still in use."""
@@ -147,7 +147,7 @@ class Scene:
                 self.submit()
             self.read(batch)
             del batch
-            self.loader.machinery.prefetch()
+            self.loader._machinery.prefetch()
         self.rig.finish()
 
     def wrong(self) -> bool:
@@ -200,7 +200,7 @@ class Hazard:
             transform = rig.transform if self.transforms else None
             device = "cpu" if rig.simulated else "cuda"
             loader = AsyncLoader(source, options, device=device, device_depth=self.depth, device_transform=transform)
-            loader.machinery.wiring.externally_driven = True
+            loader._machinery.wiring.externally_driven = True
             stack.callback(rig.finish)
             with loader:
                 scene = Scene(rig, loader, first)
@@ -314,7 +314,7 @@ def write_after_read(scene: Scene) -> None:
         scene.rig.hold()
         scene.read(batch)
         del batch
-        scene.loader.machinery.prefetch()
+        scene.loader._machinery.prefetch()
 
 
 def slot_rewritten(scene: Scene) -> None:

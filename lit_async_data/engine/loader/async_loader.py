@@ -391,8 +391,8 @@ class AsyncLoader(ResumableLoader):
         return self._plans[known]
 
     @property
-    def machinery(self) -> Machinery[AsyncWiring]:
-        """For callbacks, tests and benchmarks; nothing for users."""
+    def _machinery(self) -> Machinery[AsyncWiring]:
+        """For callbacks, tests and benchmarks."""
         return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
 
     @property

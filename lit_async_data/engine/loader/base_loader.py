@@ -55,7 +55,7 @@ class Machinery(NamedTuple, Generic[W]):
 class BaseLoader(BatchIterator):
     """A loader whose engine starts with the first batch, is replaced after an interrupt, and ends with the loader.
 
-    What is not for users begins with _, or is in `machinery`.
+    What is not for users begins with _.
 
     Attributes:
         local_world_size: Processes of this job on this machine, which share its memory and cores; None for the number
@@ -215,8 +215,8 @@ class BaseLoader(BatchIterator):
             self._reconfigure()
 
     @property
-    def machinery(self) -> Machinery[Any]:
-        """For callbacks, tests and benchmarks; nothing for users."""
+    def _machinery(self) -> Machinery[Any]:
+        """For callbacks, tests and benchmarks."""
         return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
 
     @property

@@ -24,7 +24,7 @@ class Headspace:
 
     def attach(self, loader: Loader) -> None:
         """Have a loader repeat, if it runs and does not repeat yet."""
-        engine = loader.machinery.engine
+        engine = loader._machinery.engine
         if engine is not None and not isinstance(engine.queue, RepeatingQueue):
             queue = RepeatingQueue(engine.queue, self._real, self._steps)
             engine.queue = cast(DeviceQueue, queue)  # a property is no attribute to type checkers

@@ -41,7 +41,7 @@ class Readers:
             count, dataset = getattr(loader.loader, "num_workers", -1), getattr(loader.loader, "dataset", None)
             mapped = not isinstance(dataset, IterableDataset | None)
             return cls("foreign" if loader.device_depth else "caller", count, replaceable=mapped)
-        plan, options, engine = loader.footprint, loader.options, loader.machinery.engine
+        plan, options, engine = loader.footprint, loader.options, loader._machinery.engine
         feed, workers, now = engine and engine.feed, plan.workers, stats.read.workers
         auto: Literal["", "tries", "tried"] = ""
         if options.workers == "auto" and isinstance(feed, SlotFeed):

@@ -184,7 +184,7 @@ def test_it_can_be_set_and_starts_to_count_anew():
         next(loader)
         loader.verify_copies = 2
         assert next(loader)["y"].tolist() == [4, 5, 6, 7]
-        assert loader.machinery.engine.queue.verifier.left == 1
+        assert loader._machinery.engine.queue.verifier.left == 1
         with pytest.raises(ConfigError, match="verify_copies: -1 is not a whole number from 0 on"):
             loader.verify_copies = -1
 

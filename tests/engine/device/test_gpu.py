@@ -62,7 +62,7 @@ def test_a_slot_is_not_filled_again_while_it_is_copied():
     handed out, and a third is asked for: it comes when side has gone on, and not before."""
     options = {"batch_size": 4, "shuffle": False, "queue_depth": 1, "workers": 1}
     with lad.AsyncLoader(ArraySource({"x": np.zeros((40, MIB), "u1")}), options, device="cuda") as loader:
-        loader.machinery.wiring.externally_driven = True
+        loader._machinery.wiring.externally_driven = True
         loader.next()
         torch.cuda.synchronize()
         queue = measures.engine_of(loader).queue
@@ -71,7 +71,7 @@ def test_a_slot_is_not_filled_again_while_it_is_copied():
         held = queue.streams.record(queue.streams.side)
 
         def submitted():
-            loader.machinery.prefetch()
+            loader._machinery.prefetch()
             return queue.ready == 2
 
         measures.wait_until(submitted)
@@ -276,7 +276,7 @@ def collated(batch):
 def held_back(batches):
     """Let both streams begin what comes next some milliseconds late."""
     sleep(10**7)
-    with batches.machinery.engine.queue.streams.on_side():
+    with batches._machinery.engine.queue.streams.on_side():
         sleep(10**7)
 
 

@@ -39,7 +39,7 @@ def test_a_closed_loader_says_so():
     next(loader)
     loader.close()
     loader.close()
-    for call in (loader.next, loader.machinery.prefetch, lambda: next(loader)):
+    for call in (loader.next, loader._machinery.prefetch, lambda: next(loader)):
         with pytest.raises(ClosedError, match="build a new one"):
             call()
 
@@ -111,7 +111,7 @@ def test_stats_count_what_happened():
 def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
     loaders = [loader_of() for _ in range(3)]
     for loader, label in zip(loaders, ("train", "val", "test")):
-        loader.machinery.wiring.label, loader.machinery.wiring.logged = label, loaders[0].machinery.wiring.logged
+        loader._machinery.wiring.label, loader._machinery.wiring.logged = label, loaders[0]._machinery.wiring.logged
         loader._say(logging.WARNING, "this is slow")
     loaders[2]._say(logging.WARNING, "this, too")
     assert [each.getMessage() for each in caplog.records] == ["train: this is slow", "test: this, too"]

@@ -25,7 +25,7 @@ def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(mo
     with loader_of(source, shuffle="none", workers=1, queue_depth=3) as loader:
         assert loader.footprint.layout.batches == 32
         next(loader)
-        pipeline = loader.machinery.engine.feed.pipeline
+        pipeline = loader._machinery.engine.feed.pipeline
         until(pipeline, lambda: pipeline.ready >= 3)
         assert str(loader.fill) == "host 3/3"
 

@@ -52,7 +52,7 @@ def test_a_fork_is_told(monkeypatch):
         fork.setattr(os, "getpid", lambda: -1)
         with pytest.raises(WorkerError, match="cannot be used in its fork"):
             next(batches)
-        batches.machinery.engine.close()  # nothing of another process is touched
+        batches._machinery.engine.close()  # nothing of another process is touched
         assert len(reader()) == 1
     batches.close()
 
@@ -60,13 +60,13 @@ def test_a_fork_is_told(monkeypatch):
 def test_nothing_is_reserved_for_batches_after_the_last(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
-        batches.machinery.wiring.externally_driven = True
+        batches._machinery.wiring.externally_driven = True
         for _ in range(6):
             next(batches)
         read_ahead(batches, 1)
-        batches.machinery.prefetch()  # the end is found
-        batches.machinery.prefetch()
-        assert {ticket.block for ticket in batches.machinery.engine.queue.tickets} == {None}
+        batches._machinery.prefetch()  # the end is found
+        batches._machinery.prefetch()
+        assert {ticket.block for ticket in batches._machinery.engine.queue.tickets} == {None}
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -95,7 +95,7 @@ def test_states_are_not_those_of_batches_on_their_way_to_the_device(streamed, sl
     with prefetched(Stateful(), 2) as batches:
         for given in range(1, 7):
             next(batches)
-            batches.machinery.prefetch()
+            batches._machinery.prefetch()
             assert batches.state_dict() == {"given": given}
         with pytest.raises(StopIteration):
             next(batches)

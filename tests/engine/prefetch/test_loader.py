@@ -102,7 +102,7 @@ def test_iter_is_called_with_the_first_batch_and_after_set_epoch():
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         iter(batches), len(batches), bool(batches), repr(batches), batches.fill, batches.stats()
-        batches.machinery.prefetch()
+        batches._machinery.prefetch()
         assert (loader.log, reader()) == ([], [])
         for epoch in range(2):
             batches.set_epoch(epoch)
@@ -114,7 +114,7 @@ def test_the_next_pass_is_not_begun_before_it_is_asked_for():
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         assert steps(batches) == list(range(6))
-        batches.machinery.prefetch()
+        batches._machinery.prefetch()
         with pytest.raises(StopIteration):
             next(batches)
         assert loader.log == ["iter"]
@@ -168,7 +168,7 @@ def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        arrived = batches.machinery.engine.feed.reader.arrived
+        arrived = batches._machinery.engine.feed.reader.arrived
         with monkeypatch.context() as patch:
             patch.setattr(arrived, "wait", lambda timeout: (_ for _ in ()).throw(KeyboardInterrupt))
             assert loader.waiting.wait(LONG)
@@ -188,7 +188,7 @@ def test_close_is_final_and_may_come_twice(begun, anywhere):
     batches.close()
     batches.close()
     assert reader() == []
-    for call in (batches.machinery.prefetch, lambda: next(batches), lambda: next(iter(batches))):
+    for call in (batches._machinery.prefetch, lambda: next(batches), lambda: next(iter(batches))):
         with pytest.raises(ClosedError):
             call()
     assert batches.stats().batches == begun
@@ -280,15 +280,15 @@ def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, ext
     streams = streamed(FakeStreams(slow))
     step = Step(streams)
     with prefetched(Detection(), depth) as batches:
-        batches.machinery.wiring.externally_driven = externally_driven
+        batches._machinery.wiring.externally_driven = externally_driven
         for _ in range(3):
             for number, batch in enumerate(batches):
                 if externally_driven:
-                    batches.machinery.prefetch()
+                    batches._machinery.prefetch()
                 step(batch, detection(number))
                 del batch
                 if externally_driven:
-                    batches.machinery.prefetch()
+                    batches._machinery.prefetch()
         next(iter(batches))  # a pass that is left early
         for number, batch in zip(range(2), batches, strict=False):
             step(batch, detection(number))
@@ -301,8 +301,8 @@ def test_the_end_of_a_pass_leaves_nothing_on_the_device(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
         list(batches)
-        assert not batches.machinery.engine.queue.tickets
-        assert not batches.machinery.engine.queue.copying
+        assert not batches._machinery.engine.queue.tickets
+        assert not batches._machinery.engine.queue.copying
 
 
 def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
@@ -310,7 +310,7 @@ def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
     with prefetched(DataLoader(range(20), batch_size=2), 3) as batches:
         for _ in range(4):
             next(batches)
-        assert [ticket.allocated is not None for ticket in batches.machinery.engine.queue.tickets] == [True]
+        assert [ticket.allocated is not None for ticket in batches._machinery.engine.queue.tickets] == [True]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -323,7 +323,7 @@ def test_what_the_canary_finds_about_a_batch_costs_none_of_those_behind_it(strea
         first["x"].numpy()[...] = 7
         if depth:
             read_ahead(batches, depth)
-            batches.machinery.prefetch()
+            batches._machinery.prefetch()
         assert next(batches)["step"] == 1
         with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\]"):
             next(batches)
@@ -364,13 +364,13 @@ def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        before = batches.machinery.engine
+        before = batches._machinery.engine
         batches.device = "mps"
         assert batches.device == torch.device("mps")
         assert steps(next(batches) for _ in range(2)) == [1, 2]
         assert steps(batches) == list(range(6))
-        assert batches.machinery.engine is not before
-        assert batches.machinery.engine.device == torch.device("mps")
+        assert batches._machinery.engine is not before
+        assert batches._machinery.engine.device == torch.device("mps")
         assert batches.stats().read.batches >= 9
 
 
@@ -403,7 +403,7 @@ def test_a_generator_that_was_left_goes_on(depth):
             if number == 1:
                 break
         if depth:  # until those that a new pass would lose have been read
-            pulling = batches.machinery.engine.feed.reader
+            pulling = batches._machinery.engine.feed.reader
             until(pulling, lambda: pulling.ready == depth)
         assert list(batches) == [2, 3, 4]
         assert list(batches) == []

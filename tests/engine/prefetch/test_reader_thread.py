@@ -102,7 +102,7 @@ def test_after_an_error_nothing_is_read_before_it_is_asked_for():
         read_ahead(batches, 1)
         for thread in reader():
             thread.join(LONG)
-        batches.machinery.prefetch()
+        batches._machinery.prefetch()
         assert len(loader.threads) == 2
         with pytest.raises(MineError):
             next(batches)

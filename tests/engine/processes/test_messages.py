@@ -30,7 +30,7 @@ def test_a_loader_whose_reports_are_not_read_does_not_hold_up_the_others(act):
     flooded, good = loader_of(Numbers(33, act), batch_size=1), loader_of(Numbers(), timeout_s=60)
     sharing(flooded, good)
     iter(flooded)
-    flooded.machinery.prefetch(copy=False)
+    flooded._machinery.prefetch(copy=False)
     for _ in range(20):
         assert len(list(good)) == 10
     with contextlib.suppress(ReadError):

@@ -22,7 +22,7 @@ def test_the_slots_of_a_reader_process_are_locked_for_a_gpu(monkeypatch):
     )
     loader = loader_of(Numbers())
     setup = loader._setup(loader.footprint)
-    process = loader.machinery.wiring.reader_processes
+    process = loader._machinery.wiring.reader_processes
     with contextlib.closing(pipeline_of(setup, process, pin=gpu, options=loader.options)) as pipeline:
         assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memory(slot).ctypes.data for slot in range(5)]
         locked.clear()

@@ -111,5 +111,5 @@ def test_a_copy_of_a_loader_and_a_pickled_process_begin_with_none():
         next(other)
         assert pid_of(loader) != pid_of(other)
         other.close()
-        process = loader.machinery.wiring.reader_processes
+        process = loader._machinery.wiring.reader_processes
         assert pickle.loads(pickle.dumps(process)) is not process

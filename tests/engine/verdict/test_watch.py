@@ -51,7 +51,7 @@ def test_what_auto_may_still_do_for_a_loader_is_known(monkeypatch):
         with lad.AsyncLoader(source, {"batch_size": 8, "workers": workers, "worker_kind": "thread"}) as loader:
             next(loader)
             if most:
-                loader.machinery.engine.feed.pipeline._tuner.stay(most)
+                loader._machinery.engine.feed.pipeline._tuner.stay(most)
             found = Readers.of(loader, loader.stats())
         assert (found.auto, found.count, found.by_auto) == (*known, 3)
 
