@@ -13,11 +13,9 @@ cache, and the loop only counts batches. Before that the program compares pixels
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -28,18 +26,18 @@ import h5py
 import numpy as np
 import simplejpeg
 import torch
-from torch.utils.data import Dataset, RandomSampler
+from torch.utils.data import Dataset
 
-from lit_async_data import AsyncLoader, Field, HDF5Source, ManifestSource
+from lit_async_data import Field, HDF5Source, ManifestSource
 from lit_async_data.sources.contract.source import Source
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from files.tables import Files, write_images
 from measuring.program import Figures, Goal, argument_parser, run_parts
-from readers.hdf5 import MANY_SAMPLES, OURS, Batch, Contender, endless_epochs, is_installed, open_dataloader
+from readers.hdf5 import OURS, Batch, Contender, by_dataloader, is_installed, of_footprint
 
-from loading.hdf5 import Run, samples_per_second
+from loading.hdf5 import Run, medians
 
 SIDE, BATCH = 224, 64
 STORED = {"vlen": "variable length", "fixed": "one length", "groups": "a dataset each"}
@@ -116,25 +114,7 @@ class Frames(Dataset[tuple[Any, int]]):
 
 
 def ours(source: Source, family: str, workers: int | str, kind: str) -> Contender:
-    options = {"batch_size": BATCH, "workers": workers, "worker_kind": kind, "shuffle": "global"}
-    with AsyncLoader(source, options) as loader:
-        footprint = loader.footprint
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Iterator[Batch]]:
-        with AsyncLoader(source, options) as loader:
-            yield endless_epochs(loader)
-
-    together, threads = footprint.layout.batches, max(footprint.workers.threads, 1)
-    label = f"{family}, auto" if workers == "auto" else family
-    return Contender(label, footprint.workers.threads, opened, footprint.budget.slots * together, together * threads)
-
-
-def dataloader(family: str, dataset: Any, workers: int, **more: Any) -> Contender:
-    sampler = RandomSampler(dataset, num_samples=MANY_SAMPLES)
-    options = {"batch_size": BATCH, "sampler": sampler, "num_workers": workers} | more
-    opened = functools.partial(open_dataloader, dataset, **options)
-    return Contender(family, workers, opened, 2 * workers, max(workers, 1))
+    return of_footprint(family, source, batch_size=BATCH, workers=workers, worker_kind=kind, shuffle="global")
 
 
 def decoded(rows: Any) -> Batch:
@@ -151,7 +131,7 @@ def lance(folder: str, files: Files, workers: int) -> Contender:
     stored = importlib.import_module("lancedb").connect(f"{folder}/lance").create_table("x", table, mode="overwrite")
     permutation = importlib.import_module("lancedb.permutation").Permutation.identity(stored)
     start = {"multiprocessing_context": "spawn"} if workers else {}  # its threads do not survive a fork
-    return dataloader("LanceDB, simplejpeg", permutation, workers, collate_fn=decoded, **start)
+    return by_dataloader("LanceDB, simplejpeg", permutation, workers, BATCH, collate_fn=decoded, **start)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -181,18 +161,16 @@ def compare(run: Run, paths: Mapping[str, str], files: Files, window: tuple[int,
     for name, decode in DECODERS.items():
         for stored, path in paths.items():
             read = Frames(path, window, decode)
-            chosen += [dataloader(f"{DATALOADER}, {name}, {STORED[stored]}", read, count) for count in workers]
-    rates: dict[str, list[float]] = {contender.name: [] for contender in chosen}
-    for _ in range(run.rounds):
-        for contender in chosen:
-            rates[contender.name].append(frames * samples_per_second(contender, run))
+            family = f"{DATALOADER}, {name}, {STORED[stored]}"
+            chosen += [by_dataloader(family, read, count, BATCH) for count in workers]
+    rates = medians(chosen, run)
     for source in sources.values():
         source.close()
     print(f"\nwindow {window}, {len(files.paths):,} JPEGs of {files.nbytes // len(files.paths):,} bytes, batch {BATCH}")
     print(f"{'':<52} frames/s")
     rows = []
     for contender in chosen:
-        rate = statistics.median(rates[contender.name])
+        rate = frames * rates[contender.name]
         row = {"window": window, "contender": contender.family, "workers": contender.workers, "frames_per_s": rate}
         rows.append(row)
         print(f"{contender.name:<52} {rate:>8,.0f}")
@@ -236,11 +214,5 @@ PARTS: dict[str, Callable[[Run], Figures]]
 PARTS = {"frames": frames, "windows": functools.partial(frames, windows=WINDOWS)}
 
 
-def main() -> None:
-    run_parts(
-        argument_parser(__doc__, PARTS), PARTS, goals, Run, {"torch": torch.__version__, "h5py": h5py.__version__}
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py"))

@@ -107,4 +107,4 @@ def goals(figures: Mapping[str, Figures]) -> Sequence[Goal]:
 PARTS = {"earliest": lambda run: of_version(run, "earliest"), "latest": lambda run: of_version(run, "latest")}
 
 if __name__ == "__main__":
-    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, {"h5py": h5py.__version__, "numpy": np.__version__})
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("h5py", "numpy"))

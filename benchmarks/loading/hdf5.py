@@ -17,10 +17,9 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import h5py
 import torch
 
 from lit_async_data import AsyncLoader, HDF5Source
@@ -88,6 +87,15 @@ def samples_per_second(contender: Contender, run: Run) -> float:
         count(batches, contender.ready + 1, run.settle, 1, run.patience)
         samples, seconds = count(batches, 1, run.seconds, contender.period, run.patience)
     return samples / seconds
+
+
+def medians(contenders: Sequence[Contender], run: Run) -> dict[str, float]:
+    """The samples per second of each contender by name, measured in turns."""
+    rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for _ in range(run.rounds):
+        for contender in contenders:
+            rates[contender.name].append(samples_per_second(contender, run))
+    return {name: statistics.median(rate) for name, rate in rates.items()}
 
 
 def count(
@@ -318,8 +326,7 @@ PARTS: dict[str, Callable[[Run], Figures]] = {
 def main() -> None:
     parser = argument_parser(__doc__, PARTS)
     parser.add_argument("--plot", metavar="FILE", help="draw the warm figures as bars (needs matplotlib)")
-    libraries = {"torch": torch.__version__, "h5py": h5py.__version__}
-    args, machine, figures = run_parts(parser, PARTS, goals, Run, libraries)
+    args, machine, figures = run_parts(parser, PARTS, goals, Run, ("torch", "h5py"))
     if args.plot and "warm" in figures:
         try:
             plotted(figures["warm"], machine, args.plot)

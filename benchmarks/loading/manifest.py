@@ -30,9 +30,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
-import PIL
-import torch
-
 from lit_async_data import AsyncLoader
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files import prefetcher as fetching
@@ -289,11 +286,5 @@ PARTS: dict[str, Callable[[Run], Figures]]
 PARTS = {"photographs": photographs, "small": small, "first": first, "rows": rows, "ahead": ahead, "in-time": in_time}
 
 
-def main() -> None:
-    run_parts(
-        argument_parser(__doc__, PARTS), PARTS, goals, Run, {"torch": torch.__version__, "Pillow": PIL.__version__}
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "pillow"))

@@ -22,7 +22,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import torch
 from PIL import Image
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, Source
@@ -103,5 +102,4 @@ if __name__ == "__main__":
         "jpeg": of_jpegs,
     }
     parts = {name: functools.partial(measured, make) for name, make in makers.items()}
-    libraries = {"torch": torch.__version__, "h5py": h5py.__version__}
-    run_parts(argument_parser(__doc__, parts), parts, goals, Run, libraries)
+    run_parts(argument_parser(__doc__, parts), parts, goals, Run, ("torch", "h5py"))

@@ -164,4 +164,4 @@ def goals(figures: Mapping[str, Figures]) -> Sequence[Goal]:
 PARTS = {"hdf5": of_hdf5, "tables": of_tables}
 
 if __name__ == "__main__":
-    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, {"h5py": h5py.__version__, "numpy": np.__version__})
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("h5py", "numpy"))

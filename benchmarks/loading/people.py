@@ -17,14 +17,10 @@ import contextlib
 import dataclasses
 import functools
 import resource
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import h5py
-import torch
 
 from lit_async_data import Balanced, HDF5Source
 
@@ -37,7 +33,7 @@ from readers import recordings as readers
 from readers.hdf5 import OURS, Contender
 from readers.recordings import BY_HAND, Reading
 
-from loading.hdf5 import MIB, Run, samples_per_second
+from loading.hdf5 import MIB, Run, medians
 
 WINDOW = 512
 # Bytes of decoded chunks that either loader keeps: all of the recording.
@@ -63,22 +59,18 @@ def compare(run: Run, reading: Reading, chosen: Sequence[Contender], *, touched:
         chosen: The contenders.
         touched: Read all data once before, so that every page is mapped.
     """
-    rates: dict[str, list[float]] = {contender.name: [] for contender in chosen}
     readers.check(reading, 1 if run.quick else 3)
     if touched:
         readers.touch(reading)
-    for _ in range(run.rounds):
-        for contender in chosen:
-            rates[contender.name].append(samples_per_second(contender, run))
-    medians = {name: statistics.median(rate) for name, rate in rates.items()}
+    rates = medians(chosen, run)
     plain, best = (
-        max(medians[contender.name] for contender in chosen if hand(contender)) for hand in (is_plain, is_by_hand)
+        max(rates[contender.name] for contender in chosen if hand(contender)) for hand in (is_plain, is_by_hand)
     )
     print(f"\n{reading.name}, {len(reading.source):,} samples, batch {reading.batch}")
     print(f"{'':<50}  samples/s   MiB/s  × best DataLoader")
     rows = []
     for contender in chosen:
-        rate = medians[contender.name]
+        rate = rates[contender.name]
         mib = rate * reading.sample_bytes / MIB
         row = {
             "reading": reading.name,
@@ -226,11 +218,5 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
 PARTS: dict[str, Callable[[Run], Figures]] = {"windows": windows, "files": files, "cells": cells, "balance": balance}
 
 
-def main() -> None:
-    run_parts(
-        argument_parser(__doc__, PARTS), PARTS, goals, Run, {"torch": torch.__version__, "h5py": h5py.__version__}
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py"))

@@ -163,5 +163,4 @@ def goals(figures: Any) -> Iterator[Goal]:
 
 if __name__ == "__main__":
     parts = {"speed": speed, "padding": padding}
-    libraries = {"torch": torch.__version__, "h5py": h5py.__version__}
-    run_parts(argument_parser(__doc__, parts), parts, goals, Run, libraries)
+    run_parts(argument_parser(__doc__, parts), parts, goals, Run, ("torch", "h5py"))

@@ -115,6 +115,4 @@ def goals(figures: Mapping[str, Figures]) -> Sequence[Goal]:
 PARTS = {"rows": of_rows}
 
 if __name__ == "__main__":
-    run_parts(
-        argument_parser(__doc__, PARTS), PARTS, goals, BaseRun, {"h5py": h5py.__version__, "numpy": np.__version__}
-    )
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, BaseRun, ("h5py", "numpy"))

@@ -12,6 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,9 @@ def run_parts(
     parts: Mapping[str, Part],
     goals: Callable[[Mapping[str, Figures]], Iterable[Goal]],
     make_run: Callable[[bool, str], Any],
-    libraries: Mapping[str, str],
+    libraries: Iterable[str],
+    *,
+    more: Iterable[str] = (),
 ) -> tuple[argparse.Namespace, str, Mapping[str, Figures]]:
     """Run the chosen parts, print the goals, and write the figures.
 
@@ -96,7 +99,7 @@ def run_parts(
         parts: By name.
         goals: Makes the goals from the figures by part.
         make_run: Makes the argument of each part, from ``--quick`` and a folder for data.
-        libraries: Versions to print.
+        libraries: Distributions whose versions describe the machine, and ``more`` that does.
 
     Returns:
         The arguments, a description of the machine, and the figures by part.
@@ -106,10 +109,8 @@ def run_parts(
         parser.error(f"{unknown[0]!r} is not one of {', '.join(parts)}")
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)
-    versions = ", ".join(
-        f"{name} {version}" for name, version in {"Python": platform.python_version(), **libraries}.items()
-    )
-    machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {versions}"
+    versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in libraries), *more]
+    machine = ", ".join([f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}", *versions])
     print(f"{machine}; load average before {os.getloadavg()[0]:.1f}")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 
@@ -298,12 +297,6 @@ SAMPLES = operator.itemgetter("samples")
 PARTS: dict[str, Callable[[Run], Figures]] = {"random": random_resumes, "others": others, "first": first}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    run_parts(
-        argument_parser(__doc__, PARTS), PARTS, goals, Run, {"torch": torch.__version__, "h5py": h5py.__version__}
-    )
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py"))

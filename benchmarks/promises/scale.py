@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -351,10 +350,5 @@ PARTS: dict[str, Callable[[Any], Figures]] = {
 }
 
 
-def main() -> None:
-    versions = {"numpy": np.__version__, "h5py": h5py.__version__}
-    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, versions)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("numpy", "h5py"))

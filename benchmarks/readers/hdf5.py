@@ -25,7 +25,7 @@ import torch
 from files.layouts import Layout
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, default_collate
 
-from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data import AsyncLoader, HDF5Source, Source
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Array = npt.NDArray[Any]
@@ -84,6 +84,21 @@ def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "globa
     label = f"chunks, {wide} at a time" if wide else shuffle
     cached = ", decoded chunks kept" if more.get("cache_bytes") else ""
     return Contender(f"{OURS}, {label}{cached}", workers, opened, ready, together)
+
+
+def of_footprint(family: str, source: Source, **options: Any) -> Contender:
+    """An `AsyncLoader` that is measured in multiples of the batches that all its workers make at a time."""
+    with AsyncLoader(source, options) as loader:
+        footprint = loader.footprint
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Iterator[Batch]]:
+        with AsyncLoader(source, options) as loader:
+            yield endless_epochs(loader)
+
+    together, threads = footprint.layout.batches, footprint.workers.threads
+    label = f"{family}, auto" if options["workers"] == "auto" else family
+    return Contender(label, threads, opened, footprint.budget.slots * together, together * max(threads, 1))
 
 
 def endless_epochs(loader: Any) -> Iterator[Batch]:
@@ -220,26 +235,25 @@ def identity(batch: Any) -> Any:
     return batch
 
 
+def by_dataloader(family: str, dataset: Any, workers: int, batch: int | None, **more: Any) -> Contender:
+    """A DataLoader that shuffles without end, unless it has a sampler."""
+    options = {"batch_size": batch, "num_workers": workers} | more
+    if "sampler" not in more:
+        options["sampler"] = RandomSampler(dataset, num_samples=MANY_SAMPLES)
+    opened = functools.partial(open_dataloader, dataset, **options)
+    return Contender(family, workers, opened, 2 * workers, max(workers, 1))
+
+
 def dataloaders(layout: Layout, path: str, workers: int) -> list[Contender]:
     """DataLoaders over h5py, and over a memory map if the data is stored raw."""
-    more: dict[str, Any] = {"num_workers": workers}
-    contenders = []
-    for family, dataset in ((ROWS, Rows), (SORTED, SortedRows)):
-        read = dataset(path)
-        sampler = RandomSampler(read, num_samples=MANY_SAMPLES)
-        options = {"batch_size": layout.batch, "sampler": sampler} | more
-        if dataset is SortedRows:
-            options["collate_fn"] = identity
-        contenders.append(
-            Contender(
-                family, workers, functools.partial(open_dataloader, read, **options), 2 * workers, max(workers, 1)
-            )
-        )
+    contenders = [
+        by_dataloader(ROWS, Rows(path), workers, layout.batch),
+        by_dataloader(SORTED, SortedRows(path), workers, layout.batch, collate_fn=identity),
+    ]
     if not layout.packed:
         mapped = MemoryMapped(path)
-        options = {"batch_size": None, "sampler": EndlessBatches(len(mapped.labels), layout.batch)} | more
-        opened = functools.partial(open_dataloader, mapped, **options)
-        contenders.append(Contender("DataLoader, memory map", workers, opened, 2 * workers, max(workers, 1)))
+        sampler = EndlessBatches(len(mapped.labels), layout.batch)
+        contenders.append(by_dataloader("DataLoader, memory map", mapped, workers, None, sampler=sampler))
     return contenders
 
 
@@ -256,20 +270,18 @@ def chunk_mixed(layout: Layout, path: str, workers: int, wide: int) -> Contender
 # -- other libraries ---------------------------------------------------------------------------------------------------
 
 
-def spdl(layout: Layout, path: str) -> Contender:
-    """SPDL: batches read in two threads."""
+def by_spdl(family: str, length: int, batch_size: int, batch: Callable[[Array], Batch]) -> Contender:
+    """SPDL: batches made in two threads."""
     pipeline = importlib.import_module("spdl.pipeline")
-    read = Rows(path)
-    read.opened()
 
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
-        builder = pipeline.PipelineBuilder().add_source(EndlessBatches(len(read), layout.batch))
-        built = builder.pipe(read.batch, concurrency=2).add_sink(2).build(num_threads=2)
+        builder = pipeline.PipelineBuilder().add_source(EndlessBatches(length, batch_size))
+        built = builder.pipe(batch, concurrency=2).add_sink(2).build(num_threads=2)
         with built.auto_stop():
             yield iter(built)
 
-    return Contender("SPDL, h5py rows", 2, opened, 6, 2)
+    return Contender(family, 2, opened, 6, 2)
 
 
 def torchdata_nodes(layout: Layout, path: str, method: str) -> Contender:
@@ -390,7 +402,9 @@ def other_libraries(layout: Layout, path: str) -> list[Contender]:
     """The contenders of the other libraries that are installed."""
     contenders = []
     if is_installed("spdl", "spdl.pipeline"):
-        contenders.append(spdl(layout, path))
+        read = Rows(path)
+        read.opened()
+        contenders.append(by_spdl("SPDL, h5py rows", len(read), layout.batch, read.batch))
     if is_installed("torchdata"):
         contenders += [torchdata_nodes(layout, path, method) for method in ("thread", "process")]
     if is_installed("grain"):

@@ -29,16 +29,7 @@ from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.order.permutation import derived_keys
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files.stored_file import fetched
-from readers.hdf5 import (
-    MANY_SAMPLES,
-    OURS,
-    Batch,
-    Contender,
-    EndlessBatches,
-    endless_epochs,
-    is_installed,
-    open_dataloader,
-)
+from readers.hdf5 import OURS, Batch, Contender, by_dataloader, by_spdl, is_installed, of_footprint
 
 Array = npt.NDArray[Any]
 Sample = tuple[Any, int]
@@ -107,48 +98,9 @@ def drawn_box(width: int, height: int) -> tuple[float, float, float, float]:
 # -- contenders --------------------------------------------------------------------------------------------------------
 
 
-def ours(source: ManifestSource, workers: int | str, worker_kind: str = "thread") -> Contender:
-    """An `AsyncLoader`."""
-    options = {"batch_size": BATCH, "workers": workers, "worker_kind": worker_kind}
-    with AsyncLoader(source, options) as loader:
-        footprint = loader.footprint
-    together = footprint.layout.batches
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Iterator[Batch]]:
-        with AsyncLoader(source, options) as loader:
-            yield endless_epochs(loader)
-
-    family = f"{OURS}, auto" if workers == "auto" else OURS
-    return Contender(
-        family,
-        footprint.workers.threads,
-        opened,
-        footprint.budget.slots * together,
-        together * max(footprint.workers.threads, 1),
-    )
-
-
-def by_dataloader(family: str, dataset: Any, workers: int, collate: Callable[[Any], Any] | None = None) -> Contender:
-    """A DataLoader that shuffles."""
-    sampler = RandomSampler(dataset, num_samples=MANY_SAMPLES)
-    options = {"batch_size": BATCH, "sampler": sampler, "num_workers": workers, "collate_fn": collate}
-    opened = functools.partial(open_dataloader, dataset, **options)
-    return Contender(family, workers, opened, 2 * workers, max(workers, 1))
-
-
-def by_spdl(family: str, length: int, batch: Callable[[Array], Batch]) -> Contender:
-    """SPDL: batches decoded in two threads."""
-    pipeline = importlib.import_module("spdl.pipeline")
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Iterator[Batch]]:
-        builder = pipeline.PipelineBuilder().add_source(EndlessBatches(length, BATCH))
-        built = builder.pipe(batch, concurrency=2).add_sink(2).build(num_threads=2)
-        with built.auto_stop():
-            yield iter(built)
-
-    return Contender(family, 2, opened, 6, 2)
+def ours(source: ManifestSource, workers: int | str) -> Contender:
+    """An `AsyncLoader` with threads."""
+    return of_footprint(OURS, source, batch_size=BATCH, workers=workers, worker_kind="thread")
 
 
 def spdl_batch(reading: Reading, numbers: Array) -> Batch:
@@ -173,16 +125,16 @@ def folders(reading: Reading) -> Any:
 def others(reading: Reading, workers: tuple[int, ...]) -> tuple[list[Contender], list[str]]:
     """The other contenders, and those left out, with the reason."""
     same, plain, left_out = SameDecoder(reading), Plain(reading), []
-    contenders = [by_dataloader(SAME, same, each, channels_first) for each in workers]
-    contenders += [by_dataloader(PLAIN, plain, each) for each in workers]
+    contenders = [by_dataloader(SAME, same, each, BATCH, collate_fn=channels_first) for each in workers]
+    contenders += [by_dataloader(PLAIN, plain, each, BATCH) for each in workers]
     if not is_installed("torchvision"):
         left_out.append(f"{FOLDERS}: not installed")
     elif reading.shape is not None:
-        contenders += [by_dataloader(FOLDERS, folders(reading), each) for each in workers]
+        contenders += [by_dataloader(FOLDERS, folders(reading), each, BATCH) for each in workers]
     if not is_installed("spdl", "spdl.pipeline", "spdl.io"):
         left_out.append("SPDL: not installed")
         return contenders, left_out
-    contenders.append(by_spdl(SHARED, len(same), same.batch))
+    contenders.append(by_spdl(SHARED, len(same), BATCH, same.batch))
     if reading.shape is not None and not reading.random:
         batch = functools.partial(spdl_batch, reading)
         try:
@@ -192,7 +144,7 @@ def others(reading: Reading, workers: tuple[int, ...]) -> tuple[list[Contender],
         except Exception as error:  # any error of a library without FFmpeg  # noqa: BLE001
             left_out.append(f"{NATIVE}: does not work here ({str(error).split('. ')[0]})")
         else:
-            contenders.append(by_spdl(NATIVE, len(same), batch))
+            contenders.append(by_spdl(NATIVE, len(same), BATCH, batch))
     return contenders, left_out
 
 

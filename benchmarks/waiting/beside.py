@@ -358,5 +358,4 @@ PARTS = {"hdf5": hdf5, "windows": windows, "files": files, "counting": counting,
 if __name__ == "__main__":
     torch.set_num_threads(1)
     keep_heap()
-    parser = argument_parser(__doc__, PARTS)
-    run_parts(parser, PARTS, goals, Run, {"torch": torch.__version__, "h5py": h5py.__version__})
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py"))

@@ -21,11 +21,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import h5py
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
@@ -227,11 +225,6 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
 PARTS: dict[str, Callable[[Run], Figures]] = {"epochs": epochs, "validation": validation}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    versions = {"torch": torch.__version__, "h5py": h5py.__version__, "Lightning": version("pytorch-lightning")}
-    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, versions)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py", "pytorch-lightning"))

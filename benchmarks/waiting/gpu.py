@@ -23,7 +23,6 @@ import statistics
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -237,12 +236,8 @@ def main() -> None:
         raise SystemExit("benchmarks/waiting/gpu.py: torch sees no CUDA device here; run it on a machine with one")
     properties = torch.cuda.get_device_properties(0)
     gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    versions = {
-        "torch": torch.__version__,
-        "CUDA": torch.version.cuda or "–",
-        "Lightning": version("pytorch-lightning"),
-    }
-    run_parts(parser, PARTS, goals, Run, {**versions, "GPU": gpu})
+    more = (f"CUDA {torch.version.cuda or '–'}", f"GPU {gpu}")
+    run_parts(parser, PARTS, goals, Run, ("torch", "pytorch-lightning"), more=more)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -242,16 +241,6 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
 PARTS: dict[str, Callable[[Run], Figures]] = {"waits": waits, "work": work, "device": device}
 
 
-def main() -> None:
-    torch.set_num_threads(1)  # a step uses one core, loading the other
-    run_parts(
-        argument_parser(__doc__, PARTS),
-        PARTS,
-        goals,
-        Run,
-        {"torch": torch.__version__, "Lightning": version("pytorch-lightning")},
-    )
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)  # a step uses one core, loading the other
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "pytorch-lightning"))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from measuring import trainer_steps
 
 from lit_async_data import AsyncLoader, ToFloat
 from lit_async_data.engine.device.streams import TorchStreams
@@ -21,15 +22,7 @@ from waiting.on_device.contenders import MIB, Batch, Contender, source
 from waiting.on_device.rig import cycles_per_second, sleep, timed_event
 from waiting.on_device.simulated import replaced_streams
 
-QUIET: dict[str, Any] = {
-    "accelerator": "gpu",
-    "devices": 1,
-    "max_epochs": 1,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
+QUIET = trainer_steps.QUIET | {"accelerator": "gpu", "devices": 1}
 # The first steps of a run are not counted, since they load kernels and allocate memory.
 SETTLE = 5
 # Seconds to wait for a batch on the host.

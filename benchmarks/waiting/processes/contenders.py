@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from files.tables import Files
 from PIL import Image
 from readers.hdf5 import (
-    MANY_SAMPLES,
     OURS,
     Array,
     Batch,
@@ -25,9 +23,8 @@ from readers.hdf5 import (
     Rows,
     endless_epochs,
     is_installed,
-    open_dataloader,
 )
-from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from lit_async_data import AsyncLoader, Source
 from waiting.processes.transforms import SIDE, Sample
@@ -116,13 +113,6 @@ class Photographs(Dataset[Any]):
         """A whole batch."""
         images, labels = default_collate([self[number] for number in numbers.tolist()])
         return images, labels
-
-
-def dataloader(family: str, dataset: Any, batch: int, workers: int) -> Contender:
-    """A DataLoader that shuffles without end."""
-    sampler = RandomSampler(dataset, num_samples=MANY_SAMPLES)
-    opened = functools.partial(open_dataloader, dataset, batch_size=batch, sampler=sampler, num_workers=workers)
-    return Contender(family, workers, opened, 2 * workers, max(workers, 1))
 
 
 def finite(dataset: Any, batch: int, workers: int, start: str, *, persistent: bool) -> DataLoader[Any]:

@@ -17,7 +17,7 @@ from files import tables
 from files.tables import Reading
 from loading.hdf5 import Run
 from measuring.program import Figures
-from readers.hdf5 import Batch, endless_epochs
+from readers.hdf5 import Batch, by_dataloader, endless_epochs
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
 from lit_async_data.sources.images.image_shape import ImageShape
@@ -45,7 +45,7 @@ def loop(run: Run) -> Figures:
     step = beside.launches()
     with contextlib.closing(HDF5Source(path)) as source:
         chosen = [loaders.ours(source, layout.batch, summed, 1, kind) for kind in (*KINDS, "auto")]
-        chosen.append(loaders.dataloader("DataLoader", Transformed(path, summed), layout.batch, 1))
+        chosen.append(by_dataloader("DataLoader", Transformed(path, summed), 1, layout.batch))
         with chosen[0].opened() as opened:
             batches = [tuple(t.clone() for t in next(opened)) for _ in range(beside.MEMORY_BATCHES)]
         kept: dict[str, list[float]] = {each.name: [] for each in chosen}

@@ -15,7 +15,7 @@ from files.layouts import Layout
 from files.tables import BATCH, Files
 from loading.hdf5 import Run
 from measuring.program import Figures
-from readers.hdf5 import Batch, Contender
+from readers.hdf5 import Batch, Contender, by_dataloader
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from waiting.processes import contenders as loaders
@@ -94,7 +94,7 @@ def slots(run: Run) -> Figures:
         chosen = [loaders.ours(source, layout.batch, cheap, workers) for workers in WORKERS]
         for family, mapped in (("DataLoader, h5py rows", False), ("DataLoader, memory map", True)):
             dataset = Transformed(path, cheap, mapped=mapped)
-            chosen += [loaders.dataloader(family, dataset, layout.batch, workers) for workers in WORKERS]
+            chosen += [by_dataloader(family, dataset, workers, layout.batch) for workers in WORKERS]
         print(f"\nBatches of {layout.batch} × {layout.sample_bytes:,} bytes, contiguous, a transform of no work")
         print(f"{'':<40}    GB/s  CPU s/GB")
         rows = []
@@ -146,7 +146,7 @@ def _augmented(run: Run, files: Files, source: ManifestSource) -> Figures:
     left_out = ""
     for decoder in (PILLOW, SIMPLEJPEG):
         dataset = Photographs(files, augmented, decoder)
-        chosen += [loaders.dataloader(f"DataLoader, {decoder}", dataset, BATCH, workers) for workers in WORKERS]
+        chosen += [by_dataloader(f"DataLoader, {decoder}", dataset, workers, BATCH) for workers in WORKERS]
         for workers in WORKERS:
             pool = loaders.spdl_pool(f"SPDL, pool of processes, {decoder}", dataset, BATCH, workers)
             chosen += [] if pool is None else [pool]
