@@ -36,9 +36,9 @@ ROOMS = [
 ]
 FOLDERS = sorted({path.parent for path in MODULES} - {PACKAGE})
 MOST_LINES = 500
-MOST_ENTRIES = 16
+LEAST_TESTED_LINES = 100
+FEWEST_ENTRIES, MOST_ENTRIES = 4, 16
 MOST_README_LINES = 15
-FEWEST_FILES = 3
 MOST_FOLDERS = 3
 
 
@@ -82,16 +82,17 @@ def test_a_module_is_short_enough_to_be_read_at_one_sitting():
         assert len(path.read_text().splitlines()) <= MOST_LINES, path
 
 
-def test_a_folder_has_few_entries():
+def test_a_module_of_some_length_has_tests_of_its_name_in_the_same_place():
+    for path in MODULES:
+        tests = PACKAGE.parent / "tests" / path.relative_to(PACKAGE).with_name(f"test_{path.stem.strip('_')}.py")
+        assert tests.exists() or len(path.read_text().splitlines()) < LEAST_TESTED_LINES, path
+
+
+def test_a_folder_has_few_entries_and_not_too_few_unless_it_has_folders():
     for folder in [PACKAGE, *FOLDERS]:
         entries = [path for path in folder.iterdir() if path.name != "__pycache__"]
         assert len(entries) <= MOST_ENTRIES, folder
-
-
-def test_a_folder_of_modules_has_three_files_with_its_readme_or_folders():
-    for folder in FOLDERS:
-        entries = [path for path in folder.iterdir() if path.name not in {"__init__.py", "__pycache__"}]
-        assert len(entries) >= FEWEST_FILES or any(path.is_dir() for path in entries), folder
+        assert len(entries) >= FEWEST_ENTRIES or any(path.is_dir() for path in entries), folder
 
 
 def test_no_path_is_deeper_than_three_folders_below_the_package():
