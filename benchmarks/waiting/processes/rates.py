@@ -169,7 +169,7 @@ def check_images(source: ManifestSource, files: Files) -> None:
     Raises:
         ValueError: A label differs, or the picture.
     """
-    options = {"batch_size": 8, "shuffle": False, "workers": 2, "worker_kind": "process"}
+    options = {"batch_size": 8, "shuffle": False, "augment": False, "workers": 2, "worker_kind": "process"}
     with AsyncLoader(source, options, sample_transform=augmented) as loader:
         mine, labels = loader.next()
     for decoder in (PILLOW, SIMPLEJPEG):
