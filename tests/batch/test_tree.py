@@ -18,8 +18,7 @@ from lit_async_data.batch.tree import Placeholder, flatten, leaves_in, rebuilt
 from lit_async_data.errors import FormatError
 
 
-class Leaf:
-    pass
+class Leaf: ...
 
 
 class Pair(NamedTuple):
@@ -213,8 +212,7 @@ class SharesItsDict(collections.UserDict):
         return twin
 
 
-class Annotated(dict):
-    pass
+class Annotated(dict): ...
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,7 @@ def test_a_shuffled_dataloader_goes_on_in_the_middle_of_an_epoch(tmp_path, worke
         assert rest.seen[4:] == whole.seen[12:]
 
 
-class OwnSampler(RandomSampler):
-    pass
+class OwnSampler(RandomSampler): ...
 
 
 class OwnBatches:

@@ -114,8 +114,7 @@ def test_with_the_callback_an_epoch_that_had_only_begun_is_whole(saved, caplog):
     assert caplog.text.count("epoch 1 is left out: the checkpoint was written when it had only begun") == 1
 
 
-class StopError(Exception):
-    pass
+class StopError(Exception): ...
 
 
 class Stopping(Continued):
@@ -470,8 +469,7 @@ class Nested(Continued):
         return super().training_step(batch, number)
 
 
-class NestedAsksForSteps(Nested, AsksForSteps):
-    pass
+class NestedAsksForSteps(Nested, AsksForSteps): ...
 
 
 nested = pytest.mark.parametrize("nest", [lambda each: each, lambda each: {"a": each}], ids=["alone", "in a dict"])

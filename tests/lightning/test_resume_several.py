@@ -24,8 +24,7 @@ def theirs(samples):
     return lad.prefetched(Stateful(-(-samples // 4)), 2)
 
 
-class StopError(Exception):
-    pass
+class StopError(Exception): ...
 
 
 class Both(Learning):

@@ -304,8 +304,7 @@ def test_small_tensors_travel_in_one_block_and_large_ones_alone():
     assert host.block.numel() == 2 * SMALL_BYTES
 
 
-class Subclass(torch.Tensor):
-    pass
+class Subclass(torch.Tensor): ...
 
 
 OWN = {

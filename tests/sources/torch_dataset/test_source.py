@@ -386,8 +386,7 @@ def test_a_dataset_without_a_length_keeps_what_its_length_raised():
     assert isinstance(refused(ConfigError, "how many", lambda: DatasetSource(Untold())).__cause__, NotImplementedError)
 
 
-class OwnError(Exception):
-    pass
+class OwnError(Exception): ...
 
 
 def broken(*numbers, error=OwnError("no such picture")):  # noqa: B008  # the same one each time, as some datasets raise
