@@ -27,7 +27,7 @@ from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile, Reading
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile, Visit
 from lit_async_data.system import OURS, usable_cores
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         blocks = _blocks(chosen, reader.rows, min(work, most)) if out.size else []
 
         def fill(places: slice | Indices) -> None:
-            with Reading(file), as_source_errors(str(stored), "cannot be read", file=self.path, dataset=dataset):
+            with Visit(file), as_source_errors(str(stored), "cannot be read", file=self.path, dataset=dataset):
                 if not out.ndim:
                     out[()] = file.dataset(stored.name, 0)[()]
                 elif not isinstance(places, slice):
@@ -187,7 +187,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         if not isinstance(name, str) or not name.strip("/"):
             raise ConfigError(f"{name!r} names none; give one of {self.path}", "dataset")
         where = f"{self.path}:/{name.strip('/')}"
-        with Reading(self._main), as_source_errors(where, "cannot be read", file=self.path, dataset=name):
+        with Visit(self._main), as_source_errors(where, "cannot be read", file=self.path, dataset=name):
             of, member = self._group.split(name)
             path = self._group.whole_member(name, "")[1] if member else ()
             stored = self._group.inspect_any(of)

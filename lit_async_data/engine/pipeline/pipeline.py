@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 COALESCED_S = 0.02
 
 
-class Reading(NamedTuple):
+class Activity(NamedTuple):
     words: str
     key: BatchIndex | None = None  # the first batch that it reads, or is to read
     since: float = math.inf  # the `time.monotonic` of its begin
@@ -204,7 +204,7 @@ class Pipeline(abc.ABC):
         """Wait until a batch may have come, at most some seconds; add slots if the user keeps all there are. Checks."""
 
     @abc.abstractmethod
-    def _readings(self) -> list[Reading]:
+    def _readings(self) -> list[Activity]:
         """What each worker reads, in its order."""
 
     def _dump_stacks(self) -> None:

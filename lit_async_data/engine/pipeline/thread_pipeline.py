@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples
-from lit_async_data.engine.pipeline.pipeline import Pipeline, Reading, place_of
+from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline, place_of
 from lit_async_data.engine.pipeline.read_task import FilledSlot, Read, ReadTask
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
 from lit_async_data.engine.supervisor import Bell, ThreadWorker, all_ended, awaited
@@ -208,16 +208,16 @@ class ThreadPipeline(Pipeline):
             self._coalescing_errors.log(filled.unexplained)
         return True
 
-    def _readings(self) -> list[Reading]:
+    def _readings(self) -> list[Activity]:
         return [reading_of(worker, self._source) for worker in self.workers]
 
 
-def reading_of(worker: ThreadWorker, source: Source | None) -> Reading:
+def reading_of(worker: ThreadWorker, source: Source | None) -> Activity:
     words, (task, since) = str(worker), worker.task or (None, math.inf)
     if not isinstance(task, ReadTask):
-        return Reading(words)
+        return Activity(words)
     where: dict[str, Any] = {"worker": worker.number}
     if source is not None and task.samples is not None:
         place, attributes = place_of(source, task.samples)
         words, where = f"{words}, the first sample is {place}", where | attributes
-    return Reading(words, task.keys[0], since, where)
+    return Activity(words, task.keys[0], since, where)

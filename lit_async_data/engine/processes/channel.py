@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lit_async_data.engine.pipeline.pipeline import Reading, place_of
+from lit_async_data.engine.pipeline.pipeline import Activity, place_of
 from lit_async_data.engine.processes.messages import REPORT_BYTES, Report, ReportKind, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcess
 from lit_async_data.engine.processes.remote_errors import unpacked_errors
@@ -150,18 +150,18 @@ def _pipe() -> tuple[io.FileIO, io.FileIO]:
     return io.FileIO(read, "rb"), io.FileIO(write, "wb")
 
 
-def readings(source: Source, number: int, pid: int, tasks: Sequence[Task], noted: Sequence[Note]) -> list[Reading]:
+def readings(source: Source, number: int, pid: int, tasks: Sequence[Task], noted: Sequence[Note]) -> list[Activity]:
     """What the threads of a process read; or that none does, though it may have tasks."""
     who = f"reader process {pid}{hindered(pid)}"
     if not noted:
         key, where = (tasks[0].key, {"worker": number}) if tasks else (None, {})
-        return [Reading(f"{who} reads nothing, and has {len(tasks)} tasks", key, where=where)]
+        return [Activity(f"{who} reads nothing, and has {len(tasks)} tasks", key, where=where)]
     found = []
     for note in noted:
         verb, stage = ("transforms", "transform") if note.transforms else ("reads", "read")
         words = f"{who} {verb} {_named(source, [note])}, for {time.monotonic() - note.since:.1f} s"
         where = place_of(source, note.samples)[1] | {"stage": stage, "worker": number}
-        found.append(Reading(words, note.key, note.since, where))
+        found.append(Activity(words, note.key, note.since, where))
     return found
 
 

@@ -25,8 +25,8 @@ NO_LIMIT = -1
 MOST_LOGGED = 2**20
 
 
-class Part(enum.IntEnum):
-    """Which part of the way of samples into a slot a task is."""
+class Phase(enum.IntEnum):
+    """Which phase of the way of samples into a slot a task is."""
 
     ALL = 0
     READ = 1  # before any hook
@@ -44,7 +44,7 @@ class Task(NamedTuple):
     row: int  # the first row in the slot
     share: Share
     limits: Limits  # what the consumer will take of each epoch
-    part: Part = Part.ALL
+    phase: Phase = Phase.ALL
     deaths: int = 0  # processes that have ended while they carried this out
 
     def covers(self, key: BatchIndex) -> bool:
@@ -53,20 +53,20 @@ class Task(NamedTuple):
     @property
     def is_dealt(self) -> bool:
         """Whether it is the process's part of what is read, and not what is left to do for a slot."""
-        return self.part in (Part.ALL, Part.READ)
+        return self.phase in (Phase.ALL, Phase.READ)
 
     def packed(self) -> bytes:
         limits = (NO_LIMIT if each is None else each for each in self.limits)
         numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share
-        return _TASK.pack(*numbers, *limits, self.part, self.deaths)
+        return _TASK.pack(*numbers, *limits, self.phase, self.deaths)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Task:
         slot, generation, epoch, step, batches, row, reader, readers, first, *rest = _TASK.unpack(data)
-        *most, start, part, deaths = rest
+        *most, start, phase, deaths = rest
         steps, later = (None if each == NO_LIMIT else each for each in most)
         key, share, limits = BatchIndex(epoch, step), Share(reader, readers), Limits(first, steps, later, start)
-        return cls(slot, generation, key, batches, row, share, limits, Part(part), deaths)
+        return cls(slot, generation, key, batches, row, share, limits, Phase(phase), deaths)
 
 
 class ReportKind(enum.IntEnum):

@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.pipeline.bad_samples import ReadAround, is_of_a_sample
-from lit_async_data.engine.pipeline.pipeline import Pipeline, Reading
+from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline
 from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask
 from lit_async_data.engine.pipeline.slots import LENT
 from lit_async_data.engine.pipeline.thread_pipeline import reading_of
 from lit_async_data.engine.processes.channel import Channel, explained, readings, wait_for_reports
-from lit_async_data.engine.processes.messages import Part, Task
+from lit_async_data.engine.processes.messages import Phase, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import ReaderSetup
@@ -322,8 +322,8 @@ class ProcessPipeline(Pipeline):
             self._filling[slot] = _Filling(keys, edges, self._generation, len(readers))
             for reader in readers:
                 share = Share(reader.number, self._dealing)
-                part = Part.READ if self._raw_bytes and len(readers) > 1 else Part.ALL
-                task = Task(slot, self._generation, keys[0], len(keys), 0, share, self.schedule.limits, part)
+                phase = Phase.READ if self._raw_bytes and len(readers) > 1 else Phase.ALL
+                task = Task(slot, self._generation, keys[0], len(keys), 0, share, self.schedule.limits, phase)
                 self._send(reader, task)
 
     def _dealt_to(self) -> list[_Reader]:
@@ -389,13 +389,13 @@ class ProcessPipeline(Pipeline):
         if filling.left:
             return
         errors = [result for result in filling.unplanned.values() if isinstance(result, Exception)]
-        if task.part is not Part.AROUND and task.share.readers > 1 and filling.generation == self._generation:
-            if task.part is Part.READ and not errors:
-                self._go_on(task, Part.TRANSFORM)
+        if task.phase is not Phase.AROUND and task.share.readers > 1 and filling.generation == self._generation:
+            if task.phase is Phase.READ and not errors:
+                self._go_on(task, Phase.TRANSFORM)
                 return
             if errors and self._workers.shared and self._around is not None and all(map(is_of_a_sample, errors)):
                 filling.unplanned.clear()
-                self._go_on(task, Part.AROUND)
+                self._go_on(task, Phase.AROUND)
                 return
         del self._filling[task.slot]
         batches = []
@@ -408,19 +408,19 @@ class ProcessPipeline(Pipeline):
         filled = FilledSlot(task.slot, batches, len(batches) - len(errors))
         self._file(filled, filling.generation, filling.work, filling.seconds)
 
-    def _go_on(self, task: Task, part: Part) -> None:
+    def _go_on(self, task: Task, phase: Phase) -> None:
         """Have one process do what is left to do for a slot of which all shares have been read."""
         # There may be fewer processes by now: those that have no task left are closed.
         readers = self._readers[: task.share.readers]
         filling, reader = self._filling[task.slot], readers[task.slot % len(readers)]
         filling.left = 1
         share = task.share._replace(reader=reader.number)
-        task = task._replace(key=filling.keys[0], batches=len(filling.keys), row=0, share=share, part=part, deaths=0)
+        task = task._replace(key=filling.keys[0], batches=len(filling.keys), row=0, share=share, phase=phase, deaths=0)
         self._send(reader, task)
 
     # -- what is being read ------------------------------------------------------------------------------------------
 
-    def _readings(self) -> list[Reading]:
+    def _readings(self) -> list[Activity]:
         assert self._memory is not None
         found = [reading_of(self._first, self._source)] if self._first.alive else []
         for reader in self._readers:

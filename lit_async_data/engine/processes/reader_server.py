@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.engine.pipeline.read_task import ReadTask
-from lit_async_data.engine.processes.messages import Part, Report, ReportKind, Reports, Task, TaskQueue
+from lit_async_data.engine.processes.messages import Phase, Report, ReportKind, Reports, Task, TaskQueue
 from lit_async_data.engine.processes.remote_errors import packed_results
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import GENERATION, THREADS, SharedSlots
@@ -151,7 +151,7 @@ class ReaderServer:
         self._slots.slot(task.slot)  # maps it, which one thread at a time may do
         if task.is_dealt:
             self._cursor = schedule.following(keys[-1])
-        partial, ids = self._is_share(task) or task.part is Part.TRANSFORM, self._setup.read.source.ids
+        partial, ids = self._is_share(task) or task.phase is Phase.TRANSFORM, self._setup.read.source.ids
         around = None if partial else self._setup.around  # a process that does all of it reads around bad samples
         return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, around, task.row)
 
@@ -172,7 +172,7 @@ class ReaderServer:
         self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
         """Read samples, or this process's share of them, and note that, in case the process ends meanwhile."""
-        first, own, part, planned = reading.reading[0].key, None, task.part, samples
+        first, own, phase, planned = reading.reading[0].key, None, task.phase, samples
         if self._is_share(task):
             plan = reading.schedule.plan(epoch)
             own = self._setup.plan.shares.own(plan, plan.bounds(first.step)[0], samples, task.share)
@@ -186,7 +186,7 @@ class ReaderServer:
         if task.deaths:
             rows = np.arange(len(samples)) if own is None else own
             pieces = [(samples[place : place + 1], rows[place : place + 1]) for place in range(len(samples))]
-        if part is Part.READ:
+        if phase is Phase.READ:
             assert hooks is not None
             out, read = hooks.raw(raw, planned), self._setup.read.before_hooks()
         elif task.deaths and hooks is not None and hooks.takes_batches:
@@ -194,14 +194,14 @@ class ReaderServer:
                 with noted(each):
                     self._setup.read.check(epoch, each)
             pieces = [(samples, own)]
-            if part is not Part.TRANSFORM:
-                raw, part = np.empty(hooks.scratch_bytes, np.uint8), Part.TRANSFORM
+            if phase is not Phase.TRANSFORM:
+                raw, phase = np.empty(hooks.scratch_bytes, np.uint8), Phase.TRANSFORM
                 with noted(samples):
                     self._setup.read.before_hooks()(epoch, samples, hooks.raw(raw, samples))
-        if part is Part.TRANSFORM:
+        if phase is Phase.TRANSFORM:
             read = functools.partial(read, raw=raw)
         for each, own in pieces:
-            with noted(each, transforms=part is Part.TRANSFORM):
+            with noted(each, transforms=phase is Phase.TRANSFORM):
                 read(epoch, each, out, rows=own)
 
     def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:

@@ -9,7 +9,7 @@ from support.processes import loader_of, sharing
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import Numbers
 
-from lit_async_data.engine.processes.messages import Part, Task
+from lit_async_data.engine.processes.messages import Phase, Task
 from lit_async_data.errors import ReadError
 from lit_async_data.order.plan import BatchIndex, Limits, Share
 
@@ -19,7 +19,7 @@ shares = st.builds(Share, numbers, numbers)
 limits = st.builds(Limits, numbers, st.none() | numbers, st.none() | numbers, numbers)
 
 
-@given(st.builds(Task, numbers, numbers, keys, numbers, numbers, shares, limits, st.sampled_from(Part), numbers))
+@given(st.builds(Task, numbers, numbers, keys, numbers, numbers, shares, limits, st.sampled_from(Phase), numbers))
 def test_a_task_arrives_as_it_was_sent(task):
     assert Task.unpacked(task.packed()) == task
 

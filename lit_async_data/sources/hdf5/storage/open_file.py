@@ -50,7 +50,7 @@ class OpenFile:
         self.mapped = mapped
         self._identity = identity
         self._lock = threading.Lock()
-        self._readers: set[weakref.ref[Reading]] = set()
+        self._readers: set[weakref.ref[Visit]] = set()
         # By path: the ctime at which the pieces of the file were last compared.
         self._compared_ctimes: dict[str, int] = {}
         self._reset()
@@ -173,7 +173,7 @@ class OpenFile:
             else:
                 yield self.bytes_at(offset, size)
 
-    def enter(self, reader: Reading) -> None:
+    def enter(self, reader: Visit) -> None:
         """Check the file and keep it open until the last reader leaves."""
         self.check_process()  # before the lock, which another thread may have held when this process was forked
         try:
@@ -184,7 +184,7 @@ class OpenFile:
             self._end_read(reader)
             raise
 
-    def leave(self, reader: Reading, error: BaseException | None) -> None:
+    def leave(self, reader: Visit, error: BaseException | None) -> None:
         """Check the file again, unless the reader has failed, and let it be closed."""
         try:
             # A changed file may look damaged: report the change.
@@ -193,7 +193,7 @@ class OpenFile:
         finally:
             self._end_read(reader)
 
-    def _end_read(self, reader: Reading) -> None:
+    def _end_read(self, reader: Visit) -> None:
         with self._lock:
             self._readers.discard(weakref.ref(reader))
             if self._close_pending and not self._has_readers:
@@ -276,10 +276,10 @@ class OpenFile:
             )
 
 
-class Reading:
+class Visit:
     """Keeps a file open inside ``with``, and checks it before and after.
 
-    If an interrupt prevents the exit, the reading ends when this object is freed.
+    If an interrupt prevents the exit, the visit ends when this object is freed.
     """
 
     def __init__(self, file: OpenFile) -> None:
@@ -321,12 +321,12 @@ class OpenFiles:
     def __getitem__(self, number: int) -> OpenFile:
         return self._files[number]
 
-    def use(self, number: int) -> Reading:
+    def use(self, number: int) -> Visit:
         """Return what keeps a file open inside ``with``. Closes the least recently used one if too many are open."""
         oldest = self._mark_used(number)
         if oldest is not None:
             self._files[oldest].close()
-        return Reading(self._files[number])
+        return Visit(self._files[number])
 
     @property
     def forked(self) -> bool:

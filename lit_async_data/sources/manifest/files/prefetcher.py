@@ -26,7 +26,7 @@ _AVERAGED_FILES, _COLD_SHARE = 16, 0.1
 _STALE = 64
 
 
-class File:
+class FileRequest:
     """A file to read ahead. No `Future`: an interrupt in one of its methods can leave its lock locked for ever."""
 
     def __init__(self, path: str, turn: int) -> None:
@@ -64,8 +64,8 @@ class FilePrefetcher:
         self._pool: ThreadPoolExecutor | None = None
         self._turn = 0
         self.held_bytes = 0
-        self.files: dict[str, File] = {}
-        self._waiting: deque[File] = deque()  # those that no thread has begun
+        self.files: dict[str, FileRequest] = {}
+        self._waiting: deque[FileRequest] = deque()  # those that no thread has begun
 
     def __reduce__(self) -> tuple[type[FilePrefetcher], tuple[RootDirectory]]:
         return FilePrefetcher, (self._root,)
@@ -106,7 +106,7 @@ class FilePrefetcher:
                 if not self.room:
                     return
                 if path not in self.files:
-                    file = File(path, self._turn)
+                    file = FileRequest(path, self._turn)
                     self._pool = self._pool or ThreadPoolExecutor(THREADS, FETCHER)
                     try:
                         self._pool.submit(self._measure, file)
@@ -160,13 +160,13 @@ class FilePrefetcher:
             mine = threading.current_thread().name.startswith(FETCHER)
             pool.shutdown(wait=not inside and not mine, cancel_futures=True)
 
-    def _drop(self, file: File) -> None:
+    def _drop(self, file: FileRequest) -> None:
         if self.files.get(file.path) is file:
             del self.files[file.path]
             file.unwanted = True
             self.held_bytes -= file.held_bytes
 
-    def _measure(self, file: File) -> None:
+    def _measure(self, file: FileRequest) -> None:
         """Its bytes count before they are read; otherwise the threads would read more files than there is room for."""
         try:
             size = os.stat(file.path).st_size
@@ -191,7 +191,7 @@ class FilePrefetcher:
                     self._pool.submit(self._load, file)
             self._waiting.popleft()
 
-    def _load(self, file: File) -> None:
+    def _load(self, file: FileRequest) -> None:
         file.begun = True
         with contextlib.suppress(Exception):  # `read` reads the file again, which raises
             file.data = None if file.unwanted else self._read(file.path, min(file.held_bytes, MOST_BYTES))
