@@ -308,8 +308,8 @@ class LoaderOptions:
             return given
         if given is not None and not isinstance(given, Mapping):
             raise ConfigError(
-                f"{where.rstrip('.') or 'options'}: {given!r} is neither LoaderOptions nor a mapping; "
-                'write {"batch_size": 64}'
+                f'{given!r} is neither LoaderOptions nor a mapping; write {{"batch_size": 64}}',
+                where.rstrip(".") or "options",
             )
         values = dict(given or {})
         try:

@@ -58,7 +58,7 @@ def split_sources(
             rest = [sides[stage].samples for stage in ("train", "val") if stage in sides]
             whole = SubsetSource(source, np.sort(np.concatenate([np.empty(0, np.int64), *rest])))
     if fold is not None:
-        sides = fold_of(whole, draw_folds(whole, folds, **options), fold)
+        sides = fold_of(whole, draw_folds(whole, folds, "folds", **options), fold)
         parts, lines = parts | sides, [*lines, sides.described]
     unused = [name for name, each in options.items() if each is not None]
     if unused and not lines:

@@ -30,7 +30,7 @@ def check_all(call: Call, path: str) -> int:
     """Read every sample of a source, and list the bad ones in a file; 1 if there are any."""
     progress = ProgressLine(sys.stderr)
     if not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise ConfigError(f"bad-list: {path} is in no folder that you may write to; give another path")
+        raise ConfigError(f"{path} is in no folder that you may write to; give another path", "bad-list")
     unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
     source = dataclasses.replace(call, options={**call.options, **unchecked}).build()
     try:

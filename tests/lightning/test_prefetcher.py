@@ -53,12 +53,7 @@ class Hooked(Learning):
 @with_and_without
 @pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer` in `LightningModule`")  # on purpose
 @pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [
-        ("bf16-mixed", torch.float32),
-        ("bf16-true", torch.bfloat16),
-        ("64-true", torch.float64),
-    ],
+    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16), ("64-true", torch.float64)]
 )
 def test_batches_are_converted_before_any_hook_sees_them(callbacks, precision, dtype):
     model = Hooked()

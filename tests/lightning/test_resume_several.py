@@ -74,13 +74,7 @@ def fitted(loaders, model=None, path=None, callbacks=(lad.DevicePrefetcher,)):
 
 
 @pytest.mark.parametrize(
-    ("mode", "made"),
-    [
-        ("min_size", ours),
-        ("max_size", ours),
-        ("max_size_cycle", ours),
-        ("max_size_cycle", theirs),
-    ],
+    ("mode", "made"), [("min_size", ours), ("max_size", ours), ("max_size_cycle", ours), ("max_size_cycle", theirs)]
 )
 def test_each_of_several_loaders_goes_on_where_it_was(tmp_path, mode, made):
     def loaders():

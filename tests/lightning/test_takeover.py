@@ -279,10 +279,7 @@ def of_ours():
 @pytest.mark.filterwarnings("ignore:Total length of `(list|CombinedLoader)` across ranks is zero:UserWarning")
 @pytest.mark.parametrize(
     ("name", "made", "number"),
-    [
-        ("train_dataloaders", lambda: numbers(num_workers=1), signal.SIGINT),
-        ("datamodule", of_ours, signal.SIGTERM),
-    ],
+    [("train_dataloaders", lambda: numbers(num_workers=1), signal.SIGINT), ("datamodule", of_ours, signal.SIGTERM)],
 )
 def test_a_signal_ends_the_run_and_everything_that_was_started(name, made, number, tmp_path):
     """Leftover threads, processes and files fail the test by themselves; the loader keeps its state."""

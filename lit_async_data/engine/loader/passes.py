@@ -82,8 +82,12 @@ class Pass(BatchIterator):
 
     def _taken(self) -> Taken:
         if self._beside is None and not self._claim(self):
-            aside = types.SimpleNamespace()  # in place of the loader's cursor, which stays where it is
-            self._beside, self._cursor, self._run = self._read_beside(self.left), aside, Run()
+            # The loader's cursor stays where it is; a pass that reads for this one has a place of its own.
+            beside = self._read_beside(self.left)
+            if isinstance(beside, Pass):
+                self._beside, self._cursor, self._run = beside, beside._cursor, beside._run  # noqa: SLF001
+            else:
+                self._beside, self._cursor, self._run = beside, types.SimpleNamespace(), Run()
         if self._beside is None:
             try:
                 return self._taken_of_loader()
@@ -92,6 +96,8 @@ class Pass(BatchIterator):
                 raise
         if self._run_of_loader.closed:
             self._taken_of_loader()  # raises
+        if isinstance(self._beside, Pass):
+            return self._beside._taken()  # noqa: SLF001  # one barrier for both
         return Taken(next(self._beside), after=None)
 
     def close(self) -> None:

@@ -49,8 +49,8 @@ class SharedFile:
             self.file = open(name, "w+b", buffering=0, opener=_memory_descriptor)  # noqa: SIM115
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
-                what = "memory_budget: the system refuses a file in memory, which processes share"
-                raise MemoryBudgetError(f"{what}: {advice_on(error) or error.strerror}") from error
+                what = "the system refuses a file in memory, which processes share"
+                raise MemoryBudgetError(f"{what}: {advice_on(error) or error.strerror}", "memory_budget") from error
             self.folder = FOLDER if os.access(FOLDER, os.W_OK | os.X_OK) else tempfile.gettempdir()
             # Linux creates it without a name (O_TMPFILE); elsewhere it has one for a moment.
             self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115

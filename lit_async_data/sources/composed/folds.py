@@ -57,11 +57,11 @@ def folds(
     """
     if by is not None and k is not None:
         raise ConfigError(f"{k!r}, but by says the folds; leave k out", "k")
-    drawn = draw_folds(source, 5 if k is None else k, groups=groups, by=by, balance=balance, seed=seed)
+    drawn = draw_folds(source, 5 if k is None else k, "k", groups=groups, by=by, balance=balance, seed=seed)
     return [fold_of(source, drawn, name) for name in drawn.names]
 
 
-def draw_folds(source: Source, k: Any, *, groups: Any, by: Any, balance: Any, seed: int = 0) -> Drawn:
+def draw_folds(source: Source, k: Any, option: str, *, groups: Any, by: Any, balance: Any, seed: int = 0) -> Drawn:
     check_source("source", source)
     if by is not None:
         drawn = draw(source, None, groups, by, balance, seed=seed)
@@ -70,7 +70,7 @@ def draw_folds(source: Source, k: Any, *, groups: Any, by: Any, balance: Any, se
         warn_of_untrained(source, drawn)
         return drawn
     if not isinstance(k, numbers.Integral) or not 2 <= int(k) <= len(source):
-        raise ConfigError(f"{k!r} is not a whole number from 2 to {len(source)}, the number of samples", "folds")
+        raise ConfigError(f"{k!r} is not a whole number from 2 to {len(source)}, the number of samples", option)
     k = int(k)
     drawn = draw(source, {str(fold): 1 / k for fold in range(k)}, groups, None, balance, seed=seed, k=k)
     if drawn.labels is not None:

@@ -295,3 +295,15 @@ def test_the_next_iterator_reads_ahead_though_a_traceback_keeps_the_last(workers
         assert [numbers(batch) for batch in loader] == STORED
         assert not [record for record in caplog.records if "another iterator" in record.getMessage()]
         assert [numbers(batch) for batch in left] == STORED[goes_on:]
+
+
+def test_an_interrupt_loses_no_batch_of_an_iterator_beside():
+    taken, place = [], 0
+    while not taken:  # until the interrupt comes too late for the batch
+        with loader_of("none", 0) as loader:
+            first, beside = iter(loader), iter(loader)
+            assert numbers(next(first)) == numbers(next(beside)) == STORED[0]
+            with contextlib.suppress(KeyboardInterrupt), interrupted(place):
+                taken = [next(beside)]
+            assert numbers(next(beside)) == STORED[1 + len(taken)], place
+        place += 1

@@ -235,11 +235,7 @@ def test_ranks_read_a_part_each_and_find_the_same():
     for each in found:
         check(each, IMAGES, (0,))
         assert (each.mean == found[0].mean).all()
-    assert [source.read[0].tolist() for source in sources] == [
-        [*range(13)],
-        [*range(13, 26)],
-        [*range(26, 40)],
-    ]
+    assert [source.read[0].tolist() for source in sources] == [[*range(13)], [*range(13, 26)], [*range(26, 40)]]
     few = together([ArraySource({"x": IMAGES[:2]}) for _ in range(3)])  # one rank has no samples
     assert [each.count.tolist() for each in few] == [[800] * 3] * 3
 

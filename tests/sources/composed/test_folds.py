@@ -142,8 +142,8 @@ BALANCE = r"^balance: the given array has no value \(None\) for sample 1 \(row 1
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: folds(s, 1), "^folds: 1 is not a whole number from 2 to 6"),
-        (lambda s: folds(s, 7), "^folds: 7 is not"),
+        (lambda s: folds(s, 1), "^k: 1 is not a whole number from 2 to 6"),
+        (lambda s: folds(s, 7), "^k: 7 is not"),
         (lambda s: folds(s, 3, by="fold"), "^k: 3, but by says the folds"),
         (lambda s: folds(s, 2, balance=np.array(["a", None, "b", "a", None, "b"], object)), BALANCE),
         (lambda s: folds(s, 2, balance=np.array([1, np.nan, 2, 1, np.nan, 2])), BALANCE.replace("None", "nan")),

@@ -190,7 +190,7 @@ class Field(ImageOptions):
         if isinstance(given, Field):
             return given
         if not isinstance(given, str | Mapping | Sequence) or not given:
-            raise ConfigError(f"{where.rstrip('.') or 'field'}: {given!r} is not a dataset name, a Field or a mapping")
+            raise ConfigError(f"{given!r} is not a dataset name, a Field or a mapping", where.rstrip(".") or "field")
         values: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"name": given}
         if None in values:  # YAML reads null as None
             values["null"] = values.pop(None)  # type: ignore[call-overload]

@@ -130,7 +130,7 @@ class Column:
             if isinstance(given, Column):
                 return given
             if isinstance(given, Field):
-                raise ConfigError(f"{given.name!r} is a Field, which is for HDF5 files; give a Column")
+                raise ConfigError(f"{given.name!r} is a Field, which is for HDF5 files; give a Column", "name")
             if not isinstance(given, Mapping):
                 return cls(given, image=image)
             # YAML reads null as None.
