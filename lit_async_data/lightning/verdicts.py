@@ -20,7 +20,7 @@ STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
 
 # Shorter loops mostly begin and end, and show nothing of their readers.
 LEAST_S, LEAST_STEPS = 1.0, 20
-# A sentence is said again only of a share that differs by this from the one it was said of last.
+# The verdict repeats a sentence only if its share has changed by at least this since the last time.
 NOTICEABLE = 0.1
 
 
