@@ -12,8 +12,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.errors import MissingError
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.weights import IGNORED
 
 # cudaMalloc and torch's pinned allocator align to this. A field that starts here can be copied directly.
 ALIGNMENT = 512
@@ -176,6 +178,38 @@ class BatchSpec(Mapping[str, FieldSpec]):
         """Returns memory for samples as they are stored: an array for each of some keys, or of all."""
         shapes = {key: self[key].stored_shape for key in (self if keys is None else keys)}
         return {key: np.empty((samples, *shape), self[key].dtype) for key, shape in shapes.items()}
+
+    def names(self, key: str, codes: Any) -> npt.NDArray[np.str_]:
+        """What numbers of a field stand for: the names of classes, or text that travels as numbers (``kind="text"``).
+
+        Args:
+            key: A key.
+            codes: Values of that field, as in a batch, of any shape.
+
+        Returns:
+            Text of the same shape; empty for −100, which stands for no value.
+
+        Raises:
+            MissingError: The field has no names, or several classes per sample.
+            IndexError: A number stands for nothing.
+
+        Example:
+            >>> birds = FieldSpec((), np.dtype("i8"), classes=("auk", "emu"))
+            >>> BatchSpec({"y": birds}, as_mapping=True).names("y", [1, 0, -100]).tolist()
+            ['emu', 'auk', '']
+        """
+        named = {each: field.classes or field.texts for each, field in self.items() if field.dtype.kind in "iu"}
+        texts = named.get(key, ())
+        if not texts or (self[key].shape == (len(texts),) and self[key].dtype == np.uint8):
+            listed = ", ".join(each for each in named if named[each]) or "none"
+            raise MissingError(f"{key!r} holds no numbers of names; fields with names: {listed}")
+        numbers = np.asarray(codes.cpu() if hasattr(codes, "cpu") else codes)
+        outside = (numbers != IGNORED) & ((numbers < 0) | (numbers >= len(texts)))
+        if outside.any() or numbers.dtype.kind not in "iu":
+            wrong = numbers[outside].tolist()[:1] or numbers.dtype
+            raise IndexError(f"{key}: {wrong} is not one of the numbers 0 to {len(texts) - 1}, which have names")
+        flat = ["" if number < 0 else texts[number] for number in numbers.ravel().tolist()]
+        return np.array(flat, np.str_).reshape(numbers.shape)
 
     def narrowed(self) -> BatchSpec:
         """Returns this spec with each field in its narrow type, for copies to a device."""

@@ -103,7 +103,7 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
             option,
         ) from error
     if given in source.spec and source.spec[given].texts:
-        values = source.names(given, values)  # their numbers change when files are added
+        values = source.spec.names(given, values)  # their numbers change when files are added
     return _of_values(source, values, given, option)
 
 

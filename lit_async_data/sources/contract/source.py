@@ -18,7 +18,6 @@ from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.places import Location, Part, starts
 from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
 
@@ -253,34 +252,6 @@ class Source(abc.ABC):
                 dataset=name,
             )
         return read_all(self, name).reshape(-1)
-
-    def names(self, key: str, codes: Any) -> npt.NDArray[np.str_]:
-        """What numbers of a field stand for: the names of classes, or text that travels as numbers (``kind="text"``).
-
-        Args:
-            key: A key of `spec`.
-            codes: Values of that field, as in a batch, of any shape.
-
-        Returns:
-            Text of the same shape; empty for −100, which stands for no value.
-
-        Raises:
-            MissingError: The field has no names, or several classes per sample.
-            IndexError: A number stands for nothing.
-        """
-        fields = self.spec.fields
-        named = {each: field.classes or field.texts for each, field in fields.items() if field.dtype.kind in "iu"}
-        texts = named.get(key, ())
-        if not texts or (fields[key].shape == (len(texts),) and fields[key].dtype == np.uint8):
-            listed = ", ".join(each for each in named if named[each]) or "none"
-            raise MissingError(f"{self.name}: {key!r} holds no numbers of names; fields with names: {listed}")
-        numbers = np.asarray(codes.cpu() if hasattr(codes, "cpu") else codes)
-        outside = (numbers != IGNORED) & ((numbers < 0) | (numbers >= len(texts)))
-        if outside.any() or numbers.dtype.kind not in "iu":
-            wrong = numbers[outside].tolist()[:1] or numbers.dtype
-            raise IndexError(f"{key}: {wrong} is not one of the numbers 0 to {len(texts) - 1}, which have names")
-        flat = ["" if number < 0 else texts[number] for number in numbers.ravel().tolist()]
-        return np.array(flat, np.str_).reshape(numbers.shape)
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
         """The same samples, with text numbered by other names, such as those of the training set, by batch key.

@@ -52,7 +52,7 @@ class Column:
     Attributes:
         name: The column; or several columns of numbers, which become one vector per sample.
         kind: Content of the column. ``"image"``, ``"npy"`` and ``"hdf5"``: paths of such files. ``"class"``: text, one
-            class per value. ``"text"``: text that is no class, such as ids, as numbers whose text `Source.names` gives.
+            class per value. ``"text"``: no class, such as ids, but text as numbers; `BatchSpec.names` gives it back.
             ``"number"``: numbers, also if the table has them as text. None: inferred from the first value: a path if it
             ends in a known suffix or is the path of a file, else a number if it can be read as one, else a class.
         dtype: Element type of labels and of rows of HDF5 files. None: as stored.

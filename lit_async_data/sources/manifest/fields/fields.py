@@ -219,8 +219,8 @@ class Fields:
             message = (
                 f"{quoted(name)} is not one of the {len(classes)} classes ({listed(classes)}) of training. If this "
                 f'column is a label, name all its classes: {{"name": {json.dumps(own)}, "classes": [...]}}. If it only '
-                "says whose samples these are, such as a patient, set kind: text; source.names(KEY, batch[KEY]) gives "
-                "the text"
+                "says whose samples these are, such as a patient, set kind: text; source.spec.names(KEY, batch[KEY]) "
+                "gives the text"
             )
             return table.origin.error(message, row=row, column=own)
 

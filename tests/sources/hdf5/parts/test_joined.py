@@ -61,7 +61,7 @@ def check(source, patients):
     check_contract(source)
     for each in (source, pickle.loads(pickle.dumps(source))):
         assert source.spec["y"].classes == ("a", "b", "c")
-        assert each.names("y", each.column("y")).tolist() == [ROWS[patient][0] for patient in patients]
+        assert each.spec.names("y", each.column("y")).tolist() == [ROWS[patient][0] for patient in patients]
         assert each.column("age").tolist() == [ROWS[patient][1] for patient in patients]
         assert each.column("fold").tolist() == [str(ROWS[patient][2]) for patient in patients]  # CSV has no types
 
@@ -79,7 +79,7 @@ def test_a_row_for_each_file(names, files):
     options = LoaderOptions(batch_size=64, weights=Balanced("y"), drop_last=False)
     with AsyncLoader(SubsetSource(source, np.arange(10)), options) as loader:
         batch = next(loader)
-    assert source.names("y", batch["y"]).tolist() == [ROWS[f"p{1 + x // 5}"][0] for x in batch["x"].tolist()]
+    assert source.spec.names("y", batch["y"]).tolist() == [ROWS[f"p{1 + x // 5}"][0] for x in batch["x"].tolist()]
 
 
 def test_a_row_for_each_group_or_subject(files):
@@ -95,7 +95,9 @@ def test_a_row_for_each_group_or_subject(files):
     for stored in ("number", "columns", "rows"):
         fields = {"x": Field("x", window=(0, 2)), "y": "y", "n": "number"}
         source = opened(files, numbers, {"id": stored}, fields)
-        assert source.names("y", source.column("y")).tolist() == ["bac"[number - 1] for number in source.column("n")]
+        assert source.spec.names("y", source.column("y")).tolist() == [
+            "bac"[number - 1] for number in source.column("n")
+        ]
 
 
 def test_samples_without_a_row_and_rows_without_samples(files, caplog):

@@ -65,24 +65,24 @@ def test_text_is_classes_in_order_over_all_files(two):
     assert source.column("given").tolist() == [0, 1, 0, 2, 1, 3]
     for each in (source, pickle.loads(pickle.dumps(source)), SubsetSource(source, np.arange(6))):
         for key in ("y", "given", "id", "member"):
-            assert each.names(key, each.column(key)).tolist() == ALL
-        assert each.names("patient", each.column("patient")).tolist() == ["0", "1", "2", "3", "10", "11"]
-    assert source.names("y", np.array([[-100, 1]])).tolist() == [["", "emu"]]
+            assert each.spec.names(key, each.column(key)).tolist() == ALL
+        assert each.spec.names("patient", each.column("patient")).tolist() == ["0", "1", "2", "3", "10", "11"]
+    assert source.spec.names("y", np.array([[-100, 1]])).tolist() == [["", "emu"]]
     for key, codes, error in (("x", [0], MissingError), ("y", [4], IndexError), ("y", [0.0], IndexError)):
         with pytest.raises(error):
-            source.names(key, codes)
+            source.spec.names(key, codes)
     sides = split(source, {"train": ["3", "11"], "val": ["0"]}, groups="patient")  # by what the numbers stand for
     assert [side.samples.tolist() for side in sides.values()] == [[3, 5], [0]]
     for side in split(source, {"train": 0.5, "val": 0.5}, groups="y").values():
         with AsyncLoader(side, LoaderOptions(batch_size=8, shuffle="none")) as loader:
             batch = next(loader)
-        assert side.names("y", batch["y"]).tolist() == [ALL[sample] for sample in side.samples]
+        assert side.spec.names("y", batch["y"]).tolist() == [ALL[sample] for sample in side.samples]
 
 
 def test_windows_of_text(two):
     source = HDF5Source(two, {"y": Field("y", window=(0, 2)), "last": Field("y", window=(-1, 1), pad="last")})
     check_contract(source)
-    found = source.names("y", [sample["y"] for sample in source.__getitems__([2, 3])])
+    found = source.spec.names("y", [sample["y"] for sample in source.__getitems__([2, 3])])
     assert found.tolist() == [["owl", "emu"], ["jay", "auk"]]
 
 
@@ -109,10 +109,10 @@ def test_texts_of_several_sources_are_numbered_alike(two):
     for each in (sources, of_tables):
         both = ConcatSource(each)
         check_contract(both)
-        assert both.names("y", both.column("y")).tolist() == ALL
+        assert both.spec.names("y", both.column("y")).tolist() == ALL
         loader = LoaderOptions(batch_size=4)
         dm = AsyncDataModule(train=each[0], val=each[1], loader=loader)
-        assert each[1].names("y", first_of(dm)["y"]).tolist() == TEXTS[1]
+        assert each[1].spec.names("y", first_of(dm)["y"]).tolist() == TEXTS[1]
         assert "y" not in dm.num_classes
 
 
@@ -129,7 +129,7 @@ def test_empty_text(tmp_path):
     assert HDF5Source(tmp_path / "x.h5", {"y": "y"}, rows=[0, 2, 3]).column("y").tolist() == [1, 0, 0]
     ignored = source(null="ignore")
     assert ignored.column("y").tolist() == [1, -100, 0, 0, -100]
-    assert ignored.names("y", ignored.column("y")).tolist() == texts
+    assert ignored.spec.names("y", ignored.column("y")).tolist() == texts
     assert source(null="drop").column("x").tolist() == [0, 2, 3]
     assert source(null="drop", window=(0, 2)).column("x").tolist() == [2]
     assert source(classes=["", "a", "b"]).column("y").tolist() == [2, 0, 1, 1, 0]
@@ -144,10 +144,10 @@ def test_attributes_and_groups_of_text(tmp_path):
     source = HDF5Source(tmp_path / "x.h5", fields, group="p*", sample="group", cache_dir=tmp_path)
     check_contract(source)
     for key, wanted in {"y": ALL, "kind": ALL, "age": [str(20 + number) for number in range(6)]}.items():
-        assert source.names(key, source.column(key)).tolist() == wanted
+        assert source.spec.names(key, source.column(key)).tolist() == wanted
     rows = HDF5Source(tmp_path / "x.h5", {"x": "x", "y": Field(attr="bird")}, group="p*")
     check_contract(rows)
-    assert rows.names("y", rows.column("y")).tolist() == [text for text in ALL for _ in range(3)]
+    assert rows.spec.names("y", rows.column("y")).tolist() == [text for text in ALL for _ in range(3)]
     with h5py.File(tmp_path / "x.h5", "r+") as file:
         file["p4"].attrs["bird"] = ""
     with pytest.raises(FormatError, match="no text in row 4; ") as caught:

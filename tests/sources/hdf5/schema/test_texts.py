@@ -28,4 +28,4 @@ def test_many_texts_are_ids(h5):
     with pytest.raises(ConfigError, match="65537 distinct texts, which seem to be ids; write kind='text'"):
         HDF5Source(path, {"y": "y"})
     source = HDF5Source(path, {"y": Field("y", kind="text")})
-    assert source.names("y", source[7]["y"]) == "p7"
+    assert source.spec.names("y", source[7]["y"]) == "p7"

@@ -338,9 +338,9 @@ def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():
     fields = {"y": "y", "patient": {"name": "patient", "classes": sorted(set(patients))}}
     val = ManifestSource(table, fields, filters=fold).with_classes({"patient": ["p0"]})
     assert val.column("patient").tolist() == [4, 4, 5, 5]
-    assert "set kind: text; source.names(KEY, batch[KEY])" in message
+    assert "set kind: text; source.spec.names(KEY, batch[KEY])" in message
     val = ManifestSource(table, {"patient": {"name": "patient", "kind": "text"}}, filters=fold)
-    assert val.names("patient", val.column("patient")).tolist() == ["p4", "p4", "p5", "p5"]
+    assert val.spec.names("patient", val.column("patient")).tolist() == ["p4", "p4", "p5", "p5"]
     source = ManifestSource(table, {"y": "y"}, filters=fold)
     side = SubsetSource(source, np.array([3, 1, 0]))
     with AsyncLoader(side, LoaderOptions(batch_size=4, shuffle="none", return_indices=True)) as loader:
