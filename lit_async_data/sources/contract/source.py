@@ -20,6 +20,7 @@ from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.places import Location, Part, starts
 from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
+from lit_async_data.system import ProcessGuard
 
 # Samples per read when a field is read for all samples.
 BLOCK_SAMPLES = 2**20
@@ -58,10 +59,11 @@ class Reservation:
     _release: Callable[[], None] | None = None  # until the constructor has come to its end
 
     def __init__(self, release: Callable[[], None]) -> None:
+        self._process = ProcessGuard()
         self._release = release
 
     def __call__(self) -> None:
-        if self._release is not None:
+        if self._release is not None and not self._process.forked:  # a fork may never get the lock of the room
             self._release()  # again, if an interrupt has ended it: it counts once
             self._release = None
 

@@ -124,15 +124,15 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
     chunked = {"data": some(SHAPE), "chunks": (2, *SHAPE[1:]), "compression": "gzip"}
     source = HDF5Source(h5(data=chunked), ["data"])
     read(source, [1])
-    held, over, make_room = threading.Event(), threading.Event(), RecentSlabs.make_room
+    held, over, clear = threading.Event(), threading.Event(), RecentSlabs.clear
 
     def hold(slabs):
         if threading.current_thread() is thread:
             held.set()
             over.wait(30)
-        make_room(slabs)
+        clear(slabs)
 
-    monkeypatch.setattr(RecentSlabs, "make_room", hold)
+    monkeypatch.setattr(RecentSlabs, "clear", hold)
 
     def acts():
         signal.alarm(10)

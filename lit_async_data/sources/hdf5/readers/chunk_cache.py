@@ -26,8 +26,6 @@ from lit_async_data.system import POLL_S, Gate
 Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
 
-# Seconds that the room may wait for the lock, unless this very thread holds it.
-LOCK_S = 1.0
 # Groups of chunks that are distinguished: the current one, the next, and earlier ones that slow workers still read.
 GROUPS = 8
 
@@ -44,7 +42,8 @@ class ChunkCache:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Garbage collection can close a loader, and give its room back, while its thread holds the lock.
+        self._lock = threading.RLock()
         self._recent: dict[str, RecentSlabs] = {}
         self._room = KeptRoom(self._lock)
         self._kept: list[KeptSlabs] = []
@@ -74,22 +73,15 @@ class ChunkCache:
         self._resize()
 
     def _resize(self) -> None:
-        # Garbage collection can close a loader while this thread holds the lock. What there is no room for any more is
-        # then evicted later. In C: an interrupt right after `acquire` finds the result in the list.
-        locked: list[bool] = []
-        try:
-            locked.extend(map(self._lock.acquire, (True,), (LOCK_S,)))
+        with self._lock:
             reserved = list(self._reserved.values())
-            for dataset, slabs in list(self._recent.items()):
+            for dataset, slabs in self._recent.items():
                 slabs.room = sum(recent.get(dataset, 0) for recent, _ in reserved)
-                if locked[0]:
-                    slabs.make_room()
+                if not slabs.room:
+                    slabs.clear()  # with less room, the next slab evicts others
             self._room.nbytes = sum(kept for _, kept in reserved)
-            for table in self._kept if locked[0] and self._room.taken > self._room.nbytes else ():
+            for table in self._kept if self._room.taken > self._room.nbytes else ():
                 table.clear()
-        finally:
-            if locked and locked[0]:
-                self._lock.release()
 
     def clear(self) -> None:
         with self._lock:
@@ -104,6 +96,33 @@ class _Entry(NamedTuple):
     slab: Array
 
 
+class _Held:
+    """Slabs, and their keys by group, in the order of decoding."""
+
+    def __init__(self) -> None:
+        self.slabs: dict[Hashable, _Entry] = {}
+        self._by_group: dict[int, collections.OrderedDict[Hashable, None]] = {}
+        self._nbytes = 0
+
+    def add(self, key: Hashable, slab: Array, group: int) -> None:
+        self.slabs[key] = _Entry(group, slab)
+        self._by_group.setdefault(group, collections.OrderedDict())[key] = None
+        self._nbytes += slab.nbytes
+
+    def remove(self, key: Hashable) -> None:
+        group, slab = self.slabs.pop(key)
+        keys = self._by_group[group]
+        del keys[key]
+        if not keys:
+            del self._by_group[group]
+        self._nbytes -= slab.nbytes
+
+    def evict(self, most: int) -> None:
+        """Remove slabs until the others take at most this many bytes."""
+        while self._nbytes > most:
+            self.remove(next(iter(self._by_group[min(self._by_group)])))
+
+
 class RecentSlabs:
     """Slabs of one dataset that were decoded last, each by one thread. Thread-safe.
 
@@ -112,12 +131,10 @@ class RecentSlabs:
     that was decoded late would evict one that is still needed.)
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self.room = 0
-        self._slabs: dict[Hashable, _Entry] = {}
-        self._held_bytes = 0
-        self._by_group: dict[int, collections.OrderedDict[Hashable, None]] = {}  # the same, in the order of decoding
+        self._held = _Held()
         self._groups: dict[ChunkGroup, int] = {}  # numbers of the latest ones, in order
         self._newest = 0
         self._decoding: dict[Hashable, Gate] = {}  # slabs that threads are decoding; the gate opens at the end
@@ -134,8 +151,8 @@ class RecentSlabs:
         try:  # from here on, so that no interrupt leaves a gate that others wait for
             while True:
                 with self._lock:
-                    if key in self._slabs:
-                        return self._slabs[key].slab
+                    if (held := self._held.slabs.get(key)) is not None:
+                        return held.slab
                     other = self._decoding.get(key)
                     if other is None:
                         own = self._decoding[key] = Gate()
@@ -163,7 +180,7 @@ class RecentSlabs:
         others = []
         with self._lock:
             for number, where in groups:
-                entry = self._slabs.get((name, number))
+                entry = self._held.slabs.get((name, number))
                 if entry is None:
                     others.append((number, where))
                 else:
@@ -175,39 +192,28 @@ class RecentSlabs:
         """The slabs that are neither cached nor being decoded. Assigns the cached ones to the group, if any."""
         with self._lock:
             keys = [(name, number) for number in numbers.tolist()]
-            number = self._group_number(chunk_group)
+            group, slabs = self._group_number(chunk_group), self._held.slabs
             for key in keys if chunk_group else ():
-                if key in self._slabs and self._slabs[key].group != number:
-                    self._put(key, self._remove(key), number)
-            return np.array([key[1] for key in keys if key not in self._slabs and key not in self._decoding], np.int64)
-
-    def make_room(self, nbytes: int = 0) -> None:
-        """Evict slabs until this many bytes are free. Hold the lock."""
-        if not self.room:
-            self.clear()  # whatever an interrupt has left
-        while self._by_group and self._held_bytes + nbytes > self.room:
-            self._remove(next(iter(self._by_group[min(self._by_group)])))
+                if key in slabs and slabs[key].group != group:
+                    self._put(key, slabs[key].slab, group)
+            return np.array([key[1] for key in keys if key not in slabs and key not in self._decoding], np.int64)
 
     def clear(self) -> None:
-        """Drop all slabs. Hold the lock."""
-        self._slabs, self._by_group, self._held_bytes = {}, {}, 0
+        """Drop all slabs. A thread that is changing them goes on with what is dropped."""
+        self._held = _Held()
 
     def _put(self, key: Hashable, slab: Array, group: int) -> None:
-        if slab.nbytes <= self.room:
-            self.make_room(slab.nbytes)
-            entry, keys = _Entry(group, slab), self._by_group.setdefault(group, collections.OrderedDict())
-            # Nothing is called between these, so that an interrupt leaves all of them or none.
-            keys[key], self._slabs[key] = None, entry
-            self._held_bytes += slab.nbytes
-
-    def _remove(self, key: Hashable) -> Array:
-        group, slab = self._slabs[key]
-        keys = self._by_group[group]
-        del keys[key], self._slabs[key]
-        self._held_bytes -= slab.nbytes
-        if not keys:
-            del self._by_group[group]
-        return slab
+        """Assign a slab to a group, if there is room. Hold the lock."""
+        held = self._held
+        try:
+            if key in held.slabs:
+                held.remove(key)
+            if slab.nbytes <= self.room:
+                held.evict(self.room - slab.nbytes)
+                held.add(key, slab, group)
+        except BaseException:
+            self.clear()  # an interrupt came in the middle
+            raise
 
     def _group_number(self, chunk_group: ChunkGroup | None) -> int:
         """The number of a group of chunks. None counts as the group before the newest, which is being read."""
@@ -223,7 +229,7 @@ class RecentSlabs:
 class KeptRoom:
     """Bytes that all kept slabs may take, and those that they take. Change them under the lock of the cache."""
 
-    lock: threading.Lock
+    lock: threading.RLock
     nbytes: int = 0
     taken: int = 0
 

@@ -46,7 +46,7 @@ def test_groups_whose_slabs_have_all_moved_on_leave_nothing():
         slabs.get(("x", number), lambda: SLAB, wait=True, chunk_group=(0, 0))
     for group in range(1, 50):
         assert not len(slabs.missing("x", np.array([1, 2]), (0, group)))
-    assert [len(of_group) for of_group in slabs._by_group.values()] == [2]
+    assert [len(of_group) for of_group in slabs._held._by_group.values()] == [2]
 
 
 def test_slabs_of_the_earliest_group_are_evicted_first():
@@ -67,23 +67,41 @@ def test_removing_room_evicts_slabs():
         fetched(slabs, key)
     for _ in range(2):
         releases[0]()  # counts once
-    assert [fetched(slabs, key)[1] for key in (2, 1)] == [False, True]
+    assert [fetched(slabs, key)[1] for key in (3, 3, 2)] == [True, False, True]
     releases[1]()
-    assert fetched(slabs, 1)[1]
+    assert not slabs._held.slabs
+    assert [fetched(slabs, 1)[1] for _ in range(2)] == [True, True]
 
 
-def test_a_loader_that_garbage_collection_closes_inside_the_cache_gives_its_room_back(monkeypatch):
-    """1. A thread holds the lock of the cache. 2. Garbage collection in it closes a loader."""
-    monkeypatch.setattr(chunk_cache, "LOCK_S", 0.01)
-    cache = ChunkCache()
-    releases = [cache.reserve({"x": SLAB.nbytes}, 0) for _ in range(2)]
-    slabs = cache.recent("x")
-    for key in (1, 2):
-        fetched(slabs, key)
-    with cache._lock:
-        releases[0]()
-    assert fetched(slabs, 3) == (True, True)
-    assert [fetched(slabs, key)[1] for key in (3, 2)] == [False, True]
+def test_a_loader_that_garbage_collection_closes_inside_the_cache_gives_its_room_back():
+    """1. A thread changes the cache. 2. At any point of it, garbage collection closes the last other loader."""
+    numbers = np.array([1, 2])
+    for place in range(200):
+        cache = ChunkCache()
+        slabs, release = cache.recent("x"), cache.reserve({"x": 2 * SLAB.nbytes}, 8 * SLAB.nbytes)
+        kept = kept_slabs(cache)
+        for number in (1, 2):
+            slabs.get(("x", number), lambda: SLAB, wait=True, chunk_group=(0, 0))
+        with interrupted(place, act=release) as passed:
+            slabs.missing("x", numbers, (0, 1))
+            slabs.get(("x", 3), lambda: SLAB, wait=True, chunk_group=(0, 1))
+            kept.put(0, np.zeros((4, 2), "i4"))
+        if len(passed) <= place:
+            break
+        again = cache.reserve({"x": 2 * SLAB.nbytes}, 8 * SLAB.nbytes)
+        for _ in range(2):
+            assert [slab.tolist() for slab in (slabs.get(("x", n), lambda: SLAB, wait=True) for n in range(5))] == [
+                SLAB.tolist()
+            ] * 5
+            for number in range(3):
+                kept.put(number, np.full((4, 2), number, "i4"))
+        assert len(slabs._held.slabs) == 2
+        assert [kept.slab(number)[0, 0] for number in (0, 1)] == [0, 1]
+        assert cache._room.taken == kept._next * 32 <= 8 * SLAB.nbytes
+        again()
+        assert (len(slabs._held.slabs), cache._room.taken) == (0, 0)
+    else:
+        raise AssertionError
 
 
 class Slow:
@@ -193,12 +211,17 @@ def test_only_what_the_budget_holds_is_allocated():
 
 def test_an_interrupt_anywhere_leaves_a_cache_that_decodes_and_evicts():
     slabs = recent(2 * SLAB.nbytes)
-    for place in range(100):
-        with contextlib.suppress(KeyboardInterrupt), interrupted(place):
-            fetched(slabs, -1)
-        for key in range(5):  # evicts what was left
-            assert fetched(slabs, key) == (True, True)
-        assert fetched(slabs, -1)[0]  # waits for no gate
+    for place in range(200):
+        with contextlib.suppress(KeyboardInterrupt), interrupted(place) as passed:
+            slabs.missing("x", np.arange(2), (0, place))  # of an earlier group
+            slabs.get(("x", -1), lambda: SLAB, wait=True)
+        for number in range(5):  # evicts what was left
+            slabs.get(("x", number), lambda: SLAB, wait=True)
+        assert len(slabs.missing("x", np.arange(-1, 5), None)) == 4, passed[-1]
+        assert fetched(slabs, ("x", -1))[0]  # waits for no gate
+        for number in range(2):
+            slabs.get(("x", number), lambda: SLAB, wait=True, chunk_group=(0, place))
+    assert len(passed) < place
 
 
 def test_a_table_that_the_system_has_no_memory_for_is_left_out_with_a_word(monkeypatch, caplog):
