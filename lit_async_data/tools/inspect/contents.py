@@ -99,19 +99,23 @@ def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[D
     groups, found = [], list[Dataset]()
     for each in itertools.islice(group, MOST_MEMBERS) if kind in ("", "variable") else ():
         name = f"{path}/{each}" if path else str(each)  # bytes, if it is not UTF-8
-        try:
-            refuse_external_link(group.file, name)
-            node: Any = group[each]
-        except (FormatError, *LIBRARY_ERRORS):  # the source says why
+        node = _member(group, each, name)
+        if node is None:
             found.append(Dataset(name))
-            continue
-        if isinstance(node, h5py.Dataset) and not (kind and each in VARIABLE):
+        elif isinstance(node, h5py.Dataset) and not (kind and each in VARIABLE):
             found += _of_dataset(node, name)
         elif isinstance(node, h5py.Group) and node not in seen and not str(each).startswith(_OWN_GROUPS):
             groups.append((node, name))
     yield from _merged(found, path, len(group))
     for node, name in groups:
         yield from datasets_of(node, seen, name)
+
+
+def _member(group: Any, each: str, name: str) -> Any:
+    """A member of a group; None if it cannot be read, of which the source says why."""
+    with contextlib.suppress(FormatError, *LIBRARY_ERRORS):
+        refuse_external_link(group.file, name)
+        return group[each]
 
 
 def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Dataset]:
@@ -178,12 +182,15 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
 
 
 def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
-    values: Any = group[{"categorical": "codes", "variable": "values"}.get(stored := kind, "data")]
+    stored, parts = kind, {"categorical": ("codes",), "variable": VARIABLE}.get(kind, ("data",))
+    nodes = [_member(group, part, f"{name}/{part}") for part in parts]
+    if not all(isinstance(node, h5py.Dataset) for node in nodes):
+        return Dataset(name, kind)
+    values = nodes[0]
     made, sides = next(_of_dataset(values, name)), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
     shape: tuple[int, ...] = tuple(map(int, sides)) if kind in ("csr", "csc") else values.shape
     if kind == "variable":
-        offsets: Any = group["offsets"]
-        shape, kind = (offsets.shape[0] - 1, *shape[1:]), made.kind or kind
+        shape, kind = (nodes[1].size - 1, *shape[1:]), made.kind or kind
     return dataclasses.replace(made, type=f"{stored}, {made.type}", shape=shape, rows=None, kind=kind)
 
 
