@@ -1,4 +1,4 @@
-"""`opening`: opens a file so that an interrupt cannot lose its descriptor; and whether a file changed just now.
+"""Opens files so that an interrupt cannot lose their descriptors; and whether a file changed just now.
 
 CPython runs signal handlers between Python instructions, also between ``os.open`` and the assignment of its result. An
 interrupt (Ctrl-C) there leaks the descriptor. If C code calls ``os.open`` and stores the result, there is no such
@@ -7,7 +7,6 @@ moment. A file object closes its descriptor when it is freed.
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import time
@@ -16,14 +15,19 @@ import time
 RECENT_NS = 2 * 10**9
 
 
+def open_into(opened: list[int], path: str, flags: int) -> None:
+    """Open a file and append its descriptor to a list, which the caller closes."""
+    opened.extend(map(os.open, (path,), (flags,)))
+
+
 def opening(path: str, flags: int = 0) -> io.FileIO:
     """Open a file for reading, unbuffered."""
-    return open(path, "rb", buffering=0, opener=functools.partial(_descriptor, flags))
 
+    def opener(path: str, more: int) -> int:
+        (descriptor,) = map(os.open, (path,), (flags | more,))
+        return descriptor
 
-def _descriptor(more: int, path: str, flags: int) -> int:
-    (descriptor,) = map(os.open, (path,), (flags | more,))  # returned without another call
-    return descriptor
+    return open(path, "rb", buffering=0, opener=opener)
 
 
 def changed_recently(*times_ns: int) -> bool:

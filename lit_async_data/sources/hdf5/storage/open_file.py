@@ -28,8 +28,6 @@ from lit_async_data.system import ProcessGuard, is_cold
 if TYPE_CHECKING:
     import h5py
 
-# Seconds that `close` waits for a thread that is opening the file.
-LOCK_S = 1.0
 # libhdf5 caches chunks of this many bytes per dataset, or two chunks if they are larger.
 H5PY_CACHE_BYTES = 2**20
 # Rows of this size and more are read by pread, which is about as fast as a map: 0.8 to 1.2 of its speed for 150 kB,
@@ -49,7 +47,8 @@ class OpenFile:
         self._external = external
         self.mapped = mapped
         self._identity = identity
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of readers and closing
+        self._opening = threading.Lock()  # a thread may be stuck in it, on a disk that is gone
         self._readers: set[weakref.ref[Visit]] = set()
         # By path: the ctime at which the pieces of the file were last compared.
         self._compared_ctimes: dict[str, int] = {}
@@ -70,7 +69,7 @@ class OpenFile:
         self.check_process()
         if (descriptor := self._descriptor) is not None:
             return descriptor
-        with self._lock:
+        with self._opening:
             if self._descriptor is None:
                 self._process = ProcessGuard()
                 # The next call repeats every step that an interrupt prevented.
@@ -130,7 +129,7 @@ class OpenFile:
         mapped_before = self._maps.get(random_access)
         if mapped_before is not None:
             return mapped_before
-        with self._lock:
+        with self._opening:
             if random_access not in self._maps:
                 with as_source_errors(self.path, "cannot be mapped", file=self.path):
                     mapped = mmap.mmap(descriptor, self._identity.size, access=mmap.ACCESS_READ)
@@ -213,7 +212,7 @@ class OpenFile:
         import h5py
 
         self.check_process()
-        with self._lock:
+        with self._opening:
             if self._h5py is None:
                 file = open_h5py(self.path)
                 # h5py opens by path, which may lead to another file than the descriptor by now.
@@ -232,20 +231,11 @@ class OpenFile:
 
     def close(self) -> None:
         """Close every handle, now or when the last reader leaves. A map lives until the last array that views it."""
-        locked: list[bool] = []
-        try:
-            # With a timeout: another thread may be stuck opening the file on a disk that is gone. In C: an interrupt
-            # right after it finds the result in the list, and the lock is released.
-            locked.extend(map(self._lock.acquire, (True,), (LOCK_S,)))
-            if not locked[0]:
-                return
+        with self._lock:
             if self._has_readers:
                 self._close_pending = True
             else:
                 self._close()
-        finally:
-            if locked and locked[0]:
-                self._lock.release()
 
     def _close(self) -> None:
         if not self.forked:

@@ -14,7 +14,7 @@ from typing import Any
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.local_files.descriptors import advice_on
-from lit_async_data.sources.local_files.opening import changed_recently
+from lit_async_data.sources.local_files.opening import changed_recently, open_into
 from lit_async_data.sources.local_files.retrying import TRANSIENT, retry_once
 from lit_async_data.system import is_cold
 
@@ -74,21 +74,19 @@ class RootDirectory:
 
     def open(self, path: str, opened: list[int]) -> None:
         """Open a path from `path_of`, with the checks of `checked`, and append its descriptor to ``opened``."""
-        # C code calls `os.open` and appends its result. CPython runs signal handlers between Python instructions, so an
-        # interrupt (Ctrl-C) cannot come between the two and lose the descriptor.
         if self.allow_external:
-            opened.extend(map(os.open, (path,), (_FLAGS,)))
+            open_into(opened, path, _FLAGS)
             return
         self._check_folder(path)
         try:
-            opened.extend(map(os.open, (path,), (_FLAGS | system.NO_LINKS,)))
+            open_into(opened, path, _FLAGS | system.NO_LINKS)
         except OSError as error:
             if error.errno not in _LINK_ERRORS:
                 raise
         else:
             return
         self._check(path, path)
-        opened.extend(map(os.open, (path,), (_FLAGS,)))
+        open_into(opened, path, _FLAGS)
 
     def _check_folder(self, path: str) -> None:
         folder = path[: max(path.rfind("/"), path.rfind(os.sep))]

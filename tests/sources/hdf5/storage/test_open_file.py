@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import resource
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from support.files.hdf5 import stored_spans
 from support.files.system_calls import failing
 from support.sources.oracle import orders, read
+from support.threads.leaks import open_files
 
 from lit_async_data import ChangedError, HDF5Source, SourceError
 from lit_async_data.sources.hdf5.storage import open_file
@@ -72,3 +74,22 @@ def test_there_may_be_more_files_than_descriptors(h5):
     source = HDF5Source(paths)
     for samples in orders(len(source)):
         assert read(source, samples)["labels"].tolist() == list(samples)
+
+
+@pytest.mark.parametrize("opens", ["open_raw", "open_h5py"])
+def test_closing_does_not_wait_for_a_thread_that_is_stuck_opening_the_file(h5, monkeypatch, opens):
+    """1. A thread opens the file, whose disk is gone. 2. Another closes the source. 3. The disk is back."""
+    path = h5(data={"data": np.arange(8.0), "scaleoffset": 2})  # which h5py reads
+    source, read_values, in_time = HDF5Source(path, ["data"]), [], []
+    begun, back, whole = threading.Event(), threading.Event(), getattr(open_file, opens)
+    monkeypatch.setattr(open_file, opens, lambda path: (begun.set(), in_time.append(back.wait(20)), whole(path))[2])
+    thread = threading.Thread(target=lambda: read_values.extend(read(source, [3])["data"]))
+    thread.start()
+    try:
+        assert begun.wait(60)
+        source.close()
+    finally:
+        back.set()
+        thread.join(60)
+    assert (read_values, in_time) == ([3.0], [True])
+    assert not [each for each in open_files() if path in each]
