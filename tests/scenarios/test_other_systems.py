@@ -22,8 +22,7 @@ MODULES = ("os", "mmap", "resource", "fcntl")
 TESTS = [
     "tests/sources/hdf5/test_source.py",
     "tests/sources/manifest/test_source.py",
-    "tests/sources/manifest/fields/test_column.py",
-    "tests/sources/manifest/fields/test_fields.py",
+    "tests/sources/manifest/files/test_stored_file.py",
 ]
 
 CHOSEN = "not processes and not gpu and not long"

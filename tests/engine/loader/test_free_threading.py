@@ -199,7 +199,7 @@ def test_places_are_read_and_written_under_the_lock():
     cache.put(0, np.zeros((1, 2), "i4"))
     table, place = cache._content
     guarded = place.view(Places)
-    guarded.lock = slabs._lock
+    cache._lock = guarded.lock = threading.Lock()  # which says whether it is locked
     cache._content = table, guarded
     cache.put(1, np.ones((1, 2), "i4"))
     out = np.zeros((2, 2), "i4")
