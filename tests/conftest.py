@@ -118,6 +118,17 @@ def process_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The chunks that were decoded, as they are stored."""
+    from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
+
+    count: list[bytes] = []
+    once = FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: count.append(bytes(args[1])) or once(*args))
+    return count
+
+
+@pytest.fixture
 def one_batch_per_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has workers read batches one at a time. How far ahead they read depends on their pace if they read several."""
     monkeypatch.setattr("lit_async_data.engine.resources.plan.coalesced_batches", lambda nbytes, most: 1)

@@ -116,15 +116,14 @@ def patients(source, ids):
     return {re.search(r"patient_\d+", place.file)[0] for place in source.locate(ids)}
 
 
-def test_a_microscopist_trains_on_some_patients_and_tests_on_others(scans):
+def by_patient(scans, loader, **options):
     src = HDF5Source(scans, fields={"x": "data", "y": Field("labels", column=0)}, layout={"x": "NHWC"})
-    dm = AsyncDataModule(
-        source=src,
-        split=THREE,
-        groups=r"file:(patient_\d+)",
-        loader=LoaderOptions(batch_size=256, return_indices=True),
-        device_transform={"train": augment, "eval": normalize},
-    )
+    return src, AsyncDataModule(source=src, split=THREE, groups=r"file:(patient_\d+)", loader=loader, **options)
+
+
+def test_a_microscopist_trains_on_some_patients_and_tests_on_others(scans):
+    options = LoaderOptions(batch_size=256, return_indices=True)
+    src, dm = by_patient(scans, options, device_transform={"train": augment, "eval": normalize})
     model = fitted(dm, 3 * 8 * 6, 4, max_epochs=2)
 
     whole = len(dm.sources["train"][0])
@@ -146,8 +145,7 @@ def test_a_microscopist_trains_on_some_patients_and_tests_on_others(scans):
 
 
 def test_what_is_said_before_training_begins_with_the_split(scans):
-    src = HDF5Source(scans, fields={"x": "data", "y": Field("labels", column=0)}, layout={"x": "NHWC"})
-    dm = AsyncDataModule(source=src, split=THREE, groups=r"file:(patient_\d+)", loader={"batch_size": 256})
+    _, dm = by_patient(scans, {"batch_size": 256})
     said = str(dm).splitlines()
     assert re.match(r"split   by file, seed 0: train 0\.\d\d \(\d+ of 24 groups, \d+ samples\), val ", said[0])
     assert said[0].endswith("; overlap 0")
@@ -213,13 +211,7 @@ def test_the_same_from_a_configuration_of_hydra(scans):
 
 @pytest.mark.parametrize(("chunks", "least", "most"), [(1, 0.0, 0.5), (1000, 0.95, 1.0)], ids=["1", "all"])
 def test_batches_from_few_chunks_of_one_patient_each_are_said_to_mix_patients_badly(scans, chunks, least, most):
-    src = HDF5Source(scans, fields={"x": "data", "y": Field("labels", column=0)}, layout={"x": "NHWC"})
-    dm = AsyncDataModule(
-        source=src,
-        split=THREE,
-        groups=r"file:(patient_\d+)",
-        loader={"batch_size": 16, "shuffle_chunks": chunks, "return_indices": True},
-    )
+    src, dm = by_patient(scans, {"batch_size": 16, "shuffle_chunks": chunks, "return_indices": True})
     assert least <= number_after("groups", str(dm)) <= most
     assert number_after("y", str(dm)) > 0.8
     # The announced evenness is right: the patients of a batch, against those of a global shuffle.

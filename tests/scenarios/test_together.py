@@ -14,18 +14,8 @@ from lit_async_data.engine.device.transform import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
-from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 
 GZIP = {"compression": "gzip", "compression_opts": 1}
-
-
-@pytest.fixture
-def decodings(monkeypatch):
-    """Records the stored bytes of every decoded chunk."""
-    count = []
-    once = FilterPipeline.decode
-    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: count.append(bytes(args[1])) or once(*args))
-    return count
 
 
 def numbered(shape, dtype="u1"):

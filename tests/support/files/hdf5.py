@@ -28,6 +28,13 @@ FILTERS = {
 PIPELINE = ["shuffle", "gzip", "fletcher32"]
 FAST = set(PIPELINE)  # what is decoded without libhdf5
 DONT_FILTER_PARTIAL_CHUNKS = 2
+# Chunks whose places are found in different ways, of 20 rows.
+WAYS = {
+    "gzip": {"compression": "gzip"},
+    "plain": {},
+    "scale-offset": {"scaleoffset": 0},
+    "unlimited along the second axis": {"maxshape": (20, None)},
+}
 
 # How a dataset is stored, and how it should be read.
 STORAGES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from support.files.hdf5 import EARLY, create, libhdf5, needs_libhdf5, numbered
+from support.files.hdf5 import EARLY, WAYS, create, libhdf5, needs_libhdf5, numbered
 from support.sources.oracle import check, read_from
 
 from lit_async_data import CorruptError, Field, HDF5Source
@@ -16,12 +16,6 @@ from lit_async_data.sources.hdf5.storage.stored_chunk import is_found
 
 ROWS, OPENINGS, SHAPE = 20, 2, (13, 7, 5)
 VALUES = np.arange(1, ROWS * 6 + 1, dtype="i4").reshape(ROWS, 6)
-WAYS = {
-    "gzip": {"compression": "gzip"},
-    "plain": {},
-    "scale-offset": {"scaleoffset": 0},
-    "unlimited along the second axis": {"maxshape": (ROWS, None)},
-}
 
 
 def written(path, *, row_numbers=False, **options):

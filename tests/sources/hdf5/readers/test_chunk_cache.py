@@ -1,9 +1,11 @@
 """Chunks are decoded once, by one thread, and cached within their budget."""
 
 import contextlib
+import itertools
 import threading
 
 import numpy as np
+import pytest
 from support.threads.interrupts import interrupted
 
 from lit_async_data.errors import CorruptError
@@ -69,39 +71,6 @@ def test_removing_room_evicts_slabs():
         releases[0]()  # counts once
     assert [fetched(slabs, key)[1] for key in (3, 3, 2)] == [True, False, True]
     releases[1]()
-    assert not slabs._held.slabs
-    assert [fetched(slabs, 1)[1] for _ in range(2)] == [True, True]
-
-
-def test_a_loader_that_garbage_collection_closes_inside_the_cache_gives_its_room_back():
-    """1. A thread changes the cache. 2. At any point of it, garbage collection closes the last other loader."""
-    numbers = np.array([1, 2])
-    for place in range(200):
-        cache = ChunkCache()
-        slabs, release = cache.recent("x"), cache.reserve({"x": 2 * SLAB.nbytes}, 8 * SLAB.nbytes)
-        kept = kept_slabs(cache)
-        for number in (1, 2):
-            slabs.get(("x", number), lambda: SLAB, wait=True, chunk_group=(0, 0))
-        with interrupted(place, act=release) as passed:
-            slabs.missing("x", numbers, (0, 1))
-            slabs.get(("x", 3), lambda: SLAB, wait=True, chunk_group=(0, 1))
-            kept.put(0, np.zeros((4, 2), "i4"))
-        if len(passed) <= place:
-            break
-        again = cache.reserve({"x": 2 * SLAB.nbytes}, 8 * SLAB.nbytes)
-        for _ in range(2):
-            assert [slab.tolist() for slab in (slabs.get(("x", n), lambda: SLAB, wait=True) for n in range(5))] == [
-                SLAB.tolist()
-            ] * 5
-            for number in range(3):
-                kept.put(number, np.full((4, 2), number, "i4"))
-        assert len(slabs._held.slabs) == 2
-        assert [kept.slab(number)[0, 0] for number in (0, 1)] == [0, 1]
-        assert cache._room.taken == kept._next * 32 <= 8 * SLAB.nbytes
-        again()
-        assert (len(slabs._held.slabs), cache._room.taken) == (0, 0)
-    else:
-        raise AssertionError
 
 
 class Slow:
@@ -209,19 +178,28 @@ def test_only_what_the_budget_holds_is_allocated():
     assert out[1:, 0].tolist() == [8, 7, 2**19 % 251]
 
 
-def test_an_interrupt_anywhere_leaves_a_cache_that_decodes_and_evicts():
-    slabs = recent(2 * SLAB.nbytes)
-    for place in range(200):
-        with contextlib.suppress(KeyboardInterrupt), interrupted(place) as passed:
-            slabs.missing("x", np.arange(2), (0, place))  # of an earlier group
-            slabs.get(("x", -1), lambda: SLAB, wait=True)
-        for number in range(5):  # evicts what was left
-            slabs.get(("x", number), lambda: SLAB, wait=True)
-        assert len(slabs.missing("x", np.arange(-1, 5), None)) == 4, passed[-1]
-        assert fetched(slabs, ("x", -1))[0]  # waits for no gate
+@pytest.mark.parametrize("closing", [False, True], ids=["an interrupt", "garbage collection that closes a loader"])
+def test_what_comes_anywhere_into_a_change_leaves_a_right_cache(closing):
+    for place in itertools.count():
+        cache = budget(0)
+        slabs, kept, release = cache.recent("x"), kept_slabs(cache), cache.reserve({"x": 2 * SLAB.nbytes}, 64)
         for number in range(2):
-            slabs.get(("x", number), lambda: SLAB, wait=True, chunk_group=(0, place))
-    assert len(passed) < place
+            slabs.get(("x", number), lambda: SLAB, wait=True, chunk_group=(0, 0))
+        with contextlib.suppress(KeyboardInterrupt), interrupted(place, release if closing else None) as passed:
+            slabs.missing("x", np.arange(2), (0, 1))
+            slabs.get(("x", 2), lambda: SLAB, wait=True, chunk_group=(0, 1))
+            kept.put(0, np.zeros((4, 2), "i4"))
+        if len(passed) <= place:
+            return
+        release = cache.reserve({"x": 2 * SLAB.nbytes}, 64) if closing else release
+        for number in range(3):
+            assert slabs.get(("x", number), lambda: SLAB, wait=True) is SLAB  # waits for no gate
+            kept.put(number, np.full((4, 2), number, "i4"))
+        assert len(slabs.missing("x", np.arange(3), None)) == 1
+        assert cache._room.taken == 64
+        assert all(slab is None or (slab == number).all() for number, slab in enumerate(map(kept.slab, range(3))))
+        release()
+        assert (len(slabs.missing("x", np.arange(3), None)), cache._room.taken) == (3, 0)
 
 
 def test_a_table_that_the_system_has_no_memory_for_is_left_out_with_a_word(monkeypatch, caplog):

@@ -8,17 +8,6 @@ from support.files.hdf5 import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source, MemoryBudgetError
 from lit_async_data.sources.hdf5.readers import part_reader as holding
-from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-
-
-@pytest.fixture
-def decodings(monkeypatch):
-    """The chunks that were decoded, as they are stored."""
-    count = []
-    once = FilterPipeline.decode
-    monkeypatch.setattr(FilterPipeline, "decode", lambda *args: count.append(bytes(args[1])) or once(*args))
-    return count
-
 
 VALUES = np.arange(600 * 50, dtype=np.int32).reshape(600, 50)
 

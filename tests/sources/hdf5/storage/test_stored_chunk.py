@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from h5py._objects import phil
+from support.files.hdf5 import WAYS
 
 import lit_async_data
 from lit_async_data.sources.hdf5.storage import stored_chunk
@@ -61,12 +62,6 @@ def test_nothing_else_calls_h5pys_functions():
 
 
 ROWS, OPENINGS = 20, 2
-WAYS = {
-    "gzip": {"compression": "gzip"},
-    "plain": {},
-    "scale-offset": {"scaleoffset": 0},
-    "unlimited along the second axis": {"maxshape": (ROWS, None)},
-}
 
 
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
