@@ -33,8 +33,8 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
             link = file.get(f"{place}/{part}", getlink=True)
         except LIBRARY_ERRORS:
             return  # opening it will say why
-        other = os.path.join(folder, link.filename) if isinstance(link, h5py.ExternalLink) else here
-        if os.path.realpath(other) != os.path.realpath(here):
+        outside = isinstance(link, h5py.ExternalLink)
+        if outside and os.path.realpath(other := os.path.join(folder, link.filename)) != os.path.realpath(here):
             raise FormatError(
                 f"is a link into another file, {other}; give that file as path, or allow it with allow_external=True, "
                 "which sample='group' and 'dataset' do not",
