@@ -74,7 +74,6 @@ class PredictionWriter(pl.Callback):
         _on_rank_zero(trainer, self._check_free)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check the loaders, and make the temporary folder."""
         loaders = loaders_in(trainer.predict_dataloaders)
         for number, loader in enumerate(loaders):
             _check_loader(loader, number, trainer)
@@ -88,7 +87,6 @@ class PredictionWriter(pl.Callback):
     def on_predict_batch_end(  # noqa: PLR0917  # Lightning says what its hooks take
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Write the predictions of this batch."""
         self._predictions[dataloader_idx].add(batch_idx, outputs)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
