@@ -184,7 +184,7 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
 def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     stored, parts = kind, {"categorical": ("codes",), "variable": VARIABLE}.get(kind, ("data",))
     nodes = [_member(group, part, f"{name}/{part}") for part in parts]
-    if not all(isinstance(node, h5py.Dataset) for node in nodes):
+    if not all(isinstance(node, h5py.Dataset) and node.shape is not None for node in nodes):
         return Dataset(name, kind)
     values = nodes[0]
     made, sides = next(_of_dataset(values, name)), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
