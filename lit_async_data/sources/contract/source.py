@@ -63,8 +63,9 @@ class Reservation:
         self._release = release
 
     def __call__(self) -> None:
-        if self._release is not None and not self._process.forked:  # a fork may never get the lock of the room
-            self._release()  # again, if an interrupt has ended it: it counts once
+        release = self._release  # read once: another thread, or garbage collection, may call this meanwhile
+        if release is not None and not self._process.forked:  # a fork may never get the lock of the room
+            release()  # again, if an interrupt has ended it: it counts once
             self._release = None
 
     def __del__(self) -> None:

@@ -73,15 +73,17 @@ class ChunkCache:
         self._resize()
 
     def _resize(self) -> None:
+        reserved: list[tuple[Mapping[str, int], int]] | None = None
         with self._lock:
-            reserved = list(self._reserved.values())
-            for dataset, slabs in self._recent.items():
-                slabs.room = sum(recent.get(dataset, 0) for recent, _ in reserved)
-                if not slabs.room:
-                    slabs.clear()  # with less room, the next slab evicts others
-            self._room.nbytes = sum(kept for _, kept in reserved)
-            for table in self._kept if self._room.taken > self._room.nbytes else ():
-                table.clear()
+            while reserved != list(self._reserved.values()):  # again, if garbage collection has given room back
+                reserved = list(self._reserved.values())
+                for dataset, slabs in list(self._recent.items()):
+                    slabs.room = sum(recent.get(dataset, 0) for recent, _ in reserved)
+                    if not slabs.room:
+                        slabs.clear()  # with less room, the next slab evicts others
+                self._room.nbytes = sum(kept for _, kept in reserved)
+                for table in self._kept if self._room.taken > self._room.nbytes else ():
+                    table.clear()
 
     def clear(self) -> None:
         with self._lock:

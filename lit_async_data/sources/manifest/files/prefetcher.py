@@ -145,8 +145,6 @@ class FilePrefetcher:
                 self._inside = inside
 
     def _release(self, key: object) -> None:
-        if not self._mine:
-            return
         with self._held() as inside:
             self._reserved.pop(key, None)
             if self._reserved:

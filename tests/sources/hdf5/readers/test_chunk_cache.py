@@ -70,7 +70,6 @@ def test_removing_room_evicts_slabs():
     for _ in range(2):
         releases[0]()  # counts once
     assert [fetched(slabs, key)[1] for key in (3, 3, 2)] == [True, False, True]
-    releases[1]()
 
 
 class Slow:
@@ -189,14 +188,14 @@ def test_what_comes_anywhere_into_a_change_leaves_a_right_cache(closing):
             slabs.missing("x", np.arange(2), (0, 1))
             slabs.get(("x", 2), lambda: SLAB, wait=True, chunk_group=(0, 1))
             kept.put(0, np.zeros((4, 2), "i4"))
+            new = cache.reserve({"x": 2 * SLAB.nbytes}, 64)
         if len(passed) <= place:
             return
-        release = cache.reserve({"x": 2 * SLAB.nbytes}, 64) if closing else release
+        release = new if closing else release
         for number in range(3):
             assert slabs.get(("x", number), lambda: SLAB, wait=True) is SLAB  # waits for no gate
             kept.put(number, np.full((4, 2), number, "i4"))
-        assert len(slabs.missing("x", np.arange(3), None)) == 1
-        assert cache._room.taken == 64
+        assert (len(slabs.missing("x", np.arange(3), None)), cache._room.taken) == (1, 64)
         assert all(slab is None or (slab == number).all() for number, slab in enumerate(map(kept.slab, range(3))))
         release()
         assert (len(slabs.missing("x", np.arange(3), None)), cache._room.taken) == (3, 0)
