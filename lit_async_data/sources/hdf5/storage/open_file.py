@@ -47,7 +47,7 @@ class OpenFile:
         self._external = external
         self.mapped = mapped
         self._identity = identity
-        self._lock = threading.Lock()  # of readers and closing
+        self._lock = threading.RLock()  # of readers and closing; a finaliser or a signal handler may close it inside
         self._opening = threading.Lock()  # a thread may be stuck in it, on a disk that is gone
         self._readers: set[weakref.ref[Visit]] = set()
         # By path: the ctime at which the pieces of the file were last compared.
@@ -293,7 +293,7 @@ class OpenFiles:
 
     def __init__(self, files: Sequence[OpenFile]) -> None:
         self._files = files
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._recently_used: collections.OrderedDict[int, None] = collections.OrderedDict()
         # A file takes up to three descriptors, its map included. A quarter of the limit is left to other code.
         limit = system.descriptor_limit()
@@ -329,10 +329,11 @@ class OpenFiles:
             file.check_process()
 
     def _mark_used(self, number: int) -> int | None:
+        used = self._recently_used
         with self._lock:
-            self._recently_used[number] = None
-            self._recently_used.move_to_end(number)
-            return self._recently_used.popitem(last=False)[0] if len(self._recently_used) > self._max_open else None
+            used[number] = None
+            used.move_to_end(number)
+            return used.popitem(last=False)[0] if len(used) > self._max_open and used else None
 
     def close(self) -> None:
         for file in self._files:

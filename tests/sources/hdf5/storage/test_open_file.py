@@ -12,6 +12,7 @@ import pytest
 from support.files.hdf5 import stored_spans
 from support.files.system_calls import failing
 from support.sources.oracle import orders, read
+from support.threads.interrupts import interrupted
 from support.threads.leaks import open_files
 
 from lit_async_data import ChangedError, HDF5Source, SourceError
@@ -32,15 +33,12 @@ def test_an_input_error_names_file_and_byte(large, monkeypatch):
 
 def test_a_read_that_the_system_cuts_short_goes_on(large, monkeypatch):
     source, whole = HDF5Source(large, ["data"]), os.preadv
-    monkeypatch.setattr(
-        open_file.system, "preadv", lambda descriptor, parts, offset: whole(descriptor, [parts[0][:100_001]], offset)
-    )
+    monkeypatch.setattr(open_file.system, "preadv", lambda file, parts, at: whole(file, [parts[0][:100_001]], at))
     assert (read(source, [2])["data"] == np.arange(2 * 2**17, 3 * 2**17)).all()
 
 
 def test_a_file_that_cannot_be_mapped_says_what_to_do(h5, monkeypatch):
-    path = h5(data=np.ones((8, 4), "i4"))
-    source = HDF5Source(path, ["data"])
+    source = HDF5Source(path := h5(data=np.ones((8, 4), "i4")), ["data"])
     monkeypatch.setattr(mmap, "mmap", failing(mmap.mmap, errno.ENOMEM, 1))
     with pytest.raises(SourceError, match=rf"{path}: cannot be mapped: .*ulimit -v.*memory_map=False"):
         read(source, [0])
@@ -93,3 +91,12 @@ def test_closing_does_not_wait_for_a_thread_that_is_stuck_opening_the_file(h5, m
         thread.join(60)
     assert (read_values, in_time) == ([3.0], [True])
     assert not [each for each in open_files() if path in each]
+
+
+def test_a_finaliser_may_close_the_source_anywhere_in_a_read(h5):
+    source = HDF5Source([h5(f"{n}.h5", data=np.arange(8.0)) for n in range(2)], ["data"])
+    source._reader._files._max_open = 1
+    for place in range(600):
+        with interrupted(place, source.close) as passed:
+            assert read(source, [3, 12])["data"].tolist() == [3.0, 4.0]
+    assert len(passed) < 600
