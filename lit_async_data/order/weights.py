@@ -20,7 +20,7 @@ _COARSE = 64
 Floats = npt.NDArray[np.float64]
 
 
-class Labels(NamedTuple):
+class SampleClasses(NamedTuple):
     """The labels of samples as pairs: ``classes[n]``, counted from 0, is one of sample ``samples[n]``.
 
     ``counts`` and ``names`` are those of each class. Where samples may have ``several``, the names are the numbers of
@@ -34,8 +34,8 @@ class Labels(NamedTuple):
     several: bool
 
     @classmethod
-    def of(cls, given: npt.ArrayLike, option: str) -> Labels:
-        """Labels from an array as `class_weights` takes."""
+    def of(cls, given: npt.ArrayLike, option: str) -> SampleClasses:
+        """The classes in an array, as `class_weights` takes it."""
         array = _as_array(option, given, axes=(1, 2))
         if array.ndim == 2:
             has = np.asarray(array == 1)
@@ -93,7 +93,7 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
         >>> class_weights([[1, 0], [1, 1], [0, 0], [0, 0]]).tolist()
         [0.5, 1.5, 0.5, 0.5]
     """
-    found = Labels.of(labels, "weights")
+    found = SampleClasses.of(labels, "weights")
     weights = np.bincount(found.samples, (1 / found.counts)[found.classes], minlength=len(np.asarray(labels)))
     return np.asarray(weights, np.float64)
 

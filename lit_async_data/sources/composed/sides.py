@@ -9,13 +9,13 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, few
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.order.weights import Labels
+from lit_async_data.order.weights import SampleClasses
 from lit_async_data.sources.composed.groups import Groups, text_of
 
 UNUSED = -1
 
 
-def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words, labels: Labels | None = None) -> Indices:
+def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words, labels: SampleClasses | None = None) -> Indices:
     """The side of each group, or `UNUSED`, so that the sides hold their shares of samples as nearly as groups allow.
 
     Large groups come first, and those of about the same size (a power of two) in the order of their keys. Each goes to
@@ -54,7 +54,7 @@ def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words, labels: La
     return sides
 
 
-def dealt(keys: Words, turns: Indices, shares: Sequence[float], labels: Labels | None) -> Indices:
+def dealt(keys: Words, turns: Indices, shares: Sequence[float], labels: SampleClasses | None) -> Indices:
     """The side of each sample that is drawn alone: in turn, one class after the other.
 
     Within a class, the samples of a side are neighbours in the order of their keys, so that few of them move where

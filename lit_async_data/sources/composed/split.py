@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lit_async_data.errors import AsyncDataError, ConfigError, counted, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
-from lit_async_data.order.weights import Labels
+from lit_async_data.order.weights import SampleClasses
 from lit_async_data.sources.composed.groups import RULE, Groups, check_rule, complete, groups_of, hashed, stored_values
 from lit_async_data.sources.composed.sides import UNUSED, dealt, drawn_sides, named_sides
 from lit_async_data.sources.composed.subset import SubsetSource
@@ -121,7 +121,7 @@ class Drawn(NamedTuple):
     how: str
     places: Places
     groups: Groups | None = None
-    labels: Labels | None = None
+    labels: SampleClasses | None = None
 
 
 def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, seed: int, k: int = 0) -> Drawn:
@@ -199,7 +199,7 @@ def parted(source: Source, names: list[str], drawn: Drawn) -> Split:
     return result
 
 
-def _labels_of(source: Source, balance: Any) -> Labels:
+def _labels_of(source: Source, balance: Any) -> SampleClasses:
     what = "the given array"
     if isinstance(balance, str):
         what, own = balance, balance in source.spec.fields
@@ -208,7 +208,7 @@ def _labels_of(source: Source, balance: Any) -> Labels:
         raise ConfigError(f"{len(balance)} labels for {len(source)} samples; give one per sample", "balance")
     if np.ndim(balance) == 1:
         balance = complete(source, np.asanyarray(balance), what, "balance")
-    return Labels.of(balance, "balance")
+    return SampleClasses.of(balance, "balance")
 
 
 def _kept_whole(groups: Groups, values: Groups, sides: Indices) -> Groups:
