@@ -87,7 +87,7 @@ def test_what_is_no_checkpoint_is_named(composed, tmp_path, word, saved, said):
 def test_the_digits_are_learned_in_two_runs_and_the_best_is_tested_in_a_third(typed, composed, tmp_path):
     assert typed("trainer.max_epochs=1", "test=false", *QUIET)[1] is None
     (first,) = (tmp_path / "logs").rglob("last.ckpt")
-    out, ending = typed("ckpt_path=last", "test=false", "print_config=true", *QUIET)
+    out, ending = typed("ckpt_path=last", "test=false", "print_config=true", "trainer.max_epochs=6", *QUIET)
     assert ending is None
     assert f"ckpt_path: {first}\n" in out
     (second,) = set((tmp_path / "logs").rglob("last.ckpt")) - {first}
