@@ -99,10 +99,10 @@ def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[D
     groups, found = [], list[Dataset]()
     for each in itertools.islice(group, MOST_MEMBERS) if kind in ("", "variable") else ():
         name = f"{path}/{each}" if path else str(each)  # bytes, if it is not UTF-8
-        node = _member(group, each, name)
-        if node is None:
+        node, own = _member(group, each, name), bool(kind) and each in VARIABLE
+        if node is None and not own:
             found.append(Dataset(name))
-        elif isinstance(node, h5py.Dataset) and not (kind and each in VARIABLE):
+        elif isinstance(node, h5py.Dataset) and not own:
             found += _of_dataset(node, name)
         elif isinstance(node, h5py.Group) and node not in seen and not str(each).startswith(_OWN_GROUPS):
             groups.append((node, name))
@@ -187,8 +187,9 @@ def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     if not all(isinstance(node, h5py.Dataset) and node.shape is not None for node in nodes):
         return Dataset(name, kind)
     values = nodes[0]
-    made, sides = next(_of_dataset(values, name)), group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))
-    shape: tuple[int, ...] = tuple(map(int, sides)) if kind in ("csr", "csc") else values.shape
+    made, whole = next(_of_dataset(values, name)), np.ravel(group.attrs.get("shape", group.attrs.get("h5sparse_shape")))
+    sparse = kind in ("csr", "csc") and whole.dtype.kind in "iu"
+    shape: tuple[int, ...] = tuple(whole.tolist()) if sparse else values.shape
     if kind == "variable":
         shape, kind = (nodes[1].size - 1, *shape[1:]), made.kind or kind
     return dataclasses.replace(made, type=f"{stored}, {made.type}", shape=shape, rows=None, kind=kind)
