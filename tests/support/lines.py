@@ -61,9 +61,9 @@ def only(report):
 def check_said(report, suggested, noted, never=""):
     assert len(report.suggestions) == (suggested is not None)
     lines = [line for each in report.suggestions for line in (each.call.python(), *each.notes)]
-    said = " ".join([*report.notes, *lines])
+    said = " ".join([*report.notes, *lines, *(f"{each.type} {each.why}" for each in report.datasets)])
     assert (suggested or "") in said
-    assert noted in " ".join([said, *(f"{each.type} {each.why}" for each in report.datasets)])
+    assert noted in said
     assert not never or never not in said
     for each in report.suggestions:
         check(each)

@@ -74,6 +74,11 @@ class Dataset:
         return self.rows is not None and self.rows[0] < self.rows[1]
 
     @property
+    def one_image(self) -> bool:
+        """Whether it holds one encoded image, of which it is the bytes."""
+        return self.kind == "images" and not self.each and (not self.shape or self.shape == (self.bytes,))
+
+    @property
     def flat(self) -> bool:
         """Whether it has one value for each row."""
         return math.prod(self.shape) <= max(self.shape, default=1)
@@ -218,8 +223,10 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     name, given = group.name(node.field), Field(node.field, decode="image" if node.kind == "images" else None)
     try:
         with as_source_errors(f"{group.path}:/{name}", "cannot be read", file=group.path, dataset=name):
-            if node.field == node.each:
-                with contextlib.closing(HDF5Source(group.path, {"x": given}, sample="dataset")) as source:
+            if node.field == node.each or node.one_image:
+                given = dataclasses.replace(given, name=name)
+                source = HDF5Source(group.path, {"x": given}, sample="dataset" if node.each else "group")
+                with contextlib.closing(source):
                     field, node.reading = source.stored_parts[0].fields["x"], source.chunks.reading
             else:
                 field, node.reading = inspect_field(group, "x", given, layout)["x"], None

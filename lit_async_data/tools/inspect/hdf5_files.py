@@ -56,6 +56,8 @@ def hdf5_report(given: Sequence[str]) -> Report:
             candidates = suggestions(scope, report.notes)
             report.suggest(candidates)
             for call, node in itertools.product([each.call for each in candidates[:1]], scope.nodes):
+                if call.options.get("sample") == "group" and not node.shape and node.field == call.fields.get("y"):
+                    node.reading, node.why = "copied", ""
                 for key, letters in call.options.get("layout", {}).items():
                     if letters.find("N") > 0 and node.field == call.name_of(key):
                         describe(group, node, letters)  # its samples are not on axis 0
@@ -112,6 +114,7 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     several = max(scope.count, len(scope.paths)) > 1
     h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
     image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
+    image = image or x.one_image
     alone: list[Given] = [n.field for n in scope.nodes if not n.shape and has_word(n.name, words.LABELS)]
     alone += _attributes(scope.attributes)
     alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]
@@ -194,7 +197,7 @@ def _score(node: Dataset) -> float:
 def _axis(x: Dataset, label: Dataset) -> int | None:
     """The axis that counts the samples of a label: the first, else the last."""
     count = max(label.shape) if label.flat else label.shape[0]
-    places = (0,) if x.kind else (0, len(x.shape) - 1)
+    places = () if x.one_image else (0,) if x.kind else (0, len(x.shape) - 1)
     return next((axis for axis in places if x.shape[axis] == count and x is not label), None)
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 from support.files.pictures import stored
 
 RNG = np.random.default_rng(5)
+JPEG = np.frombuffer(stored(Image.new("RGB", (9, 8)), "JPEG"), "u1")
 
 
 def images(path, samples=60, **storage):
@@ -186,7 +187,7 @@ def one_each(path, name="{:03}/image", label="{:03}/label", **storage):
 def one_jpeg_each(path):
     with h5py.File(path, "w") as file:
         for number in range(10):
-            file[f"images/{number:06}"] = np.frombuffer(stored(Image.new("RGB", (9, 8)), "JPEG"), "u1")
+            file[f"images/{number:06}"] = JPEG
             file[f"images/{number:06}"].attrs["label"] = number
 
 

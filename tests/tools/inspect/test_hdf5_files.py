@@ -98,6 +98,7 @@ def test_matlab_stores_samples_last_and_class_numbers_as_doubles():
 
 NAMED = {f"img_{n}": np.zeros((8, 9, 3), "u1") for n in range(10)}
 MOLECULES = {f"mol_{n}/pos": np.zeros((20 + n, 3)) for n in range(3)} | {f"mol_{n}/target": float(n) for n in range(3)}
+OPAQUE = {f"s{n}/{k}": np.arange(9) if k == "y" else np.void(examples.JPEG.tobytes()) for n in (1, 2) for k in "ay"}
 EPISODES = {f"data/demo_{number}/actions": np.zeros((20 + number, 7), "f4") for number in (1, 2, 10)}
 EPISODES |= {f"data/demo_{number}/obs/rgb": np.zeros((20 + number, 24, 24, 3), "u1") for number in (1, 2, 10)}
 EPISODES["mask/train"] = [b"demo_1"]
@@ -134,6 +135,8 @@ MEANT = [
     (NAMED, '{"x": "img_*"}, sample="dataset", layout={"x": "HWC"})', "uint8, 10 datasets", "y is from"),
     (lambda path: examples.one_each(path, "a/{}.x", "labels/{}"), '{"x": "a/*.x", "y": "labels/*"}, sam', "to 9", ""),
     (UNLABELLED, '{"x": "a/*.x", "y": "labels/*"}, sam', "", "y is from"),
+    ({f"s{n}/{k}": n if k == "y" else examples.JPEG for n in (1, 2) for k in "ay"}, '"y": "y"}, g', "BGR", "a single"),
+    (OPAQUE, '"image_size": [8, 9]}}, group="s*", sample="group")', "BGR", ""),
     (examples.one_jpeg_each, '"image_size": [8, 9]}, "y": {"attr": "label"}}, sam', "BGR", ""),
     ({f"d/{n // 9}/f/{n % 9}": IMAGES[n] for n in range(18)}, None, "9 datasets has no dataset 'd/0/f/*'", ""),
     ({"img_1": IMAGES[0], "img_2": IMAGES[1], "img_3": IMAGES[2]}, None, "with a * for what differs", ""),
@@ -157,19 +160,17 @@ def test_the_layout_of_a_group_that_is_a_sample_is_not_that_of_rows():
 def test_one_file_per_sample_is_no_file_of_rows():
     for number in range(3):
         examples.datasets(f"{number}.h5", {"image": np.zeros((8, 9), "f4"), "label": number})
-    suggested = only(hdf5_report(["*.h5"])).call
-    assert suggested.python().endswith('{"x": "image", "y": "label"}, sample="group")')
+    assert only(hdf5_report(["*.h5"])).call.python().endswith('{"x": "image", "y": "label"}, sample="group")')
 
 
 def test_groups_of_one_image_each_are_samples():
     examples.jpegs("all.h5")
     with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
         for number in range(3):
-            every.copy(f"separate/{number}", file.create_group(f"s{number}"), "photo")
+            every.copy(f"separate/{number}", file.create_group(f"s{number}"), "a")
     assert "hold one image each: group='*'" in hdf5_report(["x.h5"]).notes[0]
-    fields = {"x": Field("photo", decode="image")}
-    with contextlib.closing(HDF5Source("x.h5", fields, group="*", sample="group")) as source:
-        assert len(source) == 3
+    with contextlib.closing(HDF5Source("x.h5", {"x": Field("a", decode="image")}, group="*", sample="group")) as found:
+        assert len(found) == 3
 
 
 @pytest.mark.parametrize("name", ["text", "opaque", "variable", "padded", "separate", "joined"])
