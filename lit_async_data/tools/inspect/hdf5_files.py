@@ -110,11 +110,12 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     for start in starts:
         yield from _windows(scope, inputs[0], [label for label in labels if label.shape == start.shape], start)
     x = next((n for n in inputs if any(_axis(n, label) is not None for label in labels)), inputs[0])
-    labels = [label for label in labels if _axis(x, label) is not None][:4]
+    square = len(x.shape) > 1 and x.shape[0] == x.shape[1] and not x.kind  # one image, unless each row has a label
+    labels = [n for n in labels if _axis(x, n) is not None and not (square and n.shape == x.shape[:2])][:4]
     several = max(scope.count, len(scope.paths)) > 1
     h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
     image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
-    image = image or x.one_image
+    image = image or x.one_image or (square and not x.axis)
     alone: list[Given] = [n.field for n in scope.nodes if not n.shape and has_word(n.name, words.LABELS)]
     alone += _attributes(scope.attributes)
     alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]

@@ -102,15 +102,14 @@ OPAQUE = {f"s{n}/{k}": np.arange(9) if k == "y" else np.void(examples.JPEG.tobyt
 EPISODES = {f"data/demo_{number}/actions": np.zeros((20 + number, 7), "f4") for number in (1, 2, 10)}
 EPISODES |= {f"data/demo_{number}/obs/rgb": np.zeros((20 + number, 24, 24, 3), "u1") for number in (1, 2, 10)}
 EPISODES["mask/train"] = [b"demo_1"]
-IMAGES, ROWS = np.zeros((40, 28, 28), "u1"), np.zeros((40, 9), "f4")
+IMAGES, ROWS, COUNT = np.zeros((40, 28, 28), "u1"), np.zeros((40, 9), "f4"), np.arange(40)
 EEG = {"eeg": np.zeros((4000, 6), "f4")}
 EVENTS = np.array([(400 * n, n % 3) for n in range(8)], [("onset", "i8"), ("label", "i4")])
 UNLABELLED = {f"a/{n}.x": IMAGES[n] for n in range(12)} | {f"labels/{n}": n for n in range(11)}
 # What writes a file; what the one suggestion says, None if there is none; what a note says; what is said nowhere.
 MEANT = [
-    ({"images": IMAGES, "index": np.arange(40), "valid": np.ones(40, bool)}, '{"x": "images"}', "", "index"),
+    ({"x": IMAGES, "index": COUNT, "counter": COUNT, "valid": COUNT >= 0}, '{"x": "x"}', "", "index"),
     ({"x": ROWS, "y": np.append(np.arange(39), np.nan)}, '{"x": "x", "y": "y"}', "float64", "y is from"),
-    ({"x": ROWS, "counter": np.arange(40)}, '{"x": "x"}', "", "counter"),
     ({"x": IMAGES, "origin/part": np.arange(40) // 9}, '{"x": "x"}', "", "origin"),
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
     (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
@@ -141,6 +140,7 @@ MEANT = [
     ({f"d/{n // 9}/f/{n % 9}": IMAGES[n] for n in range(18)}, None, "9 datasets has no dataset 'd/0/f/*'", ""),
     ({"img_1": IMAGES[0], "img_2": IMAGES[1], "img_3": IMAGES[2]}, None, "with a * for what differs", ""),
     ({f"x{n}": np.arange(40.0) for n in range(9)}, None, "no dataset looks like samples", "dataset="),
+    ({"cube": np.zeros((80, 80, 50), "u2"), "gt": np.zeros((80, 80), "u1")}, None, "(80, 80, 50) may be one", ""),
     ({"image": np.zeros((32, 32, 3), "u1")}, None, "image of shape (32, 32, 3) may be one sample: its rows", ""),
     (examples.compound, None, "no dataset looks like samples", ""),
 ]
