@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.engine.resources.memory import readable
-from lit_async_data.errors import AsyncDataError, SourceError, counted
+from lit_async_data.errors import AsyncDataError, FormatError, SourceError, counted
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.sources.hdf5.schema.inspect import FIRST_SAMPLES
@@ -23,6 +23,8 @@ from lit_async_data.tools.terminal import indented, section, shapes, shortened, 
 VERSION = 3
 # Labels of more samples are not read; whole numbers from 1 to less than this many are taken for classes.
 MOST_LABELS, MOST_CLASSES = 2_000_000, 1000
+# Of as many samples and more, whole numbers that follow each other in any order number them; they are no labels.
+LEAST_NUMBERED = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,8 @@ def _notes(source: Source) -> list[str]:
             labels = source.column("y")
     if (labels % 1 == 0).all():
         low, high = int(labels.min()), int(labels.max())
+        if len(labels) >= LEAST_NUMBERED and high - low == len(labels) - 1 and len(np.unique(labels)) == len(labels):
+            raise FormatError(f"y numbers the samples from {low:,} to {high:,}")
         notes.append(f"y is from {low:,} to {high:,}")
         if 0 < low <= high < MOST_CLASSES:
             notes.append("torch's losses count classes from 0: subtract in a transform")
