@@ -28,7 +28,7 @@ test-gpu: $(VENV)/installed
 
 # The tests with a Trainer, under the other name of Lightning.
 test-lightning: $(VENV)/installed
-	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest $(addprefix tests/lightning/test_,trainer.py trainer_bad_samples.py prefetcher.py display.py) $(ARGS)
+	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest $(addprefix tests/lightning/,trainer/test_trainer.py trainer/test_bad_samples.py test_prefetcher.py test_display.py) $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -166,7 +166,7 @@ def given():
 NEEDS_A_GPU = {"gpu"}
 # torch never closes all that a process group opens.
 NEEDS_A_PROCESS = {"many_gpus"}
-# The program of LightningCLI, which lightning/test_cli.py runs.
+# The program of LightningCLI, which lightning/trainer/test_cli.py runs.
 NEEDS_ARGUMENTS = {"command_line"}
 
 

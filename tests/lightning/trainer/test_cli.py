@@ -15,7 +15,7 @@ pytest.importorskip("jsonargparse", reason="pip install 'jsonargparse[signatures
 # jsonargparse only warns of what it cannot save, and where warnings are errors it tries another type.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PAGE = Path(__file__).parents[2] / "docs/training/command_line.md"
+PAGE = Path(__file__).parents[3] / "docs/training/command_line.md"
 FLIP = """
 class Flip:
     def __init__(self, p: float):

@@ -18,7 +18,7 @@ from support.ranks.wrapped_loaders import DEALT
 
 from lit_async_data.order.plan import EpochPlan
 
-PROGRAM = Path(__file__).parents[1] / "support/ranks/rank_program.py"
+PROGRAM = Path(__file__).parents[2] / "support/ranks/rank_program.py"
 
 
 def started_by_lightning(program, ranks, folder):
