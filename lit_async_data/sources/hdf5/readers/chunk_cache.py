@@ -153,8 +153,8 @@ class RecentSlabs:
         try:  # from here on, so that no interrupt leaves a gate that others wait for
             while True:
                 with self._lock:
-                    if (held := self._held.slabs.get(key)) is not None:
-                        return held.slab
+                    if (entry := self._held.slabs.get(key)) is not None:
+                        return entry.slab
                     other = self._decoding.get(key)
                     if other is None:
                         own = self._decoding[key] = Gate()
