@@ -1,16 +1,35 @@
-"""Checks of what users give: is it a source, do its fields match, has it such a field."""
+"""Checks of what users give: is it a source, do its fields match, has it such a field; the first good sample."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import longest_of
-from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.sources.contract.source import Source, read_all
+
+T = TypeVar("T")
+# How many of the first samples are tried for what all have in common, such as a size.
+FIRST_SAMPLES = 16
+
+
+def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:
+    """What ``attempt`` returns for the first of 16 samples that is good; bad ones raise when they are read."""
+    errors = list[SourceError]()
+    for number in range(min(count, FIRST_SAMPLES)):
+        try:
+            return attempt(number)
+        except SourceError as error:
+            errors.append(error)
+    first = errors[0]
+    rows = ", ".join(str(each.row) for each in errors)
+    none = f"; none of the first {len(errors)} is good (rows {rows})" if errors[1:] else ""
+    where: dict[str, Any] = {name: getattr(first, name) for name in ("file", "dataset", "row", "sample_id")}
+    raise type(first)(f"{first}{none}{advice}", errors=errors, **where) from first.__cause__
 
 
 def check_source(name: str, given: object, kinds: str = "a source") -> None:

@@ -210,6 +210,7 @@ class HDF5Source(Source):
         self._grouping = group_samples(self._stored, self._grouping_key)
         self._memory_map, self._allow_external = memory_map, allow_external
         self._reader = self._new_reader()
+        self._reader.check_first(self._spec)
 
     def _new_reader(self) -> PartReaders:
         return PartReaders(self._stored, self._identities, self._grouping, self._grouping_key, mapped=self._memory_map)

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from lit_async_data.batch.spec import Array, FieldSpec
+from lit_async_data.sources.images.alignment import Shown
 from lit_async_data.sources.images.image import decode as decode_image
 from lit_async_data.sources.images.image import size_of
 from lit_async_data.sources.images.image_shape import ImageShape
@@ -49,9 +50,9 @@ class ImageDecoder:
         """Whether images of all sizes become samples of one shape."""
         return self.shape.image_size is not None
 
-    def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:
+    def decode(self, data: bytes, out: Array, key: int | None, where: str) -> Shown:
         """Decode a file into an array of the stored shape; the key selects a random part, None the middle."""
-        decode_image(data, self.shape, out, key, where)
+        return decode_image(data, self.shape, out, key, where)
 
     def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
         size = size_of(data, self.shape, where)

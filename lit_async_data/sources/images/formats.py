@@ -33,6 +33,7 @@ class Head(NamedTuple):
     bits: int = 8  # bits per stored value
     white_is_zero: bool = False
     image: Any = None  # the image in Pillow; None if another library decodes it
+    was_turned: int = UPRIGHT  # the orientation that the decoder itself applies
 
 
 class Format(NamedTuple):
@@ -268,6 +269,8 @@ def _tiff_head(data: bytes, where: str) -> Head:
             "subsampled; install it, or convert the image to RGB"
         )
     turned = UPRIGHT if ORIENTATION in tags else head.turned
+    was = tags.get(ORIENTATION, head.turned)
+    head = head._replace(was_turned=was if was in range(1, 9) else UPRIGHT)
     height, width = upright_size(head.size, turned)
     bits, white_is_zero = int(max(tags.get(_BITS_PER_SAMPLE, (1,)))), tags.get(_PHOTOMETRIC) == 0
     return head._replace(size=(width, height), turned=UPRIGHT, bits=bits, white_is_zero=white_is_zero)

@@ -16,6 +16,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.sources.images.alignment import Shown
 from lit_async_data.sources.images.formats import Format, Head, format_of
 from lit_async_data.sources.images.image_shape import Box, Crop, ImageShape, crop_of, whole_pixels
 from lit_async_data.sources.images.modes import check_mode, values_of
@@ -41,7 +42,7 @@ _turn = threading.Lock()
 after_fork_in_child(_turn._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str) -> None:
+def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str) -> Shown:
     """Decode an image, resize it, and write it to ``out``: shape (H, W, C), undefined after an error.
 
     Applies the orientation in EXIF or XMP. CMYK and palettes become colours, and a grey image has equal R, G and B;
@@ -70,6 +71,7 @@ def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str
             if decoded is not out:
                 pixels = upright(values_of(decoded, head, shape), head.turned)
                 write_resized(pixels, _reduced(head, crop, factor, shape), shape, out)
+    return Shown((height, width), max(head.turned, head.was_turned), head.mode)
 
 
 def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
@@ -133,7 +135,7 @@ def _as_stored(head: Head, crop: Crop, shape: ImageShape, out: Array) -> bool:
     """Whether the decoded pixels are those to deliver, and a decoder can write them where they belong."""
     width, height = head.size
     fits = out.shape[:2] == (height, width) and out.flags.c_contiguous
-    return fits and head.turned == UPRIGHT and head.mode == shape.mode and crop.box == (0, 0, width, height)
+    return fits and head.turned == UPRIGHT and head.mode == shape.target_mode and crop.box == (0, 0, width, height)
 
 
 def _reduced(head: Head, crop: Crop, factor: int, shape: ImageShape) -> Box:

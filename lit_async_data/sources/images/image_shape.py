@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class ImageOptions:
         mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Modes without A drop transparency and show the colours
             stored below it. ``"P"``: the stored numbers of a palette image, for masks of classes; also the values of
             8-bit grey, and 0 and 1 of 1-bit images. ``"uint16"``: grey of 9 to 16 bits (PNG and TIFF), as stored.
+            None: ``"RGB"``; an error if an image that is resized beside another one is grey or has a palette.
         resize: How an image of another shape is made to fit. ``"stretch"``: both sides are resized. ``"crop"``: the
             shorter side is resized to fit, and the middle of the longer one is taken. ``"pad"``: the longer side is
             resized to fit, and the rest is ``fill``. ``"random_crop"``: a random part of each image, another one in
@@ -48,10 +50,13 @@ class ImageOptions:
             at a time.
         upper_8_bits: Whether images of more than 8 bits may be read in a mode of 8 bits, which is an error otherwise:
             the upper 8 of the stored bits are kept (for 16 bits, the value divided by 256).
+        draw: Image fields with the same text share their random crops, as a view and its mask do. None: all fields
+            without a text do. Those that share are taken to show the same places: one that is turned beside one that
+            is not, or a mask of another shape than its image, is an error.
     """
 
     image_size: int | tuple[int, int] | None = None
-    mode: str = "RGB"
+    mode: str | None = None
     resize: str = "stretch"
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -59,6 +64,7 @@ class ImageOptions:
     fill: float = 0
     max_pixels: int = MAX_PIXELS
     upper_8_bits: bool = False
+    draw: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +77,11 @@ class ImageShape(ImageOptions):
 
     def __post_init__(self) -> None:
         self._set("image_size", _size(self.image_size))
-        _one_of("mode", self.mode, tuple(CHANNELS))
+        _one_of("mode", self.target_mode, tuple(CHANNELS))
         _one_of("resize", self.resize, RESIZES)
         if self.interpolation is not None:
             _one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        if self.mode == INDICES and self.resampling != "nearest":
+        if self.target_mode == INDICES and self.resampling != "nearest":
             raise ConfigError(f"{self.interpolation!r} mixes class numbers; set nearest for mode P", "interpolation")
         if self.image_size is None and self.resize != "stretch":
             raise ConfigError(f"missing; resize={self.resize!r} needs the size of the result", "image_size")
@@ -85,28 +91,35 @@ class ImageShape(ImageOptions):
         self._set("max_pixels", _whole("max_pixels", self.max_pixels, 1, None))
         if not isinstance(self.upper_8_bits, bool):
             raise ConfigError(f"{self.upper_8_bits!r} is not true or false", "upper_8_bits")
-        if self.upper_8_bits and self.mode == DEEP:
+        if self.upper_8_bits and self.target_mode == DEEP:
             raise ConfigError("mode uint16 delivers all bits; leave it out, or set mode: L", "upper_8_bits")
+        if self.draw is not None and not (isinstance(self.draw, str) and self.draw):
+            raise ConfigError(f"{self.draw!r} is not text; name what the fields share", "draw")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
     @property
+    def target_mode(self) -> str:
+        """The mode of what is delivered."""
+        return "RGB" if self.mode is None else self.mode
+
+    @property
     def channels(self) -> int:
-        return CHANNELS[self.mode]
+        return CHANNELS[self.target_mode]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.uint16 if self.mode == DEEP else np.uint8)
+        return np.dtype(np.uint16 if self.target_mode == DEEP else np.uint8)
 
     @property
     def resampling(self) -> str:
-        return self.interpolation or ("nearest" if self.mode == INDICES else "bilinear")
+        return self.interpolation or ("nearest" if self.target_mode == INDICES else "bilinear")
 
     @property
     def alpha(self) -> bool:
         """Whether the last channel is opacity."""
-        return self.mode.endswith("A")
+        return self.target_mode.endswith("A")
 
 
 def _size(given: Any) -> tuple[int, int] | None:
@@ -169,6 +182,7 @@ class Crop(NamedTuple):
 def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int], key: int | None) -> Crop:
     """The part of an image of some height and width to deliver as the target (H, W); without a key, of the middle."""
     if shape.resize == "random_crop" and key is not None:
+        key = key if shape.draw is None else derived_key(key, zlib.crc32(shape.draw.encode()))
         return Crop(_random_box(shape, height, width, key), target)
     if shape.resize in ("crop", "random_crop"):
         return Crop(_middle_box(height, width, target), target)

@@ -12,10 +12,10 @@ from lit_async_data.sources.images.formats import Head
 from lit_async_data.sources.images.image_shape import DEEP, INDICES, ImageShape
 
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
-_PALETTES = ("P", "PA")
-_GREYS = ("1", "L", *_SIXTEEN_BITS)
+PALETTES = ("P", "PA")
+GREYS = ("1", "L", *_SIXTEEN_BITS)
 # Modes of Pillow that can be converted; others have more than 8 bits, or colours that Pillow does not convert.
-_SUPPORTED = (*_PALETTES, *_GREYS, "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
+_SUPPORTED = (*PALETTES, *GREYS, "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
 
 
 def check_mode(kind: str, head: Head, shape: ImageShape, where: str) -> None:
@@ -27,19 +27,20 @@ def check_mode(kind: str, head: Head, shape: ImageShape, where: str) -> None:
         reason = "of 16 bits in which 0 is white, which Pillow does not invert; convert it"
     elif deep and shape.alpha and head.image is not None and "transparency" in head.image.info:
         reason = "of 16 bits with one transparent colour; store opacity as a channel"
-    elif shape.mode == DEEP:
+    elif shape.target_mode == DEEP:
         reason = _not_deep(head)
-    elif shape.mode == INDICES:
+    elif shape.target_mode == INDICES:
         reason = _not_numbers(kind, head)
     elif deep and not shape.upper_8_bits:
         all_ = ", or mode: uint16 to get all of them" if head.mode in _SIXTEEN_BITS else ""
         reason = (
-            f"of {head.bits} bits, but mode {shape.mode} delivers 8; set upper_8_bits: true to get the upper 8{all_}"
+            f"of {head.bits} bits, but mode {shape.target_mode} delivers 8; set upper_8_bits: true to get the upper "
+            f"8{all_}"
         )
-    elif head.mode in _PALETTES and shape.mode in ("L", "LA") and shape.resampling == "nearest":
+    elif head.mode in PALETTES and shape.target_mode in ("L", "LA") and shape.resampling == "nearest":
         reason = (
-            f"with a palette, but mode {shape.mode} makes grey tones of its colours; set mode: P to get the stored "
-            "class numbers (for grey tones set another interpolation)"
+            f"with a palette, but mode {shape.target_mode} makes grey tones of its colours; set mode: P to get the "
+            "stored class numbers (for grey tones set another interpolation)"
         )
     else:
         return
@@ -66,12 +67,12 @@ def _not_numbers(kind: str, head: Head) -> str:
         return f"of {head.bits} bits, but mode P delivers numbers of 8; set mode: uint16 and interpolation: nearest"
     if kind == "JPEG":
         return "whose compression changes class numbers; store masks as PNG, or set mode: L"
-    if head.mode not in (*_PALETTES, *_GREYS):
+    if head.mode not in (*PALETTES, *GREYS):
         return (
             "of colours without a palette, but mode P delivers the numbers of a palette image or of a grey one; set "
             "mode: RGB, or convert the file"
         )
-    if head.mode in _GREYS and (head.white_is_zero or head.bits in (2, 4)):
+    if head.mode in GREYS and (head.white_is_zero or head.bits in (2, 4)):
         stored = "upside down (0 is white)" if head.white_is_zero else f"in {head.bits} bits, which Pillow multiplies"
         return (
             f"whose grey values are stored {stored}, so the class numbers are unknown; set mode: L for 0 (black) to "
@@ -86,12 +87,12 @@ def values_of(decoded: Any, head: Head, shape: ImageShape) -> Array:
     ``decoded`` is an array in the mode of the file, or the image in Pillow.
     """
     if isinstance(decoded, np.ndarray):
-        if head.mode == shape.mode or (head.mode == "L" and shape.mode in ("RGB", INDICES)):
+        if head.mode == shape.target_mode or (head.mode == "L" and shape.target_mode in ("RGB", INDICES)):
             return decoded
         decoded = _image(decoded, head.mode)
-    if shape.mode == DEEP:
+    if shape.target_mode == DEEP:
         return np.asarray(decoded, np.uint16)[..., None]
-    image = _numbers(decoded) if shape.mode == INDICES else _converted(decoded, shape, head.bits)
+    image = _numbers(decoded) if shape.target_mode == INDICES else _converted(decoded, shape, head.bits)
     width, height = image.size
     return np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, -1)
 
@@ -119,6 +120,6 @@ def _converted(image: Any, shape: ImageShape, bits: int) -> Any:
         image.info.pop("transparency", None)
     if image.mode in ("La", "RGBa"):
         image = image.convert(image.mode.upper())
-    if image.mode == shape.mode or (image.mode == "L" and shape.mode == "RGB"):
+    if image.mode == shape.target_mode or (image.mode == "L" and shape.target_mode == "RGB"):
         return image
-    return image.convert(shape.mode)
+    return image.convert(shape.target_mode)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.errors import ConfigError, FormatError, MissingError, few
+from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError, few
 from lit_async_data.options import check_names
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
@@ -92,24 +92,22 @@ def check_options(root: Any, id: Any, check_files: Any, *, allow_external: Any, 
     check_names(image, OPTIONS)
 
 
-def check_files_of(key: str, field: FileField, rows: Rows) -> None:
-    """Check the first file, and that some others have its shape."""
-    if not field.decoder.fits_all:
-        shapes = {sample: field.shape_of(sample) for sample in probes(len(rows), most=SHAPE_FILES).tolist()}
-        others = [sample for sample in shapes if shapes[sample] != shapes[0]]
-        if others:
-            paths = field.paths.of(np.array([0, *others]))
-            named = [
-                f"{'×'.join(map(str, shapes[sample])) or 'a single value'} in {rows.where(sample)} ({path})"
-                for sample, path in zip([0, *others], paths, strict=True)
-            ]
-            raise FormatError(
-                f"{key}: files have different shapes: {few(named)}; {field.decoder.advice}",
-                file=paths[1],
-                row=rows.place(others[0])[1],
-                sample_id=others[0],
-            )
-    field.read(np.zeros(1, np.int64), np.empty((1, *field.spec.stored_shape), field.spec.dtype), None)
+def check_shapes(key: str, field: FileField, rows: Rows) -> None:
+    """Check that some files have the shape of the first; a bad one raises its error when it is read."""
+    shapes = {field.first: field.decoder.spec.stored_shape}
+    for sample in probes(len(rows), most=SHAPE_FILES).tolist():
+        with contextlib.suppress(SourceError):
+            shapes[sample] = field.shape_of(sample)
+    others = [sample for sample, shape in shapes.items() if shape != shapes[field.first]]
+    if others:
+        which = np.array([field.first, *others])
+        paths = field.paths.of(which)
+        named = [
+            f"{'×'.join(map(str, shapes[sample])) or 'a single value'} in {rows.where(sample)} ({path})"
+            for sample, path in zip(which.tolist(), paths, strict=True)
+        ]
+        what = f"{key}: files have different shapes: {few(named)}; {field.decoder.advice}"
+        raise FormatError(what, file=paths[1], row=rows.place(others[0])[1], sample_id=others[0])
 
 
 class ManifestSource(DerivedSource):
@@ -134,14 +132,14 @@ class ManifestSource(DerivedSource):
         filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
         exclude: Samples to leave out, as for `HDF5Source`. Rows of a list count without ``filters``, and must name the
             files that the list names.
-        check_files: Files to check now: ``"first"``: those of the first sample, and a few others if all must have one
-            shape; or ``"none"``. A file that is not checked raises its error when it is read; ``inspect --check-all``
+        check_files: Files to check now: ``"first"``: those of the first good one of 16 samples, and a few others if all
+            must have one shape; or ``"none"``. A bad file raises its error when it is read; ``inspect --check-all``
             reads all. HDF5 files are always opened.
         allow_external: Whether paths, and links on them, may leave ``root``.
         delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
         **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both) and
-            the other options of `ImageShape`. A field that is a mapping can have other values:
+            the other options of `ImageOptions`. A field that is a mapping can have other values:
             ``{"name": "mask", "mode": "P"}``.
 
     Images are uint8 (uint16 in that mode) of shape (C, H, W), a channels-last view of decoded pixels. ``.npy`` files
@@ -199,8 +197,11 @@ class ManifestSource(DerivedSource):
             hint = "set kind: image for paths without an image suffix, or leave out image_size"
             raise ConfigError(f"no field holds paths of images: {given}; {hint}", "image_size")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
-        for key, field in self._fields.files.items() if check_files == "first" else ():
-            check_files_of(key, field, self._fields.rows)
+        if check_files == "first":
+            for key, field in self._fields.files.items():
+                if not field.decoder.fits_all:
+                    check_shapes(key, field, self._fields.rows)
+            self._fields.check_first(self._spec)
 
     @classmethod
     def from_folder(

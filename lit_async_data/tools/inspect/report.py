@@ -12,9 +12,9 @@ import numpy as np
 
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, FormatError, SourceError, counted
+from lit_async_data.sources.contract.checks import FIRST_SAMPLES
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import HOW_READ
-from lit_async_data.sources.hdf5.schema.inspect import FIRST_SAMPLES
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.inspect.contents import SHOWN, Dataset
 from lit_async_data.tools.terminal import indented, section, shapes, shortened, table

@@ -168,3 +168,22 @@ def test_options_are_plain_values_whatever_they_came_as():
     assert all(type(side) is int for side in shape.image_size)
     assert pickle.loads(pickle.dumps(shape)) == shape
     assert [ImageShape(mode=mode).channels for mode in ("L", "LA", "RGB", "RGBA")] == [1, 2, 3, 4]
+
+
+def test_fields_with_the_same_text_share_their_crops():
+    def crop(draw=None, key=3):
+        return crop_of(ImageShape(image_size=8, resize="random_crop", draw=draw), 200, 300, (8, 8), key)
+
+    # As before the option came.
+    assert crop().box == crop_of(ImageShape(image_size=8, resize="random_crop"), 200, 300, (8, 8), 3).box
+    assert crop("a") == crop("a")
+    assert len({crop(draw).box for draw in (None, "a", "b")}) == 3
+    assert crop("a") != crop("a", key=4)
+    assert crop("a", None) == crop(None, None)  # the middle, in evaluation
+    for wrong in ("", 3, True):
+        with pytest.raises(ConfigError, match=r"^draw: .* is not text"):
+            ImageShape(draw=wrong)
+
+
+def test_no_mode_is_colours():
+    assert (ImageShape().mode, ImageShape().target_mode, ImageShape(mode="RGB").mode) == (None, "RGB", "RGB")

@@ -17,6 +17,7 @@ from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.images.alignment import Shown
 from lit_async_data.sources.local_files.retrying import retry_once
 
 Array = npt.NDArray[Any]
@@ -43,9 +44,13 @@ class Reader:
         """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
         self.read_random(rows, out, None)  # a reader has one of both methods
 
-    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:  # noqa: ARG002
-        """Read rows as `read` does; of images that are cropped at random, the part that each key selects."""
+    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> list[Shown]:  # noqa: ARG002
+        """Read rows as `read` does; of images that are cropped at random, the part that each key selects.
+
+        Returns what each image shows; nothing if rows are no images.
+        """
         self.read(rows, out)
+        return []
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(counts.sum(), *stored_shape)`` with ranges of rows, one after the other.

@@ -14,6 +14,7 @@ from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
+from lit_async_data.sources.images.alignment import Shown
 
 Array = npt.NDArray[Any]
 # Bytes of values that are read into a temporary block and converted from there.
@@ -30,15 +31,17 @@ class FieldReader(Reader):
         # Whether rows are not read as ranges: there are gaps, or nothing to gain.
         self._one_by_one = field.length == 1 or field.step > 1 or field.images is not None
 
-    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:
+    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> list[Shown]:
+        shown = list[Shown]()
         if self._field.images is None:
             self._read_converted(rows, out)
         else:
-            self._read(rows, out, keys)
+            shown = self._read(rows, out, keys)
         if self._field.pad == "zero":
             out[~real_rows(rows, self._field)] = 0
         if self._field.fill or self._field.left:
             self._pad(self._field.lengths_of(rows), out)
+        return shown
 
     def _pad(self, lengths: Indices, out: Array) -> None:
         places = np.arange(out.shape[1])
@@ -72,13 +75,12 @@ class FieldReader(Reader):
             self._read(block_rows, values[: len(block_rows)])
             out[places] = field.conversion(values[: len(block_rows)], block_rows + begin, out.dtype)
 
-    def _read(self, rows: Indices, out: Array, keys: Words | None = None) -> None:
+    def _read(self, rows: Indices, out: Array, keys: Words | None = None) -> list[Shown]:
         field = self._field
         if self._one_by_one:
             wanted = field.window_rows(rows)
             every = None if keys is None else np.repeat(keys, wanted.shape[1])
-            self._reader.read_random(wanted.ravel(), out.reshape(-1, *out.shape[1 + field.windowed :]), every)
-            return
+            return self._reader.read_random(wanted.ravel(), out.reshape(-1, *out.shape[1 + field.windowed :]), every)
         begins = field.begins(rows)
         short = field.length < out.shape[1]  # a part that is shorter than a window
         values = np.empty((len(rows), field.length, *out.shape[2:]), out.dtype) if short else out
@@ -88,6 +90,7 @@ class FieldReader(Reader):
         if moved.size:
             inside = np.clip(wanted[moved, None] + np.arange(out.shape[1]), 0, field.stored.rows - 1)
             out[moved] = values[moved[:, None], inside - begins[moved, None]]
+        return []
 
     def _counts(self, rows: Indices) -> Indices:
         return np.full(len(rows), self._field.length)

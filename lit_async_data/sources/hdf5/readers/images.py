@@ -22,6 +22,7 @@ from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.global_heap import HEAD
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
+from lit_async_data.sources.images.alignment import Shown
 
 Array = npt.NDArray[Any]
 # Bytes of rows that are read into a temporary block and decoded from there.
@@ -43,8 +44,8 @@ class ImageReader(Reader):
         self._file, self._ahead = file, ReadAhead(file)
         self._block = max(BLOCK_BYTES // self._stored.shape[1], 1)
 
-    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> None:
-        images, decode_s, nbytes = self._images, 0.0, 0
+    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> list[Shown]:
+        images, decode_s, nbytes, shown = self._images, 0.0, 0, list[Shown]()
         drawn = [None] * len(rows) if keys is None else keys.tolist()
         for first in range(0, len(rows), self._block):
             block = rows[first : first + self._block]
@@ -55,7 +56,7 @@ class ImageReader(Reader):
                 try:
                     data = self._image(bytes_of(place, where), row, where)
                     began = time.perf_counter()
-                    images.decoder.decode(data, pixels, drawn[first + place], where)
+                    shown.append(images.decoder.decode(data, pixels, drawn[first + place], where))
                 except SourceError as error:
                     raise of_row(error, self._stored, row) from error.__cause__
                 if images.swapped:
@@ -64,6 +65,7 @@ class ImageReader(Reader):
                 decode_s += time.perf_counter() - began
                 nbytes += len(data)
         CLOCK.decoded(decode_s, nbytes, out.nbytes)
+        return shown
 
     def _image(self, stored: Bytes, row: int, where: str) -> bytes:
         """The bytes of an image, from those of its row."""

@@ -12,10 +12,12 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import SourceError
+from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.errors import FormatError, SourceError
 from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import MemoryNeeds
 from lit_async_data.sources.contract.storage_layout import Reading, slowest
 from lit_async_data.sources.hdf5.parts.chunk_grouping import ChunkGrouping
@@ -30,10 +32,12 @@ from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
 from lit_async_data.sources.hdf5.readers.sequences import GroupSequenceReader, GroupsReader, SequenceReader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
+from lit_async_data.sources.hdf5.schema.images import of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.images.alignment import Alignment, Places
 from lit_async_data.sources.local_files.retrying import errno_of
 
 Array = npt.NDArray[Any]
@@ -96,10 +100,15 @@ class PartReader:
             channels = [((*before, number), self._field_reader(each)) for number, each in enumerate(field.channels)]
             lost = len(part.lacking.get(key, ())) == part.rows
             self.fields[key] = [] if lost else channels or [((), self._field_reader(field))]
+        images = {key: field.images.decoder.shape for key, field in part.fields.items() if field.images}
+        self.alignment = Alignment(images)
 
-    def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> None:
-        """Fill arrays with samples, counted from the start of the part; the keys select random crops."""
-        rows = self._part.anchors.rows(samples)
+    def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> dict[str, Places]:
+        """Fill arrays with samples, counted from the start of the part; the keys select random crops.
+
+        Returns what the images show of fields that share their draw, by sample and row of its window.
+        """
+        rows, shown = self._part.anchors.rows(samples), dict[str, Places]()
         for key, array in out.items():
             own = self._part.fields[key].own(rows)
             if key in self._part.lacking and (lost := self._part.lacks(key, rows)).max(initial=-1) >= 0:
@@ -108,9 +117,17 @@ class PartReader:
                 places = array[channel] if channel else array
                 apart = places.strides[-1] != places.itemsize  # single numbers
                 values = np.empty(places.shape, places.dtype) if apart else places
-                reader.read_random(own, values, keys)
+                images = reader.read_random(own, values, keys)
                 if apart:
                     places[...] = values
+                if key in self.alignment.keys:
+                    window = range(*self._part.fields[key].span, self._part.fields[key].step)
+                    shown[key] = dict(zip(itertools.product(range(len(own)), window), images, strict=True))
+        for key, (sample, offset), what in self.alignment.mismatches(shown):
+            field = self._part.fields[key]
+            row = int(np.clip(field.own(rows)[sample] + offset, 0, field.stored.rows - 1))
+            raise of_row(FormatError(f"{field.values.at(row)}: {what}"), field.values, row)
+        return shown
 
     def fetch(self, samples: Indices) -> bool:
         """Have the kernel read samples from the disk; returns whether some of them were not in memory."""
@@ -311,6 +328,15 @@ class PartReaders:
         edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(parts)]
         for begin, end in itertools.pairwise(edges):
             yield int(ordered[begin]), order[begin:end]
+
+    def check_first(self, spec: BatchSpec) -> None:
+        """Check the images of the first good sample that belong together."""
+        alignment = self.parts[0].alignment
+        read = functools.partial(PartReader.read, out=spec.empty(1, alignment.keys), keys=None)
+        if alignment.keys:
+            found = first_good(int(self.starts[-1]), lambda sample: [*self._of_each_part(np.array([sample]), read)])
+            alignment.check_modes(found[0])
+            self.close()
 
     def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         own = samples - self.starts[part]

@@ -134,7 +134,8 @@ class Field(ImageOptions):
             if name != "fill" and getattr(self, name) != _DEFAULTS[name]:
                 what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
                 raise ConfigError(f"{what}", name)
-        if self.channels not in ("RGB", "BGR") or (self.channels == "BGR" and not self.image.mode.startswith("RGB")):
+        swapped = self.channels == "BGR" and self.image.target_mode.startswith("RGB")
+        if self.channels != "RGB" and not swapped:
             raise ConfigError(f"{self.channels!r} is not RGB, nor BGR with mode RGB or RGBA", "channels")
         for name in IMAGE if self.decode else ():
             self._set(name, getattr(self.image, name))

@@ -13,10 +13,11 @@ from lit_async_data import system
 from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import FormatError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.hdf5.index.index import ChunkIndex
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, encoding, inspect_variable
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.inspect import FIRST_SAMPLES, StoredDataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
@@ -98,16 +99,17 @@ def images_in_groups(field: Field, stored: StoredDataset, bytes_of: Callable[[in
 
 def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> ImageDecoder:
     """The decoder of all images. Unless the user gives their size, it is that of the first in 16 rows that is one."""
-    errors = list[SourceError]()
-    for row in range(min(stored.rows, FIRST_SAMPLES)):
+
+    def attempt(row: int) -> ImageDecoder:
         where = stored.at(row)
         try:
             with as_source_errors(where, "cannot be read", file=stored.path):
                 return ImageDecoder.of(field.image, b"" if field.image.image_size else bytes_of(row), where)
         except SourceError as error:
-            errors.append(error)
-    of_all = "the first image gives the size of all, unless image_size=(height, width) says it"
-    raise of_row(type(errors[0])(f"{errors[0]}; {of_all}"), stored, 0) from errors[0].__cause__
+            raise of_row(error, stored, row) from error.__cause__
+
+    of_all = "; the first good image gives the size of all, unless image_size=(height, width) says it"
+    return first_good(stored.rows, attempt, of_all)
 
 
 def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:

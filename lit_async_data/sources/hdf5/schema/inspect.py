@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.sources.contract.checks import FIRST_SAMPLES
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.index import (
     NOT_INSTALLED,
@@ -47,8 +48,6 @@ PROBED_VALUES = 512
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 # Enough to tell any format of images.
 HEAD_BYTES = 16
-# How many samples are tried: the first may be empty or damaged.
-FIRST_SAMPLES = 16
 # Names that an error message lists when a dataset is missing.
 NAMES_SHOWN = 12
 
@@ -353,7 +352,7 @@ def image_format(dataset: h5py.Dataset) -> str:
     shape, single = dataset.shape, dataset.dtype == np.uint8
     if shape is None or 0 in shape or len(shape) > 1 + single or dataset.dtype.kind not in "SVOu":
         return ""
-    for row in range(min(math.prod(shape), FIRST_SAMPLES) if dataset.dtype.kind == "O" else 1):
+    for row in range(min(math.prod(shape[:1]), FIRST_SAMPLES)):
         with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
             data: Any = dataset[:HEAD_BYTES] if single and len(shape) == 1 else dataset[row] if shape else dataset[()]
             data = data if isinstance(data, bytes) else data.tobytes() if hasattr(data, "tobytes") else b""

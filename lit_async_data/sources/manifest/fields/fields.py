@@ -15,11 +15,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import Array, FieldSpec
-from lit_async_data.errors import ManifestError, SourceError
+from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
+from lit_async_data.errors import FormatError, ManifestError, SourceError
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.sources.images.alignment import Alignment, Places, Shown
 from lit_async_data.sources.images.decoder import ImageDecoder
+from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files.bad_lists import Exclude
 from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of, within
 from lit_async_data.sources.manifest.fields.hdf5 import (
@@ -47,35 +50,50 @@ _log = logging.getLogger(__name__)
 class FileField:
     """One file per sample, decoded into one shape. Thread-safe."""
 
-    def __init__(self, paths: Paths, decoder: Decoder, prefetcher: FilePrefetcher) -> None:
-        self.paths, self.decoder, self._prefetcher = paths, decoder, prefetcher
+    def __init__(self, paths: Paths, kind: Kind | None, image: ImageShape, prefetcher: FilePrefetcher) -> None:
+        self.paths, self._prefetcher = paths, prefetcher
+
+        def attempt(sample: int) -> tuple[Decoder, int]:
+            if kind == "image" and image.image_size is not None:
+                return ImageDecoder.of(image, b"", ""), sample
+            (path,) = paths.of(np.array([sample]))
+            try:
+                data = prefetcher.read(path)
+                return ImageDecoder.of(image, data, path) if kind == "image" else NpyDecoder.of(data, path), sample
+            except SourceError as error:
+                raise paths.failed(error, sample, path) from error.__cause__
+
+        # The sample that gave the shape, the first good one.
+        self.decoder, self.first = first_good(len(paths.rows), attempt)
 
     @property
     def spec(self) -> FieldSpec:
         return self.decoder.spec
 
-    def read(self, samples: Indices, out: Array, keys: Words | None) -> None:
-        """Decode the files of samples; without keys, the middle of each."""
+    def read(self, samples: Indices, out: Array, keys: Words | None) -> Places:
+        """Decode the files of samples; without keys, the middle of each. Returns what images show, by place."""
         drawn = [None] * len(samples) if keys is None else keys.tolist()
         paths, known = self.paths.of(samples), self.decoder.head
         if out.dtype != self.spec.dtype or not out.flags.c_contiguous:
             known = None  # the decoder raises, or copies
         head = bytearray(known or b"")
         nbytes = len(head) + self.spec.nbytes
-        decode_s, stored = 0.0, 0
+        decode_s, stored, shown = 0.0, 0, dict[int, Shown]()
         for place, (path, key) in enumerate(zip(paths, drawn, strict=True)):
             try:
                 if known is not None and self._prefetcher.fill(path, (head, out[place, ...]), nbytes) and head == known:
                     continue  # takes half the time: the file holds the sample as the batch does
                 data = self._prefetcher.read(path)
                 began = time.perf_counter()
-                self.decoder.decode(data, out[place, ...], key, path)
+                if image := self.decoder.decode(data, out[place, ...], key, path):
+                    shown[place] = image
                 decode_s += time.perf_counter() - began
                 stored += len(data)
             except SourceError as error:
                 raise self.paths.failed(error, int(samples[place]), path) from error.__cause__
         if stored:
             CLOCK.decoded(decode_s, stored, out.nbytes)
+        return shown
 
     def fetch(self, samples: Indices) -> bool:
         if self._prefetcher.wanted:
@@ -145,25 +163,14 @@ class Fields:
             table, self.labels = _labels(inline, table if id is None else table.with_ids(id), reader)
         self.rows = Rows(table, id)
         self.prefetcher = FilePrefetcher(root)
-        self.files = {
-            key: self._file_field(key, column, kinds[key], root) for key, column in files.items() if key not in hdf5
-        }
+        self.files = dict[str, FileField]()
+        for key, column in files.items():
+            if key not in hdf5:
+                with within(f"fields.{key}."):
+                    paths = Paths(self.rows, column.names[0], root)
+                    self.files[key] = FileField(paths, kinds[key], column.image, self.prefetcher)
+        self.alignment = Alignment({key: columns[key].image for key in self.files if kinds[key] == "image"})
         self.hdf5 = [self._hdf5_fields(group, root) for group in grouped_by_location(hdf5, table)]
-
-    def _file_field(self, key: str, column: Column, kind: Kind | None, root: RootDirectory) -> FileField:
-        paths = Paths(self.rows, column.names[0], root)
-        if kind == "image" and column.image.image_size is not None:
-            return FileField(paths, ImageDecoder.of(column.image, b"", ""), self.prefetcher)
-        (path,) = paths.of(np.zeros(1, np.int64))
-        try:
-            with within(f"fields.{key}."):
-                data = self.prefetcher.read(path)
-                decoder: Decoder = (
-                    ImageDecoder.of(column.image, data, path) if kind == "image" else NpyDecoder.of(data, path)
-                )
-        except SourceError as error:
-            raise paths.failed(error, 0, path) from error.__cause__
-        return FileField(paths, decoder, self.prefetcher)
 
     def _hdf5_fields(self, columns: Mapping[str, Column], root: RootDirectory) -> HDF5Fields:
         (key, first), table = next(iter(columns.items())), self.rows.table
@@ -197,9 +204,26 @@ class Fields:
             requested = {key: out[key] for key in fields.specs if key in out}
             if requested:
                 fields.read(samples, requested)
-        for key, file in self.files.items():
-            if key in out:
-                file.read(samples, out[key], keys)
+        self._read_files(samples, out, keys)
+
+    def _read_files(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> dict[str, Places]:
+        found = {key: file.read(samples, out[key], keys) for key, file in self.files.items() if key in out}
+        for key, place, what in self.alignment.mismatches(found):
+            paths, sample = self.files[key].paths, samples[place : place + 1]
+            (path,) = paths.of(sample)
+            raise paths.failed(FormatError(f"{path}: {what}"), int(sample[0]), path)
+        return found
+
+    def check_first(self, spec: BatchSpec) -> None:
+        """Read the files of the first good sample, those of images that belong together at once."""
+        together = [key for key in self.files if key in self.alignment.keys]
+        for keys in [together, *([key] for key in self.files if key not in together)]:
+            out = spec.empty(1, keys)
+
+            def attempt(sample: int, out: Mapping[str, Array] = out) -> dict[str, Places]:
+                return self._read_files(np.array([sample]), out, None)
+
+            self.alignment.check_modes(first_good(len(self.rows), attempt))
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
         """The same fields, with text labels encoded by other classes where the user gave none."""

@@ -32,8 +32,9 @@ def test_a_damaged_file_says_how_to_leave_it_out(id, folder):  # noqa: A002  # t
     (folder / "1.npy").write_bytes((folder / "1.npy").read_bytes()[:-1])
     paths = pa.table({"number": [0, 1, 2], "path": ["0.npy", "1.npy", "2.npy"]})
     table = paths if id == "number" else folder / "t.csv"
+    source = ManifestSource(table, {"x": "path"}, id=id, root=folder)
     with pytest.raises(CorruptError, match=r"; python -m .* inspect --check-all lists all such files$") as caught:
-        ManifestSource(table, {"x": "path"}, id=id, root=folder)
+        read(source, [1])
     filters = ast.literal_eval(re.search(r"leave it out: filters=(.*); python", str(caught.value))[1])
     assert len(ManifestSource(table, {"x": "path"}, id=id, root=folder, filters=filters)) == 2
 
@@ -168,15 +169,20 @@ def test_a_file_that_may_not_be_read(folder):
     assert_named(caught.value, "5.png")
 
 
-def test_first_looks_at_the_first_sample_only_where_size_is_given(folder):
+def test_first_looks_for_one_good_sample_where_size_is_given(folder):
     fields = {"x": {"name": "path", "image_size": 4}}
     ManifestSource(table("gone.png"), fields, id="id", root=folder)
     paths = ["gone.png", *[f"{number}.png" for number in range(1, COUNT)]]
     first = pa.table({"id": list("abcdefgh"), "path": paths})
     with pytest.raises(MissingError) as caught:
-        ManifestSource(first, fields, id="id", root=folder)
+        read(ManifestSource(first, fields, id="id", root=folder), [0])
     assert_named(caught.value, "gone.png", row=0, id_="a")
-    ManifestSource(first, fields, id="id", root=folder, check_files="none")
+    every = pa.table({"id": list("abcdefgh"), "path": [f"gone/{path}" for path in paths]})
+    none = r"none of the first 8 is good \(rows 0, 1, 2, 3, 4, 5, 6, 7\)$"
+    with pytest.raises(MissingError, match=none) as caught:
+        ManifestSource(every, fields, id="id", root=folder)
+    assert [each.row for each in caught.value.errors] == list(range(8))
+    ManifestSource(every, fields, id="id", root=folder, check_files="none")
 
 
 def test_the_row_is_that_of_the_table_whatever_was_left_out(folder):
