@@ -25,7 +25,7 @@ from lit_async_data.sources.table.arrow import (
     values_of,
 )
 from lit_async_data.sources.table.row_origin import RowOrigin, quoted
-from lit_async_data.sources.table.text import INEXACT, MOST_CLASSES
+from lit_async_data.sources.table.text import INEXACT, MOST_CLASSES, trim
 
 Null = Literal["error", "ignore", "drop", "zero"]
 # Most rows that a message names.
@@ -55,7 +55,8 @@ class Labels(NamedTuple):
         """These labels as numbers of other names; ``fail`` takes a row with another name, and that name."""
         values, own = self.values, self.classes or self.texts
         numbers = {name: number for number, name in enumerate(classes)}
-        new = np.array([numbers.get(name, -1) for name in own], np.int64)
+        trimmed = str if self.texts else trim
+        new = np.array([numbers.get(name, numbers.get(trimmed(name), -1)) for name in own], np.int64)
         for lost in np.flatnonzero(new < 0).tolist():
             has = values[:, lost] == 1 if values.ndim > 1 else values == lost
             if has.any():
@@ -66,7 +67,8 @@ class Labels(NamedTuple):
             renumbered[known] = new[renumbered[known]]
         else:
             renumbered = np.zeros((len(values), len(classes)), values.dtype)
-            renumbered[:, new[new >= 0]] = values[:, new >= 0]
+            for number in np.flatnonzero(new >= 0).tolist():
+                np.maximum(renumbered[:, new[number]], values[:, number], out=renumbered[:, new[number]])
             renumbered[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
         named = Labels(renumbered, tuple(classes), self.dropped)
         return named._replace(classes=(), texts=named.classes) if self.texts else named
@@ -122,7 +124,7 @@ def texts_of(array: Any, name: str, origin: RowOrigin, null: Null) -> Labels:
     if null == "zero":
         raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     text = array if is_text(array.type) or is_categorical(array.type) else array.cast(arrow().large_string())
-    column = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), most=len(array))
+    column = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), ids=True)
     labels = _with_null_option(column, null, origin, name)
     return labels._replace(classes=(), texts=labels.classes)
 
@@ -217,24 +219,24 @@ def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
     return _Column(np.require(values, requirements=["C", "W"]), missing)
 
 
-def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, most: int = MOST_CLASSES) -> _Column:
+def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, *, ids: bool = False) -> _Column:
     encoded = array if is_categorical(array.type) else array.dictionary_encode()
     missing = booleans_of(encoded.is_null())
     codes = values_of(encoded.indices).astype(np.int64)
-    if vocabulary is None and len(encoded.dictionary) > most:
+    if vocabulary is None and not ids and len(encoded.dictionary) > MOST_CLASSES:
         raise ConfigError(
             f"{len(encoded.dictionary)} distinct texts, which seem to be ids or paths; set kind: text, or "
             "kind: image, npy or hdf5 for paths of files to read",
             "classes",
         )
-    entries = encoded.dictionary.to_pylist()
+    entries, trimmed = encoded.dictionary.to_pylist(), str if ids else trim
     used = np.zeros(len(entries), np.bool_)
     used[codes[~missing]] = True
-    present = {entry for entry, each in zip(entries, used.tolist(), strict=True) if each}
-    own = tuple(dict.fromkeys(entries)) if is_ordered(encoded.type) else in_order(present)
+    present = {trimmed(entry) for entry, each in zip(entries, used.tolist(), strict=True) if each}
+    own = tuple(dict.fromkeys(map(trimmed, entries))) if is_ordered(encoded.type) else in_order(present)
     classes = own if vocabulary is None else vocabulary
     numbers = {entry: number for number, entry in enumerate(classes)}
-    table = np.array([numbers.get(entry, -1) for entry in [*entries, ""]], np.int64)
+    table = np.array([numbers.get(entry, numbers.get(trimmed(entry), -1)) for entry in [*entries, ""]], np.int64)
     values = table[codes]
     unknown = np.flatnonzero((values < 0) & ~missing)
     if unknown.size:

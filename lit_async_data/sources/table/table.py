@@ -113,7 +113,7 @@ class Table:
                 raise ConfigError(
                     f"column {quoted(each)} does not hold text; leave out kind to use its numbers as labels", "kind"
                 )
-            if text and kind is None and classes is None:
+            if text and kind is None and classes is None and names is not name:
                 check_notation(array, each, self.origin)
         vocabulary = None if classes is None else tuple(classes)
         return labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)

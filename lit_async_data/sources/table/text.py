@@ -1,9 +1,15 @@
-"""Text columns: checked, read as exact numbers or as lists; and text that only looks like numbers."""
+"""Text columns: checked, read as exact numbers or as lists; and text that is no names of classes."""
 
 from __future__ import annotations
 
+import ast
+import collections
+import contextlib
+import functools
+import logging
 import re
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -29,23 +35,47 @@ INEXACT = 2**53
 # Cells that spreadsheets and pandas write for a missing number.
 MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]
 
-_DIGITS = r"[+\-\u2212]?(\d+([.,]\d*)?|[.,]\d+)([eE][+\-]?\d+)?"
+_DIGITS = r"[+\-\u2212]?(\d+([.,]\d*)?|[.,]\d+)([eEdD][+\-]?\d+)?"
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 # What people write where there is no number. Whole numbers beside one of them may be classes.
 _NO_NUMBER = frozenset({"?", "-", "--", ".", "na", "n/a", "nan", "none", "null", "unknown", "missing"})
-# A decimal comma, the minus sign of typesetters, per cent; groups of thousands; a vector with or without brackets.
+_NO_NUMBER |= {"inf", "-inf", "<na>", "#n/a"}
+_UNITS = "[numckµμ]?m|[mckuµμ]?m[23²³]|in|ft|[mkuµμn]?g|lbs?|[muµμn]s|sec|mins?|hrs?|[kmg]?hz|°[cf]?|deg|rad|[mk]?v"
+_UNITS += "|k?wh?|[kmgt]i?b|[km]?pa|m?bar|mmhg|db|[mcdµμ]?l|bpm|px|k?cal|usd|eur|[$€£¥]"
+# A decimal comma, the minus sign of typesetters, per cent, a unit or currency; groups of thousands; a fraction; other
+# bases than ten; a vector with or without brackets. Without a blank, one letter is no unit: 3D, 20s.
 _OTHER = re.compile(
-    rf"{_DIGITS}\s*%?|[+\-\u2212]?\d{{1,3}}([.,' \u00a0\u202f]\d{{3}})+([.,]\d+)?"
+    rf"[$€£¥]?\s*{_DIGITS}\s*(%|‰)?|{_DIGITS}(\s+([smghlvwkj]|{_UNITS})|(?![a-z]\b)({_UNITS}))"
+    rf"|[$€£¥]?[+\-\u2212]?\d{{1,3}}([.,'_ \u00a0\u202f]\d{{3}})+([.,]\d+)?|[+\-\u2212]?\d+\s*[/\u2044]\s*\d+"
+    rf"|[+-]?0(x[0-9a-f]+|b[01]+|o[0-7]+)"
     rf"|{_DIGITS}([ \t,;]+{_DIGITS})+|[\[(]\s*({_DIGITS}([\s,;]+{_DIGITS})*)?[\s,;]*[\])]",
-    re.ASCII,
+    re.ASCII | re.IGNORECASE,
+)
+# How Python shows an object.
+_REPR = re.compile(r"[\w.]+\([\[{'\"].*\)|(np|torch|datetime)\.\w+\(.*\)|b'.*'|<.+ at 0x\w+>", re.DOTALL)
+# Endings of files that hold data; and folders that absolute paths begin with, unlike /m/01g317, a class of AudioSet.
+_FILES = "jpe?g|png|tiff?|webp|bmp|gif|npy|npz|h5|hdf5?|h5ad|nc4?|zarr|dcm|dicom|nii|nrrd|mha|mhd|svs|czi|csv|tsv|txt"
+_FILES += "|xml|ya?ml|jsonl?|parquet|arrow|feather|pkl|pickle|pth?|ckpt|mat|wav|mp3|flac|ogg|m4a|mp4|avi|mov|mkv"
+_FILES += "|webm|zip|tar|t?gz|bz2|xz|7z|edf|bdf|fif|las|laz|ply|pcd|stl|pdf|docx?|bam|vcf|fast[aq]|tfrecords?|bin|raw"
+_ROOTS = "home|root|data|mnt|media|scratch|users|volumes|tmp|var|opt|srv|datasets?|projects?|work|workspaces?|share"
+_ROOTS += "|storage|gpfs|lustre|nfs|beegfs|fsx|efs|dbfs|cluster|export|net|raid|ssd|nvme|content|kaggle"
+# An address; a path of a drive, a share, the home folder, a variable, or the folder that a program runs in; a file.
+_PATH = re.compile(
+    r"[a-z][a-z0-9+.-]*://.+|[a-z]:[\\/].+|\\\\\w.*|(~\w*|\.\.?|\$\w+|\$\{\w+\}|%\w+%)[\\/].+"
+    rf"|/({_ROOTS})\d*/.+|(.*[\\/])?[^\\/]+\.({_FILES})[\\/]?",
+    re.IGNORECASE | re.DOTALL,
 )
 _MEANINGS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on"), True),
     **dict.fromkeys(("false", "f", "no", "n", "off"), False),
 }
+# What programs write for a missing value.
+_ABSENT = frozenset({"nan", "NaN", "NAN", "NaT", "NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"})
 # Text with more distinct values than this is not taken for classes.
 MOST_CLASSES = 2**16
+
+_log = logging.getLogger(__name__)
 
 
 def check_text(array: Any, column: str, origin: RowOrigin) -> None:
@@ -175,31 +205,70 @@ def _cast(array: Any, kind: Any) -> Any:
 
 
 def check_notation(array: Any, column: str, origin: RowOrigin) -> None:
-    """Refuse text that is numbers, vectors or booleans in another notation, before it becomes classes.
-
-    Dates, ``1-2`` and ``1.2.3`` are none.
-    """
-    entries = array.flatten() if is_list(array.type) else array
+    """Refuse text that seems to be no names of classes, before it becomes classes."""
+    several = is_list(array.type)
+    entries = array.flatten() if several else array
     if is_categorical(entries.type):
         entries = entries.dictionary_decode()
     distinct = entries.unique().drop_null()
     if len(distinct) > MOST_CLASSES:
         return
-    texts = [text for text in map(str.strip, distinct.to_pylist()) if text not in MISSING]
+    what = "" if origin.folder else no_classes(distinct.to_pylist(), several=several)  # folders of classes are classes
+    if what:
+        raise origin.error(f"{what}, or set kind: class if these are the names of classes", column=column)
+    note_names(f"{origin.name}: column {quoted(column)}", tuple(distinct.to_pylist()))
+
+
+def no_classes(distinct: Iterable[str], *, several: bool = False) -> str:
+    """What texts seem to be if not names of classes, and what to do; empty for names.
+
+    They are paths, JSON, or numbers, vectors or booleans in another notation. Dates, ``1-2``, ``1.2.3``, ``a/b`` and
+    ``3D`` are names.
+    """
+    texts = [text for text in map(str.strip, distinct) if text not in MISSING]
+    known = [text for text in texts if text.casefold() not in _NO_NUMBER]
     other = [text for text in texts if not _PLAIN.fullmatch(text)]
     numbers = [text for text in texts if _PLAIN.fullmatch(text)]
     meanings = {_MEANINGS.get(text.casefold()) for text in texts}
-    if other and all(map(_OTHER.fullmatch, texts)):
-        shown, what = (
-            other,
-            "numbers; write them with a decimal point and without groups, and a vector as several columns",
-        )
+    if known and all(map(_PATH.fullmatch, known)):
+        ways = "if they only name something, set kind: text; ManifestSource reads files with kind: image, npy or hdf5"
+        if several:
+            ways = "a field takes one file per row: spread the list over columns, with a field for each"
+        shown, what = known, f"paths; {ways}"
+    elif known and all(map(_is_structure, known)):
+        shown, what = known, "JSON or Python objects; store numbers as numbers"
+    elif other and all(_OTHER.fullmatch(unicodedata.normalize("NFKC", text)) for text in texts):
+        ways = "without groups and units, and a vector as several columns"
+        shown, what = other, f"numbers; write them in digits with a decimal point, {ways}"
     elif not all(map(_WHOLE.fullmatch, numbers)) and all(text.casefold() in _NO_NUMBER for text in other):
         shown, what = other + numbers, "numbers; give them as numbers, and leave a cell empty that has none"
     elif None not in meanings and len(texts) > len(meanings):
         shown, what = texts, "true and false in several spellings; write each in one"
     else:
-        return
-    raise origin.error(
-        f"{listed(shown[:5])} look like {what}, or set kind: class if these are the names of classes", column=column
-    )
+        return ""
+    return f"{listed(shown[:5])} look like {what}"
+
+
+def trim(name: str) -> str:
+    """The name of a class without blanks around it, unless it is blank."""
+    return name.strip() or name
+
+
+@functools.lru_cache(maxsize=16)
+def note_names(where: str, names: tuple[str, ...]) -> None:
+    """Warn once of names of classes that are alike but for blanks, and of those that may stand for no value."""
+    counts = collections.Counter(map(trim, names))
+    if alike := [name for name in names if trim(name) != name and counts[trim(name)] > 1]:
+        _log.warning("%s: %s differ from other classes only by blanks, and count as these", where, listed(alike[:5]))
+    if absent := sorted(_ABSENT.intersection(names)):
+        _log.warning(
+            "%s: classes %s may stand for no value; if so, leave cells empty, and set null", where, listed(absent)
+        )
+
+
+def _is_structure(text: str) -> bool:
+    """Whether text is an array, an object, or another structure in JSON or in Python's notation."""
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        plain = re.sub(r"\b(true|false|null|NaN)\b", "0", text) if text[0] in "[{(" else ""
+        return isinstance(ast.literal_eval(plain), list | dict | tuple | set)
+    return _REPR.fullmatch(text) is not None

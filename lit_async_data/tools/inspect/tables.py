@@ -12,6 +12,7 @@ from typing import Any
 
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.sources.manifest.fields.column import Column, kind_of, kind_of_path
+from lit_async_data.sources.manifest.fields.fields import labels_of
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.table.arrow import arrow, is_number, is_text
 from lit_async_data.sources.table.delimited import TextFormat
@@ -59,10 +60,7 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
     try:
         kind = kind_of("x", Column(name), table, root)
         if kind is None:
-            first = table.first(name)
-            is_class = isinstance(first, str) and not is_number(first)
-            table.labels(name, kind=None if is_class else "number", null="drop")
-            kind = "class" if is_class else "number"
+            kind = "class" if labels_of(Column(name, null="drop"), table).classes else "number"
     except AsyncDataError as error:
         why = error.message
     shown = dict.fromkeys(str(each) for each in array.slice(0, 1000).drop_null().to_pylist())

@@ -36,6 +36,13 @@ def test_a_folder_for_each_class(tree):
     assert ManifestSource.from_folder(str(tree), image_size=2).spec["x"].shape == (3, 2, 2)
 
 
+def test_a_folder_says_that_its_name_is_a_class(tmp_path):
+    for name in ("5 mm", "10 mm"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "a.npy", np.zeros(3))
+    assert ManifestSource.from_folder(tmp_path).spec["y"].classes == ("10 mm", "5 mm")
+
+
 def test_fields_of_a_tree(tree):
     source = ManifestSource.from_folder(tree, ["path", "label"], filters=[["label", "!=", "emu"]], id="path")
     assert len(source) == 10

@@ -3,11 +3,14 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.sources.oracle import read
 from support.sources.tables import held
 
 from lit_async_data import ManifestSource
-from lit_async_data.errors import ManifestError
+from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.sources.table.row_origin import quoted
 from lit_async_data.sources.table.table import Table
+from lit_async_data.sources.table.text import no_classes, note_names
 
 DISGUISED = [
     ["0,5", "1,5", "", "2"],
@@ -25,6 +28,27 @@ DISGUISED = [
     ["y", "yes", "n"],
     ["?", "34", "35.5"],
     ["5%", "6 %"],
+    ["0x10", "0X0a"],
+    ["0b101", "-0b1"],
+    ["1/2", "3/4"],
+    ["\u00bd", "\u00bc"],
+    ["5 mm", "6.5mm"],
+    ["12 s", "13 s"],
+    ["$5", "$6.50"],
+    ["5 \u20ac", "6 \u20ac"],
+    ["1.5d3", "2D4"],
+    ["a.zarr", "b.zarr"],
+    ["scans/1.nii.gz", "scans/2.nii.gz", "none"],
+    ["gs://b/0", "gs://b/1"],
+    ["C:/data/a", "D:/data/b"],
+    ["/home/me/a", "/scratch2/b"],
+    ["~/a", "./b"],
+    ["$DATA/a", "${DATA}/b"],
+    ["[[1, 2, 3, 4]]", "[[5, 6, 7, 8], [9, 10, 11, 12]]"],
+    ["['a.png', 'b.png']", "[]"],
+    ["{'a': 1}", "{'b': 2}"],
+    ["(1, 'a')", "(2, 'b')"],
+    ["array([1, 2])", "tensor([3.])"],
 ]
 CLASSES = [
     ["owl", "0,5"],
@@ -36,6 +60,23 @@ CLASSES = [
     ["yes", "no"],
     ["True", "False"],
     ["x", "34", "35.5"],
+    ["1/2 tone", "1/4 tone"],
+    ["n02123045", "n02124075"],
+    ["/m/01g317", "/m/09x0r"],
+    ["2D", "3D"],
+    ["20s", "30s"],
+    ["10k", "5k"],
+    ["5'UTR", "5HT"],
+    ["Mr. X", "St. Louis"],
+    ["a/b", "c/d"],
+    ["bbc.co.uk", "node.js"],
+    [".jpg", ".png"],
+    ["[CLS]", "[UNK]"],
+    ["(unknown)", "{a}"],
+    ["CD4+", "CD8-"],
+    ["<5", ">5"],
+    ["10:1", "cat.png", "dog"],
+    ["S. aureus", "v1.0"],
 ]
 
 
@@ -72,6 +113,68 @@ def test_numbers_and_booleans_in_disguise_are_refused_with_a_way_out(cells, tmp_
 def test_other_text_is_classes(cells, tmp_path):
     for table in tables(cells, tmp_path):
         assert field(table).classes == tuple(sorted(cells))
+
+
+@pytest.mark.parametrize(
+    ("texts", "what"),
+    [
+        (["C:\\data\\a", "\\\\server\\share"], "paths; if they only name something, set kind: text"),
+        (['{"a": [1, 2]}', '[{"b": "c"}]'], "JSON or Python objects; store numbers as numbers"),
+        (["\uff11", "\uff12"], "numbers; write them"),
+        (["1_000", "2_000"], "numbers; write them"),
+        (["inf", "1.5"], "numbers; give them as numbers"),
+        (["b'ab'", "<Shape object at 0x7f00>"], "JSON or Python objects"),
+        (["a.png", "NaN", "b.png"], "paths"),
+        (["\\alpha", "\\beta"], ""),
+        (['"cat"', '"dog"'], ""),
+        (["[" * 100_000 + "]" * 100_000], ""),
+    ],
+)
+def test_text_of_other_kinds(texts, what):
+    found = no_classes(texts)
+    assert found.startswith(f"{quoted(texts[0])}, ") is bool(what)
+    assert what in found
+
+
+def test_a_list_of_paths_is_one_path_too_many(tmp_path):
+    views = pa.table({"views": [["a.png", "b.png"], ["c.png"]]})
+    message = "'b.png', 'c.png' look like paths; a field takes one file per row: spread the list over columns, with a"
+    with pytest.raises(ManifestError, match=message):
+        ManifestSource(views, {"x": "views"}, image_size=8, root=tmp_path)
+    with pytest.raises(ManifestError, match="look like paths; a field takes one file per row"):
+        ManifestSource(pa.table({"views": ["a.png;b.png"]}), {"x": {"name": "views", "separator": ";"}})
+    with pytest.raises(ConfigError, match=r"column 'views' holds .*list<.*>, not a path in each row; spread a list"):
+        ManifestSource(views, {"x": {"name": "views", "kind": "image"}}, root=tmp_path)
+
+
+def test_blanks_around_a_name_make_no_other_class(caplog):
+    note_names.cache_clear()
+    cells = ["cat", "cat ", " cat", "dog", "a b", " "]
+    source = ManifestSource(pa.table({"y": cells}), {"y": "y"})
+    assert source.spec["y"].classes == (" ", "a b", "cat", "dog")
+    assert source.column("y").tolist() == [2, 2, 2, 3, 1, 0]
+    message = "the table given: column 'y': 'cat ', ' cat' differ from other classes only by blanks, and count as these"
+    assert [record.getMessage() for record in caplog.records] == [message]
+    given = ManifestSource(pa.table({"y": cells[:4]}), {"y": {"name": "y", "classes": ["dog", "cat ", "cat"]}})
+    assert given.column("y").tolist() == [2, 1, 2, 0]
+    ids = ManifestSource(pa.table({"y": cells}), {"y": {"name": "y", "kind": "text"}})
+    assert ids.spec["y"].texts == tuple(sorted(cells))
+    lists = ManifestSource(pa.table({"y": [["cat ", "dog"], ["cat"], ["cat", " cat"]]}), {"y": "y"})
+    assert read(lists, [0, 1, 2])["y"].tolist() == [[1, 1], [1, 0], [1, 0]]
+
+
+def test_stages_take_names_without_the_blanks_around_them():
+    made = ManifestSource(pa.table({"y": ["cat ", "cat "]}), {"y": "y"}).with_classes({"y": ("ape", "cat")})
+    assert made.column("y").tolist() == [1, 1]
+    lists = ManifestSource(pa.table({"y": [["a"], ["b", "a"]]}), {"y": "y"}).with_classes({"y": ("c", "b", "a")})
+    assert read(lists, [0, 1])["y"].tolist() == [[0, 0, 1], [0, 1, 1]]
+
+
+def test_a_word_for_no_value_gets_a_note(caplog):
+    note_names.cache_clear()
+    ManifestSource(pa.table({"y": ["cat", "nan", "None", "dog"]}), {"y": "y"})
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the table given: column 'y': classes 'None', 'nan' may stand for no")
 
 
 def test_fractions_as_text_are_no_classes():

@@ -13,6 +13,7 @@ from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.texts import named, unknown_text
 from lit_async_data.sources.table.labels import Labels, in_order
+from lit_async_data.sources.table.text import no_classes, note_names, trim
 
 # Rows that a message names.
 NAMED = 5
@@ -32,6 +33,14 @@ def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts, in which a number stands for the same text."""
     found = [found_names(part) for part in parts]
     common = {key: in_order(name for each in found for name in each.get(key, ())) for key in found[0]}
+    for key, names in common.items():
+        field, kind = parts[0].fields[key], getattr(parts[0].fields[key].text, "kind", None)
+        if kind is None and (what := no_classes(names)):
+            what = f"{field.stored}: {what}, or write kind='class' if these are the names of classes"
+            raise FormatError(what, file=parts[0].path, dataset=field.values.name)
+        if kind != "text":
+            note_names(str(field.stored), names)
+            common[key] = in_order(map(trim, names))
     return [renamed(part, common) for part in parts]
 
 
@@ -46,7 +55,7 @@ def _renamed(part: StoredPart, field: StoredField, names: tuple[str, ...], cure:
     def unknown(row: int, text: str) -> SourceError:
         return of_group(unknown_text(field.values, row, text, names, cure), part.names)
 
-    kept = Labels(field.values.kept, names_of(field)).of_classes(names, unknown).values
+    kept = Labels(field.values.kept, field.spec.classes, texts=field.spec.texts).of_classes(names, unknown).values
     stored = dataclasses.replace(field.values, kept=kept)
     return dataclasses.replace(field, spec=named(field.spec, field.text, names), stored=stored)
 

@@ -12,11 +12,13 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.options import check_names
+from lit_async_data.sources.contract.checks import FIRST_SAMPLES
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory
 from lit_async_data.sources.table.labels import Null
+from lit_async_data.sources.table.row_origin import listed
 from lit_async_data.sources.table.table import Table
 
 Kind = Literal["image", "npy", "hdf5", "class", "number", "text"]
@@ -171,16 +173,31 @@ def kind_of_path(path: str) -> Kind | None:
 
 def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
     """The kind of a column: the one that the user gives, else from its first value. None for labels of any kind."""
+    first = table.first(column.names[0])
     if column.kind is not None or column.several or column.classes is not None:
         kind = column.kind
     else:
-        kind = _kind_of_value(table.first(column.names[0]), root)
+        kind = None if column.separator and column.separator in str(first) else _kind_of_value(first, root)
     if kind in FILES and not table.is_text(column.names[0]):
-        raise ConfigError(f"column {column.names[0]!r} does not hold paths", f"fields.{key}.kind")
+        what = f"column {column.names[0]!r} holds {table.array(column.names[0]).type}, not a path in each row"
+        raise ConfigError(f"{what}; spread a list of paths over columns, with a field for each", f"fields.{key}.kind")
     _check_options(key, column, kind)
     if kind in FILES and column.null in ("ignore", "zero"):
         raise ConfigError(f"a missing file has no value for {column.null}; set null: drop", f"fields.{key}.null")
     return kind
+
+
+def check_no_folders(name: str, table: Table, root: RootDirectory) -> None:
+    """Refuse names of folders, which would be classes; for tables of which no field has files."""
+    if not table.is_text(name):
+        return
+    found = list(map(str, table.array(name).slice(0, FIRST_SAMPLES).unique().drop_null().to_pylist()))
+    folders = 0
+    with contextlib.suppress(ManifestError):
+        folders = sum(os.path.isdir(root.path_of(each)) for each in found)
+    if found and folders == len(found):
+        what = "are folders; name each of their files in a row, or set kind: class if these are the names of classes"
+        raise table.origin.error(f"{listed(found[:5])} {what}", column=name)
 
 
 def _check_options(key: str, column: Column, kind: Kind | None) -> None:

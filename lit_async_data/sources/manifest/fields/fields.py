@@ -24,7 +24,7 @@ from lit_async_data.sources.images.alignment import Alignment, Places, Shown
 from lit_async_data.sources.images.decoder import ImageDecoder
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files.bad_lists import Exclude
-from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of, within
+from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, check_no_folders, kind_of, within
 from lit_async_data.sources.manifest.fields.hdf5 import (
     HDF5Fields,
     dataset_column,
@@ -144,6 +144,9 @@ class Fields:
         files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
         hdf5 = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
+        for column in inline.values() if not files else ():
+            if column.kind is None and column.classes is None:
+                check_no_folders(column.names[0], table, root)
         dropping = [name for column in columns.values() if column.null == "drop" for name in column.names]
         table = _without(table, reader, list(map(table.missing, dropping)))
         table = with_hdf5_columns(hdf5, table, reader)
@@ -251,7 +254,7 @@ class Fields:
         if labels.classes or labels.texts:
             labels = labels.of_classes(classes, unknown)
         elif table.origin.untyped and table.is_text(own):  # was read as numbers
-            labels = _labels_of(dataclasses.replace(column, classes=tuple(classes)), table)
+            labels = labels_of(dataclasses.replace(column, classes=tuple(classes)), table)
         return _cast(column, labels, table)
 
 
@@ -285,7 +288,7 @@ def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) ->
         labels = {}
         for key, column in columns.items():
             with within(f"fields.{key}."):
-                labels[key] = _labels_of(column, table)
+                labels[key] = labels_of(column, table)
         dropped = [each.dropped for each in labels.values()]
         if not any(rows.size for rows in dropped):
             break
@@ -297,7 +300,8 @@ def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) ->
     return table, labels
 
 
-def _labels_of(column: Column, table: Table) -> Labels:
+def labels_of(column: Column, table: Table) -> Labels:
+    """The labels of columns without files, as the options say."""
     kind = column.kind
     if kind is None and column.classes is None and table.origin.untyped:
         kind = "number" if all(is_number(table.first(name, column.separator)) for name in column.names) else None

@@ -116,6 +116,33 @@ def test_texts_of_several_sources_are_numbered_alike(two):
         assert "y" not in dm.num_classes
 
 
+@pytest.mark.parametrize("texts", [["0,5", "1,5"], ["0x0a", "0x10"], ["[1, 2]", "[3]"], ["a.png", "b.png"]])
+def test_text_that_seems_to_be_no_names_is_refused(texts, tmp_path):
+    for number, text in enumerate(texts):
+        write(tmp_path / f"{number}.h5", [text, text])
+    paths = [tmp_path / f"{number}.h5" for number in range(2)]
+    with pytest.raises(FormatError, match=r"0.h5:/y: .* look like .*, or write kind='class' if these are") as caught:
+        HDF5Source(paths, {"x": "x", "y": "y"})
+    assert caught.value.dataset == "y"
+    asked = HDF5Source(paths, {"x": "x", "y": Field("y", kind="class")})
+    assert asked.spec["y"].classes == tuple(texts)
+    assert HDF5Source(paths, {"x": "x", "y": Field("y", kind="text")}).spec["y"].texts == tuple(texts)
+    assert HDF5Source(paths, {"x": "x", "y": Field("y", classes=texts)}).spec["y"].classes == tuple(texts)
+
+
+def test_blanks_around_a_name_make_no_other_class(tmp_path, caplog):
+    write(tmp_path / "0.h5", ["auk", "auk  ", "owl"])
+    write(tmp_path / "1.h5", [" owl", "auk", "emu"])
+    paths = [tmp_path / "0.h5", tmp_path / "1.h5"]
+    source = HDF5Source(paths, {"x": "x", "y": "y"})
+    assert source.spec["y"].classes == ("auk", "emu", "owl")
+    assert source.column("y").tolist() == [0, 0, 2, 2, 0, 1]
+    assert "0.h5:/y: ' owl', 'auk  ' differ from other classes only by blanks, and count as these" in caplog.text
+    assert source.with_classes({"y": ("emu", "owl", "auk")}).column("y").tolist() == [2, 2, 1, 1, 2, 0]
+    ids = HDF5Source(paths, {"x": "x", "y": Field("y", kind="text")})
+    assert ids.spec["y"].texts == (" owl", "auk", "auk  ", "emu", "owl")
+
+
 def test_empty_text(tmp_path):
     texts = ["b", "", "a", "a", ""]
     write(tmp_path / "x.h5", texts)
