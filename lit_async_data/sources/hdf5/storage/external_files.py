@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.errors import CorruptError, FormatError, MissingError
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
@@ -52,8 +53,9 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
 def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> ExternalFiles:
     """The other files that hold values of a dataset, with their identities.
 
-    libhdf5 silently reads fill values where such a file is missing. So external files are refused unless the user
-    allows them; they must exist when the source is built, and every read checks them like the main file.
+    libhdf5 silently reads fill values where such a file is missing, and zeros or other bytes where it is too short. So
+    external files are refused unless the user allows them; they must hold all values when the source is built, and
+    every read checks them like the main file.
     """
     place, here = f"{file.filename}:/{name.strip('/')}", os.path.abspath(file.filename)
     context: dict[str, Any] = {"file": file.filename, "dataset": name, "place": place}
@@ -76,9 +78,21 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
     me = (path, dataset.name or "")
     if me in above:
         raise FormatError(f"takes values from itself, by {path}:{dataset.name}; correct the links", **context)
-    for stored, _, _ in dataset.external or ():
-        found.add(_resolved(os.fsdecode(stored), [os.getcwd()], context))  # the only folder libhdf5 searches
-    seen: set[tuple[str, str]] = set()
+    access: Any = dataset.id.get_access_plist()  # knows the prefixes that HDF5_EXTFILE_PREFIX and HDF5_VDS_PREFIX set
+    left = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()
+    for stored, offset, size in dataset.external or ():
+        folder = os.fsdecode(access.get_efile_prefix()) or os.getcwd()  # the only one that libhdf5 searches
+        other = _resolved(os.fsdecode(stored), [folder], context)
+        found.add(other)
+        taken, there = min(size, left), os.stat(other).st_size
+        end, left = offset + taken, left - taken
+        if taken and there < end:
+            raise CorruptError(
+                f"takes bytes {offset} to {end} of {other}, which has {there}, and libhdf5 would read zeros behind "
+                f"them; restore that file, or, if zeros are right: truncate -s {end} {other}",
+                **context,
+            )
+    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%b" in part.file_name or "%b" in part.dset_name:
             raise FormatError(
@@ -86,20 +100,49 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
             )
         other = path
         if part.file_name != ".":
-            other = _resolved(part.file_name, [os.path.dirname(path), os.getcwd()], context)
-        if (other, part.dset_name) in seen:
-            continue
-        seen.add((other, part.dset_name))
-        found.add(os.path.abspath(other))
-        try:
-            with h5py.File(other, "r", locking="best-effort") as file:
-                source = file.get(part.dset_name)
-                if not isinstance(source, h5py.Dataset):
-                    raise _absent(other, part.dset_name, context)
-                check_filters(source, other, part.dset_name)
-                _follow(source, context, found, above | {me})
-        except OSError as error:
-            raise _absent(other, part.dset_name, context) from error
+            folders = [os.fsdecode(access.get_virtual_prefix()), os.path.dirname(path), os.getcwd()]
+            other = _resolved(part.file_name, [*filter(None, folders)], context)
+        key = other, part.dset_name
+        if key not in shapes:
+            found.add(os.path.abspath(other))
+            try:
+                with h5py.File(other, "r", locking="best-effort") as file:
+                    source = file.get(part.dset_name)
+                    if not isinstance(source, h5py.Dataset):
+                        raise _absent(*key, context)
+                    check_filters(source, *key)
+                    _follow(source, context, found, above | {me})
+                    shapes[key] = source.shape or ()
+            except OSError as error:
+                raise _absent(*key, context) from error
+        if _is_short(part, shapes[key], dataset.shape):
+            raise CorruptError(
+                f"takes more values from {other}:/{part.dset_name.strip('/')} than its shape {shapes[key]} has, and "
+                "libhdf5 would read fill values or other bytes; restore that file, or write the virtual dataset again",
+                **context,
+            )
+
+
+def _is_short(part: Any, source: tuple[int, ...], virtual: tuple[int, ...]) -> bool:
+    """Whether a virtual dataset of this shape takes values from outside of its source."""
+    import h5py
+
+    taken = part.src_space
+    if taken.get_select_type() == h5py.h5s.SEL_ALL:
+        return bool(math.prod(source) < part.vspace.get_select_npoints())
+    if taken.is_regular_hyperslab() and h5py.h5s.UNLIMITED in taken.get_regular_hyperslab()[2]:
+        return _selected(taken, source) < _selected(part.vspace, virtual)
+    _, last = taken.get_select_bounds()
+    return len(last) != len(source) or any(at >= size for at, size in zip(last, source, strict=True))
+
+
+def _selected(space: Any, shape: tuple[int, ...]) -> int:
+    """Values of a regular selection within a shape."""
+    number = 1
+    for start, stride, count, block, size in zip(*space.get_regular_hyperslab(), shape, strict=True):
+        whole, rest = divmod(max(size - start, 0), stride)
+        number *= min(whole * block + min(rest, block), count * block)
+    return number
 
 
 def _refuse(dataset: h5py.Dataset, context: dict[str, Any]) -> None:

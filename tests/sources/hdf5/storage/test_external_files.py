@@ -1,13 +1,17 @@
 """Datasets with values in other files: refused, or, where they are allowed, right or an error."""
 
 import os
+import re
+import subprocess
+import sys
 
 import h5py
 import numpy as np
 import pytest
 from support.sources.oracle import read, read_from
 
-from lit_async_data import AsyncLoader, ChangedError, FormatError, HDF5Source, MissingError
+from lit_async_data import AsyncLoader, ChangedError, CorruptError, FormatError, HDF5Source, MissingError
+from lit_async_data.reading import open_reader
 from lit_async_data.tools.inspect.hdf5_files import hdf5_report
 
 VALUES = np.arange(12 * 5, dtype="f4").reshape(12, 5)
@@ -155,3 +159,106 @@ def test_files_named_by_a_pattern_are_refused(here):
         h5py.h5d.create(file.id, b"data", h5py.h5t.NATIVE_FLOAT, space, dcpl=properties)
     with pytest.raises(FormatError, match=r"by a pattern, part%b.h5|there are no samples"):
         HDF5Source("x.h5", ["data"], allow_external=True)
+
+
+def raw(sizes, segments):
+    """Raw files of these sizes, and a dataset that takes its values from segments of them."""
+    for name, size in sizes.items():
+        with open(name, "wb") as file:
+            file.write(VALUES.tobytes()[:size])
+    with h5py.File("x.h5", "w") as file:
+        file.create_dataset("data", VALUES.shape, "f4", external=segments)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "segments", "named"),
+    [
+        ({"a.raw": 239}, [("a.raw", 0, 240)], (0, 240, "a.raw", 239)),
+        ({"a.raw": 236}, [("a.raw", 0, h5py.h5f.UNLIMITED)], (0, 240, "a.raw", 236)),
+        ({"a.raw": 240}, [("a.raw", 20, h5py.h5f.UNLIMITED)], (20, 260, "a.raw", 240)),
+        ({"a.raw": 100, "b.raw": 139}, [("a.raw", 0, 100), ("b.raw", 0, 200)], (0, 140, "b.raw", 139)),
+    ],
+)
+def test_a_raw_file_that_is_too_short_is_an_error_and_the_advice_makes_it_long_enough(here, sizes, segments, named):
+    raw(sizes, segments)
+    begin, end, name, there = named
+    said = rf"x\.h5:/data: takes bytes {begin} to {end} of {here}/{name}, which has {there}, .*truncate -s {end} {here}"
+    with pytest.raises(CorruptError, match=said):
+        HDF5Source("x.h5", ["data"], allow_external=True)
+    with open_reader("x.h5", allow_external=True) as reader, pytest.raises(CorruptError, match=said):
+        reader.read("data")
+    os.truncate(name, end)
+    HDF5Source("x.h5", ["data"], allow_external=True).close()
+
+
+def test_a_raw_file_may_be_longer_and_what_is_not_needed_may_be_missing_at_its_end(here):
+    raw({"a.raw": 240, "b.raw": 0}, [("a.raw", 0, 240), ("b.raw", 0, 100)])
+    assert (read_from("x.h5", ["data"], allow_external=True)["data"] == VALUES).all()
+
+
+@pytest.mark.parametrize(("kind", "variable"), [(outside, "HDF5_EXTFILE_PREFIX"), (virtual, "HDF5_VDS_PREFIX")])
+def test_the_files_that_are_checked_are_those_that_libhdf5_reads(here, monkeypatch, kind, variable):
+    (here / "far").mkdir()
+    with monkeypatch.context() as there:
+        there.chdir(here / "far")
+        kind(here / "far")
+        (here / "far/other.h5").write_bytes((here / "far/other.h5").read_bytes()[:-1])
+    kind(here)
+    monkeypatch.setenv(variable, "${ORIGIN}/far")  # libhdf5 asks once in a process
+    program = "from lit_async_data import HDF5Source; HDF5Source('x.h5', ['data'], allow_external=True)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert re.search(rf"Error: .*x\.h5:/data: takes .* {here}/+far/other\.h5", found.stderr)
+
+
+def parts_of(rows, **options):
+    """A virtual dataset of the last five rows of six, of a file that holds fewer or more, and other values behind."""
+    layout = h5py.VirtualLayout((5, 5), "f4")
+    layout[:] = h5py.VirtualSource("other.h5", "there", (6, 5))[1:6]
+    with h5py.File("x.h5", "w") as file:
+        file.create_virtual_dataset("data", layout)
+    with h5py.File("other.h5", "w") as file:
+        file.create_dataset("there", data=VALUES[:rows], **options)
+        file["behind"] = np.full(500, 99, "f4")
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (2, 5)}])
+def test_a_source_of_a_virtual_dataset_that_has_fewer_rows_is_an_error(here, options):
+    parts_of(4, **options)
+    with pytest.raises(
+        CorruptError, match=r"takes more values from .*/other\.h5:/there than its shape \(4, 5\) has, .*restore that"
+    ):
+        HDF5Source("x.h5", ["data"], allow_external=True)
+    for rows in (6, 9):
+        parts_of(rows, **options)
+        assert (read_from("x.h5", ["data"], allow_external=True)["data"] == VALUES[1:6]).all()
+
+
+def test_a_source_that_is_taken_as_a_whole_must_be_whole(here):
+    virtual(here)
+    with h5py.File("more.h5", "r+") as file:
+        del file["there"]
+        file["there"] = VALUES[6:11]
+    with pytest.raises(CorruptError, match=r"more\.h5:/there than its shape \(5, 5\) has"):
+        HDF5Source("x.h5", ["data"], allow_external=True)
+
+
+@pytest.mark.parametrize(("rows", "right"), [((4, 4), True), ((4, 3), True), ((4, 2), False), ((3, 5), False)])
+def test_sources_that_grow_must_have_grown_alike(here, rows, right):
+    space = h5py.h5s.create_simple((8, 5), (h5py.h5s.UNLIMITED, 5))
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    for number, count in enumerate(rows):  # even rows from one, odd ones from the other
+        with h5py.File(f"{number}.h5", "w") as file:
+            file.create_dataset("there", data=VALUES[:count], maxshape=(None, 5))
+        there = h5py.h5s.create_simple((count, 5), (h5py.h5s.UNLIMITED, 5))
+        space.select_hyperslab((number, 0), (h5py.h5s.UNLIMITED, 1), (2, 1), (1, 5))
+        there.select_hyperslab((0, 0), (h5py.h5s.UNLIMITED, 1), (1, 1), (1, 5))
+        properties.set_virtual(space, f"{number}.h5".encode(), b"there", there)
+    with h5py.File("x.h5", "w", libver="latest") as file:
+        h5py.h5d.create(file.id, b"data", h5py.h5t.IEEE_F32LE, space, dcpl=properties)
+    if right:
+        found = read_from("x.h5", ["data"], allow_external=True)["data"]
+        assert (found[::2] == VALUES[: rows[0]]).all()
+        assert (found[1::2] == VALUES[: rows[1]]).all()
+    else:
+        with pytest.raises(CorruptError, match=r"takes more values from .*\.h5:/there than its shape"):
+            HDF5Source("x.h5", ["data"], allow_external=True)
