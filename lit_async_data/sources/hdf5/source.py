@@ -37,6 +37,7 @@ from lit_async_data.sources.hdf5.parts.samples import (
     check_distinct,
     checked_stride,
     drop_empty,
+    parts_left_out,
     rows_left_out,
     select_rows,
     warn_of_lacking,
@@ -77,8 +78,10 @@ class HDF5Source(Source):
             without ``group``. A field is then a whole dataset, of one type and shape in all groups but for their
             lengths, or an encoded image; or an attribute (`Field`). ``layout`` has no ``N``. ``"dataset"``: each that
             the name of the first field matches, such as ``"images/*"``; fields have one ``*``, for the same name.
-        rows: The rows to take as samples, or as anchors of windows: row numbers or a mask over the rows of all parts,
-            or the name of a dataset in each part that holds either.
+        rows: The rows to take as samples, or as anchors of windows: row numbers, or a mask. An array counts over the
+            rows of all parts, put end to end. By part, rows count from 0 in each: a mapping from the file or group to
+            them, by any end of its path that only one has (parts that it lacks have no samples), or a list of them,
+            one for each part. Or the name of a dataset in each part that holds them.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
             long as all of its windows without ``pad`` lie inside the part; ``first`` is the first row where they do.
             Windows never cross parts.
@@ -102,7 +105,7 @@ class HDF5Source(Source):
             small samples, and scattered values by h5py; but a file that another process truncates is an error instead
             of the end of this process.
         allow_external: Whether other files may hold values of a dataset (virtual datasets, links into other files,
-            external storage). They must exist, and are read through h5py.
+            external storage). They must hold all of them, and are read through h5py.
 
     Values are delivered as stored: uint8 stays uint8. Only integer fields with no axis but N become int64, which
     torch's losses take. Channels-last data is delivered as a view in that memory format; no byte is moved.
@@ -140,7 +143,7 @@ class HDF5Source(Source):
         layout: str | Mapping[str, str] | None = None,
         group: str | Sequence[str] | None = None,
         sample: Literal["row", "group", "dataset"] = "row",
-        rows: str | npt.ArrayLike | None = None,
+        rows: Mapping[str, Any] | Sequence[Any] | str | npt.ArrayLike | None = None,
         stride: int | None = None,
         table: Any = None,
         on: On | None = None,
@@ -189,13 +192,14 @@ class HDF5Source(Source):
         except MissingError as error:
             raise (error if self._joined is None else self._joined.missing(error)) from error.__cause__
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
-        parts = with_lengths(named_alike(with_rows(parts)), request)
+        every, parts = parts, with_lengths(named_alike(with_rows(parts)), request)
         parts = with_longest(parts if self._joined is None else self._joined.join(parts, list(chosen)))
         for part in parts:
             check_compatible(part, parts[0])
         log_warnings(parts[0])
-        self._left_out = rows_left_out(parts) if rows is None else ""
-        self._stored = drop_empty(parts if request.rows or rows is None else select_rows(parts, rows))
+        parts = parts if request.rows or rows is None else select_rows(parts, rows, every)
+        self._left_out = rows_left_out(parts) if rows is None else parts_left_out(parts)
+        self._stored = drop_empty(parts)
         self._stored = with_values(self._stored)
         if exclude is not None:
             self._stored = without(self._stored, exclude, self.name)

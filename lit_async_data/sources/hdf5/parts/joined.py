@@ -93,7 +93,7 @@ class JoinedTable:
         else:
             found = [_groups(part) if self._what == "group" else [part.path] for part in parts]
             numbers = {name: number for number, name in enumerate(dict.fromkeys(itertools.chain(*found)))}
-            units = {name: _names(name) for name in numbers}
+            units = {name: ends_of(name) for name in numbers}
             own = [np.array([numbers[name] for name in each]) for each in found]
         rows = self._kept(np.append(self._rows_of(units), -1))  # the last is that of samples without an id
         return [self._joined(part, rows[np.maximum(each, -1)], order) for part, each in zip(parts, own, strict=True)]
@@ -211,8 +211,8 @@ def _column_and_what(on: Any) -> tuple[str, str | Field]:
     return column, what if what in ("file", "group") else Field.of(what, "on.")
 
 
-def _names(unit: str) -> list[str]:
-    """The names that a table may give a file or group: its path, or the end of it, with the ending or without."""
+def ends_of(unit: str) -> list[str]:
+    """The names that a file or group may be given: its path, or the end of it, with the ending or without."""
     _, *parts = f"/{unit.strip('/')}".split("/")
     names = [f"/{unit.strip('/')}", *("/".join(parts[first:]) for first in range(len(parts)))]
     return [*(os.path.splitext(each)[0] for each in names if os.path.isabs(unit)), *names]

@@ -323,22 +323,23 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
     )
 
 
-def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it", name: str = "") -> Indices:
-    """Row numbers from row numbers or from a mask, which ``where`` holds; ``name`` if that is a dataset."""
+def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it", name: str = "", *, none: bool = False) -> Indices:
+    """Row numbers from row numbers or a mask, which ``where`` holds, also ``none``; ``name`` if that is a dataset."""
     numbers: npt.NDArray[Any] = np.asarray(given)
+    if none and not numbers.size:
+        return np.empty(0, np.int64)
     if name and numbers.dtype.names:
         names = ", ".join(f"{name}.{each}" for each in members(numbers.dtype))
         raise ConfigError(f"{where} holds records, so name a member of them: {names}", "rows")
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
         kind = f"{numbers.dtype}, shape {numbers.shape}"
-        raise ConfigError(
-            f"{where} holds neither row numbers nor a mask, but {kind}; give row numbers as an array", "rows"
-        )
+        cure = "give row numbers: an array, or for several parts a mapping from each to an array"
+        raise ConfigError(f"{where} holds neither row numbers nor a mask, but {kind}; {cure}", "rows")
     if numbers.dtype.kind == "b":
         if len(numbers) != rows:
             raise ConfigError(f"{where} is a mask of {len(numbers)} values, but there are {rows} rows", "rows")
         numbers = np.flatnonzero(numbers)
-        if not numbers.size:
+        if not numbers.size and not none:
             raise ConfigError(f"{where} is a mask that chooses no row", "rows")
     return numbers.astype(np.int64)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import logging
 import numbers
@@ -9,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.sources.hdf5.parts.joined import ends_of
 from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group, row_numbers
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
@@ -46,25 +47,73 @@ def checked_stride(stride: Any, rows: object) -> int:
     return int(stride)
 
 
-def select_rows(parts: Sequence[StoredPart], rows: npt.ArrayLike | None) -> list[StoredPart]:
-    """The parts, with samples at chosen rows: numbers or a mask, over the rows of all parts."""
+def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts, with samples at chosen rows: numbers or a mask, over the rows of all parts or by part.
+
+    ``every`` part counts in a list, also one without rows, which ``parts`` lack.
+    """
+    names = _names_of(every)
+    by_part = _by_part(rows, names)
+    if by_part is not None:
+        own = [by_part.pop(str(part), ()) for part in parts]
+        if wrong := next((name for name, of in by_part.items() if np.size(of)), ""):
+            raise ConfigError(f"{wrong} has no rows to choose; leave it out", "rows")
+        chosen = [row_numbers(of, part.rows, f"for {part}: it", none=True) for of, part in zip(own, parts, strict=True)]
+        if not any(map(len, chosen)):
+            raise ConfigError("they choose no row of any part; choose some", "rows")
+        return [part.at(each) for part, each in zip(parts, chosen, strict=True)]
+    try:
+        return _selected(parts, rows)
+    except ConfigError as error:
+        if len(parts) == 1:
+            raise
+        name = next(name for name, part in names.items() if part == str(parts[0]))
+        what = f"an array counts over the rows of all {len(parts)} parts, put end to end (if yours count from 0 in each"
+        cure = f"part, give a mapping, rows={{{name!r}: […], …}}, or a list with an array for each part)"
+        raise ConfigError(f"{what} {cure}: {error.message}", "rows") from None
+
+
+def _selected(parts: Sequence[StoredPart], rows: Any) -> list[StoredPart]:
+    """The parts, with samples at rows that are counted over all of them."""
     starts = np.cumsum([0, *(part.rows for part in parts)])
-    chosen = row_numbers(np.asarray(rows), int(starts[-1]))
-    wrong = (chosen < 0) | (chosen >= starts[-1])
-    if wrong.any():
-        raise ConfigError(f"{chosen[wrong.argmax()]} is not one of the {starts[-1]} rows of all parts", "rows")
-    which = np.searchsorted(starts, chosen, side="right") - 1
-    if (np.diff(which) < 0).any():
-        raise ConfigError(
-            "they go back to an earlier part; sort them, or choose samples of the whole source in any order: "
-            "SubsetSource(source, samples)",
-            "rows",
-        )
-    edges = np.searchsorted(which, np.arange(len(parts) + 1)).tolist()
-    return [
-        part.at(chosen[begin:end] - start)
-        for part, start, (begin, end) in zip(parts, starts[:-1], itertools.pairwise(edges), strict=True)
-    ]
+    given = row_numbers(rows, int(starts[-1]))
+    which = np.searchsorted(starts, given, side="right") - 1
+    if (wrong := (which < 0) | (which == len(parts))).any():
+        raise ConfigError(f"{given[wrong.argmax()]} is not one of the {starts[-1]} rows of all parts", "rows")
+    if (back := np.flatnonzero(np.diff(which) < 0)).size:
+        before, after = (f"row {given[at]}, in {parts[which[at]]}" for at in (back[0], back[0] + 1))
+        other = "For samples of the whole source in any order: SubsetSource(source, samples)"
+        raise ConfigError(f"{after}, comes after {before}. {other}", "rows")
+    of_part = np.split(given, np.searchsorted(which, np.arange(1, len(parts))))
+    return [part.at(each - start) for part, start, each in zip(parts, starts[:-1], of_part, strict=True)]
+
+
+def _names_of(parts: Sequence[StoredPart]) -> dict[str, str]:
+    """The parts by each name that only one has: ends of the path of its file, or of this and its group."""
+    ends = {str(p): ends_of(p.path if p.group == "/" or p.names is not None else str(p).lstrip("/")) for p in parts}
+    times = collections.Counter(itertools.chain(*ends.values()))
+    pairs = [(end, part) for part, listed in ends.items() for end in (*reversed(listed), part)]
+    return {end: part for end, part in pairs if times[end] == 1 or end == part}
+
+
+def _by_part(rows: Any, names: Mapping[str, str]) -> dict[str, Any] | None:
+    """Rows by their part, or None if they are not given so."""
+    every = list(dict.fromkeys(names.values()))
+    if isinstance(rows, Mapping):
+        found = [names.get(str(key), names.get(str(key).strip("/"), "")) for key in rows]
+        for number, (key, part) in enumerate(zip(rows, found, strict=True)):
+            if not part or part in found[:number]:
+                what = "names a part that another key names, too" if part else "is the end of no part, or of several"
+                raise ConfigError(f"{key!r} {what}; parts are {_named(every)}", "rows")
+    elif isinstance(rows, Sequence) and any(hasattr(each, "__len__") and np.ndim(each) for each in rows):
+        if len(rows) != (count := len(every)):
+            what = f"a list for {len(rows)} parts, but there are {count}; give an array for each, empty for none"
+            raise ConfigError(f"{what}: {_named(every)}", "rows")
+        found = every
+    else:
+        return None
+    given = rows.values() if isinstance(rows, Mapping) else rows
+    return {part: () if of is None else of for part, of in zip(found, given, strict=True)}
 
 
 def with_rows(parts: Sequence[StoredPart]) -> list[StoredPart]:
@@ -85,6 +134,12 @@ def _named(parts: Sequence[str]) -> str:
     return ", ".join(parts[:NAMED]) + more
 
 
+def parts_left_out(parts: Sequence[StoredPart]) -> str:
+    """How many parts have none of the chosen rows; empty if all have some."""
+    lost = [part for part in parts if not part.anchors.count]
+    return f"no row is chosen of {len(lost)} of {len(parts)} parts, such as {lost[0]}" if lost else ""
+
+
 def rows_left_out(parts: Sequence[StoredPart]) -> str:
     """How many rows begin no window, since it would reach beyond their part; empty if there are none."""
     ranges = [(part.rows, *part.anchor_range) for part in parts]
@@ -100,12 +155,20 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts that have samples. Warns of the others, since the user may have meant a shorter window."""
     short = [part for part in parts if not part.anchors.count and part.anchors.chosen is None]
     if short:
-        spans = [field.inside for field in short[0].fields.values()]
+        fields = short[0].fields.values()
+        spans = [field.inside for field in fields]
         window = max(end for _, end in spans) - min(begin for begin, _ in spans)
         named = _named([f"{part} ({part.rows} rows)" for part in short])
         listed = f"{named}: shorter than the windows of a sample, {window} rows"
         if len(short) == len(parts):
-            raise FormatError(f"{listed}; make window shorter, or write Field(pad='last')", file=short[0].path)
+            of, cure = (
+                max(fields, key=lambda field: field.inside[1]).values,
+                "make window shorter, or write Field(pad='last')",
+            )
+            if any(size >= window for axis, size in enumerate(of.shape) if axis != of.axis):
+                cure = "if they are to lie along another axis, call that N in layout=; else make window shorter"
+            what = f"{listed}; windows lie along N, axis {of.axis} of {of.name}, of shape {of.shape}: {cure}"
+            raise FormatError(what, file=short[0].path)
         log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)
     return [part for part in parts if part.anchors.count]
 

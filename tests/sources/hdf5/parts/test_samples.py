@@ -2,9 +2,13 @@
 
 import logging
 import pickle
+import textwrap
 
 import h5py
+import hydra
+import jsonargparse
 import numpy as np
+import omegaconf
 import pytest
 from support.files.hdf5 import numbered
 from support.sources.oracle import check, read, read_from, refused
@@ -129,10 +133,93 @@ def test_chosen_rows_of_parts_are_counted_over_all_of_them(patients):
         assert model.values["y"].tolist() == [103, 200, 1000]
 
 
-def test_chosen_rows_that_go_back_to_an_earlier_part_point_to_a_subset(patients):
-    refused(
-        ConfigError, ["rows", "SubsetSource"], patients(), {"y": "label"}, group="patient_*", rows=np.array([9, 4, 3])
+@pytest.mark.parametrize(
+    ("rows", "order"),
+    [
+        ({"patient_1": [3], "patient_10": np.array([1, 0]), "patient_2": None}, [1, 0]),
+        ({"/patient_10": np.arange(3) < 2, "x.h5:/patient_1": [False, False, False, True]}, [0, 1]),
+        ([[3], np.array([], int), [1, 0]], [1, 0]),
+        (([3], None, np.array([1, 0])), [1, 0]),
+    ],
+    ids=str,
+)
+def test_rows_are_chosen_by_part_in_each_form_alike(patients, rows, order):
+    path = patients()
+    source = HDF5Source(path, {"y": "label"}, group="patient_*", rows=rows)
+    assert read(source, [0, 1, 2])["y"].tolist() == [103, *(1000 + row for row in order)]
+    assert "; no row is chosen of 1 of 3 parts, such as" in repr(source)
+    numbers = np.array([3, *(9 + row for row in order)])
+    whole = HDF5Source(path, {"y": "label"}, group="patient_*", rows=numbers)
+    assert source.fingerprint() == whole.fingerprint()
+    assert pickle.loads(pickle.dumps(source)).fingerprint() == source.fingerprint()
+
+
+@pytest.mark.parametrize("rows", ["{patient_1: [3], patient_10: [1]}", "[[3], [], [1]]", "[3, 10]"])
+def test_rows_come_from_yaml_too(patients, rows):
+    text = f"path: {patients()}\nfields: {{y: label}}\ngroup: patient_*\nrows: {rows}\n"
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(HDF5Source, "source")
+    parsed = parser.parse_string("source:\n" + textwrap.indent(text, "  "))
+    hydras = omegaconf.OmegaConf.create(f"_target_: lit_async_data.HDF5Source\n{text}")
+    for source in (HDF5Source(**parsed.source.as_dict()), hydra.utils.instantiate(hydras)):
+        assert read(source, [0, 1])["y"].tolist() == [103, 1001]
+
+
+def test_rows_are_chosen_by_file_by_any_end_of_its_path_and_files_without_rows_count_in_a_list(h5, tmp_path):
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+    paths = [h5(f"{name}.h5", y=np.arange(rows)) for name, rows in (("a/1", 9), ("b/2", 0), ("c/1", 9))]
+    for rows in ({"c/1": [7], "a/1.h5": [3]}, {paths[2]: [7], paths[0]: [3], "2": []}, [[3], [], [7]]):
+        source = HDF5Source(paths, {"y": "y"}, rows=rows)
+        assert [(place.file, place.row) for place in source.locate([0, 1])] == [(paths[0], 3), (paths[2], 7)]
+    for rows, said in (
+        ({"1": [3]}, ["'1' is the end of no part, or of several", *paths]),
+        ({"d": [3]}, ["'d' is the end of no part", *paths]),
+        ({"a/1": [3], "a/1.h5": [4]}, ["'a/1.h5' names a part that another key names"]),
+        ({"2": [0], "a/1": [3]}, [f"{paths[1]} has no rows to choose"]),
+        ({"a/1": [9]}, [f"9 is not one of the 9 rows of {paths[0]}"]),
+        ({"a/1": [0.5]}, [f"for {paths[0]}: it holds neither", "float64", "a mapping from each to an array"]),
+        ({"a/1": [True] * 8}, [f"for {paths[0]}: it is a mask of 8 values", "9 rows"]),
+        ({}, ["choose no row of any part"]),
+        ([[3], [7]], ["a list for 2 parts, but there are 3", *paths]),
+    ):
+        refused(ConfigError, ["rows: ", *said], paths, {"y": "y"}, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([9, 4, 3], ["row 4, in ", "/patient_2, comes after row 9, in ", "/patient_10", "SubsetSource"]),
+        ([12], ["12 is not one of the 12 rows of all parts"]),
+        ([True] * 4, ["a mask of 4 values, but there are 12 rows"]),
+        ([1, 8], ["4 is one of the 5 rows of ", "/patient_2", "others Field(pad='last')"]),
+    ],
+    ids=str,
+)
+def test_messages_say_that_an_array_counts_over_all_parts_and_how_to_choose_by_part(patients, rows, said):
+    fields = {"y": Field("label", window=(0, 2))}
+    counted = ["over the rows of all 3 parts, put end to end", "rows={'patient_1': […], …}", "a list with an array"]
+    error = refused(ConfigError, [*said, *counted], patients(), fields, group="patient_*", rows=np.array(rows))
+    assert "sort" not in str(error)
+
+
+def test_of_one_part_no_message_speaks_of_several(h5):
+    for rows in ([5], [True], [4]):
+        error = refused(
+            ConfigError, ["rows: "], h5(y=np.arange(5)), {"y": Field("y", window=(0, 2))}, rows=np.array(rows)
+        )
+        assert "parts, put end" not in str(error)
+
+
+def test_windows_along_another_axis_are_not_answered_by_repeating_recordings(h5):
+    path = h5(x=numbered((3, 10, 4)))
+    windows = {"x": Field("x", window=(0, 5))}
+    error = refused(
+        FormatError, ["lie along N, axis 0 of x, of shape (3, 10, 4)", "layout="], path, windows, layout={"x": "NTX"}
     )
+    assert "pad=" not in str(error)
+    assert HDF5Source(path, windows, layout={"x": "TNX"}).spec["x"].shape == (5, 3, 4)  # as the message says
+    refused(FormatError, ["axis 0 of x", "Field(pad='last')"], path, {"x": Field("x", window=(0, 11))})
 
 
 @pytest.mark.parametrize("rows", [np.array([1]), "chosen"], ids=str)
