@@ -18,6 +18,14 @@ from lit_async_data.errors import ConfigError
 Function = Callable[..., Any]
 # The name of the parameter that gets random numbers.
 RNG = "rng"
+# Libraries whose transforms take no dict of arrays, and a function that calls one.
+LIBRARIES = {
+    "torchvision.transforms": "torchvision takes tensors, and leaves arrays as they are; give it in a function: "
+    'def transformed({of}): return {{**{of}, "x": transform(torch.from_numpy({of}["x"]))}}',
+    "albumentations.": "Albumentations takes an image by its name, channels last; give it in a function: "
+    'def transformed({of}): return {{**{of}, "x": transform(image={of}["x"].transpose(1, 2, 0))'
+    '["image"].transpose(2, 0, 1)}}',
+}
 
 
 class EvaluatedAlike:
@@ -86,6 +94,23 @@ def check_callable(where: str, given: object, called_with: str = "a batch") -> N
         )
     if not (given is None or callable(given)):
         raise ConfigError(f"{given!r} cannot be called with {called_with}", where)
+    first, hook = type(_first_called(given)), where.partition("_")[0]
+    for library, what in LIBRARIES.items() if hook in ("sample", "batch") else ():
+        if first.__module__.startswith(library):
+            raise ConfigError(f"{first.__name__} of {what.format(of=hook)} (docs/data/transforms.md)", where)
+
+
+def _first_called(function: Any) -> Any:
+    """What a transform calls first, as far as that can be seen from outside."""
+    inner: Any = None
+    module = type(function).__module__
+    if isinstance(function, functools.partial):
+        inner = function.func
+    elif module == "torch.nn.modules.container":
+        inner = next(iter(function), None)
+    elif module.startswith("torchvision.transforms"):
+        inner = getattr(function, "lambd", None) or next(iter(getattr(function, "transforms", ())), None)
+    return function if inner is None else _first_called(inner)
 
 
 def is_module(value: object) -> bool:

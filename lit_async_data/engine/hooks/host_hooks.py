@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -133,10 +135,12 @@ class _Probe:
             found = []
             for cut in range(1 + self._cuts):
                 samples, values = self._samples(1, cut)
+                given = {key: array[0, ...] for key, array in values.items()}
+                before = copy.deepcopy(given)
                 with put_back() as drawn:
                     made = next(self._calls.of_samples(0, samples, values))
                 if not cut:
-                    self._warn(hook.where, drawn)
+                    self._warn(hook, drawn, same=_are_untouched(made, given, before))
                 found.append(self._kinds(hook.where, samples, made))
             spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
@@ -181,9 +185,10 @@ class _Probe:
                     target = {key: np.empty((count, *_cut(field, cut)), field.dtype) for key, field in fields}
                     put_samples(self._calls, 0, samples, values, target)
                     values = target
+                before = copy.deepcopy(values)
                 made = self._calls.of_batch(0, samples, values)
             if not found and self._calls.sample is None:
-                self._warn(hook.where, drawn)
+                self._warn(hook, drawn, same=_are_untouched(made, values, before))
             try:
                 arrays = {key: with_rows(key, value, count) for key, value in made.items()}
             except UnfitError as error:
@@ -221,11 +226,28 @@ class _Probe:
         return BatchSpec(fields, as_mapping=self._spec.as_mapping)
 
     @staticmethod
-    def _warn(where: str, drawn: list[str]) -> None:
+    def _warn(hook: Hook, drawn: list[str], *, same: bool) -> None:
+        same = same and not hook.draws and "torchvision.transforms" in sys.modules
         if drawn:
             log.warning(
-                "%s drew random numbers from the global generator of %s: results will change from run to run, and with "
-                "the workers; take them from a parameter rng instead, which is None in evaluation "
+                "%s drew random numbers from the global generator of %s: %sresults will change from run to run, and "
+                "with the workers; take them from a parameter rng instead, which is None in evaluation "
                 "(docs/data/transforms.md)",
-                *(where, " and ".join(drawn)),
+                *(hook.where, " and ".join(drawn), "it left the first arrays as they were, and " * same),
             )
+        elif same:
+            log.warning(
+                "%s left the first arrays as they were: transforms of torchvision do; give them torch.from_numpy(x) "
+                "(docs/data/transforms.md)",
+                hook.where,
+            )
+
+
+def _are_untouched(made: Made, given: Mapping[str, Array], before: Mapping[str, Array]) -> bool:
+    """Whether a hook returned the very arrays that it was given, with the values of before."""
+    return made.keys() == given.keys() and all(
+        isinstance(value := made[key], np.ndarray)
+        and value.__array_interface__ == array.__array_interface__
+        and value.tobytes() == before[key].tobytes()
+        for key, array in given.items()
+    )

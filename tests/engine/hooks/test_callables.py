@@ -75,3 +75,61 @@ def test_what_cannot_be_called_is_refused_by_name(name, given, why):
         module(**{name: {"eval": given}})
     with pytest.raises(ConfigError, match=f"^{name}: 'training' is not one of train, val"):
         module(**{name: {"training": dict}})
+
+
+def of_library(module, name, base=object, **attributes):
+    """An object of a class that says it is of a library, which need not be there."""
+    return type(name, (base,), {"__module__": module, "__call__": lambda _, value: value, **attributes})()
+
+
+CROP = of_library("torchvision.transforms.v2._geometry", "CenterCrop")
+OLD = of_library("torchvision.transforms.transforms", "RandomCrop", torch.nn.Module)
+FLIP = of_library("albumentations.augmentations.flip", "HorizontalFlip")
+
+
+def composed(*transforms):
+    return of_library("torchvision.transforms.v2._container", "Compose", transforms=list(transforms))
+
+
+@pytest.mark.parametrize("name", ["sample_transform", "batch_transform"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(CROP, OLD, FLIP, composed(CROP, len), composed(composed(OLD)), composed()),
+        *(functools.partial(functools.partial(CROP)), torch.nn.Sequential(OLD), functools.partial(composed(CROP))),
+    ],
+)
+def test_a_transform_of_a_library_that_takes_no_dict_of_arrays_is_refused_with_the_lines_to_write(name, given):
+    source = ArraySource({"x": np.zeros((2, 3, 8, 8), "u1")})
+    of = name.partition("_")[0]
+    image = rf'image={of}\["x"\].transpose\(1, 2, 0\)\)\["image"\].transpose\(2, 0, 1\)'
+    call = image if given is FLIP else rf'torch\.from_numpy\({of}\["x"\]\)\)'
+    said = rf'def transformed\({of}\): return {{\*\*{of}, "x": transform\({call}}} \(docs/data/transforms\.md\)$'
+    with pytest.raises(ConfigError, match=rf"^{name}: \w+ of (torchvision|Albumentations) .*{said}"):
+        AsyncLoader(source, {"batch_size": 2}, **{name: given})
+    for stages, where in ((given, name), ({"train": given}, f"{name}.train"), ({"eval": given}, f"{name}.eval")):
+        with pytest.raises(ConfigError, match=rf"^{where}: .*{said}"):
+            AsyncDataModule(train=source, loader={"batch_size": 2}, **{name: stages})
+    line = said.replace("\\", "").removesuffix(" (docs/data/transforms.md)$").replace("{{", "{").replace("}}", "}")
+    defined = {"torch": torch, "transform": lambda values: values}
+    exec(line, defined)  # what the message says is Python
+    if given is not FLIP:
+        assert list(defined["transformed"]({"x": np.zeros(3), "y": 1})) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        composed(dict, CROP),
+        torch.nn.Sequential(torch.nn.Identity(), OLD),
+        of_library("torchvision.transforms.v2._misc", "Lambda", lambd=dict),
+        of_library("mine", "WithCrop", torch.nn.Module, crop=CROP),
+        of_library("mine", "Crop", type(CROP)),
+        lambda sample: dict(CROP(sample)),
+    ],
+)
+def test_what_may_take_a_dict_of_arrays_first_is_not_refused(given):
+    source = ArraySource({"x": np.zeros((2, 3, 8, 8), "u1")})
+    with AsyncLoader(source, {"batch_size": 2, "workers": 0}, sample_transform=given) as loader:
+        assert next(loader)["x"].shape == (2, 3, 8, 8)
+    AsyncDataModule(train=source, loader={"batch_size": 2}, device_transform=CROP)  # gets tensors
