@@ -10,11 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lit_async_data.batch.spec import Array
+from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.batch.statistics import FieldStatistics, first_measured
 from lit_async_data.errors import ConfigError
 
 Fields = str | int | Sequence[str | int]
+# Devices without streams.
+HOSTS = ("cpu", "mps", "meta", "xla")
 _TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -77,7 +79,7 @@ class Normalize:
         fields: Keys of a dict batch, or indices into a tuple batch. None: its first field.
         dtype: As in `ToFloat`.
         axis: The axes of a sample, without N, that ``mean`` and ``std`` go along: 0 for channels, −1 for the last axis,
-            ``(0, 1)`` for means of shape (T, C).
+            ``(0, 1)`` for means of shape (T, C), ``()`` for one number. None: 0, if they are no single numbers.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -98,7 +100,7 @@ class Normalize:
         scale: Literal["stored", "type"] | None = None,
         fields: Fields | None = None,
         dtype: str = "float32",
-        axis: int | Sequence[int] = 0,
+        axis: int | Sequence[int] | None = None,
     ) -> None:
         if scale not in ("stored", "type", None):
             raise ConfigError(f"{scale!r} is not one of stored, type", "scale")
@@ -136,6 +138,27 @@ class Normalize:
             _check_spread(key, found)
             made._scalings[key] = _Scaling(found.mean, found.std, found.axis)
         return made
+
+    def kept(self, key: Any, field: FieldSpec) -> Literal["channels"] | tuple[int, ...]:
+        """The axes of a sample of a field that `statistics` keeps, to put their numbers in place of these."""
+        scaling = self._scalings[key if self.fields else None]
+        if scaling.axis is None:
+            return "channels"
+        scaling.constants(torch.empty(1, *field.shape[field.concat :], device="meta"), torch.float32)  # do they fit?
+        return tuple(axis + int(field.concat and axis >= 0) for axis in scaling.axis)
+
+    def lines(self, spec: BatchSpec) -> list[str]:
+        """How many means each field has, and along which axes of its samples, for people."""
+        found, names = [], list(spec)
+        for key, scaling in self._scalings.items():
+            name = key if isinstance(key, str) else (names[key or 0 :][:1] or [""])[0]
+            if name in spec:
+                shape, count, axes = spec[name].shape[spec[name].concat :], scaling.count, scaling.axis or ()
+                means = f"{count:,} means, one for each place on axis {', '.join(map(str, axes))}"
+                found.append(f"normalize {name}: {means if count > 1 else '1 mean for all'} of {shape}")
+                if axes == (0,) and count > 4 and len(shape) > 2 and shape[-1] in (1, 3, 4):
+                    found[-1] += f"; if axis {len(shape) - 1} holds the channels, name it by axis= or by the layout"
+        return found
 
     def __repr__(self) -> str:
         fields = self.fields and list(self.fields)
@@ -200,9 +223,9 @@ class Normalize:
 
 
 class _Scaling:
-    """Mean and standard deviation, and the axes of a sample that they go along: none if both are one number."""
+    """Mean and standard deviation, and the axes of a sample that they go along: None if they are one number."""
 
-    def __init__(self, mean: Any, std: Any, axis: int | Sequence[int]) -> None:
+    def __init__(self, mean: Any, std: Any, axis: int | Sequence[int] | None) -> None:
         self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
         if len({self.mean.shape, self.std.shape} - {()}) > 1:
             raise ConfigError(
@@ -212,26 +235,40 @@ class _Scaling:
         if self.std.min() <= 0:
             raise ConfigError(f"{std!r} is not above 0", "std")
         arrays = np.broadcast_arrays(1 / self.std, self.mean / self.std)
-        self.axis = tuple(axis) if isinstance(axis, Sequence) else (axis,) * bool(arrays[0].ndim)
-        if len(self.axis) != arrays[0].ndim:
+        self.count = arrays[0].size
+        # One number may have axes, for `statistics`.
+        axis = 0 if axis is None and self.count > 1 else axis
+        self.axis = tuple(axis) if isinstance(axis, Sequence) else None if axis is None else (axis,)
+        if self.count > 1 and len(self.axis or ()) != arrays[0].ndim:
             raise ConfigError(f"{axis!r} is not one for each of the {arrays[0].ndim} axes of mean and std", "axis")
-        self._arrays, self._by_device = arrays, dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]]()
+        self._arrays, self._by_device = arrays, dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Any]]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_by_device": {}}
 
     def __str__(self) -> str:
         mean, std = (tuple(each.tolist()) if each.ndim else each for each in (self.mean, self.std))
-        return f"mean={mean}, std={std}"
+        axis = self.axis[0] if self.axis and len(self.axis) == 1 else self.axis
+        return f"mean={mean}, std={std}" + f", axis={axis}" * bool(self.axis)
 
     def constants(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """1 / std and mean / std on the device of a batch, with its axes."""
-        key = values.device, dtype
-        if key not in self._by_device:
-            # The copies are complete when `to` returns, so other streams may use them too.
-            scale, shift = (torch.tensor(each).to(dtype).to(values.device) for each in self._arrays)
-            self._by_device[key] = scale, shift
-        scale, shift = self._by_device[key]
+        device = values.device
+        if (device, dtype) not in self._by_device:
+            # The host waits for no stream, unless a graph is captured, which would repeat the copy. Pageable memory is
+            # read before `to` returns.
+            waits = device.type in HOSTS or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+            scale, shift = (torch.tensor(each).to(dtype).to(device, non_blocking=not waits) for each in self._arrays)
+            event = None if waits else torch.accelerator.current_stream(device).record_event(torch.Event(device=device))
+            self._by_device[device, dtype] = scale, shift, event
+        scale, shift, copied = self._by_device[device, dtype]
+        if copied is not None and copied.query():
+            self._by_device[device, dtype] = scale, shift, None
+        elif copied is not None:  # this stream may be another one
+            torch.accelerator.current_stream(device).wait_event(copied)
         if scale.numel() == 1:
             return scale.reshape(()), shift.reshape(())
-        axes = [axis + 1 if axis >= 0 else axis + values.ndim for axis in self.axis]
+        axes = [axis + 1 if axis >= 0 else axis + values.ndim for axis in self.axis or ()]
         sizes = [values.shape[axis] if 0 < axis < values.ndim else None for axis in axes]
         if sizes != list(scale.shape) or len({*axes}) < len(axes):
             there = f"{' × '.join(str(size or 'none') for size in sizes)} on axis {', '.join(map(str, axes))}"

@@ -44,7 +44,7 @@ from lit_async_data.lightning.stages import (
     split_sources,
     stage_transforms,
 )
-from lit_async_data.lightning.summary import summary_lines
+from lit_async_data.lightning.summary import normalizing_lines, summary_lines
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
@@ -102,7 +102,8 @@ class AsyncDataModule(pl.LightningDataModule):
         batch_transform: Called with each batch on the host, after ``sample_transform``; likewise for each stage.
         device_transform: Called with each batch on its device, on the stream that copies; likewise for each stage.
         statistics: ``"train"`` normalises a field by its mean and std in training, in all stages: the fields of a
-            `Normalize` as ``device_transform``, whose numbers do not matter then, or the first that holds no labels.
+            `Normalize` as ``device_transform``, whose ``axis`` and ``dtype`` are kept and whose numbers do not matter
+            then, or the first that holds no labels. The lines before training say how many means each has.
             They are found when the first loader is built; ranks share the work. They are those of the source, before
             host transforms, which then must not scale or shift the values.
         cache_dir: Keeps them, as in `statistics`.
@@ -393,7 +394,7 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """What each stage will read and how, and how much memory that takes, in a few lines."""
-        lines, memory = [], 0
+        lines, memory, normalizing = [], 0, dict[str, None]()
         for stage in STAGES:
             if stage not in stages:
                 continue
@@ -402,11 +403,13 @@ class AsyncDataModule(pl.LightningDataModule):
                 loader.footprint.budget.check()
                 memory += loader.footprint.budget.total
                 lines += [f"{stage if n == 0 else '':<8}{line}" for n, line in enumerate(summary_lines(loader))]
+                transform = self._transforms["device_transform"][stage]
+                normalizing |= dict.fromkeys(normalizing_lines(transform, loader))
         if not lines:
             return f"no data for {', '.join(stages)}"
         if self._split_line and "train" in stages:
             lines.insert(0, f"{'split':<8}{self._split_line}")
-        return "\n".join([*lines, f"{'memory':<8}{readable(memory)} in all"])
+        return "\n".join([*lines, *normalizing, f"{'memory':<8}{readable(memory)} in all"])
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{stage} {sum(map(len, each)):,}" for stage, each in self.sources.items() if each)

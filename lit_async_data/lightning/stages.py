@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -18,7 +19,7 @@ from lit_async_data.batch.transforms import Normalize
 from lit_async_data.engine.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
 from lit_async_data.engine.hooks.host_hooks import CALLED_WITH
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.loader.statistics import chosen_fields, found_together
+from lit_async_data.engine.loader.statistics import Axis, chosen_fields, found_together
 from lit_async_data.engine.resources.memory import ranks_here
 from lit_async_data.errors import ConfigError
 from lit_async_data.lightning.compat import pl
@@ -206,8 +207,10 @@ def normalizing(
 ) -> Normalize:
     """A `Normalize` of the fields that the given one names, or of one; ``trained`` if all ranks call this."""
     known = {key: source.spec[name] for key, name in chosen_fields(source.spec, None).items()}
-    fields = (given and given.fields) or first_measured(known)
-    for name in chosen_fields(source.spec, fields).values():
+    wanted: Normalize = Normalize() if given is None else given
+    fields = wanted.fields or first_measured(known)
+    names = chosen_fields(source.spec, fields)
+    for name in names.values():
         if name in spec and spec[name].dtype != source.spec[name].dtype:
             raise ConfigError(
                 f"{name!r} is stored as {source.spec[name].dtype}, but a host transform makes "
@@ -217,8 +220,11 @@ def normalizing(
     ranks: dict[str, Any] = {}
     if trained and torch.distributed.is_available() and torch.distributed.is_initialized():
         ranks = {"rank": torch.distributed.get_rank(), "ranks": torch.distributed.get_world_size(), "gather": _gathered}
-    found = found_together(source, fields, cache_dir=cache_dir, **ranks)
-    return Normalize.of(found, fields, dtype="float32" if given is None else given.dtype)
+    axis: dict[str, Axis] = {name: wanted.kept(key, source.spec[name]) for key, name in names.items()}
+    found = found_together(source, fields, axis, cache_dir, **ranks)
+    made = copy.copy(wanted)  # of the user's class
+    vars(made).update(vars(Normalize.of(found, fields, dtype=wanted.dtype)))
+    return made
 
 
 def _gathered(mine: Any) -> list[Any]:

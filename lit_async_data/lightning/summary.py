@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lit_async_data.batch.transforms import Normalize
+from lit_async_data.engine.hooks.callables import Function, Hook
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.label_mixing import label_evenness
 from lit_async_data.engine.resources.memory import readable
@@ -30,6 +32,12 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
         f"batch {most}{options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",
         f"{workers}: {footprint.budget}",
     ]
+
+
+def normalizing_lines(transform: Function | None, loader: AsyncLoader) -> list[str]:
+    """A line for each field that a ``device_transform`` normalises."""
+    normalize = transform and Hook(transform, "").function
+    return [f"device  {line}" for line in normalize.lines(loader.spec)] if isinstance(normalize, Normalize) else []
 
 
 def _drawing(loader: AsyncLoader) -> str:

@@ -1,6 +1,7 @@
 """What each stage of an `AsyncDataModule` gets: its sources, options, transforms, loaders and statistics."""
 
 import contextlib
+import re
 import types
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from support.lightning.datamodules import dm_of, source
 
-from lit_async_data import AsyncDataModule, LoaderOptions, Normalize
+from lit_async_data import AsyncDataModule, Field, HDF5Source, LoaderOptions, Normalize, statistics
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning.stages import LoaderArguments
 from lit_async_data.testing import ArraySource
@@ -161,6 +162,121 @@ def test_every_stage_is_normalised_by_the_statistics_of_training(given, tmp_path
         assert torch.is_floating_point(train["y"]) == (given is not None)
         assert dm.normalize.dtype == ("float64" if given else "float32")
     assert len(list(tmp_path.iterdir())) == 1
+
+
+class Clipped(Normalize):
+    """A class of the user, with an attribute of its own."""
+
+    def __init__(self, most, **options):
+        super().__init__(**options)
+        self.most = most
+
+    def __call__(self, batch):
+        made = super().__call__(batch)
+        return {**made, "a": made["a"].clamp(-self.most, self.most)}
+
+
+DRAWN = np.random.default_rng(0).random
+ROWS = ArraySource(
+    {
+        "a": (DRAWN((50, 16, 3)) * [1, 5, 9] + [0, 10, 99]).astype("f4"),
+        "q": DRAWN((50, 5)) * np.arange(1, 6),
+        "image": (DRAWN((50, 24, 20, 3)) * 200).astype("u1"),
+    }
+)
+MEASURED = Normalize.of(statistics(ROWS, "q", axis=0) | statistics(ROWS, "a", axis=1), ["a", "q"], dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        (
+            Normalize([0, 0, 0], [1, 1, 1], axis=1, fields="a"),
+            {"a": "3 means, one for each place on axis 1 of (16, 3)"},
+        ),
+        (Normalize(axis=-1, scale="type", fields=["a"]), {"a": "3 means, one for each place on axis 1 of (16, 3)"}),
+        (Normalize(axis=[0, 1], fields="a"), {"a": "48 means, one for each place on axis 0, 1 of (16, 3)"}),
+        (Normalize([0] * 5, [1] * 5, fields="q"), {"q": "5 means, one for each place on axis 0 of (5,)"}),
+        (Normalize(0, 1, axis=0, fields="q"), {"q": "5 means, one for each place on axis 0 of (5,)"}),
+        (Normalize(0, 1, fields="q"), {"q": "1 mean for all of (5,)"}),
+        (None, {"a": "1 mean for all of (16, 3)"}),
+        (Normalize(axis=2, fields="image"), {"image": "3 means, one for each place on axis 2 of (24, 20, 3)"}),
+        (Normalize(axis=(), fields="image"), {"image": "1 mean for all of (24, 20, 3)"}),
+        (
+            Normalize(fields="image"),
+            {
+                "image": "24 means, one for each place on axis 0 of (24, 20, 3); if axis 2 holds the channels, name it "
+                "by axis= or by the layout"
+            },
+        ),
+        (
+            MEASURED,
+            {
+                "a": "3 means, one for each place on axis 1 of (16, 3)",
+                "q": "5 means, one for each place on axis 0 of (5,)",
+            },
+        ),
+        (Clipped(1.5, axis=1, fields="a"), {"a": "3 means, one for each place on axis 1 of (16, 3)"}),
+    ],
+    ids=str,
+)
+def test_statistics_keep_the_axes_of_the_normalize_that_they_replace_and_a_line_names_them(given, lines):
+    options = {"loader": {"batch_size": 50}, "statistics": "train", "device_transform": given}
+    with contextlib.closing(AsyncDataModule(train=ROWS, val=ROWS, **options)) as dm:
+        batch, described = dm.train_dataloader().next(), dm.describe()
+        assert [line for line in described.splitlines() if line.startswith("device")] == [
+            f"device  normalize {key}: {line}" for key, line in lines.items()
+        ]
+        for key, line in lines.items():
+            values, axes = batch[key].double(), re.findall(r"on axis ([\d, ]+) of", line)
+            apart = [1 + int(axis) for axis in axes[0].split(", ")] if axes else []
+            over = [axis for axis in range(values.ndim) if axis not in apart]
+            if isinstance(given, Clipped):
+                assert values.abs().max() == 1.5
+                assert isinstance(dm.normalize, Clipped)
+                assert values.mean(over).abs().max() < 0.1
+            else:
+                assert values.mean(over).abs().max() < 1e-4
+                assert torch.allclose(values.std(over, correction=0), torch.tensor(1.0).double(), atol=1e-4)
+        assert dm.normalize.dtype == getattr(given, "dtype", "float32")
+        if "axis 1" in next(iter(lines.values())):
+            assert "axis=1" in repr(dm.normalize)
+
+
+def test_axes_of_samples_that_are_put_end_to_end_are_those_of_their_elements(h5):
+    values = (DRAWN((40, 3)) * [1, 5, 9]).astype("f4")
+    path = h5(**{"x/values": values, "x/offsets": np.array([0, 7, 20, 22, 40])})
+    source = HDF5Source(path, [Field("x", ragged="concat")])  # a tuple
+    options = {"loader": {"batch_size": 4}, "statistics": "train", "device_transform": Normalize(axis=0, fields=0)}
+    with contextlib.closing(AsyncDataModule(train=source, **options)) as dm:
+        made = dm.train_dataloader().next()[0]
+        assert "normalize x: 3 means, one for each place on axis 0 of (3,)" in dm.describe()
+    assert made.mean(0).abs().max() < 1e-5
+
+
+def test_numbers_and_axes_of_a_normalize_that_do_not_fit_the_field_are_refused():
+    for given, said in (
+        (
+            Normalize([0, 0, 0], [1, 1, 1], fields="a"),
+            r"^mean, std: 3 channels, but .* has 16 on axis 1.*name it with axis",
+        ),
+        (Normalize(axis=2, fields="a"), r"^axis: \(2,\) cannot be kept of a: samples have shape \(16, 3\)"),
+    ):
+        dm = AsyncDataModule(train=ROWS, loader={"batch_size": 5}, statistics="train", device_transform=given)
+        with contextlib.closing(dm), pytest.raises(ConfigError, match=said):
+            dm.train_dataloader()
+
+
+def test_a_normalize_without_statistics_has_its_line_too_for_each_stage_that_differs():
+    device = {"train": Normalize([1, 2, 3], 1, axis=1, fields="a"), "eval": Normalize(5, 1, fields="q")}
+    with contextlib.closing(
+        AsyncDataModule(train=ROWS, val=ROWS, loader={"batch_size": 5}, device_transform=device)
+    ) as dm:
+        found = [line for line in dm.describe().splitlines() if "normalize" in line]
+    assert found == [
+        "device  normalize a: 3 means, one for each place on axis 1 of (16, 3)",
+        "device  normalize q: 1 mean for all of (5,)",
+    ]
 
 
 def test_statistics_that_cannot_be_used_are_refused():

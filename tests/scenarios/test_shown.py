@@ -54,7 +54,7 @@ def test_loaders_and_what_goes_with_them_do_too():
     assert repr(lad.ConcatSource([source, source]).places()) == "<Places of 2,000 samples of 2 parts>"
     assert repr(lad.DevicePrefetcher(3)) == "DevicePrefetcher(device_depth=3, verify_copies=0)"
     assert repr(lad.ToFloat("x", dtype="float16")) == "ToFloat(['x'], dtype='float16')"
-    shown = "Normalize(mean=(0.5, 0.1), std=2.0, scale=None, fields=None, dtype='float32')"
+    shown = "Normalize(mean=(0.5, 0.1), std=2.0, axis=0, scale=None, fields=None, dtype='float32')"
     assert repr(lad.Normalize([0.5, 0.1], 2)) == shown
 
 

@@ -85,17 +85,18 @@ def statistics(
 def found_together(
     source: Source,
     fields: Any = None,
-    axis: Axis = "channels",
+    axis: Axis | Mapping[str, Axis] = "channels",
     cache_dir: str | os.PathLike[str] | None = None,
     *,
     rank: int = 0,
     ranks: int = 1,
     gather: Callable[[Any], list[Any]] = lambda mine: [mine],
 ) -> dict[Any, FieldStatistics]:
-    """As `statistics`, the same on all ranks, of which each reads a part; ``gather`` lists what each of them has."""
+    """As `statistics`, with axes by field, on all ranks alike; each reads a part, ``gather`` lists what each has."""
     check_source("source", source)
     spec, keys = source.spec, chosen_fields(source.spec, fields)
-    kept = {name: _kept(name, spec[name], axis) for name in keys.values()}
+    axes: dict[str, Axis] = {name: axis[name] if isinstance(axis, Mapping) else axis for name in keys.values()}
+    kept = {name: _kept(name, spec[name], each) for name, each in axes.items()}
     folder = None if cache_dir is None else CacheFolder(cache_dir, "statistics")
     known = _on_every_rank(gather, lambda: _loaded(source, kept, folder)) if folder else []
     every = [counted for _, counted in known if counted][:1]

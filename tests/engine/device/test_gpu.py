@@ -152,7 +152,7 @@ class Looking(pl.LightningModule):
 
 
 @DEPTHS
-@pytest.mark.parametrize("transform", [None, lad.ToFloat("x")], ids=["as stored", "transform"])
+@pytest.mark.parametrize("transform", [None, lad.ToFloat("x"), lad.Normalize(100, 50, fields="x")], ids=str)
 def test_an_epoch_has_the_program_wait_for_nothing(depth, transform):
     with source(4, 10, 0.0, device_transform=transform) as loader:
         fitted(Looking(), loader, measures.NoSynchronising(), *prefetchers(depth), max_epochs=2)

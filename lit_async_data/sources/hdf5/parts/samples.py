@@ -81,7 +81,7 @@ def _selected(parts: Sequence[StoredPart], rows: Any) -> list[StoredPart]:
     if (wrong := (which < 0) | (which == len(parts))).any():
         raise ConfigError(f"{given[wrong.argmax()]} is not one of the {starts[-1]} rows of all parts", "rows")
     if (back := np.flatnonzero(np.diff(which) < 0)).size:
-        before, after = (f"row {given[at]}, in {parts[which[at]]}" for at in (back[0], back[0] + 1))
+        before, after = (f"row {given[at]}, in {parts[int(which[at])]}" for at in (back[0], back[0] + 1))
         other = "For samples of the whole source in any order: SubsetSource(source, samples)"
         raise ConfigError(f"{after}, comes after {before}. {other}", "rows")
     of_part = np.split(given, np.searchsorted(which, np.arange(1, len(parts))))
@@ -103,7 +103,7 @@ def _by_part(rows: Any, names: Mapping[str, str]) -> dict[str, Any] | None:
         found = [names.get(str(key), names.get(str(key).strip("/"), "")) for key in rows]
         for number, (key, part) in enumerate(zip(rows, found, strict=True)):
             if not part or part in found[:number]:
-                what = "names a part that another key names, too" if part else "is the end of no part, or of several"
+                what = "is the end of no part, or of several" if not part else "names a part that another key names"
                 raise ConfigError(f"{key!r} {what}; parts are {_named(every)}", "rows")
     elif isinstance(rows, Sequence) and any(hasattr(each, "__len__") and np.ndim(each) for each in rows):
         if len(rows) != (count := len(every)):
