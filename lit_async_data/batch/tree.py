@@ -169,6 +169,8 @@ def _with_fields(value: Any, replace: Replace, path: str) -> Any:
     changes = {}
     for field in dataclasses.fields(value):
         child = getattr(value, field.name, None)
+        if type(child) in SCALARS:
+            continue
         new = _replaced(child, replace, f"{path}.{field.name}")
         if new is not child:
             changes[field.name] = new

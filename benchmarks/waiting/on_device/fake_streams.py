@@ -68,12 +68,11 @@ class FakeStreams:
     Attributes:
         calls: Name and stream of every record, wait, copy and launch, in program order.
         capturing: Whether the program records a graph.
-        unnoted: Whether a value that was handed over cannot note who uses its memory.
         now_s: Seconds that kernels have taken so far.
     """
 
     POISON = 0xAB
-    capturing = unnoted = False
+    capturing = False
 
     def __init__(self, slow: Literal["side", "compute"], takes_s: Mapping[str, float] | None = None) -> None:
         self.now_s = 0.0
@@ -82,9 +81,9 @@ class FakeStreams:
         self._compute = FakeStream("compute", eager=slow != "compute")
         self._current = self._compute
         self._pools: dict[tuple[str, int], list[Bytes]] = {}
-        # By address: the streams that use a block beside its own. And the blocks that were freed before these were
-        # done, with the events that tell.
-        self._users: dict[int, list[FakeStream]] = {}
+        # By address: the stream of a block, and those that use it beside its own. And the blocks that were freed before
+        # these were done, with the events that tell.
+        self._users: dict[int, tuple[FakeStream, list[FakeStream]]] = {}
         self._freed: list[tuple[list[Bytes], Bytes, list[FakeEvent]]] = []
         self.calls: list[tuple[str, str]] = []
 
@@ -107,11 +106,11 @@ class FakeStreams:
         block = pool.pop() if pool else np.full(nbytes, self.POISON, np.uint8)
         lease = Lease(block)
         weakref.finalize(lease, self._free, pool, block).atexit = False
-        self._users[block.ctypes.data] = []
+        self._users[block.ctypes.data] = self._current, []
         return torch.from_numpy(np.asarray(lease)).view(dtype).reshape(shape)
 
     def _free(self, pool: list[Bytes], block: Bytes) -> None:
-        events = [self.record(stream) for stream in self._users.pop(block.ctypes.data)]
+        events = [self.record(stream) for stream in self._users.pop(block.ctypes.data)[1]]
         self._freed.append((pool, block, events))
 
     def _reclaim(self) -> None:
@@ -122,15 +121,16 @@ class FakeStreams:
             else:
                 self._freed.append((pool, block, events))
 
-    def record_stream(self, value: Any, stream: FakeStream) -> None:
+    def record_stream(self, value: Any, stream: FakeStream) -> bool:
         """Keeps the block of a tensor from being handed out again before ``stream`` has used it."""
         try:
-            if isinstance(value, torch.Tensor):
-                self._users.get(value.untyped_storage().data_ptr(), []).append(stream)
-            else:
+            if not isinstance(value, torch.Tensor):
                 value.record_stream(stream)
-        except (AttributeError, RuntimeError):
-            self.unnoted = True
+            elif (block := value.untyped_storage().data_ptr()) in self._users and self._users[block][0] is not stream:
+                self._users[block][1].append(stream)
+        except (AttributeError, RuntimeError, TypeError):
+            return False
+        return True
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Enqueues a copy. It reads its source when it runs; like a device, it knows addresses, not tensors."""

@@ -96,11 +96,13 @@ class Scene:
 
     Attributes:
         first: The number of the first sample.
+        behind: How many batches before its own the transform makes a batch of.
     """
 
     rig: Rig
     loader: AsyncLoader
     first: int
+    behind: int = 0
     _read: list[tuple[Extremes, npt.NDArray[Any] | int]] = dataclasses.field(default_factory=list)
     _step: int = 0
 
@@ -112,7 +114,7 @@ class Scene:
 
     def read(self, tensor: torch.Tensor) -> None:
         """Enqueue a read of the last batch."""
-        begin = self.first + BATCH * (self._step - 1)
+        begin = self.first + BATCH * max(self._step - 1 - self.behind, 0)
         self._read.append((self.rig.read(tensor), np.arange(begin, begin + BATCH)))
 
     def read_other(self, tensor: torch.Tensor) -> None:
@@ -133,6 +135,11 @@ class Scene:
         """Drop the enqueued batches, as `set_epoch` does, without starting others."""
         queue: Any = self._engine.queue
         queue._forget()
+
+    @property
+    def raw(self) -> torch.Tensor:
+        """As large as the large field of a batch as it is copied; without memory."""
+        return torch.empty((BATCH, self.rig.width), dtype=torch.int32, device="meta")
 
     @property
     def _engine(self) -> Any:
@@ -167,6 +174,7 @@ class Hazard:
         mutant: The name of a class of the package, and its replacement without the guard.
         workers: Reader threads; with 0 the loader reads a batch and enqueues its copy when asked for it.
         transforms: Whether there is a transform on the device.
+        keeps: Whether it makes each batch of the one before, which it has kept.
         depth: Batches copied ahead.
     """
 
@@ -176,6 +184,7 @@ class Hazard:
     mutant: tuple[str, type]
     workers: int = 0
     transforms: bool = False
+    keeps: bool = False
     depth: int = 1
 
     def shows(self, rig: Rig, *, guarded: bool) -> bool:
@@ -187,7 +196,8 @@ class Hazard:
         """
         first = next(_numbers)
         numbers = np.arange(first, first + BATCH * STEPS, dtype=np.int32)
-        source = ArraySource({"x": np.broadcast_to(numbers[:, None], (len(numbers), rig.width)), "y": numbers})
+        # Stored, and not broadcast: batches must be read in far less time than a stream is held back.
+        source = ArraySource({"x": np.repeat(numbers[:, None], rig.width, axis=1), "y": numbers})
         options = LoaderOptions(
             batch_size=BATCH, shuffle=False, workers=self.workers, worker_kind="thread", queue_depth=SLOTS - 1
         )
@@ -197,13 +207,13 @@ class Hazard:
             stack.enter_context(replaced_streams(rig.streams, simulated=rig.simulated))
             if target != "TorchStreams" and not guarded:
                 stack.enter_context(mock.patch.object(engine, target, replaced))
-            transform = rig.transform if self.transforms else None
+            transform = (Keeping(rig.transform) if self.keeps else rig.transform) if self.transforms else None
             device = "cpu" if rig.simulated else "cuda"
             loader = AsyncLoader(source, options, device=device, device_depth=self.depth, device_transform=transform)
             loader._machinery.wiring.externally_driven = True
             stack.callback(rig.finish)
             with loader:
-                scene = Scene(rig, loader, first)
+                scene = Scene(rig, loader, first, int(self.keeps))
                 self.steps(scene)
                 return scene.wrong()
 
@@ -256,12 +266,12 @@ class SideNeverWaits(Lacking):
 
 
 class NobodyNotesWhoReads:
-    """The allocator does not know that compute reads what a transform has made."""
+    """The allocator does not know that compute reads what a transform has made, nor that side reads raw tensors."""
 
     held = False
 
-    def record_stream(self, value: Any, stream: Any) -> None:
-        pass
+    def record_stream(self, value: Any, stream: Any) -> bool:
+        return True
 
 
 class CopiesCountAsDoneAtOnce(StreamQueue):
@@ -272,13 +282,17 @@ class CopiesCountAsDoneAtOnce(StreamQueue):
             self.copying.popleft().host.release()
 
 
-class DropsRawTensorsEarly(StreamQueue):
-    """Frees the copied tensors when the transform is enqueued."""
+class Keeping:
+    """A transform that makes each batch of the one before, which it has kept, as one that mixes both does."""
 
-    def _submit(self, ticket: Any, *args: Any) -> None:
-        super()._submit(ticket, *args)
-        ticket.raw.clear()
-        ticket.block = None
+    def __init__(self, transform: Callable[[Batch], Batch]) -> None:
+        self._transform = transform
+        self._before: Batch | None = None
+
+    def __call__(self, batch: Batch) -> Batch:
+        made = self._transform(self._before or batch)
+        self._before = batch
+        return made
 
 
 Class = TypeVar("Class", bound=type)
@@ -365,7 +379,8 @@ def raw_reused(scene: Scene) -> None:
     """1. Side is held back. 2. Copy and transform of a batch are enqueued behind that. 3. The step takes memory as
     large as what is copied, and writes to it.
 
-    Where the copy's destination died with step 2, step and copy write to the same memory.
+    The copy's destination died with step 2: where the allocator does not know that side uses it, step and copy write
+    to the same memory.
     """
     scene.warm_up(ahead=True)
     batch = scene.next()
@@ -377,6 +392,29 @@ def raw_reused(scene: Scene) -> None:
     scene.read(scene.next())
     scene.rig.finish()
     scene.read_other(own)
+
+
+def kept_by_transform(scene: Scene) -> None:
+    """1. Side is held back. 2. A transform is to read the raw tensors of the batch before behind that, and forgets
+    them. 3. The step takes memory as large, and writes to it.
+
+    Where the allocator does not know that side uses them, the transform reads what the step has written.
+    """
+    scene.warm_up(ahead=True)
+    batch = scene.next()
+    del batch
+    for held in (False, True):
+        if held:
+            scene.rig.finish()
+            scene.rig.hold()
+        scene.submit()
+        taken = [scene.rig.overwritten(scene.raw) for _ in range(SLOTS + 1)]  # all that is free
+        scene.read(scene.next())
+        scene.rig.finish()
+        for tensor in taken:
+            scene.read_other(tensor)
+        scene.rig.finish()
+        del taken, tensor
 
 
 def dropped(scene: Scene) -> None:
@@ -425,9 +463,18 @@ HAZARDS = (
         "raw tensors die before the transform",
         "side",
         raw_reused,
-        ("StreamQueue", DropsRawTensorsEarly),
+        (STREAMS, NobodyNotesWhoReads),
         workers=1,
         transforms=True,
+    ),
+    Hazard(
+        "batch kept by a transform given away",
+        "side",
+        kept_by_transform,
+        (STREAMS, NobodyNotesWhoReads),
+        workers=1,
+        transforms=True,
+        keeps=True,
     ),
     Hazard("dropped batch still being copied", "side", dropped, (STREAMS, ComputeNeverWaits), workers=1),
 )

@@ -12,7 +12,7 @@ class IdleDevice:
     """Streams on which everything has happened at once. Only small tensors are copied, such as labels."""
 
     side: Any = None
-    capturing = unnoted = False
+    capturing = False
     _COPIED = 4096
 
     def compute(self) -> None:
@@ -31,8 +31,8 @@ class IdleDevice:
     def moved(self, value: Any) -> Any:
         return value
 
-    def record_stream(self, value: Any, stream: Any) -> None:
-        pass
+    def record_stream(self, value: Any, stream: Any) -> bool:
+        return True
 
     def record(self, stream: Any) -> Any:
         return self

@@ -49,7 +49,7 @@ class CopyVerifier:
     """
 
     def __init__(self, batches: int, streams: Streams | None = None) -> None:
-        self.left, self._streams = batches, streams
+        self.left, self.streams = batches, streams
         # The sums of each batch on its way: as it was "read", as it "arrived", and as the transform has "made" it.
         self._coming: dict[BatchIndex, dict[str, Sums]] = {}
         # The batch that the user has, its sums, and torch's counts of changes at hand-over.
@@ -105,8 +105,8 @@ class CopyVerifier:
     def settle(self) -> None:
         """Compare all checksums; the host waits for the device, if there are any."""
         self._release()
-        if self._compared and self._streams is not None:
-            self._streams.happened(self._streams.record(self._streams.compute()), block=True)
+        if self._compared and self.streams is not None:
+            self.streams.happened(self.streams.record(self.streams.compute()), block=True)
         compared, self._compared = self._compared, []  # the first error is enough, and it is raised once
         for key, fault, wanted, found in compared:
             if wrong := [name for name, total in found.items() if int(total) != int(wanted[name])]:
@@ -125,7 +125,7 @@ class CopyVerifier:
             self._compared.append((key, CHANGED, sums, self._sums(untouched)))
 
     def _sums(self, fields: Mapping[str, Tensor]) -> Sums:
-        enqueued = checksum if self._streams is None else self._streams.checksum
+        enqueued = checksum if self.streams is None else self.streams.checksum
         return {name: enqueued(tensor) for name, tensor in fields.items()}
 
 
@@ -178,6 +178,9 @@ class _VerifiedQueue(WrappedQueue):
 
     def close(self) -> None:
         self.queue.close()
+        streams = self.verifier.streams
+        if streams is not None and streams.capturing:
+            return  # the kernels that sum would become part of the user's graph
         try:
             self.verifier.settle()
         except RuntimeError as error:  # the device is in trouble; the rest must be closed all the same

@@ -7,16 +7,17 @@ queues of this process for the device:
 2. Side waits for ``allocated``: the allocator may give out memory that kernels of an earlier step still read. (Without
    this wait: write after read.)
 3. Side copies from pinned host memory and records an event. When that has happened, the host memory is free.
-4. Side runs the device transform, and moves objects that move themselves. Both allocate from side's memory.
-5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write). Only then the raw
-   tensors may be dropped, since side still reads them. What lies in side's memory is noted as used by compute
-   (``record_stream``): the allocator gives it to nobody on side before compute has read it. Objects that cannot note
-   that have side wait for compute in step 4, from then on.
+4. Side moves objects that move themselves, and runs the device transform. Both allocate from side's memory. The raw
+   tensors that the transform reads are noted as used by side (``record_stream``): whether the queue drops them, or the
+   transform keeps them for later batches, the allocator gives them to nobody on compute before side has read them.
+5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write). What lies in side's
+   memory is noted as used by compute in the same way. As long as a queue hands out objects that hide their memory, side
+   waits for compute in step 4, for all queues.
 
 No reader thread calls the device, and none of these waits stops the host.
 
 An interrupt (Ctrl-C) can come between any two of these steps. So the queue holds all memory that side may read or write
-from before the copy until `close` has waited for side. After an interrupt only `close` may be called.
+from before the copy until that is noted, or `close` has waited for side. After an interrupt only `close` may be called.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+import weakref
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
-from lit_async_data.batch.tree import leaves_in
 from lit_async_data.engine.device.clock import COPY, DeviceClock, profiled, ranged
 from lit_async_data.engine.device.feed import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
+from lit_async_data.engine.device.noting import note_all
 from lit_async_data.engine.device.streams import Streams, no_inference
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import DeviceWait
@@ -41,9 +43,10 @@ from lit_async_data.order.plan import BatchIndex
 log = logging.getLogger(__name__)
 
 
-def _may_hold_memory(value: Any) -> bool:
-    known = isinstance(value, Mapping | Sequence | np.ndarray | np.generic) or dataclasses.is_dataclass(value)
-    return not known or hasattr(value, "record_stream")
+# Queues that were closed while a graph was recorded: another queue waits for their copies later.
+UNFINISHED: list[StreamQueue] = []
+# Queues whose batches hide memory of side, which any queue may get as soon as such a batch is dropped.
+UNNOTED: weakref.WeakSet[StreamQueue] = weakref.WeakSet()
 
 
 @dataclasses.dataclass
@@ -58,6 +61,7 @@ class Ticket:
     moved: dict[str, Any] = dataclasses.field(default_factory=dict)
     allocated: Any = None
     unpack: Callable[[Arrived, Clone], Batch] | None = None
+    host: HostBatch | None = None  # of a batch for which the device had no memory ahead: it is copied when it is taken
     ready: Any = None
     batch: Batch = None
     error: BaseException | None = None
@@ -85,6 +89,8 @@ class StreamQueue:
         self.tickets: collections.deque[Ticket] = collections.deque()  # batches on their way to the device, in order
         # Host memory that side may still read, in the order of the copies.
         self.copying: collections.deque[Copying] = collections.deque()
+        self._most = math.inf  # batches ahead for which the device has memory, as far as known
+        self._told = False  # whether objects that hide their memory have been logged
 
     @property
     def ready(self) -> int:
@@ -107,7 +113,8 @@ class StreamQueue:
         if ticket.ready is None and ticket.error is None:
             self.reclaim(block=True)
             try:
-                self._submit(ticket, self.feed.get(key))
+                host, ticket.host = ticket.host or self.feed.get(key), None
+                self._submit(ticket, host)
             except Exception:
                 self._let_go(ticket)
                 self.tickets.popleft()
@@ -130,25 +137,46 @@ class StreamQueue:
         if not copy:
             self._read(key)
             return
+        for _ in UNFINISHED[:]:
+            UNFINISHED.pop(0).close()
         self.reclaim(block=False)
         if self.tickets and self.tickets[0].key != key:
             self._forget()
-        while len(self.tickets) < self.depth:
-            self.tickets.append(self._reserved(self.tickets[-1].following if self.tickets else key))
+        try:
+            while len(self.tickets) < min(self.depth, self._most):
+                self.tickets.append(self._reserved(self.tickets[-1].following if self.tickets else key))
+        except torch.OutOfMemoryError:
+            self._copy_less(len(self.tickets))
         for ticket in self.tickets:
-            if ticket.ready is not None or ticket.error is not None:
-                continue
-            host = self.feed.poll(ticket.key)
-            if host is None:
-                self.feed.prefetch(ticket.key)
+            if ticket.ready is None and ticket.error is None and not self._submitted_ahead(ticket):
                 return
-            self._submit(ticket, host)
-            if isinstance(host.error, StopIteration):
-                while self.tickets[-1] is not ticket:
-                    self.tickets.pop()  # no batch after the end needs the memory
-                return
-        if self.tickets:
-            self.feed.prefetch(self.tickets[-1].following)
+        if self.tickets or self.depth:
+            self.feed.prefetch(self.tickets[-1].following if self.tickets else key)
+
+    def _submitted_ahead(self, ticket: Ticket) -> bool:
+        """Submit a batch if it has been read; returns whether the tickets behind it may follow."""
+        host = self.feed.poll(ticket.key) if ticket.host is None else None
+        if host is None:
+            self.feed.prefetch(ticket.key if ticket.host is None else ticket.following)
+            return False
+        self._submit(ticket, host)
+        full = host.error is None and isinstance(ticket.error, torch.OutOfMemoryError)
+        if not full and not isinstance(host.error, StopIteration):
+            return True
+        while self.tickets[-1] is not ticket:
+            self.tickets.pop()  # no batch after the end needs the memory
+        if full:
+            # It begins anew when it is taken. The error would keep the memory that its traceback refers to.
+            ticket.host, ticket.error, ticket.ready = self.copying.pop().host, None, None
+            self._copy_less(len(self.tickets) - 1)
+            self.feed.prefetch(ticket.following)
+        return False
+
+    def _copy_less(self, batches: int) -> None:
+        """Copy fewer batches ahead from now on: the loop may well go on, as it needs one at a time."""
+        if self._most == math.inf:
+            log.warning("the device has no memory for more: batches are copied ahead as with device_depth=%d", batches)
+        self._most = batches
 
     def _read(self, key: BatchIndex) -> None:
         if self.tickets and self.tickets[0].key == key:
@@ -158,9 +186,15 @@ class StreamQueue:
             self.feed.prefetch(key)
 
     def close(self) -> None:
+        if self.streams.capturing:  # a wait would break the user's CUDA graph
+            UNFINISHED.append(self)
+            return
         try:
+            self._wait_for_compute()  # it may still read the last objects that hide their memory
+            UNNOTED.discard(self)
             # For all of side: an interrupt may have come before an event was recorded.
             self.streams.happened(self.streams.record(self.streams.side), block=True)
+            self.copying.extend(Copying(ticket.host) for ticket in self.tickets if ticket.host is not None)
             self.tickets.clear()
             while self.copying:
                 self.copying.popleft().host.release()
@@ -193,8 +227,12 @@ class StreamQueue:
                 self._copy(ticket, host)
             if self._transform is not None:
                 self._wait_for_compute()
+                for tensor in (*ticket.raw.values(), ticket.block):
+                    if tensor is not None:
+                        self.streams.record_stream(tensor, self.streams.side)
                 with no_inference(), self.streams.on_side():
                     ticket.batch = self._transform(self._unpacked(ticket), ticket.key)
+                ticket.raw, ticket.block, ticket.moved, ticket.unpack = {}, None, {}, None
         except Exception as error:  # noqa: BLE001  # raised when it is this batch's turn
             ticket.error = error
         ticket.ready = self.streams.record(self.streams.side)
@@ -202,7 +240,7 @@ class StreamQueue:
     def _copy(self, ticket: Ticket, host: HostBatch) -> None:
         streams = self.streams
         # With the batch itself: its memory lives as long as side may read it.
-        copying, began = Copying(host), None
+        copying = Copying(host)
         self.copying.append(copying)
         try:
             if ticket.buffers != (buffers := host.known or host.buffers):
@@ -215,6 +253,7 @@ class StreamQueue:
                 if ticket.block is not None:
                     assert host.block is not None
                     streams.copy(ticket.block, host.block)
+            self._clock.copy_ends(began, host.nbytes)
             if host.movable:
                 self._wait_for_compute()
                 # Always, as this also turns gradients on: they must not depend on when the copy begins.
@@ -222,11 +261,10 @@ class StreamQueue:
                     ticket.moved = {name: streams.moved(value) for name, value in host.movable.items()}
         finally:
             copying.done = streams.record(streams.side)
-            self._clock.copy_ends(began, host.nbytes)
 
     def _wait_for_compute(self) -> None:
-        """Before side allocates memory that compute may be reading: that of objects that have not noted it."""
-        if self.streams.unnoted:
+        """Before side allocates memory that compute may be reading: that of objects that hide it."""
+        if UNNOTED:
             self.streams.wait(self.streams.side, self.streams.record(self.streams.compute()))
 
     def _handed_out(self, ticket: Ticket) -> Batch:
@@ -239,8 +277,14 @@ class StreamQueue:
                 batch, of_side = self._unpacked(ticket), ticket.moved
             if not ticket.moved:
                 return batch
-        for value in leaves_in(of_side, _may_hold_memory).values():
-            self.streams.record_stream(value, compute)
+        hidden = note_all(of_side, lambda value: self.streams.record_stream(value, compute))
+        if hidden is not None:
+            UNNOTED.add(self)
+            if not self._told:
+                log.warning(
+                    "no tensor is found in %s: transforms wait for steps, unless it has record_stream", hidden.__name__
+                )
+            self._told = True
         return batch
 
     def _unpacked(self, ticket: Ticket) -> Batch:
@@ -272,5 +316,8 @@ class StreamQueue:
 
         Its memory returns to compute's pool, while a copy may still be writing to it.
         """
+        if ticket.host is not None:  # its copies may be under way
+            ticket.ready = self.streams.record(self.streams.side)
+            self.copying.append(Copying(ticket.host, ticket.ready))
         if ticket.ready is not None:
             self.streams.wait(self.streams.compute(), ticket.ready)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,11 +31,15 @@ def checked_device(given: torch.device | str) -> torch.device:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"{given!r} is not a device of torch, such as 'cuda' or 'cpu'", "device") from error
+    # As Lightning sets it: torch asks NVML, and leaves the driver, which no fork of this process could use any more.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     found = torch.accelerator.current_accelerator(check_available=True)
     # An XLA device is found by its own package; batches come there in host memory.
     if device.type not in ("cpu", "mps", "xla") and (found is None or found.type != device.type):
         raise ConfigError(f"there is no {device.type} here, only {found.type if found else 'cpu'}", "device")
-    if device.index is not None and _overlaps(device) and device.index >= (count := torch.accelerator.device_count()):
+    if device.index is None or not _overlaps(device):
+        return device
+    if device.index >= (count := torch.get_device_module(device).device_count()):
         raise ConfigError(f"there is no {device} here; {device.type} devices here: {count}, numbered from 0", "device")
     return device
 
@@ -102,16 +106,11 @@ class Streams(Protocol):
     def moved(self, value: Any) -> Any:
         """An object moved to the device by its own ``to``, enqueued on the current stream."""
 
-    def record_stream(self, value: Any, stream: Any) -> None:
-        """Note that a stream uses a tensor or an object whose memory is side's.
+    def record_stream(self, value: Any, stream: Any) -> bool:
+        """Note that a stream uses a tensor, or an object with a ``record_stream``; returns whether that was possible.
 
-        When the value is freed, the allocator waits for the stream before it gives the memory out again. If the value
-        cannot note it, `unnoted` is True from then on.
+        When the value is freed, the allocator waits for the stream before it gives the memory out again.
         """
-
-    @property
-    def unnoted(self) -> bool:
-        """Whether compute may use memory of side and the allocator does not know."""
         ...
 
     def record(self, stream: Any) -> Any:
@@ -148,7 +147,7 @@ class TorchStreams:
     @functools.cached_property
     def side(self) -> torch.Stream:
         """The stream of `_side_of`, in an object of its own: none can be entered twice at a time."""
-        side = _side_of(self._device).stream
+        side = _side_of(self._device)
         return torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
 
     def compute(self) -> Any:
@@ -156,7 +155,10 @@ class TorchStreams:
 
     @property
     def capturing(self) -> bool:
-        return self._capturing()
+        if self._capturing():
+            return True
+        with torch.accelerator.device_index(self._device.index):  # it asks for the stream of the current device
+            return self._capturing()
 
     def on_side(self) -> contextlib.AbstractContextManager[Any]:
         return self.side
@@ -170,17 +172,14 @@ class TorchStreams:
     def moved(self, value: Any) -> Any:
         return moved(pinned(value), self._device)
 
-    def record_stream(self, value: Any, stream: Any) -> None:
+    def record_stream(self, value: Any, stream: Any) -> bool:
         if isinstance(value, torch.Tensor) and value.device != self._device:
-            return
+            return True
         try:
             value.record_stream(stream)
         except (AttributeError, RuntimeError, TypeError):  # torch raises the second for sparse tensors
-            _side_of(self._device).unnoted = True
-
-    @property
-    def unnoted(self) -> bool:
-        return _side_of(self._device).unnoted
+            return False
+        return True
 
     def record(self, stream: Any) -> Any:
         return stream.record_event(torch.Event(device=self._device))
@@ -203,22 +202,14 @@ class TorchStreams:
         return checksum(tensor)
 
 
-@dataclasses.dataclass
-class _Side:
-    """The side stream of a device, and whether its memory is used by objects that have not noted it."""
-
-    stream: torch.Stream
-    unnoted: bool = False
-
-
 @functools.cache
-def _side_of(device: torch.device) -> _Side:
+def _side_of(device: torch.device) -> torch.Stream:
     """One for each device and process.
 
     torch hands out 32 streams in turn: with one for each engine, side would be a stream that the user has, too, and
     each would strand the memory that the allocator keeps for it.
     """
-    return _Side(torch.Stream(device=device))
+    return torch.Stream(device=device)
 
 
 def streams_of(device: torch.device) -> Streams | None:

@@ -64,6 +64,9 @@ class DeviceTransform:
                 made = self._transformed(batch, key)
         except AsyncDataError:
             raise
+        except torch.OutOfMemoryError as error:  # itself, by which Lightning finds the largest batch size
+            error.add_note(f"{self.where}: no memory for batch {key.step} of epoch {key.epoch}")
+            raise
         except Exception as error:
             raise TransformError(
                 f"{self.where}: failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",

@@ -11,7 +11,10 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.engine.device import clock
 from lit_async_data.engine.device.clock import DeviceClock
+from lit_async_data.engine.device.stream_queue import StreamQueue
 from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
+from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.stats import DeviceWait, Stage
 from lit_async_data.errors import ReadError
 from lit_async_data.order.plan import BatchIndex
@@ -142,6 +145,30 @@ def test_the_first_copy_is_not_timed_as_it_tells_what_a_device_does_once():
             streams._takes_s["copy"] = COPY_S
             copied = queue.waited.copy
             assert copied.seconds == pytest.approx(ARRIVES_S * (number + 1) if number else 0)
+
+
+class Moving:
+    """Moves itself, by a kernel of a second."""
+
+    def __init__(self, streams):
+        self.streams = streams
+
+    def to(self, device, **options):
+        self.streams.launch("move", lambda: None)
+        return self
+
+
+def test_objects_that_move_themselves_are_not_part_of_the_time_of_copies():
+    """1. They hide their memory, so side waits for the steps before it moves one. 2. These take long."""
+    streams = FakeStreams("compute", {"copy": COPY_S, "step": STEP_S, "move": 1.0})
+    batches = [{"x": torch.zeros(100_000), "graph": Moving(streams)} for _ in range(STEPS)]
+    feed = IteratorFeed(batches, Packer(PinnedBufferPool(lambda nbytes: np.zeros(nbytes, np.uint8), 3)), 0)
+    queue = StreamQueue(feed, streams, 0, None)
+    epoch(queue, streams)
+    queue.close()
+    assert streams.now_s > STEPS
+    assert queue.waited.copy == Stage(pytest.approx(STEPS * COPY_S), STEPS * 400_000)
+    feed.close()
 
 
 def test_no_event_is_asked_for_while_a_graph_is_recorded():

@@ -4,7 +4,9 @@ That the waits are enough, whatever the streams do in time, is shown in test_wai
 """
 
 import contextlib
+import dataclasses
 import gc
+import pathlib
 import weakref
 
 import numpy as np
@@ -14,7 +16,9 @@ from support.device.training_loop import (
     BATCH,
     SLOW,
     STEPS,
+    Small,
     Step,
+    copied_ahead,
     new_schedule,
     on_device,
     pretend,
@@ -26,7 +30,9 @@ from torch.utils.data import DataLoader
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
+from lit_async_data.engine.device import stream_queue
 from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.pipeline.slots import COPYING
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
@@ -254,6 +260,165 @@ def test_what_an_interrupted_copy_may_still_write_to_lives_until_side_is_done(mo
         assert streams.side.pending
         gc.collect()
         assert all(tensor() is not None for tensor in streams.made[:2])  # x, and the block of y and z
+        enqueued = streams.record(streams.side)
         queue.close()
+        assert enqueued.done
+        queue.close()
+
+
+class Sealed:
+    """An object that moves itself, and hides its memory."""
+
+    def to(self, device, **options):
+        return self
+
+
+@dataclasses.dataclass
+class Described:
+    """A batch, and what a transform knows beside its tensors."""
+
+    batch: dict
+    number: int = 3
+    path: pathlib.Path = pathlib.Path("x")
+    dtype: torch.dtype = torch.float32
+    names: frozenset = frozenset("ab")
+
+
+def waits_before_transforms(queue, streams, batches=3):
+    """How often side waits for compute before a transform, and not for a destination."""
+    for step in range(batches):
+        queue.take(BatchIndex(0, step))
+    return streams.calls.count(("wait", "side")) - batches
+
+
+def test_plain_values_beside_tensors_have_no_transform_wait(caplog):
+    streams = FakeStreams("side")
+    with queue_on(streams, transform=lambda batch: [Described(batch), {"nested": Described(batch)}]) as queue:
+        assert waits_before_transforms(queue, streams) == 0
+    assert not caplog.records
+
+
+def test_objects_that_hide_memory_have_all_transforms_wait_until_their_queue_is_closed(caplog):
+    streams, others = FakeStreams("side"), FakeStreams("side")
+    with queue_on(streams, transform=lambda batch: batch | {"sealed": Sealed()}) as queue:
+        assert waits_before_transforms(queue, streams) == 2  # from the first that was handed out on
+        with queue_on(others, transform=dict) as other:  # gets memory of the same side
+            assert waits_before_transforms(other, others) == 3
+    with queue_on(others, transform=dict) as other:
+        others.calls.clear()
+        assert waits_before_transforms(other, others) == 0
+    (line,) = caplog.messages
+    assert line == "no tensor is found in Sealed: transforms wait for steps, unless it has record_stream"
+
+
+# -- a device without memory for all batches ahead ---------------------------------------------------------------------
+
+X_BYTES = BATCH * 100 * 100 * 3
+
+
+@SLOW
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize(("room", "depth"), [(1.5, 0), (2.5, 1), (3.5, 2)])
+def test_fewer_batches_are_copied_ahead_where_the_device_has_no_memory_for_more(slow, batches, room, depth, caplog):
+    streams = Small(slow, room * X_BYTES)
+    assert trained(streams, depth=2, batches=batches) == []
+    lines = [line for line in caplog.messages if f"are copied ahead as with device_depth={depth}" in line]
+    assert len(lines) == len(caplog.messages) == (depth < 2)
+
+
+@SLOW
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_transform_without_memory_ahead_is_called_again_when_its_batch_is_taken(slow, batches, depth, caplog):
+    """Its batch is eight times as large as what is copied."""
+    streams = Small(slow, 15 * X_BYTES)
+    assert trained(streams, depth=depth, batches=batches, transform=on_device(streams)) == []
+    assert ["device_depth=" in line for line in caplog.messages] == [True]
+
+
+def test_with_nothing_copied_ahead_the_host_still_reads_ahead(monkeypatch):
+    streams = Small("side", 1.5 * X_BYTES)
+    with queue_on(streams) as queue:
+        batch = queue.take(BatchIndex(0, 0))
+        for _ in range(2):
+            queue.prefetch(BatchIndex(0, 1))
+            assert not queue.tickets
+        asked = []
+        monkeypatch.setattr(queue.feed, "prefetch", asked.append)
+        queue.prefetch(BatchIndex(0, 1))
+        assert asked == [BatchIndex(0, 1)]
+        del batch
+
+
+@pytest.mark.parametrize("transforms", [False, True])
+def test_a_batch_that_is_taken_without_memory_is_torchs_error_and_comes_when_there_is_some(transforms):
+    streams = Small("side", 0.5 * X_BYTES)
+    with queue_on(streams, workers=0, transform=on_device(streams) if transforms else None) as queue:
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                queue.take(BatchIndex(0, 0))
+        streams.room = 20 * X_BYTES
+        batch = queue.take(BatchIndex(0, 0))
+        streams.synchronize()
+        assert batch["y"].tolist() == [number % 251 for number in new_schedule().plan(0).batch(0)]
+
+
+def test_a_batch_that_waits_for_memory_gives_its_host_memory_back_when_it_is_dropped():
+    streams = Small("side", 15 * X_BYTES)
+    with queue_on(streams, depth=2, workers=0, transform=on_device(streams)) as queue:
+        for epoch in range(4):
+            queue._most = 2
+            batch = queue.take(BatchIndex(epoch, 0))
+            queue.feed.poll = queue.feed.get
+            queue.prefetch(BatchIndex(epoch, 1))
+            assert [ticket.host is not None for ticket in queue.tickets] == [True]
+            del batch, queue.feed.poll
+            if epoch < 3:
+                queue._forget()
+                queue.reclaim(block=True)
+        queue.close()
+        assert queue.feed.pipeline.pool.count(COPYING) == 0
+
+
+@pytest.mark.parametrize(("transforms", "room"), [(False, 2.5), (True, 3.5)])
+def test_a_loader_goes_on_without_memory_ahead_and_says_that_in_one_line(monkeypatch, caplog, transforms, room):
+    streams = Small("compute", room * 100_000)
+    pretend(monkeypatch, lambda device: streams)
+    batches = [{"x": torch.full((100_000,), number, dtype=torch.uint8)} for number in range(7)]
+
+    def increased(batch):
+        return {"x": streams.empty((100_000,), torch.uint8).copy_(batch["x"] + 1)}
+
+    with prefetched(batches, device="cpu", device_transform=increased if transforms else None) as given:
+        for last in (4, 4, 6):  # two passes are broken off
+            for number, batch in enumerate(given):
+                assert batch["x"].eq(number + transforms).all()
+                if number == last:
+                    break
+        assert next(iter(given))["x"].eq(transforms).all()
+        assert given._blocks.has_room
+    assert len([line for line in caplog.messages if "device_depth=" in line]) == 1
+    assert "This is a bug" not in caplog.text
+
+
+def test_a_queue_that_is_closed_while_a_graph_is_recorded_waits_for_its_copies_later():
+    """Garbage collection may close a loader at any time. 1. Its copies are on a slow side stream. 2. It is closed. 3.
+    Nobody waits, and its memory stays. 4. The next queue waits."""
+    streams = Remembering("side")
+    with queue_on(streams, depth=1, workers=0) as queue:
+        queue.take(BatchIndex(0, 0))
+        copied_ahead(queue, 1)
+        streams.calls.clear()
+        streams.capturing = True
+        queue.close()
+        assert not streams.calls
+        gc.collect()
+        assert streams.made[0]() is None  # of the batch that was dropped
+        assert streams.made[-2]() is not None
+        assert streams.side.pending
+        streams.capturing = False
+        with queue_on(FakeStreams("side"), workers=0) as other:
+            other.prefetch(BatchIndex(0, 0))
+        assert not stream_queue.UNFINISHED
         assert not streams.side.pending
-        queue.close()
+        assert not queue.tickets

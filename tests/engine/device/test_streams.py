@@ -1,7 +1,7 @@
 """The operations of a device: its one side stream, what it is called, and checksums that tell what has changed."""
 
 import contextlib
-import functools
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,20 +109,17 @@ def test_all_engines_of_a_process_have_one_side_stream_for_a_device(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("value", "unnoted"),
+    ("value", "noted"),
     [
-        (torch.zeros(3, device="meta"), False),  # of another device
-        (SimpleNamespace(record_stream=lambda stream: None), False),
-        (SimpleNamespace(x=torch.zeros(3)), True),
-        (torch.eye(3).to_sparse(), True),  # for which torch has no such method
+        (torch.zeros(3, device="meta"), True),  # of another device
+        (SimpleNamespace(record_stream=lambda stream: None), True),
+        (SimpleNamespace(x=torch.zeros(3)), False),
+        (torch.eye(3).to_sparse(), False),  # for which torch has no such method
     ],
 )
-def test_what_cannot_note_who_uses_its_memory_is_known(monkeypatch, value, unnoted):
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(device_streams, "_side_of", functools.cache(lambda device: SimpleNamespace(unnoted=False)))
-    streams = device_streams.TorchStreams(cpu)
-    streams.record_stream(value, torch.Stream(stream_id=0, device_index=0, device_type=0))
-    assert streams.unnoted is unnoted
+def test_what_cannot_note_who_uses_its_memory_is_known(value, noted):
+    streams = device_streams.TorchStreams(torch.device("cpu"))
+    assert streams.record_stream(value, torch.Stream(stream_id=0, device_index=0, device_type=0)) is noted
 
 
 def test_a_device_without_a_number_is_the_one_that_was_current_at_the_first_batch(monkeypatch):
@@ -146,10 +143,25 @@ def test_a_device_without_a_number_is_the_one_that_was_current_at_the_first_batc
 @pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("xpu:0", False)])
 def test_a_device_that_does_not_exist_is_an_error_when_the_loader_is_built(monkeypatch, device, there):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # which asks NVML; torch.accelerator opens the driver
     message = r"^device: there is no (cuda:2 here; cuda devices here: 2|xpu here)"
     with contextlib.nullcontext() if there else pytest.raises(ConfigError, match=message):
         AsyncLoader(ArraySource({"x": np.arange(8.0)}), {"batch_size": 4}, device=device).close()
+
+
+def test_a_device_is_looked_for_without_the_driver_which_a_fork_could_not_use(monkeypatch):
+    asked = []
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+
+    def current(check_available):
+        asked.append(os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"])
+        return torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
+    device_streams.checked_device("cuda")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")  # the user's own
+    device_streams.checked_device("cuda")
+    assert asked == ["1", "0"]
 
 
 def test_inline_devices_are_cpu_and_mps():
@@ -160,6 +172,24 @@ def test_a_capture_is_seen_on_every_device_for_which_torch_tells_it(monkeypatch)
     monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True, raising=False)
     assert device_streams.TorchStreams(torch.device("xpu:0")).capturing
     assert not device_streams.TorchStreams(torch.device("cpu")).capturing
+
+
+@pytest.mark.parametrize(("current", "captures"), [(0, True), (1, True), (2, False)])
+def test_a_capture_is_seen_on_the_current_device_and_on_that_of_the_loader(monkeypatch, current, captures):
+    """torch tells it of the current device only; devices 0 and 1 are captured."""
+    devices = [current]
+
+    @contextlib.contextmanager
+    def index(number):
+        devices.append(number)
+        yield
+        devices.pop()
+
+    monkeypatch.setattr(torch.accelerator, "device_index", index)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: devices[-1] in (0, 1))
+    assert device_streams.TorchStreams(torch.device("cuda:3")).capturing is captures
+    assert device_streams.TorchStreams(torch.device("cuda:1")).capturing
+    assert devices == [current]
 
 
 def test_objects_are_moved_in_their_own_way():

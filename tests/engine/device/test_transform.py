@@ -276,3 +276,13 @@ def test_what_travels_in_a_narrow_type_is_widened_before_the_users_own_transform
         assert (x.dtype, y.dtype, z.dtype) == (torch.float32, torch.int64, torch.float64)
         assert (x.tolist(), y.tolist(), z.tolist()) == ([[1.0, 255.0]], [2**40], [-3.0])
     assert len(seen) == 1
+
+
+def test_a_transform_without_memory_raises_torchs_error_by_which_lightning_finds_a_batch_size():
+    def full(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\.") as caught:
+        DeviceTransform(full, CPU)({}, BatchIndex(2, 3))
+    assert caught.value.args == ("CUDA out of memory.",)  # one argument, as Lightning wants it
+    assert caught.value.__notes__ == ["device_transform: no memory for batch 3 of epoch 2"]

@@ -13,6 +13,7 @@ import re
 
 import pytest
 import torch
+from support.device.training_loop import Small, pretend
 from support.lightning.trainer import (
     BATCH,
     NAME,
@@ -385,6 +386,26 @@ def test_the_batch_size_finder_leaves_the_best_size_to_the_fit(callbacks, tmp_pa
     trainer(*callbacks(), finder, default_root_dir=tmp_path, max_epochs=2).fit(model, datamodule=dm)
     assert dm.batch_size == FOUND
     assert model.seen["train"][-2:] == [plan(0, batch_size=FOUND), plan(1, batch_size=FOUND)]
+
+
+@pytest.mark.parametrize("fails", ["in the copy", "in device_transform"])
+def test_the_batch_size_finder_sees_that_a_device_has_no_memory(monkeypatch, tmp_path, caplog, fails):
+    """It has room for 13 samples, and a batch of 8 takes the place of those that would be copied ahead."""
+    streams = Small("compute", 13 * rows(1).nbytes)
+    pretend(monkeypatch, lambda device: streams)
+
+    def transform(batch):
+        if len(batch["x"]) > 8 and fails == "in device_transform":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return batch
+
+    streams.room *= 1 + (fails == "in device_transform")
+    model, dm = Recorder(), datamodule(train=CountingSource(), device_transform=transform)
+    finder = pl.callbacks.BatchSizeFinder(steps_per_trial=1, max_trials=5)
+    trainer(lad.DevicePrefetcher(), finder, default_root_dir=tmp_path, max_epochs=2).fit(model, datamodule=dm)
+    assert dm.batch_size == 8
+    assert model.seen["train"][-2:] == [plan(0, batch_size=8), plan(1, batch_size=8)]
+    assert "This is a bug" not in caplog.text
 
 
 @with_and_without

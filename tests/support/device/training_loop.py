@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import threading
 
 import numpy as np
@@ -181,6 +182,25 @@ def on_device(streams):
         return out
 
     return transform
+
+
+class Small(FakeStreams):
+    """A device with room for some bytes."""
+
+    def __init__(self, slow, room):
+        super().__init__(slow)
+        self.room, self.used = room, 0
+
+    def empty(self, shape, dtype):
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self.used + nbytes > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        self.used += nbytes
+        return super().empty(shape, dtype)
+
+    def _free(self, pool, block):
+        self.used -= block.nbytes
+        super()._free(pool, block)
 
 
 class ComputeNeverWaits(FakeStreams):
