@@ -302,10 +302,11 @@ class ProcessPipeline(Pipeline):
 
     def _add_slots(self, count: int) -> None:
         assert self._memory is not None
-        for slot in self._memory.add(count):
+        for whole in self._memory.add(count):
+            slot = whole[: self.layout.nbytes]
             if self._pin is not None:
-                self._pin(slot)
-            self.pool.add(slot[: self.layout.nbytes])
+                self._pin(slot)  # the array that is kept while a copy is under way: views of it do not keep it
+            self.pool.add(slot)
 
     def _give_tasks(self) -> None:
         """Have all vacant slots filled."""

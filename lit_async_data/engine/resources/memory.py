@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import weakref
@@ -45,7 +46,7 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
         try:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         except RuntimeError as error:
-            log.warning("pinning %d bytes failed, copies to the device will be slower: %s", nbytes, error)
+            _say_pageable(nbytes, str(error))
     # An anonymous map rather than np.empty: its memory returns to the system at once.
     # Private, so that a forked child cannot write to it.
     try:
@@ -68,22 +69,35 @@ def register(memory: Bytes, device: torch.device) -> None:
 
     If that fails, a warning is logged and the memory stays pageable.
     """
+    address = memory.ctypes.data
+    if code := _called(device, "cudaHostRegister", address, memory.nbytes, 0):
+        _say_pageable(memory.nbytes, f"CUDA error {code}")
+    else:
+        weakref.finalize(memory, _unregister, device, address, os.getpid()).atexit = False
+
+
+def _unregister(device: torch.device, address: int, process: int) -> None:
+    if os.getpid() == process:  # a fork has the array, and no CUDA
+        _called(device, "cudaHostUnregister", address)
+
+
+def _called(device: torch.device, name: str, *arguments: int) -> int:
+    """Call a function of the CUDA runtime for a device, and return its error; 0 if there is none."""
     import torch
 
-    address = memory.ctypes.data
     with torch.cuda.device(device):  # CUDA would open a context on the current device, of some hundred MB
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        code = runtime.cudaHostRegister(address, memory.nbytes, 0)
-        if int(code):
-            log.warning(
-                "pinning %d bytes failed, copies to the device will be slower: CUDA error %s", memory.nbytes, code
-            )
-            # CUDA keeps the error until a kernel is launched, and torch raises it there, whoever launches it. torch
-            # has no cudaGetLastError, so a kernel is launched here.
+        if code := int(getattr(runtime, name)(*arguments)):
+            # CUDA keeps the error until a kernel is launched, and torch raises it there, whoever launches it. torch has
+            # no cudaGetLastError, so a kernel is launched here.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=device)
-            return
-    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+    return code
+
+
+@functools.cache
+def _say_pageable(nbytes: int, why: str) -> None:  # once, and not for each slot
+    log.warning("pinning %d bytes failed, copies to the device will be slower: %s", nbytes, why)
 
 
 def pinned(value: Any) -> Any:

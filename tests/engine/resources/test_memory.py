@@ -1,13 +1,20 @@
 import contextlib
 import errno
 import logging
+import os
 
 import numpy as np
 import pytest
 import torch
 
+from lit_async_data.engine.resources import memory
 from lit_async_data.engine.resources.memory import allocated, default_budget, readable, register
 from lit_async_data.errors import MemoryBudgetError
+
+
+@pytest.fixture(autouse=True)
+def nothing_said():
+    memory._say_pageable.cache_clear()
 
 
 def test_memory_is_page_aligned_bytes_that_can_be_written():
@@ -34,8 +41,10 @@ def test_memory_that_cannot_be_pinned_is_pageable_and_said(monkeypatch, caplog):
     monkeypatch.setattr(torch, "empty", refused)
     with caplog.at_level(logging.WARNING):
         made = allocated(1000, pinned=True)
+        allocated(1000, pinned=True)
     assert made.nbytes == 1000
-    assert "pinning" in caplog.text
+    (line,) = caplog.messages  # and not one for each slot
+    assert line == "pinning 1000 bytes failed, copies to the device will be slower: out of pinned memory"
 
 
 class Runtime:
@@ -46,15 +55,18 @@ class Runtime:
     """
 
     def __init__(self, code=0):
-        self.code, self.locked = code, {}
+        self.code, self.locked, self.current = code, {}, []
 
     def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802  # as torch names it
         assert flags == 0
+        if address in self.locked:
+            return 712
         if not self.code:
             self.locked[address] = nbytes
         return self.code
 
     def cudaHostUnregister(self, address):  # noqa: N802
+        assert self.current == [GPU]  # else CUDA opens a context on another device
         del self.locked[address]
         return self.code
 
@@ -65,7 +77,8 @@ GPU = torch.device("cuda:1")
 @pytest.fixture
 def runtime(monkeypatch):
     """A pretended runtime of CUDA, which may be called while `GPU` is the current device."""
-    made, current = Runtime(), []
+    made = Runtime()
+    current = made.current
 
     @contextlib.contextmanager
     def device(chosen):
@@ -91,6 +104,24 @@ def test_memory_that_a_gpu_copies_from_is_locked_until_it_is_freed(runtime, capl
     assert not caplog.messages
 
 
+def test_an_error_of_unlocking_meets_nobody_else(runtime, monkeypatch):
+    launched = []
+    monkeypatch.setattr(torch, "zeros", lambda size, *, device: launched.append(device))
+    slot = np.zeros(1000, np.uint8)
+    register(slot, GPU)
+    runtime.code = 1
+    del slot
+    assert launched == [GPU]
+
+
+def test_a_fork_that_drops_the_memory_does_not_unlock_it(runtime, monkeypatch):
+    slot = np.zeros(1000, np.uint8)
+    register(slot, GPU)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    del slot
+    assert len(runtime.locked) == 1
+
+
 def test_memory_that_cannot_be_locked_is_used_all_the_same_and_its_error_meets_nobody_else(
     runtime, monkeypatch, caplog
 ):
@@ -103,7 +134,9 @@ def test_memory_that_cannot_be_locked_is_used_all_the_same_and_its_error_meets_n
     monkeypatch.setattr(torch, "zeros", launched)
     runtime.code = 2
     register(np.zeros(1000, np.uint8), GPU)
-    assert "pinning 1000 bytes failed, copies to the device will be slower: CUDA error 2" in caplog.text
+    left.append(RuntimeError("the next slot's"))
+    register(np.zeros(1000, np.uint8), GPU)
+    assert caplog.messages == ["pinning 1000 bytes failed, copies to the device will be slower: CUDA error 2"]
     assert not left
 
 
