@@ -84,6 +84,13 @@ def test_a_module_of_some_length_has_tests_of_its_name_in_the_same_place():
         assert tests.exists() or len(path.read_text().splitlines()) < LEAST_TESTED_LINES, path
 
 
+def test_a_test_that_needs_a_gpu_runs_without_one_too():
+    """Its sizes and expectations are wrong here as there: parametrise it by `MACHINES`, which has the mark."""
+    tests = Path(__file__).parent
+    marked = [path.relative_to(tests) for path in tests.rglob("*.py") if re.search(r"mark\.gpu\b", path.read_text())]
+    assert marked == [Path("support/device/pretended.py")]
+
+
 def test_a_folder_has_few_entries_and_not_too_few_unless_it_has_folders():
     for folder in [PACKAGE, *FOLDERS]:
         entries = [path for path in folder.iterdir() if path.name != "__pycache__"]

@@ -142,8 +142,8 @@ class TimedSteps(pl.LightningModule):
         self._kernels(batch)
         self._marks.append((begin, timed_event()))
 
-    def configure_optimizers(self) -> None:
-        return None
+    def configure_optimizers(self) -> list[Any]:
+        return []  # Lightning warns of None
 
     def seconds(self) -> dict[str, float]:
         """Seconds per step: in total, and with no step running."""

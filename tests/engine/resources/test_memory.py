@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from support.device.pretended import MACHINES
 
 from lit_async_data.engine.resources import memory
 from lit_async_data.engine.resources.memory import allocated, default_budget, readable, register
@@ -140,13 +141,18 @@ def test_memory_that_cannot_be_locked_is_used_all_the_same_and_its_error_meets_n
     assert not left
 
 
-@pytest.mark.gpu
-def test_memory_that_is_locked_already_leaves_no_error_to_the_next_kernel(caplog):
-    slot, device = np.zeros(2**20, np.uint8), torch.device("cuda", torch.cuda.current_device())
+@pytest.mark.parametrize("real", MACHINES)
+def test_memory_that_is_locked_already_leaves_no_error_to_the_next_kernel(real, request, monkeypatch, caplog):
+    slot, device, launched = np.zeros(2**20, np.uint8), GPU, []
+    if real:
+        device = torch.device("cuda", torch.cuda.current_device())
+    else:
+        request.getfixturevalue("runtime")
+        monkeypatch.setattr(torch, "zeros", lambda size, *, device: launched.append(device))
     for _ in range(2):
         register(slot, device)
     assert len(caplog.messages) == 1
-    assert torch.ones(3, device=device).sum().item() == 3
+    assert torch.ones(3, device=device).sum().item() == 3 if real else launched == [GPU]
 
 
 def test_the_budget_is_shared_by_the_ranks_of_a_machine(monkeypatch):
