@@ -140,7 +140,9 @@ class AsyncLoader(ResumableLoader):
         check_callable("device_transform", device_transform)
         self._device_transform, self._evaluation = device_transform, False
         self._begin(self._scheduled(), "cpu" if device is None else device, device_depth)
-        if not self._hooks:  # they are called later: a constructor runs none of the user's code
+        if self._hooks:  # they are called later: a constructor runs none of the user's code
+            with_own_fields(source.spec, self.options)
+        else:
             self._plan().budget.check()
 
     def _scheduled(self) -> Schedule:

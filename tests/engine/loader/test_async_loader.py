@@ -55,9 +55,10 @@ def test_short_batches_are_filled_with_their_last_sample(monkeypatch, ranks, wid
     assert sorted(found) == list(range(17))
 
 
-def test_masks_need_a_key_of_their_own():
+@pytest.mark.parametrize("hook", [None, lambda sample: pytest.fail("called")])
+def test_masks_need_a_key_of_their_own(hook):
     with pytest.raises(ConfigError, match="pad_last: the source has a field 'mask' of its own"):
-        loader_of(ArraySource({"mask": np.arange(4)}), pad_last=True)
+        loader_of(ArraySource({"mask": np.arange(4)}), pad_last=True, batch_transform=hook)
 
 
 def test_ids_come_with_the_batch(images):

@@ -69,6 +69,8 @@ def test_short_batches_are_filled_up_to_the_size_of_their_bucket(source):
     }
     with pytest.raises(ConfigError, match="pad_last: with ragged='concat', batches of x differ"):
         loader_of(concat(source), pad_last=True)
+    with pytest.raises(ConfigError, match="pad_last: with ragged='concat', batches of x differ"):
+        loader_of(concat(source), pad_last=True, hooks={"batch_transform": lambda batch: pytest.fail("called")})
 
 
 def test_a_run_goes_on_after_a_resume_on_other_ranks(source):
