@@ -8,6 +8,7 @@ rank reading the same samples.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import weakref
 from collections.abc import Callable
@@ -83,6 +84,7 @@ class Takeover:
             loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
         if not isinstance(loader, DataLoader):
             return loader
+        _check_workers(trainer, loader)
         if any(wrapper.loader is loader for wrapper in self._wrappers):  # of another stage
             loader = with_own_iterator(loader)
         # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
@@ -93,6 +95,16 @@ class Takeover:
         wrapper.verify_copies = verify_copies
         self._wrappers.add(wrapper)
         return wrapper
+
+
+def _check_workers(trainer: pl.Trainer, loader: DataLoader[Any]) -> None:
+    """Run Lightning's check of workers, which it skips for a wrapped loader; how many there should be is measured."""
+    connector = importlib.import_module(f"{pl.__name__}.trainer.connectors.data_connector")
+    check = getattr(connector, "_worker_check", None)  # private: a later version may lack it
+    if check is not None and loader.num_workers and trainer.state.stage is not None:
+        many = copy.copy(loader)
+        many.num_workers = max(loader.num_workers, 2)  # of one it says that they are few
+        check(trainer, many, f"{trainer.state.stage.dataloader_prefix}_dataloader")
 
 
 def _end_workers(loader: Any) -> None:
