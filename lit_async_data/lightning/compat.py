@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
-    from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+    from pytorch_lightning.utilities import rank_zero_only
 else:
     _name = "pytorch_lightning"
     if "lightning.pytorch" in sys.modules and _name not in sys.modules:
         _name = "lightning.pytorch"
     pl = importlib.import_module(_name)
-    _rank_zero = importlib.import_module(f"{_name}.utilities.rank_zero")
-    rank_zero_info, rank_zero_warn = _rank_zero.rank_zero_info, _rank_zero.rank_zero_warn
+    rank_zero_only = importlib.import_module(f"{_name}.utilities.rank_zero").rank_zero_only
 
-__all__ = ["Replacement", "pl", "rank_zero_info", "rank_zero_warn"]
+__all__ = ["Replacement", "pl", "rank_zero_only"]
 
 
 class Replacement:

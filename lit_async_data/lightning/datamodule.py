@@ -382,7 +382,7 @@ class AsyncDataModule(pl.LightningDataModule):
             epoch, number = divmod(step, -(-batches // accumulate_grad_batches))
             first = number * accumulate_grad_batches
             wiring = loader._machinery.wiring
-            plan, wiring.resuming.print_line = wiring.schedule.plan(epoch), log.debug
+            plan, wiring.resuming.print_line = wiring.schedule.plan(epoch), lambda *_: None
             loader.load_state_dict(loader.state_dict() | {"epoch": epoch, "position": plan.position(first)})
             loader.set_epoch(epoch)
             found = []

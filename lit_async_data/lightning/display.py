@@ -10,35 +10,43 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lit_async_data.lightning.compat import Replacement, pl, rank_zero_info
+from lit_async_data.lightning.compat import Replacement, pl, rank_zero_only
 from lit_async_data.lightning.loops import driven_loaders
+
+log = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # shown though the root logger has no level or a higher one, as Lightning's lines are
 
 # The key of the gauge in the progress bar: `data=host 4/4 device 2/2`.
 NAME = "data"
 
 
-def quiet() -> bool:
-    """Whether the logger ``lit_async_data`` has a level above INFO. NOTSET, where most programs leave it, is below."""
-    return logging.getLogger("lit_async_data").level > logging.INFO
+def quiet(level: int = logging.INFO) -> bool:
+    """Whether the logger ``lit_async_data`` has a higher level. NOTSET, where most programs leave it, is below all."""
+    return logging.getLogger("lit_async_data").level > level
 
 
-def print_line(line: str) -> None:
-    """Log a line on rank 0, as Lightning does, unless it is empty or `quiet` holds.
+@rank_zero_only
+def print_line(line: str, level: int = logging.INFO) -> None:
+    """Log a line on rank 0 by this package's logger alone, unless it is empty or `quiet` holds.
 
-    On a terminal, a bar that is shown is drawn again below the line: bars of tqdm and of rich would otherwise have the
-    line behind them, and rich would overwrite its end.
+    Where a program has set up no logging, it goes to stderr, as Lightning's lines do. On a terminal, a bar that is
+    shown is drawn again below the line: bars of tqdm and of rich would otherwise have the line behind them, and rich
+    would overwrite its end.
     """
-    if line and not quiet():
+    if line and not quiet(level):
         with contextlib.ExitStack() as stack:
+            if not log.hasHandlers():
+                log.addHandler(handler := logging.StreamHandler())
+                stack.callback(log.removeHandler, handler)  # the program may set up logging later
             for handler in _handlers():
                 if getattr(handler.stream, "isatty", bool)():
                     stack.enter_context(tqdm.external_write_mode(file=handler.stream))
                     stack.enter_context(_by_rich(handler))
-            rank_zero_info(line)
+            log.log(level, "%s", line)
 
 
 def _handlers() -> Iterator[logging.StreamHandler[Any]]:
-    logger: logging.Logger | None = logging.getLogger(pl.__name__)
+    logger: logging.Logger | None = log
     while logger is not None:
         yield from (each for each in logger.handlers if isinstance(each, logging.StreamHandler))
         logger = logger.parent if logger.propagate else None

@@ -11,7 +11,8 @@ import torch
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
-from lit_async_data.lightning.compat import pl, rank_zero_info
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import evaluate, loaders_in
 from lit_async_data.lightning.prediction_files import ArrayPart, Field, TablePart, Values
 from lit_async_data.order.permutation import Indices
@@ -98,7 +99,7 @@ class PredictionWriter(pl.Callback):
                 raise MissingError(f"{self.path}: {fault or 'another rank failed'}; predict again", file=self.path)
         _on_rank_zero(trainer, self._publish)
         for each in self._predictions:
-            rank_zero_info(f"{self.path}: predictions of {each}")
+            print_line(f"{self.path}: predictions of {each}")
         self._predictions = []
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

@@ -16,7 +16,7 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.stats import WaitSummary
 from lit_async_data.engine.verdict.headspace import Headspace
 from lit_async_data.errors import ConfigError, TransferError
-from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import QueueGauge, print_line, quiet
 from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, evaluate, is_only
 from lit_async_data.lightning.resume import (
@@ -169,9 +169,10 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._counted(trainer):
             count_again(trainer, loader)
         if not self._active:
-            rank_zero_warn(
+            print_line(
                 "DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is "
-                "prefetched or measured; give the Trainer prefetched(loader)"
+                "prefetched or measured; give the Trainer prefetched(loader)",
+                logging.WARNING,
             )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

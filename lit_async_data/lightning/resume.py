@@ -9,6 +9,7 @@ once each has its own place, and the same number of batches counts as done of al
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import warnings
 import weakref
@@ -20,7 +21,7 @@ from lit_async_data.engine.loader.resuming import Done, Resuming
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
 from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrder
 from lit_async_data.errors import ResumeError
-from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import DrivenLoader, loaders_in
 from lit_async_data.order.order_state import Place
@@ -136,7 +137,8 @@ def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> Non
     if alike and not _is_over(trainer) and plan.steps_to(saved.position) == trained_on + 1:
         _resuming(loader).report(
             f"samples {plan.position(trained_on)} to {saved.position - 1} of epoch {saved.epoch} are left out: the "
-            "checkpoint was written in the middle of their step and without DevicePrefetcher, so they count as done"
+            "checkpoint was written in the middle of their step and without DevicePrefetcher, so they count as done",
+            logging.WARNING,
         )
 
 
@@ -200,10 +202,11 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
         if not why and order.generator is not None and trainer.world_size > 1:
             why = "each rank draws its order for itself"
         if why or saved is None:
-            rank_zero_warn(
+            print_line(
                 f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
                 f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this epoch "
-                "and others never. Give it one of torch's samplers, use a loader with a state_dict, or AsyncDataModule"
+                "and others never. Give it one of torch's samplers, use a loader with a state_dict, or AsyncDataModule",
+                logging.WARNING,
             )
             others.remove(loader)
             continue

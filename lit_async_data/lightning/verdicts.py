@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdic
 from lit_async_data.engine.verdict.headspace import Headspace
 from lit_async_data.engine.verdict.watch import Loader, Watch
 from lit_async_data.errors import ConfigError
-from lit_async_data.lightning.compat import pl, rank_zero_warn
+from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.display import print_line
 
 # What people call the stages.
 STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
@@ -45,10 +47,11 @@ class Verdicts:
     def warn(self) -> None:
         """Say before training that repeated batches train nothing."""
         if self._headspace is not None:
-            rank_zero_warn(
+            print_line(
                 "DevicePrefetcher(headspace=True): this is no training. In the second half of each epoch the same "
                 "batches come again and again, so losses, metrics and checkpoints mean nothing; the metric "
-                "data/headspace marks them"
+                "data/headspace marks them",
+                logging.WARNING,
             )
 
     def check_resumed(self, trainer: Any) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import pathlib
 import re
 import sys
 
@@ -20,6 +21,7 @@ from support.lightning.trainer import (
 from tqdm import tqdm
 
 import lit_async_data as lad
+from lit_async_data.lightning.compat import rank_zero_only
 from lit_async_data.lightning.display import print_line
 
 pytestmark = NO_STAGES
@@ -30,14 +32,22 @@ class Terminal(io.StringIO):
         return True
 
 
+OURS = logging.getLogger("lit_async_data")
+
+
 @pytest.fixture
 def terminal(monkeypatch):
-    """Where Lightning logs to."""
-    shown, logger = Terminal(), logging.getLogger(pl.__name__)
+    """Where this package logs to."""
+    shown = Terminal()
     handler = logging.StreamHandler(shown)
-    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(OURS, "handlers", [handler])
     yield shown
     assert handler.stream is shown
+
+
+def unconfigured(monkeypatch):
+    """As in a program that has set up no logging: without the handlers that pytest sets up for each test."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
 
 
 def shown_alone(text, line):
@@ -45,9 +55,80 @@ def shown_alone(text, line):
     return re.search(rf"(\A|\n|\r|\x1b\[2K){line}\s*\n", text) is not None
 
 
-def test_without_a_bar_a_line_is_what_lightning_logs(terminal):
+def test_without_a_bar_a_line_is_all_that_is_written(terminal):
     print_line("epoch 0: fine")
+    print_line("")
     assert terminal.getvalue() == "epoch 0: fine\n"
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_without_any_logging_set_up_a_line_goes_to_stderr_once(capsys, monkeypatch, level):
+    unconfigured(monkeypatch)
+    for _ in range(2):
+        print_line("epoch 0: 100 % fine", getattr(logging, level))
+    assert capsys.readouterr().err == 2 * "epoch 0: 100 % fine\n"
+    assert not OURS.handlers
+
+
+def test_logging_that_is_set_up_after_the_first_line_gets_the_later_ones_alone(capsys, monkeypatch):
+    unconfigured(monkeypatch)
+    print_line("first")
+    later = io.StringIO()
+    logging.getLogger().addHandler(handler := logging.StreamHandler(later))
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    print_line("second", logging.WARNING)
+    assert capsys.readouterr().err == "first\n"
+    assert later.getvalue() == f"WARNING {print_line.__module__} second\n"
+
+
+def fitted():
+    trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
+
+
+@pytest.fixture
+def levels():
+    """Sets levels of loggers for one test."""
+    before = {}
+
+    def change(name, level):
+        before.setdefault(name, logging.getLogger(name).level)
+        logging.getLogger(name).setLevel(level)
+
+    yield change
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@pytest.mark.parametrize("quieted", ["pytorch_lightning", "lightning.pytorch", "lightning", ""])
+def test_no_other_logger_silences_the_lines(terminal, levels, quieted):
+    levels(quieted, logging.ERROR)
+    fitted()
+    assert terminal.getvalue().startswith("train   22 samples from CountingSource")
+    assert terminal.getvalue().count("memory") == 1
+
+
+def test_the_own_logger_silences_them_by_their_level(terminal, levels, capsys):
+    levels("lit_async_data", logging.WARNING)
+    fitted()
+    assert terminal.getvalue() == ""
+    print_line("samples come twice", logging.WARNING)
+    levels("lit_async_data", logging.ERROR)
+    print_line("samples come twice", logging.WARNING)
+    assert terminal.getvalue() == "samples come twice\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_only_rank_0_prints_a_line(terminal, monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    print_line("epoch 0: fine")
+    assert terminal.getvalue() == ""
+
+
+def test_no_module_prints_in_another_way():
+    """A filter of warnings, or a level of Lightning's logger, would silence it."""
+    other = re.compile(r"rank_zero_(info|warn)\b|\bwarnings\.warn\(")
+    package = pathlib.Path(lad.__file__).parent
+    assert [str(path) for path in package.rglob("*.py") if other.search(path.read_text())] == []
 
 
 def test_a_line_stands_above_a_bar_of_tqdm(terminal):

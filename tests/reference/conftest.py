@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict, read_write
 from support.lightning.command_line import CONFIGS, ROOT
 
-import lit_async_data.lightning.display  # noqa: F401  # a logger writes to the standard error of its import
+from lit_async_data.lightning import display  # a logger writes to the standard error of its import
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def composed(monkeypatch, tmp_path):
 def typed(monkeypatch, tmp_path, capfd, process_as_before):
     """Runs ``python train.py ARGUMENTS`` in this process; returns its output and lines, and its exit message."""
     said = []
-    for module in ("lit_async_data.lightning.display", "pytorch_lightning.utilities"):
-        monkeypatch.setattr(f"{module}.rank_zero_info", lambda message, **_: said.append(str(message)))
+    monkeypatch.setattr("pytorch_lightning.utilities.rank_zero_info", lambda message, **_: said.append(str(message)))
+    monkeypatch.setattr(display.log, "log", lambda level, form, line: said.append(line))
     monkeypatch.setenv("PROJECT_ROOT", str(tmp_path))
     monkeypatch.setattr(sys, "path", [*sys.path])
 

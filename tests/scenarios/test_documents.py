@@ -263,9 +263,9 @@ def texts_of_warnings():
         if isinstance(node, ast.FunctionDef) and node.name in SAYING:
             texts += [each.value for each in ast.walk(node) if isinstance(each, ast.Yield | ast.Return)]
         if isinstance(node, ast.Call):
-            level = bool(node.args) and ast.unparse(node.args[0]) == "logging.WARNING"
-            if level or ast.unparse(node.func).endswith((".warning", "rank_zero_warn")):
-                texts.append(node.args[level])
+            told = [each for each in node.args if ast.unparse(each) != "logging.WARNING"]
+            if told and (len(told) < len(node.args) or ast.unparse(node.func).endswith(".warning")):
+                texts.append(told[0])
     for text in texts:
         parts = text.values if isinstance(text, ast.JoinedStr) else [text]
         fixed = "".join(str(part.value) if isinstance(part, ast.Constant) else "%s" for part in parts)

@@ -48,7 +48,7 @@ class Resuming:
         self._source, self._options, self._cursor = source, options, cursor
         self._unreported = self._named_by_framework = False
         self._last_line = self.why_over = ""
-        self.print_line: Callable[[str], object] = log.info
+        self.print_line: Callable[[str, int], object] = lambda line, level: log.log(level, "%s", line)
         self.force = False
         self.done: Callable[[], Done | None] | None = None
 
@@ -135,12 +135,13 @@ class Resuming:
             self._unreported = False
             self.print_line(
                 f"epoch {saved.epoch + saved.over} is left out: the checkpoint was written when it had only begun, and "
-                "Lightning takes it for done; with DevicePrefetcher() among the Trainer's callbacks it is whole"
+                "Lightning takes it for done; with DevicePrefetcher() among the Trainer's callbacks it is whole",
+                logging.WARNING,
             )
             return
         if not saved.position or saved.over:
             self._unreported = False
-            self.print_line(f"resumed at epoch {coming.epoch}, sample 0 of {self._now.samples}")
+            self.print_line(f"resumed at epoch {coming.epoch}, sample 0 of {self._now.samples}", logging.INFO)
             return
         if (
             coming is saved
@@ -152,12 +153,13 @@ class Resuming:
         self._unreported = False
         samples = self._now.samples
         if coming is saved:
-            self.print_line(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}")
+            self.print_line(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}", logging.INFO)
         else:
             why = ", as after an epoch that limit_train_batches has cut" if self._named_by_framework else ""
             self.print_line(
                 f"the saved place, sample {saved.position} of {samples} in epoch {saved.epoch}, is not used: epoch "
-                f"{coming.epoch} begins{why}"
+                f"{coming.epoch} begins{why}",
+                logging.INFO,
             )
 
     def changed_steps(self, place: Place, *, alone: bool = True) -> str:
@@ -173,11 +175,11 @@ class Resuming:
             f"go back to {before.batch_size} × {before.world_size}"
         )
 
-    def report(self, line: str) -> None:
+    def report(self, line: str, level: int = logging.INFO) -> None:
         """Print a line; once, though Lightning restores a DataModule and its loader."""
         if line != self._last_line:
             self._last_line = line
-            self.print_line(line)
+            self.print_line(line, level)
 
     def _fitting(self, place: Place) -> Place:
         """The place, if the ranks can share what remains; the end of the epoch if ``drop_last`` drops that."""
