@@ -24,10 +24,10 @@ from lit_async_data.lightning.resume import (
     begin_whole_epoch,
     check_begun,
     count_again,
+    follow_passes,
     restore_loaders,
     restore_orders,
     save_orders,
-    steps_of_one_among_several,
     trained,
     training_steps,
 )
@@ -177,6 +177,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the training loaders, which Lightning may have rebuilt since the last epoch."""
+        follow_passes(trainer, self._active)
         self._begin_epoch(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -248,11 +249,12 @@ class DevicePrefetcher(pl.Callback):
     def _count(self, trainer: pl.Trainer) -> None:
         """Have the training loaders count as the Trainer does."""
         reference = weakref.ref(trainer)
-        steps = training_steps if is_only(trainer.train_dataloader) else steps_of_one_among_several
         for loader in self._active:
             if isinstance(loader, AsyncLoader):
                 loader._machinery.wiring.resuming.print_line = print_line
-                loader._machinery.wiring.steps_wanted = functools.partial(steps, reference, weakref.ref(loader))
+                loader._machinery.wiring.steps_wanted = functools.partial(
+                    training_steps, reference, weakref.ref(loader)
+                )
             else:
                 loader.counted = functools.partial(trained, reference)
 

@@ -23,8 +23,8 @@ from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrde
 from lit_async_data.errors import ResumeError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
-from lit_async_data.lightning.loops import DrivenLoader, loaders_in
-from lit_async_data.order.order_state import Place
+from lit_async_data.lightning.loops import DrivenLoader, driven_loaders, is_only, loaders_in
+from lit_async_data.order.order_state import OrderState, Place
 from lit_async_data.order.plan import Limits
 
 ORDERS = "lit_async_data.dealt_orders"  # the key in a checkpoint
@@ -41,6 +41,8 @@ def training_steps(
     if (found := _running(reference, loader_reference)) is None:
         return None, None
     trainer, loader = found
+    if not is_only(trainer.train_dataloader):
+        return _steps_of_one_among_several(reference, trainer, loader)
     done, total = int(_counters(trainer).ready), trainer.num_training_batches
     if total == math.inf or total <= 0:
         return None, None
@@ -67,16 +69,13 @@ def _running(
     return trainer, loader
 
 
-def steps_of_one_among_several(
-    reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
+def _steps_of_one_among_several(
+    reference: weakref.ref[pl.Trainer], trainer: pl.Trainer, loader: AsyncLoader
 ) -> tuple[None, None]:
     """As `training_steps`, of a loader whose batches training takes together with those of others.
 
     It limits no pass: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own.
     """
-    if (found := _running(reference, loader_reference)) is None:
-        return None, None
-    trainer, loader = found
     done, saved = int(_counters(trainer).ready), _resuming(loader).saved
     if saved is not None and trainer.fit_loop.restarting:
         if not done:  # all loaders begin the epoch
@@ -84,7 +83,7 @@ def steps_of_one_among_several(
         elif saved.position and not saved.over and (changed := _resuming(loader).changed_steps(saved, alone=False)):
             raise ResumeError(changed, file=_file(trainer))
         else:
-            loader.set_epoch(saved.epoch)
+            _resuming(loader).go_on()
     _resuming(loader).done = functools.partial(_done, reference, done)
     return None, None
 
@@ -152,11 +151,27 @@ def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
 def restore_loaders(trainer: pl.Trainer) -> None:
     """Give the training loaders the states that Lightning has read for them and not passed on.
 
-    It does not if they were built before it restored its loops, as where optimizers ask for the number of steps.
+    It does not if they were built before it restored its loops, as where optimizers ask for the number of steps. Nor
+    does it between epochs, where each of several loaders needs to know which of its passes was the last.
     """
-    restore = getattr(trainer.fit_loop, "_load_combined_loader_states", None)  # private: a later version may lack it
-    if restore is not None:
-        restore()
+    loop: Any = trainer.fit_loop  # what is private here, a later version may lack
+    if loop.restarting:
+        getattr(loop, "_load_combined_loader_states", int)()
+    elif not is_only(trainer.train_dataloader):
+        loaders = getattr(getattr(loop, "_combined_loader", None), "flattened", ())
+        stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
+        for loader, state in zip(stateful, getattr(loop, "_combined_loader_states_to_load", ()), strict=False):
+            if isinstance(loader, AsyncLoader):
+                _resuming(loader).follow(OrderState.from_dict(state).place)
+
+
+def follow_passes(trainer: pl.Trainer, before: Sequence[DrivenLoader]) -> None:
+    """Have each of several loaders that Lightning has built again count its passes on from the one before it."""
+    loaders = driven_loaders(trainer.train_dataloader)
+    if len(loaders) == len(before) and not is_only(trainer.train_dataloader):
+        for loader, last in zip(loaders, before, strict=True):
+            if isinstance(loader, AsyncLoader) and isinstance(last, AsyncLoader) and loader is not last:
+                _resuming(loader).follow(_resuming(last).origin)
 
 
 def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint: dict[str, Any]) -> None:

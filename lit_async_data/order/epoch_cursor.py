@@ -5,6 +5,9 @@ first batch binds the pass to an epoch: to the one that ``set_epoch`` requested 
 one after the last, even if that ended early. Without a shuffle all epochs are alike, and ``set_epoch`` changes nothing,
 so that batches already read ahead can be used.
 
+A framework names epochs as it counts its own. Among several loaders a short one begins again in the middle of such an
+epoch, and each of its passes is an epoch of its own: 0, 1, 2 in the first one of the framework, then 3, 4, 5.
+
 A place that was saved is where the next pass begins, if it is of that epoch. The pass after it begins at the start.
 """
 
@@ -27,10 +30,11 @@ class CursorState(NamedTuple):
     epoch: int = -1  # epoch of the last pass begun; -1 before the first. Without a shuffle, the number of the pass
     step: int = 0  # next step of that pass
     fresh: bool = True  # whether the next batch begins a pass
-    requested: int | None = None  # epoch that ``set_epoch`` requested for the next pass
+    requested: Place | None = None  # the start of the epoch that was requested for the next pass
     origin: Place = Place(-1)  # where that pass began
     saved: Place | None = None  # where the next pass begins if it is of that epoch; None for the start
     steps: int = 0  # steps of that pass
+    named: bool = False  # whether a framework names the epochs
 
     @property
     def between(self) -> bool:
@@ -50,7 +54,26 @@ class EpochCursor:
         self.state = CursorState()
 
     def set_epoch(self, epoch: int) -> None:
-        state = self.state._replace(requested=operator.index(epoch))  # as a plain number, not one of numpy
+        self._request(Place(operator.index(epoch)), named=False)  # as a plain number, not one of numpy
+
+    def name_epoch(self, epoch: int) -> None:
+        """Takes the epoch that a framework names: after the last one that it named comes the pass after the last."""
+        state, chosen = self.state, operator.index(epoch)
+        last = state.requested or state.saved or state.origin
+        since = chosen - (last.epoch - last.ahead)
+        if since == 1 or (since == 0 and last is not state.origin):
+            chosen = last.epoch + since
+        self._request(Place(chosen, ahead=chosen - operator.index(epoch)), named=True)
+
+    def follow(self, last: Place) -> None:
+        """Has the next pass be the one after the last pass of a loader of the same place among several."""
+        named = self.state.requested
+        self.state = self.state._replace(origin=Place(last.epoch, ahead=last.ahead), requested=None)
+        if named is not None:
+            self.name_epoch(named.epoch - named.ahead)
+
+    def _request(self, requested: Place, *, named: bool) -> None:
+        state = self.state._replace(requested=requested, named=named)
         if _coming(state).position != self.coming.position:  # what was read ahead begins elsewhere: it has another key
             state = state._replace(epoch=state.epoch + 1)
         self.state = state
@@ -90,7 +113,7 @@ class EpochCursor:
         plan = self.schedule.limited(Limits(state.epoch, start=origin.position)).plan(state.epoch)
         steps = state.step if done is None else min(max(done, 0), state.step)
         history = origin.dealt(plan.world_size, plan.batch_size)
-        return Place(origin.epoch, plan.position(steps), steps >= len(plan), history)
+        return Place(origin.epoch, plan.position(steps), steps >= len(plan), history, origin.ahead)
 
     def begin(self, steps_wanted: StepsWanted) -> None:
         """Limits the order to what the pass will take, if the next batch begins one."""
@@ -113,7 +136,7 @@ class EpochCursor:
         requested, origin, saved, steps = state.requested, state.origin, state.saved, state.steps
         if state.fresh:  # this pass uses up the request, and the place that was saved
             requested, origin, saved, steps = None, self.coming, None, self.schedule.steps_of(key.epoch)
-        return CursorState(key.epoch, key.step + 1, False, requested, origin, saved, steps)
+        return CursorState(key.epoch, key.step + 1, False, requested, origin, saved, steps, state.named)
 
     @property
     def ended(self) -> CursorState:
@@ -121,7 +144,8 @@ class EpochCursor:
         if not self.state.fresh:
             return self.state
         steps = self.schedule.steps
-        return CursorState(self._next_epoch, steps, fresh=False, origin=self.coming, steps=steps)
+        named = self.state.named
+        return CursorState(self._next_epoch, steps, fresh=False, origin=self.coming, steps=steps, named=named)
 
     @property
     def wanted(self) -> BatchIndex:
@@ -137,6 +161,6 @@ class EpochCursor:
 
 def _coming(state: CursorState) -> Place:
     requested, saved = state.requested, state.saved
-    if saved is not None and requested in (saved.epoch, None):
-        return Place(saved.epoch + 1) if saved.over and requested is None else saved
-    return Place(state.origin.epoch + 1 if requested is None else requested)
+    if saved is not None and (requested is None or requested.epoch == saved.epoch):
+        return Place(saved.epoch + 1, ahead=saved.ahead) if saved.over and requested is None else saved
+    return requested or Place(state.origin.epoch + 1, ahead=state.origin.ahead + state.named)

@@ -36,6 +36,8 @@ class Place(NamedTuple):
     position: int = 0  # samples of the epoch that are done, over all ranks
     over: bool = False  # whether nothing remains of the epoch
     history: tuple[Segment, ...] = ()  # how the samples before were dealt
+    # Passes by which the epoch is ahead of the one that a framework has named: those that began again in its middle.
+    ahead: int = 0
 
     def dealt(self, world_size: int, batch_size: int) -> tuple[Segment, ...]:
         """The history, with the segment that begins here.
@@ -62,10 +64,13 @@ class OrderState:
     drawn: str | None = None  # digest of the weights by which samples are drawn; None if each comes once
     source: Mapping[str, int | str] = dataclasses.field(default_factory=dict)  # see `Source.fingerprint`
     history: tuple[Segment, ...] = ()  # how the samples before the position were dealt
+    ahead: int = 0  # see `Place`; only in the state if there are any
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if not self.ahead:
+            del values["ahead"]
         return values | {"source": dict(self.source), "history": [list(segment) for segment in self.history]}
 
     @classmethod
@@ -78,23 +83,25 @@ class OrderState:
                 "with the version that wrote it, or a later one"
             )
         with contextlib.suppress(KeyError, TypeError, ValueError):
+            given = {"ahead": 0, **given}
             values: dict[str, Any] = {field.name: given[field.name] for field in dataclasses.fields(cls)}
             history = tuple(Segment(*map(operator.index, each)) for each in values["history"])
-            values |= {name: operator.index(values[name]) for name in ("epoch", "position", "samples")}
+            values |= {name: operator.index(values[name]) for name in ("epoch", "position", "samples", "ahead")}
             state = cls(**values | {"source": dict(values["source"]), "history": history})
             steps = [0, *(each.position for each in history), state.position, state.samples]
             ordered = steps == sorted(steps) and all(each.step > 0 for each in history)
-            if ordered and 0 <= state.epoch <= MOST_EPOCHS:
+            if ordered and 0 <= state.ahead <= state.epoch <= MOST_EPOCHS:
                 return state
         raise ResumeError(f"the saved place is damaged, or was not written by AsyncLoader.state_dict: {given!r}")
 
     @property
     def place(self) -> Place:
-        return Place(self.epoch, self.position, self.position >= self.samples, self.history)
+        return Place(self.epoch, self.position, self.position >= self.samples, self.history, self.ahead)
 
     def at(self, place: Place) -> Self:
         history = tuple(Segment(*map(int, segment)) for segment in place.history)  # of plain numbers, not of numpy's
-        return dataclasses.replace(self, epoch=int(place.epoch), position=int(place.position), history=history)
+        epoch, position, ahead = map(int, (place.epoch, place.position, place.ahead))
+        return dataclasses.replace(self, epoch=epoch, position=position, history=history, ahead=ahead)
 
     def differences(self, now: OrderState) -> list[str]:
         """What has changed since this state was saved, as ``"seed: 1 in the checkpoint, 2 now"``."""

@@ -117,3 +117,57 @@ def test_a_pass_read_ahead_before_it_begins_ends_where_the_pass_will():
     run(cursor, steps=1)
     cursor.begin(lambda: (1, 1))  # ignored: a pass has begun and has limits
     assert cursor.schedule.following(BatchIndex(0, 0)) == (0, 1)
+
+
+def names(cursor, epoch, rounds=1, steps=None):
+    """The epochs of the passes that a framework makes of one of its own, of which the last may take fewer steps."""
+    cursor.name_epoch(epoch)
+    epochs = []
+    for number in range(rounds):
+        cursor.restart()
+        epochs.append(run(cursor, steps if number == rounds - 1 else None)[0][0])
+    return epochs
+
+
+def test_one_pass_for_each_epoch_that_is_named_is_that_epoch():
+    cursor = new_cursor()
+    assert [names(cursor, epoch, steps=steps) for epoch, steps in ((0, None), (1, 2), (2, None))] == [[0], [1], [2]]
+    assert [names(cursor, epoch) for epoch in (2, 0, 7, 8)] == [[2], [0], [7], [8]]  # new runs with the same loader
+    assert cursor.place().ahead == 0
+
+
+def test_passes_that_begin_again_in_one_epoch_are_epochs_of_their_own():
+    cursor = new_cursor()
+    found = [names(cursor, epoch, rounds, steps=2) for epoch, rounds in ((0, 3), (1, 1), (2, 2))]
+    assert found == [[0, 1, 2], [3], [4, 5]]
+    cursor.name_epoch(3)
+    assert names(cursor, 3) == [6]  # named twice
+    assert names(cursor, 0, rounds=2) == [0, 1]  # a new run
+    cursor.set_epoch(1)
+    assert [key[0] for key in run(cursor)] == []  # the pass goes on
+    cursor.restart()
+    assert run(cursor) == whole(1)  # what a user names is exact
+
+
+@pytest.mark.parametrize(("rounds", "steps"), [(1, 2), (2, 1), (3, 2), (3, None)])
+def test_a_saved_place_goes_on_in_the_same_numbers(rounds, steps):
+    cursor = new_cursor()
+    first = names(cursor, 0, 2) + names(cursor, 1, rounds, steps)
+    place = cursor.place()
+    assert place.epoch - place.ahead == 1
+    here, next_epoch = new_cursor(), new_cursor()
+    for resumed in (here, next_epoch):
+        resumed.resume(place)
+    here.name_epoch(1)
+    assert [epoch for epoch, _ in run(here)] == [first[-1]] * (3 - (steps or 3))
+    assert names(here, 2, 2) == [first[-1] + 1, first[-1] + 2]
+    assert names(next_epoch, 2, 2) == [first[-1] + 1, first[-1] + 2]
+
+
+def test_a_loader_that_takes_the_place_of_another_counts_on():
+    before, after = new_cursor(), new_cursor()
+    names(before, 0, 3)
+    after.name_epoch(1)
+    after.follow(before.state.origin)
+    assert run(after) == whole(3)
+    assert names(after, 2) == [4]

@@ -22,7 +22,13 @@ STATE = OrderState(
 
 
 def test_it_survives_any_format_of_plain_values():
-    assert OrderState.from_dict(json.loads(json.dumps(STATE.to_dict()))) == STATE
+    for state in (STATE, dataclasses.replace(STATE, ahead=2)):
+        assert OrderState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+
+
+def test_passes_ahead_of_a_framework_are_in_it_only_if_there_are_any():
+    assert "ahead" not in STATE.at(Place(3, 40)).to_dict()
+    assert STATE.at(Place(3, 40, ahead=2)).to_dict()["ahead"] == 2
 
 
 @pytest.mark.parametrize(
@@ -37,6 +43,8 @@ def test_it_survives_any_format_of_plain_values():
         ("history", [[0, 2, 0]]),
         ("history", [[16, 2, 4], [0, 2, 4]]),
         ("history", [[41, 2, 4]]),
+        ("ahead", 4),
+        ("ahead", -1),
     ],
 )
 def test_a_damaged_value_is_refused(name, value):

@@ -72,7 +72,7 @@ class Resuming:
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch of the next pass. Frameworks call this, by ``loader.batch_sampler.sampler``."""
         self._named_by_framework = True
-        self._cursor.set_epoch(epoch)
+        self._cursor.name_epoch(epoch)
 
     def state(self) -> dict[str, Any]:
         """The state of the place behind the last batch that is done; plain values."""
@@ -94,6 +94,15 @@ class Resuming:
     def forget(self) -> None:
         """Have the next pass begin at its start, as if no place had been taken up."""
         self._cursor.resume(None)
+
+    def go_on(self) -> None:
+        """Have the next pass begin at the place that was taken up, whatever epoch was named."""
+        if self.saved is not None and self._cursor.coming is not self.saved:
+            self._cursor.set_epoch(self.saved.epoch)
+
+    def follow(self, last: Place) -> None:
+        """Have the next pass be the one after the last pass of another loader."""
+        self._cursor.follow(last)
 
     def checked(self, given: object, *, force: bool = False) -> Place:
         """The place of a saved state, which the loader takes up next.

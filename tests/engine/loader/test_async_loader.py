@@ -107,6 +107,10 @@ def test_set_epoch_chooses_the_next_pass():
         loader.batch_sampler.sampler.set_epoch(9)
         assert seen(loader) == order(9)
         assert seen(loader) == order(10)
+        loader.batch_sampler.sampler.set_epoch(10)  # as Lightning, whose epoch 9 had two passes
+        assert seen(loader) == order(11)
+        loader.set_epoch(10)  # as a user, who means this epoch
+        assert seen(loader) == order(10)
 
 
 def test_prefetch_reads_without_being_asked_for_a_batch():

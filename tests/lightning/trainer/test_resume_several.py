@@ -1,4 +1,5 @@
-"""Training on several loaders at once, stopped anywhere, goes on with the batches that were due of each."""
+"""Training on several loaders at once: no batch of a shorter one comes twice; stopped anywhere, it goes on with the
+batches that were due of each."""
 
 import contextlib
 import importlib
@@ -97,3 +98,52 @@ def test_of_several_loaders_another_batch_size_is_refused(tmp_path):
     both = CombinedLoader([ours(LONG, batch_size=2), ours(SHORT)], "max_size_cycle")
     with pytest.raises(ResumeError, match=r"was 4 × 1, is 2 × 1, .* of several loaders at once: go back to 4 × 1"):
         fitted(both, path=tmp_path / "at.ckpt")
+
+
+def drawing(samples):
+    """A loader with a random number for each sample."""
+
+    def draw(sample, rng):
+        return sample | {"drawn": rng.random(1, dtype="float32")}
+
+    return lad.AsyncLoader(CountingSource(samples, width=1), {"batch_size": 4, "shuffle": True}, sample_transform=draw)
+
+
+class Drawn(Learning):
+    """Records what was drawn, of each loader."""
+
+    def training_step(self, batch, number):
+        if number == 0:
+            self.seen.append([])
+        self.seen[-1].append([each["drawn"].ravel().tolist() for each in (batch["a"], *batch["b"])])
+        return self.layer(torch.ones(1, 1)).sum()
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options"),
+    [((), {}), ((lad.DevicePrefetcher,), {}), ((lad.DevicePrefetcher,), {"reload_dataloaders_every_n_epochs": 1})],
+)
+def test_a_shorter_loader_never_repeats_an_order_or_a_random_number(callbacks, options):
+    class Nested(pl.LightningDataModule):
+        def train_dataloader(self):
+            return {"a": drawing(LONG), "b": [drawing(SHORT), drawing(5)]}
+
+    model = Drawn()
+    trainer(*[kind() for kind in callbacks], max_epochs=EPOCHS, **options).fit(model, datamodule=Nested())
+    steps = [step for epoch in model.seen for step in epoch]
+    assert len(steps) == 6 * EPOCHS
+    for one in zip(*steps, strict=True):
+        assert len({tuple(batch) for batch in one}) == len(steps)
+    with drawing(SHORT) as alone:
+        passes = [batch["drawn"].ravel().tolist() for _ in range(2 * EPOCHS) for batch in alone]
+    assert [step[1] for step in steps] == passes  # three batches: two passes in each epoch
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 6])
+def test_without_the_callback_it_goes_on_in_the_middle_of_an_epoch_too(tmp_path, batch):
+    def loaders():
+        return CombinedLoader([ours(LONG), ours(SHORT)], "max_size_cycle")
+
+    whole = fitted(loaders(), callbacks=())
+    fitted(loaders(), Both("batch end", (1, batch), tmp_path), callbacks=())
+    assert fitted(loaders(), path=tmp_path / "at.ckpt", callbacks=()) == whole[6 + batch :]
