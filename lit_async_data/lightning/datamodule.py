@@ -32,6 +32,7 @@ from lit_async_data.lightning.classes import (
 )
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
+from lit_async_data.lightning.resume import begin_whole_epoch, reopen_epoch
 from lit_async_data.lightning.stages import (
     STAGES,
     ByStage,
@@ -197,6 +198,8 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` if there is none."""
+        if self.trainer is not None:
+            begin_whole_epoch(self.trainer)
         loaders, before = self._take_loaders("train"), None if self._training is None else self._training()
         if before is not None and before._machinery.wiring.resuming.saved is None:
             self._saved = None  # training has begun there
@@ -316,6 +319,8 @@ class AsyncDataModule(pl.LightningDataModule):
         vars(self).pop("num_classes", None)
         trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
         if trainer is None or trainer.state.fn == "fit":
+            # Private, as Lightning shows a DataModule nothing else of the checkpoint: a later version may lack it.
+            reopen_epoch(getattr(getattr(trainer, "_checkpoint_connector", None), "_loaded_checkpoint", {}))
             self._saved = state_dict.get("order")
             # Lightning has built the loader before it restores if the optimizers asked for the number of steps.
             if self._training is not None and (loader := self._training()) is not None:

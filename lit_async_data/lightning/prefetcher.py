@@ -25,6 +25,7 @@ from lit_async_data.lightning.resume import (
     check_begun,
     count_again,
     follow_passes,
+    reopen_epoch,
     restore_loaders,
     restore_orders,
     save_orders,
@@ -146,8 +147,9 @@ class DevicePrefetcher(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to resume with ``headspace=True``; take the orders of DataLoaders."""
+        """Refuse to resume with ``headspace=True``; take the orders of DataLoaders, and the rest of a cut epoch."""
         self._verdicts.check_resumed(trainer)
+        reopen_epoch(checkpoint)
         self._orders = checkpoint.get(ORDERS, [])
 
     def on_save_checkpoint(

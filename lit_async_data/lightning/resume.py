@@ -13,7 +13,7 @@ import logging
 import math
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
@@ -48,7 +48,7 @@ def training_steps(
         return None, None
     if trainer.fit_loop.restarting:
         _check_counters(trainer, loader, done, int(total))
-    if trainer.ckpt_path and trainer.fit_loop.is_resuming and _resuming(loader).saved is None:
+    if trainer.ckpt_path and trainer.fit_loop.is_resuming and _resuming(loader).saved is None and not _unread(trainer):
         _resuming(loader).report(
             f"{trainer.ckpt_path} holds no place in the data: epoch {_epoch(trainer)} begins at its first sample"
         )
@@ -88,14 +88,38 @@ def _steps_of_one_among_several(
     return None, None
 
 
-def begin_whole_epoch(trainer: pl.Trainer) -> None:
-    """Have a run that resumes from a checkpoint of ``on_train_epoch_start`` train that epoch.
+def reopen_epoch(checkpoint: Mapping[str, Any]) -> None:
+    """Have a resumed run train the rest of an epoch that the run before has ended in the middle.
 
-    The checkpoint has the counters of the epoch before, and Lightning would take this epoch for done. It sets them to 0
+    Where ``max_steps``, ``max_time`` or ``trainer.should_stop`` ends it, Lightning counts it as done, and would begin
+    the next. Where a limit or the user's -1 ends it, the batch before was its last. Does nothing a second time, or
+    where the checkpoint holds no place in the data to go on from.
+    """
+    loops = checkpoint.get("loops", {}).get("fit_loop", {})
+    epochs, batches = loops.get("epoch_progress"), loops.get("epoch_loop.batch_progress")
+    if not (epochs and batches and (loops["state_dict"].get("combined_loader") or any(checkpoint.get(ORDERS, ())))):
+        return
+    cut = batches["current"]["processed"] and not batches["is_last_batch"]
+    if cut and epochs["current"]["processed"] == epochs["current"]["ready"]:
+        for counters in (epochs["current"], epochs["total"]):
+            counters["completed"] -= counters["completed"] == counters["processed"]
+            counters["processed"] -= 1
+
+
+def begin_whole_epoch(trainer: pl.Trainer) -> None:
+    """Have a run that resumes between epochs train the next epoch.
+
+    A checkpoint of ``on_train_epoch_start`` has the counters of the epoch before, and Lightning would take this epoch
+    for done. So it would, with ``max_steps`` alone, from any checkpoint of an epoch's end. It sets the counters to 0
     where its inner loop begins anew.
     """
-    if getattr(trainer.fit_loop, "restarted_on_epoch_start", False):  # a later version may lack it
-        trainer.fit_loop.epoch_loop.restarting = False
+    loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
+    ended = loop.restarting and _is_over(trainer) and _epoch(trainer) == epochs.current.ready
+    if ended and epochs.current.completed < epochs.current.ready:  # a checkpoint of ``on_train_epoch_end``
+        epochs.increment_completed()
+        loop.reset_restart_stage()
+    if ended or getattr(loop, "restarted_on_epoch_start", False):  # a later version may lack it
+        loop.epoch_loop.restarting = False
 
 
 def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
@@ -154,15 +178,20 @@ def restore_loaders(trainer: pl.Trainer) -> None:
     It does not if they were built before it restored its loops, as where optimizers ask for the number of steps. Nor
     does it between epochs, where each of several loaders needs to know which of its passes was the last.
     """
-    loop: Any = trainer.fit_loop  # what is private here, a later version may lack
+    loop: Any = trainer.fit_loop  # private, as in `_unread`
     if loop.restarting:
         getattr(loop, "_load_combined_loader_states", int)()
     elif not is_only(trainer.train_dataloader):
         loaders = getattr(getattr(loop, "_combined_loader", None), "flattened", ())
         stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
-        for loader, state in zip(stateful, getattr(loop, "_combined_loader_states_to_load", ()), strict=False):
+        for loader, state in zip(stateful, _unread(trainer), strict=False):
             if isinstance(loader, AsyncLoader):
                 _resuming(loader).follow(OrderState.from_dict(state).place)
+
+
+def _unread(trainer: pl.Trainer) -> Sequence[Any]:
+    """The states of the checkpoint's training loaders that Lightning has not passed on."""
+    return getattr(trainer.fit_loop, "_combined_loader_states_to_load", ())  # private: a later version may lack it
 
 
 def follow_passes(trainer: pl.Trainer, before: Sequence[DrivenLoader]) -> None:
@@ -287,11 +316,7 @@ def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
     saved = _resuming(loader).saved
     if saved is None or not saved.position or not trainer.fit_loop.restarting:
         return None
-    if saved.epoch == _epoch(trainer):
-        return saved
-    # After max_steps in mid-epoch, Lightning has counted the epoch as done, but will take the rest of it all the same.
-    unfinished = _counters(trainer).processed and not _is_over(trainer) and not saved.over
-    return saved if unfinished and saved.epoch + 1 == _epoch(trainer) else None
+    return saved if saved.epoch == _epoch(trainer) else None
 
 
 def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: int) -> None:
@@ -301,8 +326,6 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
     if saved is None:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
     if place is not None:
-        if place.epoch != _epoch(trainer):
-            loader.set_epoch(place.epoch)
         ended = place.over and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # see `count_again`
         if ended or steps_left(loader, place, total) == total - done:
             return

@@ -193,21 +193,87 @@ def test_signals_of_a_cluster_leave_checkpoints_to_go_on_from(tmp_path, monkeypa
     assert model.seen["train"] == [WHOLE[1][3:], WHOLE[2]]
 
 
+class Ends(pl.Callback):
+    """Stops the Trainer at a step, as EarlyStopping and max_time do."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.should_stop or trainer.global_step == self.step
+
+
+class Decaying(Continued):
+    """Halves its learning rate after each epoch."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+        return [optimizer], [{"scheduler": decay, "interval": "epoch"}]
+
+
+# The step at which the first run ends, by what, who writes its checkpoint, and how far the second run goes.
+CUTS = [
+    (2, "max_steps", "ModelCheckpoint", {"max_epochs": EPOCHS}),
+    (8, "should_stop", "ModelCheckpoint", {"max_epochs": EPOCHS}),
+    (6, "max_steps", "save_checkpoint", {"max_epochs": EPOCHS}),
+    (8, "max_steps", "save_checkpoint", {"max_steps": 18, "max_epochs": -1}),
+    (6, "should_stop", "ModelCheckpoint", {"max_steps": 18, "max_epochs": -1}),
+    (2, "should_stop", "save_checkpoint", {"max_steps": 18, "max_epochs": EPOCHS}),
+    (6, "max_steps", "save_checkpoint", {"max_steps": 18, "max_epochs": EPOCHS}),
+]
+
+
 @with_and_without
-@pytest.mark.parametrize("max_steps", [6, 8])
-def test_after_max_steps_the_next_run_goes_on(tmp_path, callbacks, max_steps):
-    """Lightning takes an epoch that max_steps has cut for a whole one, and what remains of it for the next."""
-    path, last = tmp_path / "at.ckpt", []
-    fit, dm = fitted(*callbacks(), max_steps=max_steps)
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_after_a_run_that_ended_in_the_middle_of_an_epoch_its_rest_comes(tmp_path, caplog, callbacks, cut):
+    step, ends, writer, then = cut
+    ending = {"max_steps": step} if ends == "max_steps" else {"max_epochs": 5}
+    saving = [pl.callbacks.ModelCheckpoint(tmp_path, "at")] if writer == "ModelCheckpoint" else []
+    stops = [] if ends == "max_steps" else [Ends(step)]
+    fit, dm = fitted(*callbacks(), *saving, *stops, enable_checkpointing=bool(saving), **ending)
+    fit.fit(Decaying(), datamodule=dm)
+    if not saving:
+        fit.save_checkpoint(tmp_path / "at.ckpt")
+    model = Decaying()
+    again, dm = fitted(*callbacks(), **then)
+    again.fit(model, datamodule=dm, ckpt_path=str(tmp_path / "at.ckpt"))
+    epoch, done = divmod(step, STEPS)
+    assert model.seen["train"] == [WHOLE[epoch][done:], *WHOLE[epoch + 1 :]]
+    assert model.epoch == EPOCHS - 1
+    assert (again.current_epoch, again.global_step) == (EPOCHS, STEPS * EPOCHS)
+    assert again.optimizers[0].param_groups[0]["lr"] == model.learning_rate * 0.5**EPOCHS
+    assert "is not used" not in caplog.text
+
+
+def test_the_rest_of_a_cut_epoch_comes_in_batches_of_another_size(tmp_path):
+    fit, dm = fitted(lad.DevicePrefetcher(), max_steps=8)
     fit.fit(Recorder(), datamodule=dm)
-    fit.save_checkpoint(path)
-    batches = [batch for epoch in WHOLE for batch in epoch]
-    for epoch in resumed(path, callbacks, max_steps=18 if max_steps % STEPS else -1):
-        last += epoch
-    rest = -max_steps % STEPS
-    assert last[:rest] == batches[max_steps : max_steps + rest]
-    if not rest:
-        assert last == batches[max_steps:]
+    fit.save_checkpoint(tmp_path / "at.ckpt")
+    epochs = resumed(tmp_path / "at.ckpt", driven, loader={"batch_size": 3})
+    assert [flat(epoch) for epoch in epochs] == [order(1)[8:].tolist(), order(2).tolist()]
+
+
+def test_an_epoch_that_is_cut_a_second_time_goes_on_again(tmp_path):
+    path = None
+    for step in (8, 10):
+        fit, dm = fitted(max_steps=step)
+        fit.fit(model := Continued(), datamodule=dm, ckpt_path=path)
+        fit.save_checkpoint(path := tmp_path / f"{step}.ckpt")
+    assert model.seen["train"] == [WHOLE[1][2:4]]
+    assert resumed(path) == [WHOLE[1][4:], WHOLE[2]]
+
+
+@with_and_without
+def test_an_epoch_that_the_model_ends_is_over(tmp_path, callbacks):
+    class Skips(Recorder):
+        def on_train_batch_start(self, batch, number):
+            return -1 if (self.current_epoch, number) == (1, 2) else None
+
+    fit, dm = fitted(*callbacks(), max_epochs=2)
+    fit.fit(Skips(), datamodule=dm)
+    fit.save_checkpoint(tmp_path / "at.ckpt")
+    assert resumed(tmp_path / "at.ckpt", callbacks) == WHOLE[2:]
 
 
 @with_and_without
@@ -477,7 +543,8 @@ nested = pytest.mark.parametrize("nest", [lambda each: each, lambda each: {"a": 
 
 @with_and_without
 @nested
-def test_a_loader_without_a_datamodule_goes_on_too(tmp_path, callbacks, nest):
+def test_a_loader_without_a_datamodule_goes_on_too(tmp_path, callbacks, nest, caplog):
+    caplog.set_level(logging.INFO)
     saver = Saver(tmp_path / "at.ckpt", "on_train_batch_end", 2)
     ended = Saver(tmp_path / "end.ckpt", "on_train_epoch_end")
     with loader() as train:
@@ -487,6 +554,7 @@ def test_a_loader_without_a_datamodule_goes_on_too(tmp_path, callbacks, nest):
         with loader() as train:
             trainer(*callbacks(), max_epochs=3).fit(model, nest(train), ckpt_path=path)
         assert model.seen["train"] == expected
+    assert "holds no place" not in caplog.text
 
 
 @nested

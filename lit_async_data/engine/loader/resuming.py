@@ -164,11 +164,14 @@ class Resuming:
         if coming is saved:
             self.print_line(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}", logging.INFO)
         else:
-            why = ", as after an epoch that limit_train_batches has cut" if self._named_by_framework else ""
+            why = (
+                ", as Lightning counts the epoch before as done: limit_train_batches, max_steps or a shorter loader "
+                "has ended it. With DevicePrefetcher() among the Trainer's callbacks, max_steps loses no sample"
+            )
             self.print_line(
                 f"the saved place, sample {saved.position} of {samples} in epoch {saved.epoch}, is not used: epoch "
-                f"{coming.epoch} begins{why}",
-                logging.INFO,
+                f"{coming.epoch} begins{why if self._named_by_framework else ''}",
+                logging.WARNING if self._named_by_framework else logging.INFO,
             )
 
     def changed_steps(self, place: Place, *, alone: bool = True) -> str:
