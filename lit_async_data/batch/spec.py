@@ -51,6 +51,7 @@ class FieldSpec:
         concat: Whether a batch has the elements of its samples one after the other, without padding.
         padded: The side on which samples with fewer elements on axis 0 are padded, also to a length that is given.
         masked: Whether rows of a window may be padding; the field ``KEY_mask`` says which are not.
+        meanings: Numbers with names, where those are not 0, 1, 2, …; not compared, but see `contradict`.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -69,6 +70,7 @@ class FieldSpec:
     concat: bool = False
     padded: Literal["left", "right"] | None = None
     masked: bool = False
+    meanings: tuple[tuple[int, str], ...] = dataclasses.field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
@@ -83,9 +85,18 @@ class FieldSpec:
         return tuple(rest)
 
     @property
+    def named(self) -> dict[int, str]:
+        """The names of numbers that are classes, or have a meaning."""
+        return dict(enumerate(self.classes)) or dict(self.meanings)
+
+    @property
     def labels(self) -> bool:
         """Whether these are classes, flags, or one integer per sample: nothing to normalise unless somebody says so."""
-        return bool(self.classes) or self.dtype.kind == "b" or (self.dtype.kind in "iu" and not self.shape)
+        return (
+            bool(self.classes or self.meanings)
+            or self.dtype.kind == "b"
+            or (self.dtype.kind in "iu" and not self.shape)
+        )
 
     @property
     def moves(self) -> bool:
@@ -108,6 +119,17 @@ class FieldSpec:
         order = list(range(stored.ndim))
         order.insert(self.lead + 1, order.pop(self.channel + 1))
         return stored.transpose(order) if isinstance(stored, np.ndarray) else stored.permute(order)
+
+
+def contradict(names: Mapping[int, str], others: Mapping[int, str]) -> bool:
+    """Whether a number has another name in the other mapping, or a name another number."""
+    taken = set(others.values())
+    return any(others[number] != name if number in others else name in taken for number, name in names.items())
+
+
+def listed_names(names: Mapping[int, str]) -> str:
+    """Names of numbers, for a message; with the numbers, if these do not count from 0."""
+    return ", ".join(names.values() if 0 in names else (f"{n} {name}" for n, name in names.items())) or "no names"
 
 
 def length_key(key: str) -> str:
@@ -180,7 +202,7 @@ class BatchSpec(Mapping[str, FieldSpec]):
         return {key: np.empty((samples, *shape), self[key].dtype) for key, shape in shapes.items()}
 
     def names(self, key: str, codes: Any) -> npt.NDArray[np.str_]:
-        """What numbers of a field stand for: the names of classes, or text that travels as numbers (``kind="text"``).
+        """What numbers of a field stand for: classes, meanings, or text that travels as numbers (``kind="text"``).
 
         Args:
             key: A key.
@@ -198,17 +220,21 @@ class BatchSpec(Mapping[str, FieldSpec]):
             >>> BatchSpec({"y": birds}, as_mapping=True).names("y", [1, 0, -100]).tolist()
             ['emu', 'auk', '']
         """
-        named = {each: field.classes or field.texts for each, field in self.items() if field.dtype.kind in "iu"}
-        texts = named.get(key, ())
+        named = {
+            each: dict(enumerate(field.texts)) or field.named
+            for each, field in self.items()
+            if field.dtype.kind in "iu"
+        }
+        texts = named.get(key, {})
         if not texts or (self[key].shape == (len(texts),) and self[key].dtype == np.uint8):
             listed = ", ".join(each for each in named if named[each]) or "none"
             raise MissingError(f"{key!r} holds no numbers of names; fields with names: {listed}")
         numbers = np.asarray(codes.cpu() if hasattr(codes, "cpu") else codes)
-        outside = (numbers != IGNORED) & ((numbers < 0) | (numbers >= len(texts)))
-        if outside.any() or numbers.dtype.kind not in "iu":
-            wrong = numbers[outside].tolist()[:1] or numbers.dtype
-            raise IndexError(f"{key}: {wrong} is not one of the numbers 0 to {len(texts) - 1}, which have names")
-        flat = ["" if number < 0 else texts[number] for number in numbers.ravel().tolist()]
+        known = {IGNORED: "", **texts}
+        flat = [known.get(number) for number in numbers.ravel().tolist()]
+        if None in flat or numbers.dtype.kind not in "iu":
+            wrong = numbers.ravel()[[each is None for each in flat]].tolist()[:1] or numbers.dtype
+            raise IndexError(f"{key}: {wrong} is not one of the numbers {min(texts)} to {max(texts)}, which have names")
         return np.array(flat, np.str_).reshape(numbers.shape)
 
     def narrowed(self) -> BatchSpec:
@@ -229,9 +255,11 @@ class BatchSpec(Mapping[str, FieldSpec]):
 
 
 def longest_of(specs: Sequence[BatchSpec]) -> BatchSpec:
-    """The first of these, whose samples of variable length have the longest length of all."""
+    """The first of these, with the meanings of all, and with the longest length of samples of variable length."""
     fields = dict(specs[0].fields)
-    for key, field in fields.items():
+    for key, first in specs[0].items():
+        meanings = {number: name for spec in specs if key in spec for number, name in spec[key].meanings}
+        fields[key] = field = dataclasses.replace(first, meanings=tuple(sorted(meanings.items())))
         if field.ragged:
             longest = max(spec.fields.get(key, field).shape[:1] for spec in specs)
             fields[key] = dataclasses.replace(field, shape=(*longest, *field.shape[1:]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lit_async_data.batch.spec import contradict, listed_names
 from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
 from lit_async_data.sources.contract.source import Source, read
 
@@ -75,18 +76,19 @@ def _check_kinds(source: Source, first: Source, stage: Any) -> None:
 def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
     """Make sure that a class number means the same class in every stage.
 
-    One list of names may be longer than another, if it begins with the same names.
+    A source may lack names that another has.
     """
-    known: dict[str, tuple[str, tuple[str, ...]]] = {}
+    known: dict[str, tuple[str, dict[int, str]]] = {}
     for stage, sources in stages.items():
         for source in sources:
-            for key, names in class_names(source).items():
+            for key, names in ((key, field.named) for key, field in source.spec.fields.items()):
                 first, others = known.setdefault(key, (stage, names))
-                if any(name != other for name, other in zip(names, others, strict=False)):
+                if contradict(names, others):
+                    own, theirs = map(listed_names, (names, others))
+                    every = list(dict.fromkeys([*others.values(), *names.values()]))
                     raise ConfigError(
-                        f"the classes of {key} are {', '.join(names)}, but those of {first} are "
-                        f"{', '.join(others)}: the same number would mean different classes; store the names in the "
-                        "same order",
+                        f"the classes of {key} are {own}, but those of {first} are {theirs}: the same number would "
+                        f"mean different classes; give the field of each stage classes={every}",
                         stage,
                     )
                 known[key] = max((first, others), (stage, names), key=lambda each: len(each[1]))

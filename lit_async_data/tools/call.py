@@ -76,17 +76,19 @@ class Call:
     def command(self) -> str:
         config, part, first = _SETTINGS[self.source]
         given: dict[str, Any] = {first: self.path}
+        fields = {key: dict(field) if isinstance(field, Mapping) else field for key, field in self.fields.items()}
+        nulls = {key: field.pop("null") for key, field in fields.items() if isinstance(field, dict) and "null" in field}
         if config == "hdf5":
-            given["fields"] = self.fields
+            given["fields"] = fields
         settings = {f"data.{part}.{name}": value for name, value in (given | dict(self.options)).items()}
         if config != "hdf5" and self.fields:  # merged with {x: path, y: label}, of which some may have to go
             for name in ("x", "y"):
                 settings |= {} if name in self.fields else {f"~data.{part}.fields.{name}": None}
-            for name, field in self.fields.items():
-                key, options = f"data.{part}.fields.{name}", dict(field) if isinstance(field, Mapping) else {}
-                null = options.pop("null", None)  # no word that Hydra takes as a key in a mapping
-                settings[key if name in ("x", "y") else f"+{key}"] = options or field
-                settings |= {f"+{key}.null": null} if null else {}
+            for name, field in fields.items():
+                key = f"data.{part}.fields.{name}"
+                settings[key if name in ("x", "y") else f"+{key}"] = field
+        # No word that Hydra takes as a key in a mapping.
+        settings |= {f"+data.{part}.fields.{name}.null": null for name, null in nulls.items()}
         typed = [override(key, value) for key, value in settings.items()]
         return " ".join(["python train.py", f"data={config}", *typed])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import csv
 import dataclasses
 import os
@@ -16,6 +17,7 @@ from lit_async_data.errors import AsyncDataError, ConfigError, SourceError, coun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.derived import layout_of
 from lit_async_data.sources.contract.source import Source, read
+from lit_async_data.sources.hdf5.readers.values import LOOKS
 from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.pack.packing import INPUT_CHUNKS, in_threads
@@ -32,7 +34,9 @@ def check_all(call: Call, path: str) -> int:
     if not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise ConfigError(f"{path} is in no folder that you may write to; give another path", "bad-list")
     unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
-    source = dataclasses.replace(call, options={**call.options, **unchecked}).build()
+    context = contextvars.copy_context()
+    context.run(LOOKS.set, False)  # a sample without a value is listed
+    source = context.run(dataclasses.replace(call, options={**call.options, **unchecked}).build)
     try:
         bad = [bad_sample(source, number, error) for number, error in unreadable(source, progress).items()]
     finally:

@@ -1,5 +1,8 @@
 """Classes are counted by their names, mean the same in all stages, and go on after a checkpoint."""
 
+import re
+
+import h5py
 import numpy as np
 import pytest
 from support.lightning.datamodules import dm_of, source
@@ -65,3 +68,30 @@ def test_a_checkpoint_says_nothing_of_classes_without_names(h5):
     dm = named(h5)
     dm.load_state_dict(named(h5, "cat", "dog", "eel").state_dict())
     assert (dm.classes, dm.num_classes) == ({}, {"y": 3})
+
+
+def named_by_the_file(path, names, gap=1):
+    """An enumeration whose numbers are so far apart, with one sample of each name."""
+    numbers = {name: gap * number for number, name in enumerate(names)}
+    with h5py.File(path, "w") as file:
+        file.create_dataset("y", data=[*numbers.values()], dtype=h5py.enum_dtype(numbers, "i4"))
+    return str(path)
+
+
+@pytest.mark.parametrize("gap", [1, 3])
+def test_what_the_error_of_stages_advises_helps(tmp_path, gap):
+    train = named_by_the_file(tmp_path / "train.h5", ["cat", "dog"], gap)
+    val = named_by_the_file(tmp_path / "val.h5", ["dog", "eel"], gap)
+
+    def dm(**options):
+        train_and_val = [HDF5Source(path, {"y": Field("y", **options)}) for path in (train, val)]
+        return AsyncDataModule(train=train_and_val[0], val=train_and_val[1], loader={"batch_size": 2})
+
+    with pytest.raises(ConfigError, match="the same number would mean different classes; give the field of") as caught:
+        dm()
+    listed = re.search(r"classes=(\[.*\])", str(caught.value))[1]
+    assert listed == "['cat', 'dog', 'eel']"
+    module = dm(classes=["cat", "dog", "eel"])
+    assert module.classes == {"y": ("cat", "dog", "eel")}
+    with module.val_dataloader()[0] as loader:
+        assert next(loader)["y"].tolist() == [1, 2]

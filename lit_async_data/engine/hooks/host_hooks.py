@@ -221,7 +221,8 @@ class _Probe:
                 raise failure(where, self._calls.source, samples, what)
             field = FieldSpec(shape, dtype.newbyteorder("="), ragged=concat or key in follow, concat=concat)
             if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
-                field = dataclasses.replace(field, classes=known[key].classes, texts=known[key].texts)
+                names = {name: getattr(known[key], name) for name in ("classes", "texts", "meanings")}
+                field = dataclasses.replace(field, **names)
             fields[key] = field
         return BatchSpec(fields, as_mapping=self._spec.as_mapping)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import longest_of
+from lit_async_data.batch.spec import contradict, listed_names, longest_of
 from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.sources.contract.source import Source, read_all
 
@@ -46,10 +46,12 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
 
 
 def check_same(sources: Sequence[Source], number: int) -> None:
-    """Check that a source has the fields of the first source."""
-    specs = [sources[0].spec, sources[number].spec]
+    """Check that a source has the fields of those before it."""
+    specs = [longest_of([source.spec for source in sources[:number]]), sources[number].spec]
     first, other = longest_of(specs), longest_of(specs[::-1])
-    if first == other:
+    before, own = specs
+    conflict = next((key for key in before if key in own and contradict(before[key].named, own[key].named)), None)
+    if first == other and conflict is None:
         return
     here, there = (f"sources[{n}] ({sources[n].name})" for n in (number, 0))
     if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
@@ -57,6 +59,10 @@ def check_same(sources: Sequence[Source], number: int) -> None:
         raise FormatError(
             f"{here} has {listed[0]}, but {there} has {listed[1]}; concatenated sources need the same fields"
         )
+    if conflict is not None:
+        is_here, is_there = (listed_names(spec[conflict].named) for spec in (own, before))
+        what = f"{conflict!r} is {is_here} in {here}, but {is_there} in {there}; give classes=[…] to the fields of both"
+        raise FormatError(what, dataset=conflict)
     key = next(key for key, field in first.fields.items() if other[key] != field)
     mine, theirs = (vars(spec[key]) for spec in (other, first))
     what = next(name for name, value in theirs.items() if mine[name] != value)

@@ -13,8 +13,8 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.errors import ConfigError, MissingError
+from lit_async_data.batch.spec import BatchSpec, contradict
+from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest
@@ -23,12 +23,12 @@ from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_ra
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.chunk_grouping import group_samples, grouping_key
-from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_absent, with_lengths
+from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_lengths
 from lit_async_data.sources.hdf5.parts.joined import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.parts.part import (
     PartRequest,
     StoredPart,
-    check_compatible,
+    common_fields,
     inspect_file,
     log_warnings,
     with_longest,
@@ -41,6 +41,7 @@ from lit_async_data.sources.hdf5.parts.samples import (
     rows_left_out,
     select_rows,
     warn_of_lacking,
+    with_absent,
     with_rows,
     without,
 )
@@ -53,6 +54,7 @@ from lit_async_data.sources.hdf5.parts.selection import (
 )
 from lit_async_data.sources.hdf5.parts.texts import found_names, named_alike, renamed, with_values
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
+from lit_async_data.sources.hdf5.readers.values import with_categories
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
 from lit_async_data.sources.local_files.bad_lists import Exclude
 
@@ -194,30 +196,32 @@ class HDF5Source(Source):
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
         every, parts = parts, with_lengths(named_alike(with_rows(parts)), request)
         parts = with_longest(parts if self._joined is None else self._joined.join(parts, list(chosen)))
-        for part in parts:
-            check_compatible(part, parts[0])
+        specs = common_fields(parts)
         log_warnings(parts[0])
         parts = parts if request.rows or rows is None else select_rows(parts, rows, every)
         self._left_out = rows_left_out(parts) if rows is None else parts_left_out(parts)
         self._stored = drop_empty(parts)
-        self._stored = with_values(self._stored)
-        if exclude is not None:
-            self._stored = without(self._stored, exclude, self.name)
-        warn_of_lacking(self._stored, self.name)
+        self._memory_map, self._allow_external = memory_map, allow_external
         self._identities = {
             path: identity.with_pieces(path, list(_pieces(of_file, identity)))
             for path, (identity, of_file) in zip(self.paths, inspected, strict=True)
         }
-        specs = {key: field.spec for key, field in parts[0].fields.items()}
+        self._stored = with_categories(with_values(self._stored), self._new_reader, drop=True)
+        if exclude is not None:
+            self._stored = without(self._stored, exclude, self.name)
+        with_categories(self._stored, self._new_reader, drop=False)
+        warn_of_lacking(self._stored, self.name)
         self._spec = BatchSpec(specs, as_mapping=as_mapping)
         self._grouping_key = grouping_key(parts[0])
         self._grouping = group_samples(self._stored, self._grouping_key)
-        self._memory_map, self._allow_external = memory_map, allow_external
         self._reader = self._new_reader()
         self._reader.check_first(self._spec)
 
-    def _new_reader(self) -> PartReaders:
-        return PartReaders(self._stored, self._identities, self._grouping, self._grouping_key, mapped=self._memory_map)
+    def _new_reader(self, parts: Sequence[StoredPart] | None = None) -> PartReaders:
+        key, grouping = (self._grouping_key, self._grouping) if parts is None else (grouping_key(parts[0]), None)
+        parts = self._stored if parts is None else parts
+        grouping = grouping or group_samples(parts, key)
+        return PartReaders(parts, self._identities, grouping, key, mapped=self._memory_map)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_reader"}
@@ -295,8 +299,7 @@ class HDF5Source(Source):
             return self
         cure = "give all classes: classes=[…]; or kind='text', if it only says whose samples these are"
         stored = [renamed(part, classes, cure) for part in self._stored]
-        specs = {key: field.spec for key, field in stored[0].fields.items()}
-        spec = BatchSpec(specs, as_mapping=self._spec.as_mapping)
+        spec = BatchSpec(common_fields(stored), as_mapping=self._spec.as_mapping)
         changed = copy.copy(self)
         vars(changed).update(_stored=stored, _spec=spec)
         changed.__setstate__({})
@@ -315,7 +318,13 @@ class HDF5Source(Source):
         found = None if self._joined is None else self._joined.column(name, self._stored)
         if found is not None:
             return found
-        return np.concatenate([part.column(name, allow_external=self._allow_external) for part in self._stored])
+        columns = [part.column(name, allow_external=self._allow_external) for part in self._stored]
+        for part, (values, coded) in zip(self._stored, columns, strict=True):
+            if values.dtype.kind in "iu" and contradict(coded.names, columns[0][1].names):
+                what = f"has other names for the numbers of {name!r} than {self._stored[0]}"
+                cure = f"make it a field, Field({name!r}, classes=[…]), which numbers them by name, and give its key"
+                raise FormatError(f"{part}: {what}; {cure}", file=part.path, dataset=name)
+        return np.concatenate([values for values, _ in columns])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         check_range(samples, self)

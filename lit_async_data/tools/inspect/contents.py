@@ -21,6 +21,7 @@ from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import choice
+from lit_async_data.sources.hdf5.schema.categories import find_coded
 from lit_async_data.sources.hdf5.schema.compound import member_of, members
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
@@ -31,6 +32,8 @@ from lit_async_data.sources.hdf5.storage.external_files import refuse_external_l
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
 from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start, has_word
 
+# Kinds of datasets that hold values as they are; and numbers that stand for names, or beside a mask.
+PLAIN, CODED = ("", "member"), ("categorical", "nullable")
 # Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
 # At most this many members of a group are listed. Its first few datasets tell whether it holds images.
@@ -187,7 +190,8 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
 
 
 def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
-    stored, parts = kind, {"categorical": ("codes",), "variable": VARIABLE}.get(kind, ("data",))
+    parts = {"categorical": ("codes",), "nullable": ("values",), "variable": VARIABLE}.get(kind, ("data",))
+    stored = kind
     nodes = [_member(group, part, f"{name}/{part}") for part in parts]
     if not all(isinstance(node, h5py.Dataset) and node.shape is not None for node in nodes):
         return Dataset(name, kind)
@@ -237,6 +241,7 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     stored, node.dtype = field.values, field.spec.dtype
     node.decoding = {"decode": "image", "image_size": list(field.spec.shape[1:])} if field.images else {}
     node.kind = "variable" if field.sequences else node.kind
+    node.kind = "categorical" if node.kind in PLAIN and find_coded(group, name).place else node.kind
     way = "chunks" if field.images or field.sequences else choice(stored, mapped=True)
     copied = way in ("raw", "strided", "kept")
     node.reading = node.reading or ("copied" if copied else "decoded" if way == "chunks" else "locked")

@@ -17,21 +17,21 @@ from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_
 from lit_async_data.sources.local_files.patterns import files_matching, is_pattern
 from lit_async_data.tools.call import Call, Given, named
 from lit_async_data.tools.inspect import words
-from lit_async_data.tools.inspect.contents import Dataset, Scope, datasets_of, describe, scopes_of
+from lit_async_data.tools.inspect.contents import CODED, PLAIN, Dataset, Scope, datasets_of, describe, scopes_of
 from lit_async_data.tools.inspect.report import Report, Suggestion, by_groups
 from lit_async_data.tools.inspect.words import anywhere, common_start, has_word, of_training
 
 # Of one file: datasets that are looked at; and those that are described, where groups of equal structure count once.
 MOST_DATASETS, MOST_DESCRIBED = 20_000, 500
-_PLAIN = ("", "member")  # kinds of datasets that hold values as they are
-# Groups of what is neither input nor label: where packed samples come from, and where electrodes are.
-_NEVER = "origin|electrodes?"
+# Groups of what is neither input nor label: where packed samples come from, where electrodes are, names of classes.
+_NEVER = "origin|electrodes?|__categories"
 # Axes of a grid in space: along one, there are no samples.
 _SPACE = "lat|latitude|lon|longitude|x|y|z|level"
 # Windows: the most rows; the fewest rows of a recording; how many times as many columns it has if it lies across.
 WINDOW, FEWEST_ROWS, ACROSS = 512, 256, 64
 _SWAPPED = "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing"
 _BY_LENGTH = "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together"
+_MISSING = 'rows without a value of y are left out; null="ignore" keeps them, as -100'
 _WHOLE_GROUPS = 'sample="group" (data.train.sample=group) makes one sample of each group; x then has its length'
 _REVERSED = "MATLAB stores axes in reverse: images have width before height; transpose them in a transform"
 # Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
@@ -98,11 +98,11 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     training = of_training(node.name for node in known)
     nodes = [node for node in known if node.name in training]
     inputs = [n for n in nodes if n.dtype.kind in "biufc" and not has_word(n.axis, _SPACE)]
-    inputs = [n for n in inputs if not (n.kind == "categorical" or (n.kind in _PLAIN and n.flat))]
+    inputs = [n for n in inputs if not (n.kind in CODED or (n.kind in PLAIN and n.flat))]
     inputs.sort(key=_score, reverse=True)
     if not inputs:
         return
-    labels = [n for n in nodes if n.kind == "categorical" or (n.kind in _PLAIN and has_word(n.name, words.LABELS))]
+    labels = [n for n in nodes if n.kind == CODED[0] or (n.kind in PLAIN + CODED and has_word(n.name, words.LABELS))]
     labels = [n for n in labels if n.dtype.kind in "biuf" and 0 < len(n.shape) < 3]
     labels.sort(key=lambda n: (not has_word(n.name, words.LABELS), not n.flat))
     starts = [n for n in nodes if has_word(n.name.rpartition(".")[2], words.STARTS) and n.dtype.kind in "iu"]
@@ -135,22 +135,25 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     else:
         masks = [n for n in inputs if n is not x and len(x.shape) > 2 and n.shape[:3] == x.shape[:3]]
         masks = [n for n in masks if has_word(n.name, f"{words.MASKS}|{words.LABELS}") and n.dtype.kind in "biuf"]
-        yield from (_row_by_row(scope, x, y) for y in [*labels, *masks[:1], None])
+        for y in [*labels, *masks[:1], None]:
+            yield _row_by_row(scope, x, y)
+            if y is not None and y.kind in CODED:
+                yield _row_by_row(scope, x, y, null="drop")
 
 
-def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None) -> Suggestion:
+def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None, null: str = "") -> Suggestion:
     title, axis, layout = x.field, 0, dict[str, str]()
     packed = {"mask_and_scale": True} if set(PACKING[:3]) & set(x.attributes) else {}
     label: Given | None = None
     if y is not None:
         title, axis = f"{x.field} with {y.field}", (_axis(x, y) or 0) if len(y.shape) < 3 else 0
-        label = named(y.field, {"column": 0} if len(y.shape) == 2 and y.flat else {})
+        label = named(y.field, {"column": 0} if len(y.shape) == 2 and y.flat else {"null": null} if null else {})
         layout |= {"y": "CN"} if len(y.shape) == 2 and y.flat and y.shape[0] == 1 else {}
     if letters := None if x.kind else layout_of(x.shape, axis):
         layout["x"] = letters
         layout |= {"y": letters} if y is not None and len(y.shape) == len(x.shape) > 2 else {}
     notes = [_SWAPPED] if x.decoding else [_BY_LENGTH] * (x.kind == "variable")
-    notes += [_WHOLE_GROUPS] * (scope.group is not None and y is None)
+    notes += [_MISSING] * bool(null) + [_WHOLE_GROUPS] * (scope.group is not None and y is None)
     notes += [_REVERSED] * ("MATLAB_class" in x.attributes and len(x.shape) > 2)
     notes += by_groups([n.field for n in scope.nodes if n.shape == (x.shape[axis],) and has_word(n.name, words.GROUPS)])
     return _suggestion(scope, title, named(x.field, x.decoding or packed), label, notes, layout=layout)

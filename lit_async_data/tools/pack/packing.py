@@ -27,6 +27,7 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, SourceError, counted
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.places import starts
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.hdf5.source import HDF5Source
@@ -302,7 +303,8 @@ class Writer:
 
 
 def _stored(values: Array, field: PackedField, piece: Piece) -> Array:
-    outside = (values < 0) | (values >= len(field.classes)) if field.categorical else np.zeros(1, bool)
+    values = np.where(values == IGNORED, -1, values) if field.missing else values
+    outside = (values < -field.missing) | (values >= len(field.classes)) if field.categorical else np.zeros(1, bool)
     if outside.any():
         sample = int(piece.samples[outside.argmax()])
         where = f"{field.key}, sample {sample}: {values[outside][0]} is none of its {len(field.classes)} classes"

@@ -15,6 +15,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.hdf5.schema.conversion import PACKING
 from lit_async_data.sources.hdf5.source import HDF5Source
@@ -47,6 +48,7 @@ class PackedField:
     channel: int | None  # axis of the stored sample
     classes: tuple[str, ...]
     packing: Mapping[str, Any]  # attributes that say how to unpack the values (NetCDF)
+    missing: bool = False  # whether it is stored as codes of which some are −1, for no class
     chunk: int = 0  # samples per chunk; 0 if it is contiguous
     shuffle: bool = False
 
@@ -70,7 +72,8 @@ class PackedField:
     def given(self, *, unpacked: bool = False) -> str | dict[str, Any]:
         """The field as `HDF5Source` takes it."""
         classes = {} if self.categorical or not self.classes else {"classes": list(self.classes)}
-        options = classes | ({"mask_and_scale": True} if unpacked else {})
+        null = {"null": "ignore"} if self.missing else {}
+        options = classes | null | ({"mask_and_scale": True} if unpacked else {})
         return {"name": self.key, **options} if options else self.key
 
 
@@ -147,7 +150,9 @@ def _contiguous(source: Source) -> list[PackedField]:
     packings, fields = _packings(source) if isinstance(source, HDF5Source) else {}, list[PackedField]()
     for key, each in source.spec.fields.items():
         dtype, classes = _element_type(source, key), each.classes or each.texts
-        fields.append(PackedField(key, each.stored_shape, dtype, each.channel, classes, packings.get(key, {})))
+        missing = bool(classes) and not each.shape and bool((source.column(key) == IGNORED).any())
+        dtype = np.min_scalar_type(-len(classes)) if missing else dtype
+        fields.append(PackedField(key, each.stored_shape, dtype, each.channel, classes, packings.get(key, {}), missing))
     return fields
 
 

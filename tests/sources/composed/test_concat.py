@@ -1,12 +1,14 @@
 """Several sources as one: each sample, part and column of the right one."""
 
+import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.sources.parted import Failing, batches_of, numbered, parted, read
 
-from lit_async_data import ConcatSource, SubsetSource
+from lit_async_data import ConcatSource, Field, HDF5Source, ManifestSource, SubsetSource
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.sources.contract.places import Location
@@ -95,3 +97,22 @@ def test_the_order_is_that_of_any_source_of_that_length(return_indices):
     found, expected = (batches_of(source, **options) for source in (both, numbered(13)))
     for one, other in zip(found, expected, strict=True):
         assert {key: value.tolist() for key, value in one.items()} == {k: v.tolist() for k, v in other.items()}
+
+
+def test_numbers_that_a_file_names_beside_a_table(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("y", data=[7, 2], dtype=h5py.enum_dtype({"cat": 2, "dog": 7}, "i1"))
+        file.create_dataset("z", data=[7, 2], dtype=h5py.enum_dtype({"cat": 7, "dog": 2}, "i1"))
+    table, classes = pa.table({"y": ["dog", "cat"]}), ["dog", "cat"]
+    both = ConcatSource(
+        [
+            HDF5Source(tmp_path / "x.h5", {"y": Field("y", classes=classes)}),
+            ManifestSource(table, {"y": {"name": "y", "classes": classes}}),
+            HDF5Source(tmp_path / "x.h5", {"y": Field("z", classes=classes)}),
+        ]
+    )
+    assert both.spec.names("y", both.column("y")).tolist() == ["dog", "cat", "dog", "cat", "cat", "dog"]
+    stored = [HDF5Source(tmp_path / "x.h5", {"y": name}) for name in ("y", "z")]
+    with pytest.raises(FormatError, match=r"'y' is 2 dog, 7 cat in sources\[2\].*, but 2 cat, 7 dog in sources\[0\]"):
+        ConcatSource([stored[0], ArraySource({"y": np.arange(3)}), stored[1]])
+    assert ConcatSource([ArraySource({"y": np.arange(3)}), stored[0]]).spec["y"].meanings == ((2, "cat"), (7, "dog"))

@@ -370,7 +370,9 @@ USES = {
     },
     "sparse": {"fields": {"x": "cells", "y": Field("table", column=0)}},
     "sparse, cast": {"fields": {"x": Field("cells", dtype="float32")}},
-    "ragged": {"fields": {"x": Field("words", max_length=10), "y": Field("animal", classes=["r", "s", "t"])}},
+    "ragged": {
+        "fields": {"x": Field("words", max_length=10), "y": Field("animal", classes=["cat", "dog", "cow", "elk"])}
+    },
     "ragged, cast": {"fields": {"x": Field("words", max_length=9, dtype="float32"), "y": "night"}},
     "windows": {"fields": EEG, "layout": "CN"},
     "windows with gaps": {"fields": EEG, "layout": "CN", "stride": 11},

@@ -114,7 +114,12 @@ MEANT = [
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
     (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
-    (lambda path: examples.anndata(path, missing=True), '"y": "obs/phase"', "", ""),
+    (
+        lambda path: examples.anndata(path, missing=True),
+        '"y": {"name": "obs/cell_type", "null": "drop"}',
+        "left out",
+        "",
+    ),
     (examples.masks, '{"x": "volume", "y": "mask"}', "", ""),
     (examples.stages, '{"x": "X_train", "y": "y_train"}', "", "test"),
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),

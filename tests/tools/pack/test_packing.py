@@ -13,7 +13,7 @@ import pytest
 
 from lit_async_data import Field, HDF5Source
 from lit_async_data.__main__ import main
-from lit_async_data.errors import CorruptError, FormatError, SourceError
+from lit_async_data.errors import CorruptError, SourceError
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.pack import packing, plan
 from lit_async_data.tools.pack.packing import pack, packed_source
@@ -132,13 +132,17 @@ def test_a_table_of_images_keeps_classes_ids_and_paths(tmp_path, out, monkeypatc
     assert not list(tmp_path.glob("again*"))
 
 
-def test_a_sample_without_a_class_is_named(out):
+def test_a_sample_without_a_class_stays_one(out):
     from lit_async_data import ManifestSource
 
     table = pyarrow.table({"y": ["a", None, "b"], "v": [1.0, 2.0, 3.0]})
     source = ManifestSource(table, {"y": {"name": "y", "null": "ignore"}, "v": "v"})
-    with pytest.raises(FormatError, match="y, sample 1: -100 is none of its 2 classes"):
-        pack(source, out)
+    packed = pack(source, out)
+    other = packed_source(out, packed.plan)
+    same(source, other)
+    assert other.column("y").tolist() == [0, -100, 1]
+    with h5py.File(out) as file:
+        assert file["y/codes"][...].tolist() == [0, -1, 1]
 
 
 @pytest.mark.parametrize("key", ["x", "y"])

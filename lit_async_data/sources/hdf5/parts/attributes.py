@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
 from lit_async_data.errors import FormatError, MissingError
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, numbered_field
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, numbered_field, numbered_row
+from lit_async_data.sources.hdf5.schema.categories import Coded, enumerated
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -51,8 +52,9 @@ def kept_field(
     if native.kind == "S" or field.kind:
         codes, row = numbered(values, field, stored, where)
         return numbered_field(dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes), field, where)
-    spec = delivered_spec(field, FieldSpec((), native, classes=tuple(field.classes or ())), where)
-    convert = Conversion(path, name, classes=len(field.classes) if field.classes else None, names=names)
+    numbering, row = numbered_row(Coded(name, enumerated(values.dtype)), field, stored.spec, stored, where)
+    spec = delivered_spec(field, row, where)
+    convert = Conversion(path, name, numbering=numbering, names=names)
     kept = convert(values.astype(native), np.arange(len(values)), spec.dtype).astype(spec.dtype)
     return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
 

@@ -31,7 +31,8 @@ from lit_async_data.sources.hdf5.parts.attributes import kept_field, value_of
 from lit_async_data.sources.hdf5.parts.joined import KEY
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups, names_in
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, padded_fields
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, numbered_row, padded_fields
+from lit_async_data.sources.hdf5.schema.categories import enumerated, find_coded
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import padded_spec
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
@@ -247,6 +248,7 @@ class _Values:
     def __init__(self, group: OpenGroup, field: Field) -> None:
         self._group, self._path, self._field = group, group.path, field
         self.found: dict[str, Any] = {"values": []}
+        self._dtype: np.dtype[Any] | None = None  # of the first
 
     def add(self, node: Any, name: str, full: str) -> None:
         import h5py
@@ -260,8 +262,10 @@ class _Values:
         else:
             value = np.asarray(self._group.whole(f"/{full}", "")[()])
         values.append(value[()])
-        if value.shape or (value.dtype != values[0].dtype and not value.dtype.kind == values[0].dtype.kind == "S"):
-            what = f"its {attr or 'value'!r} is {value.dtype} {value.shape}, but {values[0].dtype} in the first sample"
+        first = self._dtype = self._dtype or value.dtype
+        alike = value.dtype == first and enumerated(value.dtype) == enumerated(first)
+        if value.shape or not (alike or value.dtype.kind == first.kind == "S"):
+            what = f"its {attr or 'value'!r} is {value.dtype} {value.shape}, but {first} in the first sample"
             del values[-1]
             raise _UnlikeError(f"{what}; write it as one type")
 
@@ -361,8 +365,11 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
     where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"]
     lacking = found[f"{key} lacking"]
     if f"{key} values" in found:
-        label = name + (f"@{field.attr}" if field.attr else "")
-        kept = kept_field(path, label, found[f"{key} values"], field, rows=len(names), where=where, names=names)
+        label, values = name + (f"@{field.attr}" if field.attr else ""), found[f"{key} values"]
+        if field.attr and values.dtype.kind in "iu":  # the first names those of all
+            full = in_group(name, np.delete(names, lacking), 0)
+            values = values.astype(value_of(group.node(full or "/").id, field, path, full).dtype)
+        kept = kept_field(path, label, values, field, rows=len(names), where=where, names=names)
         kept.values.kept[lacking] = IGNORED if kept.text else 0
         return kept
     names = names.copy()
@@ -378,44 +385,12 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
     sequences = _stacked(group, name, request.layouts.get(key), of_key)
     stored = sequences.rows
     native = stored.dtype.newbyteorder("=")
-    if field.classes and native.kind not in "iub":
-        raise ConfigError(f"{stored} holds {native}, not classes; leave it out", f"{where}.classes")
-    row = dataclasses.replace(stored.spec, dtype=native, classes=tuple(field.classes or ()))
+    first = dataclasses.replace(find_coded(group, in_group(name, names, 0)), name=name)
+    numbering, row = numbered_row(first, field, dataclasses.replace(stored.spec, dtype=native), stored, where)
     spec = delivered_spec(field, row, where)
-    classes = len(field.classes) if field.classes else None
-    convert = Conversion(path, stored.name, classes=classes, names=names)
-    conversion = convert if classes or spec.dtype != stored.spec.dtype else None
+    converted = (numbering and numbering.targets) or spec.dtype != stored.spec.dtype
+    conversion = Conversion(path, stored.name, numbering=numbering, names=names, null=field.null) if converted else None
     return StoredField(stored, spec, conversion=conversion, sequences=sequences if stored.shape[1:] else None)
-
-
-def with_absent(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:
-    """The parts, in which a field that no sample of a file has is as in another file; nothing reads it."""
-    of_key = {key: field for part in reversed(parts) for key, field in part.fields.items()}
-    for key, error in (each for part in parts for each in part.absent.items()):
-        if key not in of_key:
-            raise error
-    filled = list[StoredPart]()
-    for part in parts:
-        fields = dict(part.fields) | {key: _absent(of_key[key], part) for key in part.absent}
-        fields = {key: fields[key] for key in (request.fields if part.absent else fields)}
-        filled.append(dataclasses.replace(part, fields=fields, absent={}))
-    return filled
-
-
-def _absent(of: StoredField, part: StoredPart) -> StoredField:
-    """A field of a part that is as in another one."""
-    stored, sequences, names = of.values, of.sequences, part.names
-    assert names is not None
-    count = len(names)
-    kept = None if stored.kept is None else np.full(count, IGNORED if of.text else 0, stored.dtype)
-    shape = (count, *stored.shape[1:])
-    rows = dataclasses.replace(stored, path=part.path, shape=shape, index=None, names=part.names, kept=kept)
-    if sequences:
-        first: Any = sequences
-        places, chunks = (np.repeat(each[:1], count, axis=0) for each in (first.references, first.chunks))
-        sequences = dataclasses.replace(sequences, rows=rows, references=places, chunks=chunks)
-    images = of.images and dataclasses.replace(of.images, rows=rows)
-    return dataclasses.replace(of, stored=rows, images=images, sequences=sequences)
 
 
 def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:

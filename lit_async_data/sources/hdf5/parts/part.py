@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import FieldSpec, contradict, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
 from lit_async_data.sources.hdf5.parts.selection import chosen_groups
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, inspect_field
+from lit_async_data.sources.hdf5.schema.categories import Coded, find_coded
 from lit_async_data.sources.hdf5.schema.compound import member_of, members
-from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, category_of, encoding
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, in_group
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
@@ -147,18 +149,18 @@ class StoredPart:
         rows = self.anchors.rows(np.arange(self.anchors.count))
         return self.table_rows[rows if len(self.table_rows) > 1 else np.zeros_like(rows)]
 
-    def column(self, name: str, *, allow_external: bool) -> npt.NDArray[Any]:
-        """The value of a dataset with one axis, or the category, at the row of every sample. Text stays text."""
+    def column(self, name: str, *, allow_external: bool) -> tuple[npt.NDArray[Any], Coded]:
+        """The value of a dataset with one axis at the row of every sample, and what numbers stand for.
+
+        Text stays text; categories are text, and None where there is no value.
+        """
         import h5py
 
         where = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
             group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
-            node = group.node(group.name(name))
-            if isinstance(node, h5py.Group) and encoding(node) == "categorical":
-                codes = self.column(f"{name}/codes", allow_external=allow_external)
-                return category_of(codes, group.whole(f"{name}/categories", ""), self.path)
-            dataset, member = group.whole_member(name, "")
+            coded = find_coded(group, group.name(name))
+            dataset, member = group.whole_member(f"/{coded.name.strip('/')}", "")
             if dataset.shape not in ((self.rows,), (1, self.rows), (self.rows, 1)):  # as MATLAB stores vectors
                 raise FormatError(
                     f"{self.path}:{dataset.name}: has shape {dataset.shape}; it must have one value for each of the "
@@ -169,7 +171,9 @@ class StoredPart:
             values = member_of(dataset[...].reshape(-1), member)
         if h5py.check_string_dtype(values.dtype) is not None:
             values = np.array([each.decode(errors="surrogateescape") for each in values.tolist()], object)
-        return values[self.anchors.rows(np.arange(self.anchors.count))]
+        if coded.place or coded.mask is not None:
+            values = coded.texts(values, self.path)
+        return values[self.anchors.rows(np.arange(self.anchors.count))], coded
 
     def padded(self, widths: Mapping[str, int]) -> StoredPart:
         """A copy of this part whose samples of variable length are padded to these lengths."""
@@ -366,7 +370,18 @@ def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
     return [part.padded(longest) for part in parts] if longest else list(parts)
 
 
-def check_compatible(part: StoredPart, first: StoredPart) -> None:
+def common_fields(parts: Sequence[StoredPart]) -> dict[str, FieldSpec]:
+    """The fields of all parts, with the meanings of numbers in any of them."""
+    known = {key: field.spec for key, field in parts[0].fields.items()}
+    for part in parts:
+        _check_compatible(part, parts[0], known)
+        for key, spec in known.items():
+            if more := {*part.fields[key].spec.meanings}.difference(spec.meanings):
+                known[key] = dataclasses.replace(spec, meanings=tuple(sorted(more.union(spec.meanings))))
+    return known
+
+
+def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, FieldSpec]) -> None:
     """Check that a part has the fields of the first part, with the same shapes, dtypes and classes."""
     where = f"/{first.group.strip('/')}" if part.path == first.path else first
     if list(part.fields) != list(first.fields):
@@ -375,16 +390,19 @@ def check_compatible(part: StoredPart, first: StoredPart) -> None:
             "parts of one source must agree"
         )
     for key, field in part.fields.items():
-        mine, other = field.spec, first.fields[key].spec
-        if mine == other:
+        mine, other = field.spec, known[key]
+        if mine == other and (mine.meanings == other.meanings or not contradict(mine.named, other.named)):
             continue
         one, two = (f"{'rows of ' * each.ragged}{each.dtype} {each.shape[each.ragged :]}" for each in (mine, other))
+        cure = ""
         if one == two:
-            one, two = (f"{one} of {each.classes or 'no classes'}" for each in (mine, other))
+            one, two = (f"{one} of {listed_names(each.named)}" for each in (mine, other))
+            every = list(dict.fromkeys([*other.named.values(), *mine.named.values()]))
+            cure = f"; Field(…, classes={every}) numbers them by name" if every and not mine.texts else ""
+        cure = "; give image_size to resize all images" if field.images else cure
         raise FormatError(
             f"{field.stored}: has samples of {one}, but in {where} they are {two}; "
-            f"{'parts' if part.group != '/' else 'files'} of one source must agree"
-            f"{'; give image_size to resize all images' if field.images else ''}",
+            f"{'parts' if part.group != '/' else 'files'} of one source must agree{cure}",
             file=part.path,
             dataset=field.stored.name,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import logging
 import numbers
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.parts.joined import ends_of
-from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group, row_numbers
+from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, of_group, row_numbers
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
 
@@ -149,6 +152,36 @@ def rows_left_out(parts: Sequence[StoredPart]) -> str:
     ends = ["start"] * any(first > 0 for _, first, _ in ranges) + ["end"] * any(last < n - 1 for n, _, last in ranges)
     total = sum(rows for rows, _, _ in ranges)
     return f"{lost:,} of {total:,} rows begin no window (the {' and the '.join(ends)} of each part)"
+
+
+def with_absent(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:
+    """The parts, in which a field that no sample of a file has is as in another file; nothing reads it."""
+    of_key = {key: field for part in reversed(parts) for key, field in part.fields.items()}
+    for key, error in (each for part in parts for each in part.absent.items()):
+        if key not in of_key:
+            raise error
+    filled = list[StoredPart]()
+    for part in parts:
+        fields = dict(part.fields) | {key: _absent(of_key[key], part) for key in part.absent}
+        fields = {key: fields[key] for key in (request.fields if part.absent else fields)}
+        filled.append(dataclasses.replace(part, fields=fields, absent={}))
+    return filled
+
+
+def _absent(of: StoredField, part: StoredPart) -> StoredField:
+    """A field of a part that is as in another one."""
+    stored, sequences, names = of.values, of.sequences, part.names
+    assert names is not None
+    count = len(names)
+    kept = None if stored.kept is None else np.full(count, IGNORED if of.text else 0, stored.dtype)
+    shape = (count, *stored.shape[1:])
+    rows = dataclasses.replace(stored, path=part.path, shape=shape, index=None, names=part.names, kept=kept)
+    if sequences:
+        first: Any = sequences
+        places, chunks = (np.repeat(each[:1], count, axis=0) for each in (first.references, first.chunks))
+        sequences = dataclasses.replace(sequences, rows=rows, references=places, chunks=chunks)
+    images = of.images and dataclasses.replace(of.images, rows=rows)
+    return dataclasses.replace(of, stored=rows, images=images, sequences=sequences)
 
 
 def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:

@@ -12,14 +12,9 @@ from lit_async_data.batch.spec import FieldSpec, length_key, mask_key
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import check_unindexed
+from lit_async_data.sources.hdf5.schema.categories import Coded, Numbering, find_coded
 from lit_async_data.sources.hdf5.schema.conversion import PACKING, Conversion, Packing
-from lit_async_data.sources.hdf5.schema.encoded import (
-    StoredRanges,
-    encoding,
-    inspect_sparse,
-    inspect_variable,
-    names_of,
-)
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, encoding, inspect_sparse, inspect_variable
 from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field
 from lit_async_data.sources.hdf5.schema.images import StoredImages, inspect_images
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
@@ -139,7 +134,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     """Inspect a field of one part. Padded samples bring a field of their lengths, padded windows one of their mask."""
     import h5py
 
-    name, classes, where = group.name(field.dataset), field.classes, f"fields.{key}"
+    name, where = group.name(field.dataset), f"fields.{key}"
     if field.stacked:
         return _stacked(key, layout, [inspect_field(group, key, each, layout) for each in field.stacked])
     if field.decode:
@@ -155,21 +150,18 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     if is_numbered(group, name, field):
         texts = inspect_texts(group, name, field, layout, where)
         return _with_window(key, field, numbered_field(texts, field, where))
-    if kind == "categorical":
-        categories = group.whole(f"/{name.strip('/')}/categories", "")
-        name, names = f"{name.rstrip('/')}/codes", names_of(categories)
-        classes = classes or names
+    coded = find_coded(group, name)
+    name, nullable = coded.name, coded.names or coded.mask is not None
     for option in ("null", *VARIABLE):
-        if getattr(field, option) != getattr(Field, option):
+        if getattr(field, option) != getattr(Field, option) and not (option == "null" and nullable):
             group.inspect_dataset(*group.split(name))  # says if there is none
-            lacks = "text" if option == "null" else "samples of variable length"
+            lacks = "text, and no names of its values" if option == "null" else "samples of variable length"
             what = f"{group.path}:/{name.strip('/')} holds no {lacks}; leave it out"
             raise ConfigError(what, f"{where}.{option}")
     file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
     if field.lookup is None:
         table, looked_up = None, group.inspect_dataset(*group.split(name), layout)
         stored, row = looked_up, (looked_up.member or looked_up).spec
-        classes = classes or _enum_classes((stored.member or stored).dtype)
         if field.column is not None:
             _check_column(field.column, stored, where)
             row = FieldSpec((), row.dtype)
@@ -180,6 +172,9 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         row = (looked_up.member or looked_up).spec if field.column is None else FieldSpec((), table.dtype)
     dataset = file[looked_up.name]
     packing = _packing(dataset, field, where)
+    native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
+    row = dataclasses.replace(row, dtype=packing.dtype if packing else native)
+    numbering, row = numbered_row(coded, field, row, stored, where)
     conversion = Conversion(
         group.path,
         stored.name,
@@ -187,26 +182,42 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         column=field.column if table is None else None,
         table=table,
         packing=packing,
-        classes=None if classes is None else len(classes),
+        numbering=numbering,
+        mask=coded.mask,
+        null=field.null,
         last_row=None if field.rows is None else stored.rows - 1,
         step=field.steps.step,
     )
-    native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
-    if classes is not None and (packing or native.kind not in "iub"):
-        raise ConfigError(
-            f"{stored} holds {native}{' values, packed' if packing else ''}, not classes; leave it out",
-            f"{where}.classes",
-        )
-    row = dataclasses.replace(row, dtype=packing.dtype if packing else native, classes=tuple(classes or ()))
     spec = delivered_spec(field, row, where)
     windowed = field.rows is not None
     # Windows are read as stored, rows of one integer as int64.
     read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
-    converted = table is not None or field.column is not None or packing or classes or spec.dtype != read
-    converted = converted or stored.member is not None
-    packed = () if packing or looked_up.member else tuple(name for name in PACKING if name in dataset.attrs)
+    converted = table is not None or field.column is not None or packing or spec.dtype != read
+    numbers = numbering is not None and bool(numbering.targets)
+    converted = converted or numbers or coded.mask is not None or stored.member is not None
+    packed = (
+        () if packing or looked_up.member or coded.names else tuple(name for name in PACKING if name in dataset.attrs)
+    )
     of_key = StoredField(stored, spec, conversion=conversion if converted else None, packed=packed)
     return _with_window(key, field, of_key)
+
+
+def numbered_row(
+    coded: Coded, field: Field, row: FieldSpec, stored: StoredDataset, where: str
+) -> tuple[Numbering | None, FieldSpec]:
+    """What to deliver for the numbers of rows, and rows of that; None for values that are no numbers of classes."""
+    if row.dtype.kind not in "iub":
+        if field.classes is None:
+            return None, row
+        raise ConfigError(f"{stored} holds {row.dtype}, not classes; leave it out", f"{where}.classes")
+    numbering, ignored, whole = Numbering.of(coded, field.classes, row.dtype), field.null == "ignore", row.dtype != bool
+    if ignored and not whole and field.dtype in (None, bool):
+        raise ConfigError("bool has no value for ignore; set null='drop', or dtype='int64'", f"{where}.null")
+    least, most = (np.iinfo(row.dtype).min, np.iinfo(row.dtype).max) if whole else (0, 1)
+    largest = len(numbering.classes) - 1 if whole else max(numbering.targets.values(), default=0)
+    dtype = row.dtype if largest <= most and (least < 0 or not ignored) else np.dtype(np.int64)
+    meanings = () if numbering.classes else tuple(sorted(numbering.names.items()))
+    return numbering, dataclasses.replace(row, dtype=dtype, classes=numbering.classes, meanings=meanings)
 
 
 def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) -> dict[str, StoredField]:
@@ -226,7 +237,7 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
     shape = first.spec.shape
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
     shape = (*shape[:axis], len(fields), *shape[axis:])
-    spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=())
+    spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=(), meanings=())
     # That of the most chunks is shuffled by them.
     most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))
     stacked = dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))
@@ -328,7 +339,8 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None
     concat = row.ragged and field.ragged == "concat"
-    return FieldSpec(shape, to, channel, row.classes, narrow, lead, row.ragged, texts=row.texts, concat=concat)
+    shaped = dataclasses.replace(row, shape=shape, dtype=to, channel=channel, narrow=narrow)
+    return dataclasses.replace(shaped, lead=lead, concat=concat)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
@@ -408,13 +420,3 @@ def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing | None:
             f"{where}.dtype",
         )
     return packing
-
-
-def _enum_classes(dtype: np.dtype[Any]) -> tuple[str, ...] | None:
-    """The class names of an enumeration whose values are 0, 1, 2, and so on."""
-    import h5py
-
-    enum = h5py.check_enum_dtype(dtype) if dtype.kind in "iu" else None
-    if not enum or sorted(enum.values()) != list(range(len(enum))):
-        return None
-    return tuple(sorted(enum, key=enum.__getitem__))

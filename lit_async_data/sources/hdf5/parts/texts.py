@@ -62,9 +62,13 @@ def _renamed(part: StoredPart, field: StoredField, names: tuple[str, ...], cure:
 
 def with_values(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts without the samples that lack a text or a row of the table; an error where text must not be empty."""
-    left = [part for part in map(_with_values, parts) if part.anchors.count]
+    return with_samples(list(map(_with_values, parts)))
+
+
+def with_samples(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    left = [part for part in parts if part.anchors.count]
     if not left:
-        raise FormatError(f"{parts[0]}: no sample is left that has a text, or a row of the table with all values")
+        raise FormatError(f"{parts[0]}: no sample is left that has a value of each field, and a row of the table")
     return left
 
 

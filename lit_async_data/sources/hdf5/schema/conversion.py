@@ -1,4 +1,4 @@
-"""`Conversion`: turns stored values into delivered ones: column, lookup, unpacking, class check, cast."""
+"""`Conversion`: turns stored values into delivered ones: column, lookup, unpacking, classes, cast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import FormatError
+from lit_async_data.errors import FormatError, few
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED, UNNAMED, Numbering, did_you_mean
 from lit_async_data.sources.hdf5.schema.compound import Member
 from lit_async_data.sources.hdf5.schema.inspect import in_group
 
@@ -99,17 +101,28 @@ class Conversion:
     column: int | None = None  # the column of each row; None for all
     table: Array | None = None  # table to look values up in; None if the values themselves are delivered
     packing: Packing | None = None  # how values are packed; None if they are not unpacked
-    classes: int | None = None  # number of classes 0, 1, …; None if values are not checked
+    numbering: Numbering | None = None  # the numbers of classes, and of no value; None if values are no such numbers
+    mask: npt.NDArray[np.bool_] | None = None  # which rows (of the table) have no value; None if all have one
+    # Of rows without a value: "ignore" delivers −100, "mark" the marks of `Numbering`; "error" and "drop" are an error.
+    null: str = "error"
     last_row: int | None = None  # the last row of the dataset, if a sample is a window of rows, on axis 1; else None
     step: int = 1  # rows from one row of a window to the next
     names: Any = None  # as of `StoredDataset`
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a value may be missing without −100 to stand for it, or have a name that is no class."""
+        found = {*(self.numbering.targets.values() if self.numbering else ())}
+        masked = self.mask is not None and bool(self.mask.any())
+        return UNLISTED in found or (self.null != "ignore" and (masked or MISSING in found))
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
         """Convert the values of samples, shape (n, …) in native byte order, to a dtype.
 
         ``rows`` has the first row of each sample, for `FormatError` to name the one whose value is outside the table or
-        the classes, or would be changed by the cast.
+        the classes, is missing, or would be changed by the cast.
         """
+        places: Array | None = None
         if self.member is not None:
             values = self.member.of(values)
         if self.column is not None:
@@ -117,13 +130,33 @@ class Conversion:
         if self.table is not None:
             count = len(self.table)
             self._check((values < 0) | (values >= count), values, rows, f"is not a row of a table of {count}")
-            values = self.table[values]
+            places, values = values, self.table[values]
         if self.packing is not None:
             values = self.packing.unpack(values)
-        if self.classes is not None:
-            problem = f"is not one of its {self.classes} classes"
-            self._check((values < 0) | (values >= self.classes), values, rows, problem)
+        if self.numbering is not None:
+            values = self._numbered(self.numbering, values, rows, places)
         return self._cast(values, rows, dtype)
+
+    def _numbered(self, numbering: Numbering, values: Array, rows: Indices, places: Array | None) -> Array:
+        found = numbering(values)
+        if self.mask is not None:
+            if places is None:
+                places = rows if self.last_row is None else rows[:, None] + np.arange(values.shape[1]) * self.step
+            lost = self.mask[places.clip(0, len(self.mask) - 1)]
+            found = np.where(lost, MISSING, found.astype(np.int64)) if lost.any() else found
+        if found is values or self.null == "mark" or found.min() > UNNAMED:
+            return found
+        self._check(found == UNNAMED, values, rows, f"is not one of its {len(numbering.classes)} classes")
+        if (unlisted := found == UNLISTED).any():
+            name, classes = numbering.names[values[unlisted][0].item()], numbering.classes
+            what = f"is {name!r}, not one of {few(classes)}{did_you_mean(name, classes)}"
+            self._check(unlisted, values, rows, what, "add it to classes, ")
+        missing = found == MISSING
+        if self.null != "ignore":
+            ways = "set null='ignore' (−100) or null='drop', "
+            self._check(missing, values, rows, "is a missing value", ways)
+        found[missing] = IGNORED
+        return found
 
     def _cast(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
         if values.dtype == dtype or np.can_cast(values.dtype, dtype, "safe"):

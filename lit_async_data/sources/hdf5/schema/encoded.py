@@ -1,6 +1,6 @@
-"""Groups that stand for one dataset: sparse matrices, samples of variable length, categorical columns.
+"""Groups that stand for one dataset: sparse matrices, samples of variable length, columns with categories or a mask.
 
-AnnData's on-disk format 0.1.0 to 0.2.0 defines the sparse and categorical ones.
+AnnData's on-disk format 0.1.0 to 0.2.0 defines all but those of variable length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import Array, FieldSpec
+from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import check_unindexed
@@ -76,11 +76,13 @@ class StoredRanges:
 
 
 def encoding(group: h5py.Group) -> str:
-    """The kind of a group: ``csr``, ``csc``, ``variable``, ``categorical``, or empty if it stands for no dataset."""
+    """The kind of a group: ``csr``, ``csc``, ``variable``, ``categorical``, ``nullable``; empty if it is no dataset."""
     kind = group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", ""))
     kind = str(kind.decode() if isinstance(kind, bytes) else kind).removesuffix("_matrix")
     if kind in ("csr", "csc", "categorical"):
         return kind
+    if kind in ("nullable-integer", "nullable-boolean", "nullable-string-array"):
+        return "nullable"
     return "variable" if all(group.get(name, getlink=True) for name in VARIABLE) else ""  # follows no link
 
 
@@ -144,30 +146,6 @@ def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
         if rows <= 0:
             raise
         raise FormatError(f"has {rows} rows without a single value; leave it out", **context) from error
-
-
-def names_of(categories: h5py.Dataset) -> tuple[str, ...]:
-    """The class names in the categories of a categorical column."""
-    import h5py
-
-    text = h5py.check_string_dtype(categories.dtype) is not None
-    names = np.asarray(categories.asstr()[...] if text else categories[...])
-    return tuple(str(each) for each in names.tolist())
-
-
-def category_of(codes: Array, categories: h5py.Dataset, file: str, *, missing: str | None = None) -> Array:
-    """The name of each code in the categories of a categorical column; ``missing`` for −1."""
-    names = np.array([*names_of(categories), missing], object)
-    wrong = (codes < -1) | (codes >= len(names) - 1)
-    if wrong.any():
-        raise CorruptError(
-            f"{file}:{categories.name}: has {len(names) - 1} names, but there is code {codes[wrong.argmax()]}; write "
-            "the column again",
-            file=file,
-            dataset=categories.name,
-        )
-    found: Array = names[codes]
-    return found
 
 
 def _offsets(

@@ -35,12 +35,14 @@ class Field(ImageOptions):
         pad: What a window holds where it reaches beyond its part, at either end: ``"last"`` the nearest row of the
             part, ``"zero"`` zeros. Every row then has a window. Another field follows, ``KEY_mask``, bool of shape
             (window,), which is True where data is real. None: the windows of samples lie inside their part.
-        classes: Names of the values 0, 1, 2, … None: of text, all that the files hold, sorted.
+        classes: Names of the values 0, 1, 2, … Where the file names its numbers (categories, enumerations, flags), each
+            becomes the place of its name. None: the names in the file; of text, all that the files hold, sorted.
         kind: ``"text"``: text or whole numbers that are not classes, such as ids, as numbers, whose text
             `BatchSpec.names` gives. ``"class"`` and ``"number"``: what to take the text of a table's column for. None:
             text is classes.
-        null: What to do with empty text that is no class: ``"error"``, ``"ignore"`` (−100), or ``"drop"`` the sample.
-            ``"zero"``: it has none of several classes, in a column of the source's ``table``.
+        null: What to do with empty text that is no class, and with values that are missing: codes −1 of categories,
+            fill values of flags, what a mask beside the values marks. ``"error"``, ``"ignore"`` (−100), or ``"drop"``
+            the sample. ``"zero"``: it has none of several classes, in a column of the source's ``table``.
         lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
             small table that is kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.hdf5.schema.categories import did_you_mean, find_coded
 from lit_async_data.sources.hdf5.schema.compound import find_member, member_of
-from lit_async_data.sources.hdf5.schema.encoded import category_of, encoding
+from lit_async_data.sources.hdf5.schema.encoded import encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, image_format
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
@@ -30,8 +31,10 @@ def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
 
     of, member = group.split(name)
     node = group.node(of)
-    if isinstance(node, h5py.Group) and field.kind == "text":
-        return encoding(node) == "categorical"
+    if isinstance(node, h5py.Group) and encoding(node) in ("categorical", "nullable"):
+        values = group.node(f"/{name.strip('/')}/values")
+        is_text = isinstance(values, h5py.Dataset) and h5py.check_string_dtype(values.dtype) is not None
+        return is_text or field.kind == "text"
     if field.lookup is not None or not isinstance(node, h5py.Dataset):
         return False
     kind: Any = find_member(node, member, {"file": group.path, "dataset": of})[1]
@@ -44,14 +47,13 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
     """A dataset of one text, or whole number, per row as numbers of text, which are kept in memory."""
     if layout is not None or field.column is not None or field.mask_and_scale:
         raise ConfigError("layout, column and mask_and_scale do not apply to text; leave them out", where)
-    categories = f"/{name.strip('/')}/categories"
-    of = name if group.node(categories) is None else f"{name.rstrip('/')}/codes"
-    stored = group.inspect_dataset(group.split(of)[0], in_heap=True)
-    dataset, path = group.whole_member(f"/{of.strip('/')}", "")
-    values = member_of(dataset[...], path)
-    if of != name:
-        values = category_of(values, group.whole(categories, ""), group.path, missing="")
-    codes, row = numbered(values.reshape(-1), field, stored, where)
+    coded = find_coded(group, name)
+    stored = group.inspect_dataset(group.split(coded.name)[0], in_heap=True)
+    dataset, path = group.whole_member(f"/{coded.name.strip('/')}", "")
+    values = member_of(dataset[...], path).reshape(-1)
+    if coded.names or coded.mask is not None:
+        values = coded.texts(values, group.path, "")
+    codes, row = numbered(values, field, stored, where)
     return StoredDataset(
         group.path, name, codes.shape, CODES, 0, row, None, 1, filtered=False, external=stored.external, kept=codes
     )
@@ -98,5 +100,5 @@ def named(spec: FieldSpec, field: Field | None, names: tuple[str, ...]) -> Field
 
 def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, ...], cure: str) -> FormatError:
     listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
-    what = f"{text!r} is not one of {listed}; {cure}"
+    what = f"{text!r} is not one of {listed}{did_you_mean(text, names)}; {cure}"
     return FormatError(f"{stored.at(row)}: {what}", file=stored.path, dataset=stored.name, row=row)

@@ -58,10 +58,11 @@ class Column:
             ``"number"``: numbers, also if the table has them as text. None: inferred from the first value: a path if it
             ends in a known suffix or is the path of a file, else a number if it can be read as one, else a class.
         dtype: Element type of labels and of rows of HDF5 files. None: as stored.
-        classes: Names of the values 0, 1, 2, … of text. None: all categories of an ordered categorical column; for
-            other text, the distinct values, sorted.
+        classes: Names of the values 0, 1, 2, … of text, or of a dataset of HDF5 files, as in `Field`. None: all
+            categories of an ordered categorical column; for other text, the distinct values, sorted.
         null: What to do with rows without a value: ``"error"``, ``"ignore"`` (−100, or NaN in floats), or ``"drop"``
-            the sample; with several classes per sample also ``"zero"``: it has none of them.
+            the sample; with several classes per sample also ``"zero"``: it has none of them. Of HDF5 files,
+            ``"ignore"`` is for values that are missing in them, ``"drop"`` for rows without a path.
         separator: Separates several values in one text cell: classes, or numbers of a vector.
         row: For HDF5 files, the column with the row in the file, counted from 0.
         dataset: For HDF5 files, the column with the name of the dataset; if there is no such column, the dataset
@@ -182,7 +183,7 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
         what = f"column {column.names[0]!r} holds {table.array(column.names[0]).type}, not a path in each row"
         raise ConfigError(f"{what}; spread a list of paths over columns, with a field for each", f"fields.{key}.kind")
     _check_options(key, column, kind)
-    if kind in FILES and column.null in ("ignore", "zero"):
+    if kind in FILES and column.null in ("ignore", "zero")[kind == "hdf5" :]:
         raise ConfigError(f"a missing file has no value for {column.null}; set null: drop", f"fields.{key}.null")
     return kind
 
@@ -201,7 +202,7 @@ def check_no_folders(name: str, table: Table, root: RootDirectory) -> None:
 
 
 def _check_options(key: str, column: Column, kind: Kind | None) -> None:
-    own = {"image": _IMAGE, "npy": (), "text": ("dtype",), "hdf5": ("dtype", "row", "dataset", "layout")}
+    own = {"image": _IMAGE, "npy": (), "text": ("dtype",), "hdf5": ("dtype", "classes", "row", "dataset", "layout")}
     fitting = own.get(kind or "", ("dtype", "classes", "separator"))
     for name in column.given:
         if name not in ("name", "kind", "null", *fitting):

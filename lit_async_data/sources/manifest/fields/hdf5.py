@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from lit_async_data.sources.composed.concat import ConcatSource
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.places import numbered, starts
 from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.hdf5.readers.values import LOOKS
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.manifest.fields.column import Column
@@ -66,12 +68,16 @@ class HDF5Fields:
         """A source of the files of one dataset, and the numbers of the samples in it."""
         used, place = np.unique(self._codes[samples], return_inverse=True)
         files = [self._files[code] for code in used.tolist()]
-        fields = {
-            key: Field(name or column.dataset or DATASET, dtype=column.dtype) for key, column in self._columns.items()
-        }
+        fields = dict[str, Field]()
+        for key, column in self._columns.items():
+            null = column.null if column.null == "ignore" else "error"
+            of = name or column.dataset or DATASET
+            fields[key] = Field(of, dtype=column.dtype, classes=column.classes, null=null)
         layout = {key: column.layout for key, column in self._columns.items() if column.layout is not None}
         try:
-            source = HDF5Source(files, fields, layout=layout)
+            context = contextvars.copy_context()
+            context.run(LOOKS.set, False)  # at rows that the table may not name
+            source = context.run(HDF5Source, files, fields, layout=layout)
         except SourceError as error:
             if error.file not in files:
                 raise

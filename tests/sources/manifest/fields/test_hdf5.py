@@ -214,3 +214,22 @@ def test_a_path_of_an_hdf5_file_that_is_missing_can_be_dropped(row, two):
     table = pa.table({"path": ["a.h5", None], "row": [3, row]})
     with contextlib.closing(ManifestSource(table, {"x": {"name": "path", "null": "drop"}}, root=two)) as source:
         assert read(source, np.arange(len(source)))["x"].tolist() == [[6, 7]]
+
+
+def test_classes_that_files_name(tmp_path):
+    for number, names in enumerate((["B", "T"], ["T", "NK"])):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["y"] = np.array([0, 1, -1], "i1")
+            file["y"].attrs["categories"] = file.create_dataset("names", data=names, dtype=h5py.string_dtype()).ref
+    table = pa.table({"path": ["0.h5", "1.h5", "0.h5", "1.h5"], "row": [0, 1, 1, 0]})
+    field = {"name": "path", "kind": "hdf5", "dataset": "y"}
+    with pytest.raises(SourceError, match=r"row 1 of .*classes=\['B', 'T', 'NK'\]\) numbers them by name"):
+        ManifestSource(table, {"y": field}, root=tmp_path)
+    given = ManifestSource(table, {"y": {**field, "classes": ["NK", "T", "B"]}}, root=tmp_path)
+    assert given.spec.names("y", [given[n]["y"] for n in range(4)]).tolist() == ["B", "NK", "T", "T"]
+    missing = pa.table({"path": ["0.h5", "0.h5"], "row": [1, 2]})
+    source = ManifestSource(missing, {"y": field}, root=tmp_path)
+    with pytest.raises(SourceError, match=r"row 1 of .*0.h5:/y, row 2: -1 is a missing value"):
+        source[1]
+    ignored = ManifestSource(missing, {"y": {**field, "null": "ignore"}}, root=tmp_path)
+    assert [ignored[n]["y"] for n in range(2)] == [1, -100]

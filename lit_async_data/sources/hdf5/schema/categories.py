@@ -1,0 +1,198 @@
+"""`Coded`: stored numbers that stand for names, or for no value; and `Numbering`, which numbers are delivered for them.
+
+AnnData's formats since 0.6, HDF5 enumerations, NetCDF's flags (CF conventions, 3.5), and tables of pandas name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.batch.spec import Array
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.sources.hdf5.schema.compound import find_member, member_of
+from lit_async_data.sources.hdf5.schema.encoded import encoding
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
+
+if TYPE_CHECKING:
+    import h5py
+
+# Delivered numbers of a `Numbering` before they are checked: of no value, of a name that is no class, of no name.
+MISSING, UNLISTED, UNNAMED = (int(np.iinfo(np.int64).min) + each for each in range(3))
+_FALSE_TRUE = ("FALSE", "TRUE")  # as h5py stores booleans
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coded:
+    """Where the numbers of a field are, and what they stand for."""
+
+    name: str  # of the dataset, and the member of its values
+    names: Mapping[int, str] = dataclasses.field(default_factory=dict)  # of numbers; empty if the file has no names
+    missing: tuple[int, ...] = ()  # numbers that stand for no value
+    mask: npt.NDArray[np.bool_] | None = None  # which rows have no value; None if all have one
+    place: str = ""  # of the names, if they are categories; a number must then be one of them
+
+    def texts(self, numbers: Array, file: str, missing: str | None = None) -> Array:
+        """The name of each number, one for each row; ``missing`` where there is no value."""
+        known = {**self.names, **dict.fromkeys(self.missing, missing)}
+        wrong = np.isin(numbers, list(known), invert=True) if self.place else np.zeros(len(numbers), bool)
+        if wrong.any():
+            what = f"has {len(self.names)} names, but there is code {numbers[wrong.argmax()]}; write the column again"
+            raise CorruptError(f"{file}:{self.place}: {what}", file=file, dataset=self.place)
+        found = np.array([known.get(number, number) for number in numbers.tolist()], object)
+        found[np.zeros(len(numbers), bool) if self.mask is None else self.mask] = missing
+        return found
+
+
+def find_coded(group: OpenGroup, name: str) -> Coded:
+    """Where the numbers of a field of this name are, with the names that the file has for them."""
+    import h5py
+
+    of, member = group.split(name)
+    node, full = group.node(of), f"/{name.strip('/')}"
+    above = None if member else group.node(full.rpartition("/")[0] or "/")
+    if full.endswith("/codes") and isinstance(above, h5py.Group) and encoding(above) == "categorical":
+        node, full = above, full.removesuffix("/codes")
+    kind = encoding(node) if isinstance(node, h5py.Group) else ""
+    if kind == "categorical":
+        return _categories(group, f"{full}/codes", f"{full}/categories")
+    if kind == "nullable":
+        return Coded(f"{full}/values", mask=_mask(group, full))
+    dtype = np.dtype(object)
+    if not isinstance(node, h5py.Dataset):
+        return Coded(name)
+    with contextlib.suppress(*LIBRARY_ERRORS):  # a type that numpy lacks, which `inspect_dataset` names
+        dtype = find_member(node, member, {"file": group.path, "dataset": of})[1].dtype if member else node.dtype
+    if names := enumerated(dtype):
+        return Coded(name, names, _fills(node, names))
+    place = _place(group, of, member, node) if dtype.kind in "iu" else ""
+    flags = dtype.kind in "iu" and not (place or member) and len(node.attrs)
+    return _categories(group, name, place) if place else _flags(node, name) if flags else Coded(name)
+
+
+def _place(group: OpenGroup, name: str, member: str, node: h5py.Dataset) -> str:
+    """The dataset with the names of codes that are no group of categories; empty if there is none."""
+    import h5py
+
+    parent, _, last = f"/{name.strip('/')}".rpartition("/")
+    if len(node.attrs) and isinstance(reference := node.attrs.get("categories"), h5py.Reference) and reference:
+        named: Any = group.file[reference]
+        return str(named.name)
+    places = [f"{parent}/__categories/{last}"]  # AnnData 0.7
+    if member:
+        places = [f"/uns/{member}_categories", f"{parent}/meta/{member}/meta/table.values"]  # AnnData 0.6, pandas
+    elif group.node(f"{parent}/__categories") is None:
+        return ""
+    return next((each for each in places if group.node(group.split(each)[0]) is not None), "")
+
+
+def enumerated(dtype: np.dtype[Any]) -> dict[int, str]:
+    """The names of the numbers of an enumeration; none of another type."""
+    import h5py
+
+    found = h5py.check_enum_dtype(dtype) if dtype.kind in "iu" else None
+    return {number: text for text, number in (found or {}).items()}
+
+
+def _categories(group: OpenGroup, name: str, place: str) -> Coded:
+    import h5py
+
+    node = group.node(place)
+    nullable = isinstance(node, h5py.Group) and encoding(node) == "nullable"
+    dataset, path = group.whole_member(f"{place}/values" if nullable else place, "")
+    values = member_of(dataset[...], path).reshape(-1).tolist()
+    texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in values]
+    return Coded(name, dict(enumerate(texts)), (-1,), place=f"/{place.strip('/')}")
+
+
+def _mask(group: OpenGroup, name: str) -> npt.NDArray[np.bool_]:
+    """Which rows have no value (AnnData's nullable arrays)."""
+    mask = group.whole(f"{name}/mask", "")
+    if mask.dtype != bool or mask.shape != group.whole(f"{name}/values", "").shape or mask.ndim != 1:
+        what = f"{mask.dtype} {mask.shape} is no mask of its values; write the column again"
+        raise FormatError(f"{group.path}:{mask.name}: {what}", file=group.path, dataset=name)
+    return np.asarray(mask[...])
+
+
+def _flags(dataset: h5py.Dataset, name: str) -> Coded:
+    numbers: Any = np.ravel(dataset.attrs.get("flag_values", ()))
+    texts: Any = dataset.attrs.get("flag_meanings", "")
+    texts = (texts.decode(errors="replace") if isinstance(texts, bytes) else str(texts)).split()
+    if numbers.dtype.kind not in "iu" or not len(numbers) == len(texts) > 0:
+        return Coded(name)
+    names = dict(zip(numbers.tolist(), texts, strict=True))
+    return Coded(name, names, _fills(dataset, names))
+
+
+def _fills(dataset: h5py.Dataset, numbers: Any) -> tuple[int, ...]:
+    """The numbers that NetCDF gives rows without a value, which are none of these."""
+    found = [np.ravel(dataset.attrs.get(each, ())) for each in ("_FillValue", "missing_value")]
+    return tuple({int(each[0]) for each in found if each.size == 1 and each.dtype.kind in "iu"}.difference(numbers))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Numbering:
+    """The number to deliver for each stored one: that of its name among the classes, or the number itself."""
+
+    targets: Mapping[int, int]  # what is delivered for stored numbers; `MISSING` or `UNLISTED` if that is nothing
+    classes: tuple[str, ...]  # names of the delivered numbers 0, 1, 2, …; none if numbers are delivered as stored
+    names: Mapping[int, str]  # of stored numbers
+
+    @classmethod
+    def of(cls, coded: Coded, classes: Sequence[str] | None, dtype: np.dtype[Any]) -> Numbering:
+        """The classes of the user, else those of the file, if its numbers begin with 0 and have no gaps."""
+        names, places = coded.names, {text: number for number, text in enumerate(classes or ())}
+        if dtype.kind == "b" and not {each.upper() for each in places}.isdisjoint(_FALSE_TRUE):
+            names = dict(enumerate(next((c for c in places if c.upper() == each), each) for each in _FALSE_TRUE))
+        if classes is None:
+            listed = tuple(names[number] for number in sorted(names))
+            counted = sorted(names) == list(range(len(names))) and (coded.place or len({*listed}) == len(listed))
+            classes = listed if counted else ()
+        # Without names, or with those of the file, a number is the place of its name.
+        targets = {number: places.get(text, UNLISTED) for number, text in names.items()} if places else {}
+        targets = targets or {number: number for number in range(len(classes))}
+        return cls(targets | dict.fromkeys(coded.missing, MISSING), tuple(classes), names)
+
+    @functools.cached_property
+    def _plain(self) -> int:
+        """The numbers 0, 1, 2, … up to this one stay as they are."""
+        return next(number for number in range(len(self.targets) + 1) if self.targets.get(number) != number)
+
+    @functools.cached_property
+    def _table(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        stored = np.array(sorted(self.targets), np.int64)
+        return stored, np.array([self.targets[number] for number in stored.tolist()], np.int64)
+
+    def __call__(self, values: Array) -> Array:
+        """The numbers to deliver; int64 with `MISSING`, `UNLISTED` and `UNNAMED` if any differs from its value."""
+        if not (self.targets and values.size) or (values.min() >= 0 and values.max() < self._plain):
+            return values
+        if values.itemsize > 1 or values.size <= 256:
+            return self._found(values)
+        return self._found(np.arange(256, dtype=np.uint8).view(values.dtype))[values.view(np.uint8)]
+
+    def _found(self, values: Array) -> Array:
+        (stored, numbers), given = self._table, values.astype(np.int64)
+        low, span = int(stored[0]) - 1, int(stored[-1] - stored[0]) + 3
+        if span < 2**16:  # a table with an entry at both ends for all numbers outside
+            table = np.full(span, UNNAMED)
+            table[stored - low] = numbers
+            found = table[(given - low).clip(0, span - 1)]
+        else:
+            places = np.searchsorted(stored, given).clip(max=len(stored) - 1)
+            found = np.where(stored[places] == given, numbers[places], UNNAMED)
+        return found if self.classes else np.where(found == UNNAMED, given, found)
+
+
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    known = {each.casefold(): each for each in names}
+    near = difflib.get_close_matches(name.casefold(), known, n=1)
+    return f" (did you mean {known[near[0]]!r}?)" if near else ""

@@ -1,0 +1,339 @@
+"""Numbers that stand for names: whatever numbers a file gives the names, each sample keeps its own."""
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, SubsetSource, split
+from lit_async_data.testing import check_contract
+
+TEXT = h5py.string_dtype()
+
+
+def anndata(file, codes, names, name="y"):
+    group = file.create_group(name)
+    group.attrs["encoding-type"] = "categorical"
+    group["codes"] = codes
+    group.create_dataset("categories", data=names, dtype=TEXT if isinstance(names[0], str) else None)
+
+
+def anndata_07(file, codes, names):
+    file["y"] = codes
+    file["y"].attrs["categories"] = file.create_dataset("__categories/y", data=names, dtype=TEXT).ref
+
+
+def copied_07(file, codes, names):  # by a program that copies no references
+    anndata_07(file, codes, names)
+    del file["y"].attrs["categories"]
+
+
+def anndata_06(file, codes, names):
+    file["y"] = np.array([*zip(codes, codes)], [("cell", "i1"), ("n", "i4")])
+    file.create_dataset("uns/cell_categories", data=names, dtype=TEXT)
+
+
+def nullable_names(file, codes, names):
+    anndata(file, codes, [*range(len(names))])
+    del file["y/categories"]
+    file.create_dataset("y/categories/values", data=names, dtype=TEXT)
+    file["y/categories"].attrs["encoding-type"] = "nullable-string-array"
+
+
+def pandas(file, codes, names):  # to_hdf(…, format="table")
+    file["y/table"] = np.array([*zip(codes, codes)], [("index", "i8"), ("cell", "i1")])
+    listed = [(number, name.encode()) for number, name in enumerate(names)]
+    file["y/meta/cell/meta/table"] = np.array(listed, [("index", "i8"), ("values", "S9")])
+
+
+def enumeration(file, codes, names, base="i1"):
+    kind = h5py.enum_dtype({name: number for number, name in enumerate(names)}, base)
+    file.create_dataset("y", data=codes, dtype=kind)
+    file["y"].attrs["_FillValue"] = np.int8(-1)
+
+
+def apart(file, codes, names):
+    """Numbers with gaps, too many for a table."""
+    numbers = {name: 5 + 100_000 * number for number, name in enumerate(names)}
+    values = [-7 if code < 0 else numbers[names[code]] for code in codes]
+    file.create_dataset("y", data=values, dtype=h5py.enum_dtype(numbers, "i4"))
+    file["y"].attrs["missing_value"] = np.array([-7])
+
+
+def flags(file, codes, names, gap=3, base="u1"):
+    file["y"] = np.where(codes < 0, 255, codes * gap + 1).astype(base)
+    values = (np.arange(len(names)) * gap + 1).astype(base)
+    file["y"].attrs.update(flag_values=values, flag_meanings=" ".join(names), _FillValue=np.array(255, base))
+
+
+def member(file, codes, names):
+    kind = h5py.enum_dtype({"none": -1, **{name: number for number, name in enumerate(names)}}, "i1")
+    file.create_dataset("y", (len(codes),), [("cell", kind), ("n", "i4")])
+    records = file["y"][...]
+    records["cell"] = codes
+    file["y"][...] = records
+
+
+KINDS = {
+    anndata: "y",
+    anndata_07: "y",
+    copied_07: "y",
+    nullable_names: "y",
+    enumeration: "y",
+    apart: "y",
+    flags: "y",
+    anndata_06: "y.cell",
+    pandas: "y/table.cell",
+    member: "y.cell",
+}
+FILES = [(["B", "T"], "BTTB"), (["NK", "T"], ["NK", "NK", "T"]), (["T", "B"], "TB")]
+TRUE = [text for _, texts in FILES for text in texts]
+
+
+def write(path, kind, names, texts):
+    """A file with a name for each row; None where there is no value."""
+    with h5py.File(path, "w") as file:
+        kind(file, np.array([names.index(text) if text else -1 for text in texts], "i1"), names)
+        file["x"] = np.arange(len(texts))
+    return str(path)
+
+
+def names_of(source, key="y"):
+    return source.spec.names(key, source.column(key)).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_follow_their_names_in_any_files(tmp_path, kind):
+    paths = [write(tmp_path / f"{n}.h5", kind, *each) for n, each in enumerate(FILES)]
+    given = ["T", "unused", "NK", "B"]
+    source = HDF5Source(paths, {"x": "x", "y": Field(KINDS[kind], classes=given)})
+    assert (names_of(source), source.spec["y"].classes) == (TRUE, tuple(given))
+    check_contract(source)
+    windows = HDF5Source(paths, {"y": {"name": KINDS[kind], "classes": given, "window": (0, 2), "pad": "last"}})
+    assert windows.spec.names("y", windows[3]["y"]).tolist() == ["B", "B"]
+    with pytest.raises(
+        FormatError, match=r"of one source must agree; Field\(…, classes=\[.*'B', 'T', 'NK'\]\) numbers"
+    ):
+        HDF5Source(paths[:2], {"y": KINDS[kind]})
+    with pytest.raises(
+        FormatError, match=r"1.h5:/y.*, row 0: \d+ is 'NK', not one of nk, T, B \(did you mean 'nk'\?\)"
+    ):
+        HDF5Source(paths, {"y": Field(KINDS[kind], classes=["nk", "T", "B"])})
+    alone = HDF5Source(paths[0], {"y": KINDS[kind]})
+    assert names_of(alone) == list("BTTB")
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each is not member])
+def test_a_missing_value_is_never_a_number(tmp_path, kind):
+    path = write(tmp_path / "x.h5", kind, ["B", "T"], ["T", None, "B", "T"])
+
+    def source(null="error", **options):
+        return HDF5Source(path, {"x": "x", "y": Field(KINDS[kind], null=null, **options)}, rows=[1, 2, 3])
+
+    with pytest.raises(FormatError, match=r"x.h5:/y.*, row 1: -?\d+ is a missing value; set null='ignore'") as caught:
+        source()
+    assert (caught.value.row, caught.value.file, caught.value.sample_id) == (1, path, 0)
+    assert HDF5Source(path, {"y": KINDS[kind]}, rows=[2, 3]).column("y").size == 2
+    for classes in (None, ["T", "B"]):
+        ignored = source("ignore", classes=classes)
+        assert names_of(ignored) == ["", "B", "T"]
+        assert ignored.column("y")[0] == -100
+        assert source("drop", classes=classes).column("x").tolist() == [2, 3]
+    small = source("ignore", classes=["T", "B"], window=(0, 1), dtype="int16")
+    assert small[0]["y"].tolist() == [-100]
+    assert source("drop", window=(-1, 1)).column("x").tolist() == [3]
+
+
+@pytest.mark.parametrize("kind", [anndata, anndata_07, copied_07, nullable_names, anndata_06, pandas])
+def test_categories_are_names_where_samples_are_grouped(tmp_path, kind):
+    paths = [write(tmp_path / f"{n}.h5", kind, *each) for n, each in enumerate(FILES)]
+    source = HDF5Source(paths, {"x": "x"})
+    assert source.column(KINDS[kind]).tolist() == TRUE
+    sides = split(source, {"train": ["B", "NK"], "val": ["T"]}, by=KINDS[kind])
+    assert [TRUE[each] for each in sides["val"].samples] == ["T"] * 4
+    ids = HDF5Source(paths, {"y": Field(KINDS[kind], kind="text")})
+    assert (names_of(ids), ids.spec["y"].texts) == (TRUE, ("B", "NK", "T"))
+    missing = write(tmp_path / "missing.h5", kind, ["B", "T"], ["T", None])
+    assert HDF5Source(missing, {"x": "x"}).column(KINDS[kind]).tolist() == ["T", None]
+
+
+@pytest.mark.parametrize("kind", [enumeration, apart, flags])
+def test_numbers_that_mean_other_things_are_not_put_together_in_a_column_either(tmp_path, kind):
+    paths = [write(tmp_path / f"{n}.h5", kind, *each) for n, each in enumerate(FILES)]
+    assert HDF5Source(paths[:1], {"x": "x"}).column("y").dtype.kind in "iu"
+    with pytest.raises(FormatError, match=r"1.h5: has other names for the numbers of 'y' than .*0.h5; make it a field"):
+        HDF5Source(paths, {"x": "x"}).column("y")
+
+
+def test_meanings_are_those_of_all_files(tmp_path):
+    first = write(tmp_path / "0.h5", flags, ["B", "T"], "BT")
+    more = write(tmp_path / "1.h5", flags, ["B", "T", "NK"], ["NK", "B"])
+    other = write(tmp_path / "2.h5", flags, ["B", "T", "M"], ["M"])
+    source = HDF5Source([first, more], {"y": "y"})
+    assert (source.column("y").tolist(), source.spec["y"].classes) == ([1, 4, 7, 1], ())
+    assert names_of(SubsetSource(source, [2, 1])) == ["NK", "T"]
+    with pytest.raises(FormatError, match=r"samples of int64 \(\) of 1 B, 4 T, 7 M, but in .* of 1 B, 4 T, 7 NK"):
+        HDF5Source([first, more, other], {"y": "y"})
+    with pytest.raises(IndexError, match="y: \\[3\\] is not one of the numbers 1 to 7, which have names"):
+        source.spec.names("y", [3])
+    plain = str(tmp_path / "plain.h5")
+    with h5py.File(plain, "w") as file:
+        file["y"] = [1, 9]
+    assert HDF5Source([first, plain], {"y": "y"}).column("y").tolist() == [1, 4, 1, 9], "says nothing against it"
+
+
+def test_a_name_that_no_sample_has_may_be_no_class(tmp_path):
+    path = write(tmp_path / "x.h5", anndata, ["B", "T", "NK"], "BTB")
+    assert names_of(HDF5Source(path, {"y": Field("y", classes=["T", "B"])})) == list("BTB")
+    assert names_of(HDF5Source(path, {"y": Field("y", classes=["B"])}, rows=[0, 2])) == list("BB")
+    with pytest.raises(FormatError, match="'T', not one of B; add it to classes"):
+        HDF5Source(path, {"y": Field("y", classes=["B"])})
+    assert names_of(HDF5Source(path, {"y": Field("y/codes", classes=["T", "B"])})) == list("BTB")
+
+
+def test_categories_of_numbers_have_their_digits_as_names(tmp_path):
+    path = write(tmp_path / "x.h5", anndata, [10, 20], [20, 10])
+    assert names_of(HDF5Source(path, {"y": Field("y", classes=["20", "10"])})) == ["20", "10"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected", "dtype"),
+    [
+        (["no", "yes"], [True, False], bool),
+        (["TRUE", "FALSE"], [False, True], bool),
+        (["false", "true"], [True, False], bool),
+        (["unknown", "true", "false"], [1, 2], np.int64),
+    ],
+    ids=str,
+)
+def test_booleans_are_false_and_true_if_one_of_these_is_named(tmp_path, classes, expected, dtype):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["y"] = [True, False]
+    source = HDF5Source(tmp_path / "x.h5", {"y": Field("y", classes=classes)})
+    assert source.column("y").tolist() == expected
+    assert source.spec["y"].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [("nullable-integer", [5, 6, 7], [5, 7]), ("nullable-boolean", [True, False, True], [1, 1])],
+)
+def test_a_mask_beside_the_values_says_which_are_missing(tmp_path, kind, values, said):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file["y/values"], file["y/mask"], file["x"] = values, [False, True, False], np.arange(3)
+        file["y"].attrs["encoding-type"] = kind
+        file["who"] = [2, 1, 0, 0]
+    with pytest.raises(FormatError, match=r"/y/values, row 1: \w+ is a missing value; set null=") as caught:
+        HDF5Source(path, {"y": "y"})
+    assert caught.value.row == 1
+    options = {} if kind.endswith("integer") else {"dtype": "int64"}
+    ignored = HDF5Source(path, {"y": Field("y", null="ignore", **options)})
+    assert ignored.column("y").tolist() == [said[0], -100, said[1]]
+    assert HDF5Source(path, {"x": "x", "y": Field("y", null="drop")}).column("x").tolist() == [0, 2]
+    windows = HDF5Source(path, {"y": Field("y", null="ignore", window=(-1, 1), pad="last", **options)})
+    assert windows[1]["y"].tolist() == [said[0], -100]
+    looked_up = HDF5Source(path, {"y": Field("y", lookup="who", null="ignore", **options)})
+    assert looked_up.column("y").tolist() == [said[1], -100, said[0], said[0]]
+    assert HDF5Source(path, {"x": "x"}).column("y").tolist() == [values[0], None, values[2]]
+    ids = HDF5Source(path, {"y": Field("y", kind="text", null="ignore")})
+    assert names_of(ids) == [str(values[0]), "", str(values[2])]
+    if kind.endswith("boolean"):
+        with pytest.raises(
+            ConfigError, match=r"fields.y.null: bool has no value for ignore; set null='drop', or dtype"
+        ):
+            HDF5Source(path, {"y": Field("y", null="ignore")})
+    with h5py.File(path, "a") as file:
+        del file["y/mask"]
+        file["y/mask"] = [False]
+    with pytest.raises(FormatError, match=r"y/mask: bool \(1,\) is no mask of its values"):
+        HDF5Source(path, {"y": "y"})
+
+
+def test_masked_text_is_missing_text(tmp_path):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("y/values", data=["b", "x", "a"], dtype=TEXT)
+        file["y/mask"], file["y"].attrs["encoding-type"] = [False, True, False], "nullable-string-array"
+    with pytest.raises(FormatError, match="y: no text in row 1; write it, or set null="):
+        HDF5Source(path, {"y": "y"})
+    source = HDF5Source(path, {"y": Field("y", null="ignore")})
+    assert (source.column("y").tolist(), source.spec["y"].classes) == ([1, -100, 0], ("a", "b"))
+
+
+def test_a_mask_of_classes_has_missing_pixels(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["m"] = np.array([[0, 1], [1, 255]], "u1")
+        flag = {"flag_values": np.array([0, 1], "u1"), "flag_meanings": b"sea land", "_FillValue": np.uint8(255)}
+        file["m"].attrs.update(flag)
+    masks = HDF5Source(tmp_path / "x.h5", {"m": Field("m", null="ignore")})
+    assert (masks[1]["m"].tolist(), masks.spec["m"].classes) == ([1, -100], ("sea", "land"))
+    assert len(HDF5Source(tmp_path / "x.h5", {"m": Field("m", null="drop")})) == 1
+    packed = HDF5Source(tmp_path / "x.h5", {"m": Field("m", mask_and_scale=True)})
+    assert np.isnan(packed[1]["m"]).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("sample", ["row", "group"])
+def test_attributes_of_enumerations(tmp_path, sample):
+    for number, names in enumerate((["cat", "dog"], ["dog", "cat"])):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.zeros(2)
+            kind = h5py.enum_dtype({name: at for at, name in enumerate(names)}, "i1")
+            file.attrs.create("kind", 0, dtype=kind)
+    fields = {"x": "x", "y": Field(attr="kind", classes=["dog", "cat"])}
+    repeats = 2 if sample == "row" else 1
+    source = HDF5Source(str(tmp_path / "*.h5"), fields, sample=sample)
+    assert names_of(source) == ["cat"] * repeats + ["dog"] * repeats
+    with pytest.raises(FormatError, match=r"samples of int64 .* of dog, cat, but in"):
+        HDF5Source(str(tmp_path / "*.h5"), {"x": "x", "y": Field(attr="kind")}, sample=sample)
+    with h5py.File(tmp_path / "0.h5", "a") as file:
+        file["x"].attrs["z"] = 0.5
+    with pytest.raises(ConfigError, match=r"fields.y.classes: .*x@z holds float64, not classes"):
+        HDF5Source(tmp_path / "0.h5", {"x": "x", "y": Field("x", attr="z", classes=["a"])})
+
+
+def test_groups_whose_values_are_named(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number, base in enumerate([0, 1, 1]):
+            kind = h5py.enum_dtype({"cat": 1, "dog": 0}, "i1")
+            file.create_dataset(f"s{number}/y", data=base, dtype=kind)
+            file[f"s{number}/x"] = np.arange(3)
+    fields = {"x": "x", "y": Field("y", classes=["cat", "dog"])}
+    source = HDF5Source(tmp_path / "x.h5", fields, group="s*", sample="group")
+    assert names_of(source) == ["dog", "cat", "cat"]
+
+
+def test_channels_of_categories_and_values_of_anchors(tmp_path):
+    path = write(tmp_path / "x.h5", anndata, ["B", "T"], "BTTB")
+    with h5py.File(path, "a") as file:
+        anndata(file, np.array([1, 0, 0, 1], "i1"), ["T", "B"], name="z")
+        anndata(file, np.array([1, 0], "i1"), ["T", "B"], name="each")
+        file["at"], file["who"] = [3, 0], [3, 2, 1, 0]
+    both = HDF5Source(path, {"y": Field(["y", "z"], classes=["T", "B"])})
+    assert [both[n]["y"].tolist() for n in range(4)] == [[1, 1], [0, 0], [0, 0], [1, 1]]
+    anchors = HDF5Source(path, {"x": "x", "y": Field("each", per="anchor", classes=["B", "T"])}, rows="at")
+    assert names_of(anchors) == ["B", "T"]
+    assert names_of(HDF5Source(path, {"y": Field("y", lookup="who", classes=["T", "B"])})) == list("BTTB")
+
+
+def test_a_code_without_a_category_is_refused_where_it_is_read(tmp_path):
+    path = write(tmp_path / "x.h5", anndata_07, ["B", "T"], "BTT")
+    with h5py.File(path, "a") as file:
+        file["y"][1] = 9
+    source = HDF5Source(path, {"x": "x", "y": Field("y", classes=["T", "B"])})
+    assert source[2]["y"] == 0
+    with pytest.raises(FormatError, match="y, row 1: 9 is not one of its 2 classes"):
+        source[1]
+    with pytest.raises(CorruptError, match="/__categories/y: has 2 names, but there is code 9"):
+        source.column("/y")
+
+
+def test_null_needs_names(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["y"] = np.arange(3)
+        file["y"].attrs["flag_values"] = [1, 2]  # without their meanings
+    with pytest.raises(ConfigError, match=r"fields.y.null: .*x.h5:/y holds no text, and no names of its values"):
+        HDF5Source(tmp_path / "x.h5", {"y": Field("y", null="drop")})
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        file["y"].attrs["scale_factor"] = 0.5
+    with pytest.raises(ConfigError, match=r"fields.y.classes: .*/y holds float\d+, not classes; leave it out"):
+        HDF5Source(tmp_path / "x.h5", {"y": Field("y", classes=["a"], mask_and_scale=True)})
