@@ -153,7 +153,7 @@ class Conversion:
             self._check(unlisted, values, rows, what, "add it to classes, ")
         missing = found == MISSING
         if self.null != "ignore":
-            ways = "set null='ignore' (−100) or null='drop', "
+            ways = "set null='ignore' (−100), or leave such samples out (null='drop'; for rows of a table: filters=), "
             self._check(missing, values, rows, "is a missing value", ways)
         found[missing] = IGNORED
         return found
