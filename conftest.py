@@ -11,3 +11,9 @@ def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     else:
         # Without the GIL, threads would be chosen.
         monkeypatch.setattr("lit_async_data.engine.resources.workers.has_gil", lambda: True)
+
+
+@pytest.fixture(autouse=True)
+def no_seed_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgets what Lightning's ``seed_everything`` leaves in the environment."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)

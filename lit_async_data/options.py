@@ -75,19 +75,23 @@ class Balanced:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The options of a loader, which shuffles unless ``shuffle`` says otherwise or it is used in evaluation.
-
-    Immutable; safe to share between threads.
+    """The options of a loader. Immutable; safe to share between threads.
 
     Attributes:
         batch_size: Samples per batch and device, ≥ 1. One step of all ranks takes ``batch_size × ranks`` samples.
         shuffle: ``"none"``: as stored. ``"global"``: a new permutation of all samples each epoch. ``"chunk"``: a new
             order of chunks each epoch, with samples mixed from ``shuffle_chunks`` of them at a time, so that each chunk
             is decoded once per epoch. ``"auto"`` (or True): ``"chunk"`` if compressed chunks hold several samples,
-            otherwise ``"global"``; in evaluation ``"none"``. False is ``"none"``.
+            otherwise ``"global"``. False is ``"none"``. None: ``"auto"`` for the training stage of an
+            `AsyncDataModule` and where ``weights`` draw, else ``"none"``, as in a ``DataLoader``. The evaluation stages
+            of a DataModule do not inherit it; their own options can name it.
         shuffle_chunks: Chunks that are mixed at a time, ≥ 1. A larger number mixes better and takes more memory: twice
             as many decoded chunks. Changes the order.
-        seed: Key of every permutation, 0 to 2**63 − 1. Workers and queue depth never change the order of a seed.
+        seed: Key of every permutation and of all random numbers of transforms, draws and substitutes, 0 to 2**63 − 1.
+            Workers and queue depth never change the order of a seed. None: that of the place from which the loader
+            resumes; else that of Lightning's ``seed_everything`` when epoch 0 begins, in an `AsyncDataModule` of rank 0
+            when the Trainer sets it up; else 0. An `AsyncLoader` that you build with several ranks takes 0, since ranks
+            may have called it with seeds of their own.
         drop_last: Drop the samples that do not fill a step of all ranks.
         pad_last: Fill batches that are short up to ``batch_size``, or with ``batch_by`` to the size of their bucket, by
             repeating their last sample, so that all shapes are known to ``torch.compile`` and CUDA graphs. Each batch
@@ -119,9 +123,9 @@ class LoaderOptions:
         on_error: What becomes of a sample that is missing or damaged, or on which ``sample_transform`` fails.
             ``"raise"``: an error in place of its batch. ``"skip"``: its batch has a sample less, and the epoch as many
             steps; in place of a whole batch, one substitute. ``"substitute"``: another sample of the epoch, drawn by
-            seed, epoch and place, stands in for it; where none of 64 can, and in evaluation, it is left out. Ranks,
-            workers and a resume do not change which. What is no sample's fault, such as a disk that is gone, is
-            an error under each of them.
+            seed, epoch and place, stands in for it; where none of 64 can, and in the evaluation stages of an
+            `AsyncDataModule`, it is left out. Ranks, workers and a resume do not change which. What is no sample's
+            fault, such as a disk that is gone, is an error under each of them.
         max_bad: Bad samples of an epoch, on this rank, above which the run ends with an error: a number, or a share of
             the rank's samples (at least 1) as a float.
         quarantine: File to which each bad sample is appended once, as a line of JSON. None: the folder of the Trainer's
@@ -142,7 +146,7 @@ class LoaderOptions:
             chosen for the least padding.
         augment: Whether training draws random numbers, differently in each epoch: a source that can, such as a random
             part of each image (``resize="random_crop"``) instead of the middle; and for transforms as ``rng``, which is
-            None otherwise. Evaluation never draws any.
+            None otherwise. Evaluation stages of an `AsyncDataModule` never draw any.
         return_indices: Add the sample numbers (int64) to each batch, as key ``index`` or last element.
 
     Raises:
@@ -160,9 +164,9 @@ class LoaderOptions:
     __signature__: ClassVar[inspect.Signature]
 
     batch_size: int
-    shuffle: Shuffle | bool = "auto"
+    shuffle: Shuffle | bool | None = None
     shuffle_chunks: int = 64
-    seed: int = 0
+    seed: int | None = None
     drop_last: bool = False
     pad_last: bool = False
     workers: int | Literal["auto"] = "auto"
@@ -200,8 +204,8 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
             object.__setattr__(self, "shuffle", "auto" if self.shuffle else "none")
-        if self.shuffle not in SHUFFLES:
-            raise ConfigError(f"{self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false", "shuffle")
+        if self.shuffle not in (*SHUFFLES, None):
+            raise ConfigError(f"{self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false, null", "shuffle")
         if self.worker_kind not in WORKER_KINDS:
             raise ConfigError(f"{self.worker_kind!r} is not one of {', '.join(WORKER_KINDS)}", "worker_kind")
         if self.workers != "auto":
@@ -210,7 +214,8 @@ class LoaderOptions:
         self._check_int("queue_depth", 1)
         self._check_int("shuffle_chunks", 1)
         self._check_int("cache_bytes", 0, unit="bytes")
-        self._check_int("seed", 0, MAX_SEED)
+        if self.seed is not None:
+            self._check_int("seed", 0, MAX_SEED, also="null")
         if self.memory_budget is not None:
             self._check_int("memory_budget", 1, also="null", unit="bytes")
         if self.epoch_size is not None:
@@ -347,13 +352,18 @@ class LoaderOptions:
         return dataclasses.replace(self.as_stored(), drop_last=False, pad_last=False)
 
     def evaluated(self) -> LoaderOptions:
-        """Returns these options for a loader that is used in evaluation: no shuffle unless asked for by name."""
-        shuffle = "none" if self.shuffle == "auto" and not self.drawn else self.shuffle
-        return dataclasses.replace(self, shuffle=shuffle, augment=False, on_error=self._without_substitutes)
+        """Returns these options for a loader that is used in evaluation: the same order, and nothing else random."""
+        return dataclasses.replace(self, augment=False, on_error=self._without_substitutes)
 
 
 _of_init = inspect.signature(LoaderOptions.__init__)
 LoaderOptions.__signature__ = _of_init.replace(parameters=list(_of_init.parameters.values())[1:])
+
+
+def lightning_seed() -> int:
+    """The seed of Lightning's ``seed_everything``, which it leaves in the environment; 0 if it was not called."""
+    seed = os.environ.get("PL_GLOBAL_SEED", "")
+    return min(int(seed), MAX_SEED) if seed.isdecimal() else 0
 
 
 def _is_key_or_numbers(given: object) -> bool:

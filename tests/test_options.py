@@ -16,8 +16,8 @@ NO_BOOL = [None, 1, "true"]
 
 BAD = {
     "batch_size": [*NO_NUMBER, 0, -1],
-    "shuffle": [None, 1, "Global", ["global"]],
-    "seed": [*NO_NUMBER, -1, 2**63],
+    "shuffle": [1, "Global", ["global"]],
+    "seed": [*NO_NUMBER[1:], -1, 2**63],
     "drop_last": NO_BOOL,
     "pad_last": NO_BOOL,
     "workers": [*NO_NUMBER, -1, 10**6, "Auto"],

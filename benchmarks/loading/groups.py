@@ -72,7 +72,7 @@ def of_h5py(path: str, run: Run) -> float:
 
 
 def ours(source: HDF5Source, run: Run) -> float:
-    with AsyncLoader(source, {"batch_size": BATCH, "workers": 1, "worker_kind": "thread"}) as loader:
+    with AsyncLoader(source, {"batch_size": BATCH, "shuffle": True, "workers": 1, "worker_kind": "thread"}) as loader:
         batches, done = (batch for _ in iter(int, 1) for batch in loader), 0
         for _ in range(8):
             next(batches)

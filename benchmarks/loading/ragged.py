@@ -56,7 +56,7 @@ def written(run: Run) -> str:
 
 
 def loader_of(path: str, workers: int, rank: int = 0, ranks: int = 1) -> AsyncLoader:
-    options = {"batch_size": BATCH, "batch_by": "x", "batch_elements": ELEMENTS, "workers": workers}
+    options = {"batch_size": BATCH, "shuffle": True, "batch_by": "x", "batch_elements": ELEMENTS, "workers": workers}
     return AsyncLoader(
         HDF5Source(path, {"x": "tokens"}), options | {"worker_kind": "thread"}, rank=rank, world_size=ranks
     )

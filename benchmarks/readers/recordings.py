@@ -172,7 +172,7 @@ def ours(reading: Reading, workers: int, label: str = "auto", warm_up: int = 0, 
         warm_up: Batches that are not counted.
         options: More options of the loader.
     """
-    options = {"batch_size": reading.batch, "workers": workers, "worker_kind": "thread", **options}
+    options = {"batch_size": reading.batch, "shuffle": True, "workers": workers, "worker_kind": "thread", **options}
     with AsyncLoader(reading.source, options) as loader:
         together, steps = loader.footprint.layout.batches, len(loader)
         ready = loader.footprint.budget.slots * together
@@ -254,7 +254,7 @@ def check(reading: Reading, batches: int, **options: Any) -> None:
     Raises:
         ValueError: A sample differs.
     """
-    options = {"batch_size": reading.batch, "workers": 2, "return_indices": True, **options}
+    options = {"batch_size": reading.batch, "shuffle": True, "workers": 2, "return_indices": True, **options}
     with contextlib.closing(reading.dataset), AsyncLoader(reading.source, options) as loader:
         for _ in range(batches):
             data, labels, ids = loader.next()

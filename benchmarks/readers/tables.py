@@ -100,7 +100,7 @@ def drawn_box(width: int, height: int) -> tuple[float, float, float, float]:
 
 def ours(source: ManifestSource, workers: int | str) -> Contender:
     """An `AsyncLoader` with threads."""
-    return of_footprint(OURS, source, batch_size=BATCH, workers=workers, worker_kind="thread")
+    return of_footprint(OURS, source, batch_size=BATCH, shuffle=True, workers=workers, worker_kind="thread")
 
 
 def spdl_batch(reading: Reading, numbers: Array) -> Batch:
@@ -159,7 +159,7 @@ def check(reading: Reading, source: ManifestSource, count: int) -> None:
     """
     still = reading if not reading.random else dataclasses.replace(reading, shape=cropped(reading.shape))
     same, plain, labels = SameDecoder(still), Plain(reading), torch.from_numpy(reading.files.labels)
-    options = {"batch_size": BATCH, "workers": 2, "augment": False, "return_indices": True}
+    options = {"batch_size": BATCH, "shuffle": True, "workers": 2, "augment": False, "return_indices": True}
     with AsyncLoader(source, options) as loader:
         for _ in range(count):
             images, batch_labels, ids = loader.next()
@@ -210,7 +210,7 @@ import sys, time
 from lit_async_data import AsyncLoader, ManifestSource
 started = time.perf_counter()
 source = ManifestSource(sys.argv[1], ("path", "label"), image_size=int(sys.argv[2]), resize="random_crop")
-with AsyncLoader(source, {"batch_size": 64, "worker_kind": "thread"}) as loader:
+with AsyncLoader(source, {"batch_size": 64, "shuffle": True, "worker_kind": "thread"}) as loader:
     loader.next()
     print(1000 * (time.perf_counter() - started))
 """
@@ -234,7 +234,9 @@ def first_batches(files: Files, side: int) -> dict[str, float]:
 
     @contextlib.contextmanager
     def ours(workers: int | str) -> Iterator[Batch]:
-        with AsyncLoader(sources[-1], {"batch_size": BATCH, "workers": workers, "worker_kind": "thread"}) as loader:
+        with AsyncLoader(
+            sources[-1], {"batch_size": BATCH, "shuffle": True, "workers": workers, "worker_kind": "thread"}
+        ) as loader:
             yield loader.next()
 
     def from_table() -> contextlib.AbstractContextManager[Batch]:

@@ -151,7 +151,7 @@ def rate(step: Step, batches: Iterator[Batch], seconds: float) -> tuple[float, f
 
 
 def options_of(kind: str) -> dict[str, Any]:
-    return {"batch_size": BATCH, "drop_last": True, "worker_kind": kind}
+    return {"batch_size": BATCH, "shuffle": True, "drop_last": True, "worker_kind": kind}
 
 
 def ours(source: Source, kind: str) -> Contender:

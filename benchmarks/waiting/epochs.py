@@ -139,7 +139,7 @@ def contenders(run: Run, *, validated: bool) -> list[Contender]:
         half = BATCH * (run.batches // 2)
         with contextlib.closing(HDF5Source(run.path)) as train:
             val = HDF5Source(run.path, rows=range(half)) if validated else None
-            options = {"batch_size": BATCH, "workers": 1, "worker_kind": kind}
+            options = {"batch_size": BATCH, "shuffle": True, "workers": 1, "worker_kind": kind}
             trainer.fit(model, datamodule=AsyncDataModule(train=train, val=val, loader=options))
             if val is not None:
                 val.close()

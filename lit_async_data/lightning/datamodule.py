@@ -46,7 +46,7 @@ from lit_async_data.lightning.stages import (
     stage_transforms,
 )
 from lit_async_data.lightning.summary import normalizing_lines, summary_lines
-from lit_async_data.options import LoaderOptions
+from lit_async_data.options import LoaderOptions, lightning_seed
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
 
@@ -93,7 +93,8 @@ class AsyncDataModule(pl.LightningDataModule):
         val: Source for validation, or a list of several.
         test: Source for test, or a list of several.
         predict: Source for prediction, or a list of several.
-        loader: `LoaderOptions`, or a mapping of their names. Evaluation uses them without shuffle and drops no batch.
+        loader: `LoaderOptions`, or a mapping of their names. Training shuffles unless they say otherwise; evaluation
+            uses them without shuffle and drops no batch.
         val_loader: Options that differ in validation; a value of None inherits.
         test_loader: Options that differ in test.
         predict_loader: Options that differ in prediction.
@@ -181,6 +182,8 @@ class AsyncDataModule(pl.LightningDataModule):
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
         self._reader_processes, self._logged = ReaderProcesses(), set[str]()
         self.force_resume = force_resume
+        # The seed of the last training, the same on all ranks, for loaders whose options have none; None before a run.
+        self._seed: int | None = None
         # The place of a checkpoint, until training begins there; and the loader that has it.
         self._saved: dict[str, Any] | None = None
         self._training: weakref.ref[AsyncLoader] | None = None
@@ -190,7 +193,12 @@ class AsyncDataModule(pl.LightningDataModule):
     # -- called by Lightning ---------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Log what `describe` says about the stages of this run, on rank 0."""
+        """Agree with the other ranks on the seed, and log what `describe` says about the stages of this run."""
+        trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
+        if trainer is not None and trainer.state.status == "running":
+            # Here, where Lightning calls every rank: users call what builds loaders on one rank alone, too.
+            seed = trainer.strategy.broadcast(lightning_seed())
+            self._seed = seed if stage == "fit" or self._seed is None else self._seed
         # Lightning warns about every stage without data, which is no mistake here.
         warnings.filterwarnings("ignore", "Total length of `(list|CombinedLoader)` across ranks is zero")
         stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
@@ -330,6 +338,7 @@ class AsyncDataModule(pl.LightningDataModule):
         loader._machinery.wiring.resuming.force = self.force_resume
         if self._saved is not None:
             loader.load_state_dict(self._saved)
+            self._seed = loader._machinery.wiring.schedule.seed
 
     def replay(
         self,
@@ -343,7 +352,9 @@ class AsyncDataModule(pl.LightningDataModule):
     ) -> list[Replayed]:
         """Make the batches of a training step again, as the loader handed them out, transforms included.
 
-        Reads only these batches. The arguments are those of the run; a Trainer is not needed, and not asked.
+        Reads only these batches. The arguments are those of the run; a Trainer is not needed, and not asked. Without a
+        seed in the options, it is that of this DataModule's last run or of the checkpoint that `load_state_dict` got,
+        else that of ``seed_everything``.
 
         Args:
             step: The step as loggers write it: counted from 0 over all epochs.
@@ -379,6 +390,8 @@ class AsyncDataModule(pl.LightningDataModule):
         on = None if device is None else torch.device(device)
         arguments = LoaderArguments(None, source, options, rank, world_size, device=on)
         with self._build_loader("train", arguments, 0) as loader:
+            known = lightning_seed() if self._seed is None else self._seed
+            loader._take_seed(known if self._saved is None else self._saved["seed"])
             batches, limit = len(loader), limit_train_batches
             if limit is not None:
                 batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
@@ -442,8 +455,10 @@ class AsyncDataModule(pl.LightningDataModule):
         if stage == "train":
             # For overfit_batches Lightning makes its own loaders sequential, but not ours.
             trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
-            overfit = trainer is not None and trainer.overfit_batches > 0
-            return self._options.as_stored() if overfit else self._options
+            if trainer is not None and trainer.overfit_batches > 0:
+                return self._options.as_stored()
+            unasked = self._options.shuffle is None
+            return dataclasses.replace(self._options, shuffle="auto") if unasked else self._options
         return evaluation_options(stage, self._options, self._overrides[stage])
 
     def _take_loaders(self, stage: Stage) -> list[AsyncLoader]:
@@ -457,9 +472,12 @@ class AsyncDataModule(pl.LightningDataModule):
         options = self._options_of(stage)
         wanted = [LoaderArguments.of(self.trainer, source, options) for source in self.sources[stage]]
         known = self._described.get(stage, [])
-        if [arguments for arguments, _ in known] == wanted:
-            return known
-        return [(arguments, self._build_loader(stage, arguments, number)) for number, arguments in enumerate(wanted)]
+        if [arguments for arguments, _ in known] != wanted:
+            known = [(arguments, self._build_loader(stage, arguments, n)) for n, arguments in enumerate(wanted)]
+        for _, loader in known:
+            if self._seed is not None:
+                loader._take_seed(self._seed)
+        return known
 
     def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
         if self._statistics and self.normalize is None:

@@ -43,17 +43,6 @@ def drive(loader: BaseLoader, reference: weakref.ref[pl.Trainer]) -> None:
     loader._machinery.wiring.priority = lambda one: _priority(reference(), itself(), one)
 
 
-def evaluate(trainer: pl.Trainer) -> None:
-    """Have loaders that were given to the Trainer for evaluation take no random order, before it looks at them."""
-    given = {}
-    for priority, loop in _loops(trainer):
-        source = getattr(loop, "_data_source", None)  # private: a later version may lack it
-        given[priority] = driven_loaders(getattr(source, "instance", None))
-    for loader in given[EVALUATION]:
-        if isinstance(loader, AsyncLoader) and loader not in given.get(TRAINING, []):
-            loader.evaluation = True
-
-
 def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) -> int | None:
     """How much a pass needs the engine; None if no loop of the Trainer iterates over the loader itself."""
     if trainer is None or loader is None or trainer.state.status != "running":

@@ -13,7 +13,7 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
-from lit_async_data.lightning.loops import evaluate, loaders_in
+from lit_async_data.lightning.loops import loaders_in
 from lit_async_data.lightning.prediction_files import ArrayPart, Field, TablePart, Values
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
@@ -70,7 +70,6 @@ class PredictionWriter(pl.Callback):
         """Check before prediction what can be checked without its loaders."""
         if stage != "predict":
             return
-        evaluate(trainer)
         arrow()  # says what to install if it is missing
         _on_rank_zero(trainer, self._check_free)
 
@@ -149,6 +148,8 @@ def _check_loader(loader: Any, number: int, trainer: pl.Trainer) -> None:
         raise ConfigError(f"{where} takes samples by length; leave it out for prediction", "batch_by")
     if loader.order.shuffle != "none" or loader.options.drop_last:
         raise ConfigError(f"{where} shuffles or drops samples; set shuffle=False and drop_last=False for it")
+    if loader.options.on_error == "substitute":
+        raise ConfigError(f"{where} has other samples stand in for bad ones; set on_error=skip for it", "on_error")
     if (loader.rank, loader.world_size) != (trainer.global_rank, trainer.world_size):
         what = f"{where} is that of rank {loader.rank} of {loader.world_size}, not of the Trainer's"
         raise ConfigError(f"{what}; use AsyncDataModule, or give AsyncLoader the rank and world_size of the Trainer")

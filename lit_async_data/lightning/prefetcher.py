@@ -18,7 +18,7 @@ from lit_async_data.engine.verdict.headspace import Headspace
 from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import QueueGauge, print_line, quiet
-from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, evaluate, is_only
+from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, is_only
 from lit_async_data.lightning.resume import (
     ORDERS,
     begin_whole_epoch,
@@ -139,7 +139,6 @@ class DevicePrefetcher(pl.Callback):
         """Wrap the DataLoaders of this run, and show in the progress bar how full the queues are."""
         if stage == "fit":
             self._verdicts.warn()
-        evaluate(trainer)
         self._takeover.attach(trainer, self.device_depth, self.verify_copies)
         if stage == "fit" and not quiet():
             self._gauge.attach(trainer)
@@ -170,6 +169,15 @@ class DevicePrefetcher(pl.Callback):
         self._orders = []
         for loader in self._counted(trainer):
             count_again(trainer, loader)
+        overfit: Any = trainer  # no type checker sees its overfit_batches
+        if overfit.overfit_batches > 0 and any(
+            isinstance(each, AsyncLoader) and each.order.shuffle != "none" for each in self._active
+        ):
+            print_line(
+                "overfit_batches takes other batches in each epoch, since the options of an AsyncLoader ask for a "
+                "shuffle or weights; leave them out",
+                logging.WARNING,
+            )
         if not self._active:
             print_line(
                 "DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is "
@@ -229,11 +237,6 @@ class DevicePrefetcher(pl.Callback):
         self._takeover.detach(failed=failed)
 
     def _begin_epoch(self, trainer: pl.Trainer) -> None:
-        overfit: Any = trainer  # no type checker sees its overfit_batches
-        for loader in driven_loaders(trainer.train_dataloader):
-            if isinstance(loader, AsyncLoader):
-                # As Lightning does with its own loaders for overfit_batches. Another stage may have used the loader.
-                loader.evaluation = overfit.overfit_batches > 0
         self._activate(trainer, trainer.train_dataloader)
         self._count(trainer)
         self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
@@ -287,10 +290,6 @@ class DevicePrefetcher(pl.Callback):
             loader._machinery.wiring.quarantine.tell()
 
     def _evaluate(self, trainer: pl.Trainer, loaders: Any) -> None:
-        training = driven_loaders(trainer.train_dataloader)
-        for loader in driven_loaders(loaders):
-            if isinstance(loader, AsyncLoader) and loader not in training:
-                loader.evaluation = True
         self._activate(trainer, loaders)
         self._verdicts.begin(self._active)
 

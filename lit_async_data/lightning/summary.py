@@ -24,12 +24,12 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     step = options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
     most = "at most " if options.batch_by is not None else ""
-    workers = str(footprint.workers)
+    workers, drawing = str(footprint.workers), _drawing(loader) + _seed(loader)
     if footprint.workers.threads:
         workers += f", queue depth {options.queue_depth}"
     return [
         described(source, source.name, loader.spec),
-        f"batch {most}{options.batch_size}{ranks}, {len(loader):,} steps, {_drawing(loader)}shuffle {_shuffle(loader)}",
+        f"batch {most}{options.batch_size}{ranks}, {len(loader):,} steps, {drawing}shuffle {_shuffle(loader)}",
         f"{workers}: {footprint.budget}",
     ]
 
@@ -47,6 +47,12 @@ def _drawing(loader: AsyncLoader) -> str:
         return ""
     by = f"balanced {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
     return f"{loader.order.length:,} samples drawn by {by}, "
+
+
+def _seed(loader: AsyncLoader) -> str:
+    """The seed; empty if nothing depends on it."""
+    schedule = loader._machinery.wiring.schedule
+    return f"seed {schedule.seed}, " if schedule.shuffled or loader.order.shuffle != "none" else ""
 
 
 def _shuffle(loader: AsyncLoader) -> str:

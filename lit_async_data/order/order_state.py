@@ -86,7 +86,7 @@ class OrderState:
             given = {"ahead": 0, **given}
             values: dict[str, Any] = {field.name: given[field.name] for field in dataclasses.fields(cls)}
             history = tuple(Segment(*map(operator.index, each)) for each in values["history"])
-            values |= {name: operator.index(values[name]) for name in ("epoch", "position", "samples", "ahead")}
+            values |= {name: operator.index(values[name]) for name in ("epoch", "position", "samples", "seed", "ahead")}
             state = cls(**values | {"source": dict(values["source"]), "history": history})
             steps = [0, *(each.position for each in history), state.position, state.samples]
             ordered = steps == sorted(steps) and all(each.step > 0 for each in history)

@@ -307,6 +307,7 @@ class Schedule:
 
     Attributes:
         steps: Steps of a whole epoch.
+        seed: Key of the order.
         limits: Which part of each epoch the consumer will take, as far as known.
     """
 
@@ -315,7 +316,8 @@ class Schedule:
         self._plans: dict[tuple[int, int], EpochPlan] = {}
         self.shuffled = shuffled
         self.limits = Limits()
-        self.steps, self.capacity, self.buckets = len(self.plan(0)), self.plan(0).capacity, self.plan(0).buckets
+        first = self.plan(0)
+        self.steps, self.capacity, self.buckets, self.seed = len(first), first.capacity, first.buckets, first.seed
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_plans": {}}  # built again where they are needed

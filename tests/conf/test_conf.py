@@ -172,3 +172,13 @@ def test_the_wheel_holds_the_groups(tmp_path):
     names = {name for name in zipfile.ZipFile(built).namelist() if name.startswith("lit_async_data/conf/")}
     ours = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert names == {f"lit_async_data/conf/{path.relative_to(PACKAGE)}" for path in ours}
+
+
+def test_nothing_chosen_is_a_shuffle_of_training_by_the_seed_of_lightning(foreign, files, monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "6")
+    typed = foreign("data=hdf5", *GIVEN["hdf5"], "data.val.path=x.h5").data
+    assert (typed.loader.shuffle, typed.loader.seed) == (None, None)
+    dm = hydra.utils.instantiate(typed)
+    (val,), train = dm.val_dataloader(), dm.train_dataloader()
+    assert (train.order.shuffle, train.order.seed, val.order.shuffle) == ("global", 6, "none")
+    dm.close()

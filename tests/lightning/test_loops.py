@@ -29,14 +29,6 @@ def test_loaders_are_found_in_lists_and_mappings():
     assert [loops.is_only(nested), loops.is_only([{"a": one}]), loops.is_only(one)] == [False, True, True]
 
 
-def test_loaders_that_only_evaluate_take_no_random_order():
-    train, val = loader_of(), loader_of()
-    given = [Loop(_data_source=Loop(instance=instance)) for instance in (train, [train, val])]
-    given[0].epoch_loop = Loop(val_loop=given[1])
-    loops.evaluate(Run(state=Loop(fn="fit"), fit_loop=given[0]))
-    assert (train.evaluation, val.evaluation) == (False, True)
-
-
 def test_the_iterators_of_a_loop_come_before_those_of_users():
     loader, other, own = loader_of(), loader_of(), object()
     combined = Loop(flattened=[loader], _iterator=Loop(iterators=[own]))

@@ -246,6 +246,7 @@ def test_the_next_loader_is_read_while_the_one_before_it_runs(stage):
     assert second.reads == (STORED * 2)[: len(second.reads)]
 
 
+@pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
 def test_what_is_read_ahead_is_not_copied_to_the_device(streams):
     train, val = on_device(), on_device(Gate(after=3))
     copies = []

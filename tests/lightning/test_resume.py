@@ -602,11 +602,11 @@ def test_a_short_loader_that_begins_again_in_mid_epoch_is_no_resumed_run(tmp_pat
         def training_step(self, batch, number):
             return super().training_step(batch["long"], number)
 
-    with loader() as long, lad.AsyncLoader(CountingSource(8), {"batch_size": 4}) as short:
+    with loader() as long, lad.AsyncLoader(CountingSource(8), {"batch_size": 4, "shuffle": True}) as short:
         ended = Saver(tmp_path / "end.ckpt", "on_train_epoch_end")
         trainer(ended, lad.DevicePrefetcher(), max_epochs=3).fit(Both(), {"long": long, "short": short})
     model = Both()
-    with loader() as long, lad.AsyncLoader(CountingSource(8), {"batch_size": 4}) as short:
+    with loader() as long, lad.AsyncLoader(CountingSource(8), {"batch_size": 4, "shuffle": True}) as short:
         both = {"long": long, "short": short}
         trainer(lad.DevicePrefetcher(), max_epochs=3).fit(model, both, ckpt_path=ended.path)
     assert model.seen["train"] == WHOLE[2:]

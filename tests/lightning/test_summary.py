@@ -11,11 +11,13 @@ from lit_async_data.testing import ArraySource
 
 
 def test_what_will_happen_is_said_for_every_rank():
-    with AsyncLoader(source(10_000), {"batch_size": 128}, rank=3, world_size=8) as loader:
+    with AsyncLoader(source(10_000), {"batch_size": 128, "shuffle": True}, rank=3, world_size=8) as loader:
         first, second, third = summary_lines(loader)
     assert first.startswith("10,000 samples from ")
     assert first.endswith(": x float32 (3,)")
-    assert second == "batch 128 × 8 ranks = 1024, 10 steps, shuffle global: every sample is read alone, once per epoch"
+    assert second == (
+        "batch 128 × 8 ranks = 1024, 10 steps, seed 0, shuffle global: every sample is read alone, once per epoch"
+    )
     assert third.startswith(
         "1 reader thread (a test of threads), queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most "
     )
@@ -40,13 +42,13 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog,
     with AsyncLoader(source, {"batch_size": 10, "shuffle": "global", "cache_bytes": 10**6}) as loader:
         assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
         assert "25.0 KiB cache" in summary_lines(loader)[2]
-    with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 5, "workers": 2}) as loader:
+    with AsyncLoader(source, {"batch_size": 10, "shuffle": True, "shuffle_chunks": 5, "workers": 2}) as loader:
         assert summary_lines(loader)[1] == (
-            "batch 10, 640 steps, shuffle chunk: 5 of 100 chunks at a time, 0.52 of the mixing of a global shuffle; "
-            "every chunk is decoded once per epoch; decoded chunks take 4.8 KiB"
+            "batch 10, 640 steps, seed 0, shuffle chunk: 5 of 100 chunks at a time, 0.52 of the mixing of a global "
+            "shuffle; every chunk is decoded once per epoch; decoded chunks take 4.8 KiB"
         )
         assert "5 slots of 1.5 KiB + 4.8 KiB decoded = 12.3 KiB" in summary_lines(loader)[2]
-    with AsyncLoader(source, {"batch_size": 10, "shuffle_chunks": 6}, world_size=4) as loader:
+    with AsyncLoader(source, {"batch_size": 10, "shuffle": True, "shuffle_chunks": 6}, world_size=4) as loader:
         assert "every chunk is decoded by 2 ranks each" in summary_lines(loader)[1]
     assert not caplog.messages
 
@@ -64,5 +66,5 @@ def test_samples_that_are_drawn_are_not_said_to_be_read_once():
     source = ArraySource({"x": np.zeros((100, 2)), "y": np.arange(100) % 3})
     with AsyncLoader(source, {"batch_size": 10, "weights": Balanced("y")}) as loader:
         assert summary_lines(loader)[1].endswith(
-            "100 samples drawn by balanced y, shuffle global: every sample is read alone, each time it is drawn"
+            "100 samples drawn by balanced y, seed 0, shuffle global: every sample is read alone, each time it is drawn"
         )

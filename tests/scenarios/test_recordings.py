@@ -346,7 +346,10 @@ def test_balance_by_chunks_of_gzip_says_so_and_decodes_each_chunk_once(tmp_path)
     with rare_file(tmp_path) as source:
         dm = balanced({"shuffle": "chunk", "shuffle_chunks": 25}, train=source, val=source)
         train = str(dm).splitlines()[1]
-        assert "batch 50, 40 steps, 2,000 samples drawn by balanced y, shuffle chunk: 25 of 125 chunks at a" in train
+        assert (
+            "batch 50, 40 steps, 2,000 samples drawn by balanced y, seed 0, shuffle chunk: 25 of 125 chunks at a"
+            in train
+        )
         assert re.search(
             r"of the mixing of a global shuffle \(y \d\.\d\d\); every chunk is decoded once per epoch, 1\.\d samples "
             r"for each one used; decoded chunks take ",

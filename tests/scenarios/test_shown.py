@@ -47,7 +47,7 @@ def test_loaders_and_what_goes_with_them_do_too():
     source = ArraySource({"x": np.zeros((1000, 2), "f4"), "y": np.arange(1000)})
     inside = "<ArraySource of 1,000 samples: x float32 (2,), y int64; read under a lock>"
     loader = lad.AsyncLoader(source, {"batch_size": 64})
-    assert repr(loader) == f"<AsyncLoader of 16 batches of 64, shuffle=auto, from {inside}>"
+    assert repr(loader) == f"<AsyncLoader of 16 batches of 64, shuffle=none, from {inside}>"
     dm = lad.AsyncDataModule(train=source, val=[source, source], loader={"batch_size": 64})
     assert repr(dm) == "<AsyncDataModule of train 1,000, val 2,000 samples: x float32 (2,), y int64>"
     assert repr(source.spec) == "<BatchSpec of dicts: x float32 (2,), y int64>"

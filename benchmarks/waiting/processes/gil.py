@@ -120,7 +120,7 @@ def _run_delay() -> float:
 
 def taken(source: Source, batch: int, kind: str, seconds: float) -> Taken:
     """Measure for some seconds, in turns with the same loop alone."""
-    options = {"batch_size": batch, "drop_last": True, "workers": 1, "worker_kind": kind}
+    options = {"batch_size": batch, "shuffle": True, "drop_last": True, "workers": 1, "worker_kind": kind}
     with AsyncLoader(source, options) as loader:
         slots = loader.footprint.budget.slots * loader.footprint.layout.batches
         batches = endless_epochs(loader)

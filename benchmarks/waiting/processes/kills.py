@@ -181,7 +181,7 @@ def kills(run: Run) -> Figures:
 
 
 def _loaders(source: HDF5Source, batch: int, number: int) -> Iterator[Callable[[], AsyncLoader]]:
-    options = {"batch_size": batch, "worker_kind": "process", "workers": 2, "timeout_s": STALLED_S}
+    options = {"batch_size": batch, "shuffle": True, "worker_kind": "process", "workers": 2, "timeout_s": STALLED_S}
     kinds: list[Callable[[], AsyncLoader]] = [
         lambda: AsyncLoader(source, options),
         lambda: AsyncLoader(source, options, sample_transform=summed),

@@ -51,7 +51,7 @@ def starts(run: Run) -> Figures:
     source, dataset = HDF5Source(path), Transformed(path, cheap)
     contenders: dict[str, Opened] = {}
     for kind, workers in (("process", 1), ("process", 2), ("auto", "auto"), ("thread", 1)):
-        options = {"batch_size": BATCH, "workers": workers, "worker_kind": kind, "drop_last": True}
+        options = {"batch_size": BATCH, "shuffle": True, "workers": workers, "worker_kind": kind, "drop_last": True}
         label = "auto" if kind == "auto" else f"{kind}, {workers} worker{'s' if workers != 1 else ''}"
         contenders[f"{OURS}, {label}"] = functools.partial(AsyncLoader, source, options, sample_transform=cheap)
     for start in ("fork", "spawn"):

@@ -72,7 +72,7 @@ class HostHooks:
         second time, which shows which fields follow their length. The global random generators are put back where they
         were. Bad samples among the first are passed over if ``on_error`` reads around them.
         """
-        seed = options.seed if options.augment else None
+        seed = (options.seed or 0) if options.augment else None
         calls = HookCalls(source, self.sample, self.batch, seed, indexed=options.return_indices)
         around = options.on_error != "raise"
         for sample in range(min(TRIED, len(source)) if around else 0):

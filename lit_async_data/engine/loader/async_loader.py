@@ -37,7 +37,7 @@ from lit_async_data.engine.processes.pipelines import pipeline_of
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
-from lit_async_data.options import MAX_SEED, LoaderOptions
+from lit_async_data.options import MAX_SEED, LoaderOptions, lightning_seed
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor
 from lit_async_data.order.order_state import Place
 from lit_async_data.order.permutation import Indices, derived_key
@@ -68,7 +68,8 @@ SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and engin
 class AsyncLoader(ResumableLoader):
     """Batches of a source, read ahead while you compute.
 
-    Iterate over it once per epoch; each pass is a new epoch, in a new order if there is a shuffle. The workers live on
+    Iterate over it once per epoch; each pass is a new epoch, in a new order if the options ask for a shuffle, which is
+    the same under a Trainer and elsewhere, with `DevicePrefetcher` and without. The workers live on
     from pass to pass, and the first batches of the next epoch are read before this one ends. On the CPU a batch is a
     view of the memory that it was read into. It is yours: whatever you keep of it never changes, and keeping it costs
     memory but never blocks.
@@ -139,19 +140,24 @@ class AsyncLoader(ResumableLoader):
         self._hooks = HostHooks.of(sample_transform, batch_transform)
         check_callable("device_transform", device_transform)
         self._device_transform, self._evaluation = device_transform, False
-        self._begin(self._scheduled(), "cpu" if device is None else device, device_depth)
+        seed = self.options.seed
+        if seed is None:
+            seed = lightning_seed() if self.world_size == 1 else 0
+        self._begin(self._scheduled(seed), "cpu" if device is None else device, device_depth)
         if self._hooks:  # they are called later: a constructor runs none of the user's code
             with_own_fields(source.spec, self.options)
         else:
             self._plan().budget.check()
 
-    def _scheduled(self) -> Schedule:
+    def _scheduled(self, seed: int) -> Schedule:
         draws = self._hooks.draws or takes_rng(self._device_transform)
-        ranks = self.rank, self.world_size
-        return schedule_of(self.source, self.options, *ranks, transform_draws=draws, alike=self._evaluation)
+        ranks, alike = (self.rank, self.world_size), self._evaluation
+        return schedule_of(self.source, self.options, *ranks, seed=seed, transform_draws=draws, alike=alike)
 
     def _take_order(self, schedule: Schedule) -> None:
-        self._wiring.schedule = schedule
+        self._wiring.schedule = self._cursor.schedule = schedule
+        self._wiring.resuming.order_changed()
+        self._plans: dict[tuple[bool, bool, int | None], ResourcePlan] = {}
         # By this Lightning finds loaders that shuffle, of which it warns in evaluation.
         vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).shuffle != "none"}
 
@@ -160,14 +166,13 @@ class AsyncLoader(ResumableLoader):
         self._cursor = EpochCursor(schedule)
         self._wiring = AsyncWiring(
             schedule=schedule,
-            resuming=Resuming(self.source, self.options, self._cursor),
+            resuming=Resuming(self.source, self._cursor),
             quarantine=Quarantine(self.source, self.options.max_bad, self.options.quarantine),
         )
         self._around: dict[BatchIndex, ReadAround] = {}  # the pipeline's
         self._take_order(schedule)
         # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
         self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
-        self._plans: dict[tuple[bool, bool, int | None], ResourcePlan] = {}
         # Why no reader process can be used; and whether what is read can go there, once that is known.
         self._refusal, self._can_go = "", False
         # The epoch of the last pass beside the engine, and how many there were in it before.
@@ -177,8 +182,8 @@ class AsyncLoader(ResumableLoader):
     def evaluation(self) -> bool:
         """Whether the loader is for validation, test or prediction.
 
-        It then takes samples in storage order unless a shuffle is asked for by name, draws no random numbers, and all
-        its passes are alike. `AsyncDataModule` and `DevicePrefetcher` set it. A change drops what was read ahead.
+        It then draws no random numbers, lets no sample stand in for another, and all its passes are alike, in the order
+        of its options. `AsyncDataModule` sets it for its stages. A change drops what was read ahead.
         """
         return self._evaluation
 
@@ -193,11 +198,8 @@ class AsyncLoader(ResumableLoader):
         self._release()
         for found in ("spec", "_outcome", "_concat"):
             vars(self).pop(found, None)
-        self._plans.clear()
         self._cursor.restart()
-        self._take_order(self._scheduled())
-        self._cursor.schedule = self._wiring.schedule
-        self._wiring.resuming.order_changed()
+        self._take_order(self._scheduled(self._wiring.schedule.seed))
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same on every rank."""
@@ -205,11 +207,13 @@ class AsyncLoader(ResumableLoader):
 
     def __repr__(self) -> str:
         options, closed = self.options, "closed " if self._run.closed else ""
-        how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={options.shuffle}"
+        how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={self.order.shuffle}"
         return f"<{closed}AsyncLoader of {how}, from {self.source!r}>"
 
     def _take(self) -> Taken:
         started = time.perf_counter()
+        if self._cursor.state.fresh:
+            self._begin_pass()
         engine, cursor, run = self._running(), self._cursor, self._run
         fill = engine.ready
         if cursor.state.fresh:
@@ -265,20 +269,17 @@ class AsyncLoader(ResumableLoader):
             "another iterator of this loader is read in the loop, without reading ahead; a loader of its own reads "
             "ahead: AsyncLoader(loader.source, loader.options)",
         )
-        seed, schedule = self.options.seed, self._wiring.schedule
+        schedule = self._wiring.schedule
         if left is None:
             epoch, number = self._side_passes
             epoch, number = self._cursor.state.epoch, number + 1 if epoch == self._cursor.state.epoch else 0
             self._side_passes = epoch, number
-            seed = derived_key(seed, SIDE_PASSES, epoch + 1, number) & MAX_SEED
-            schedule = schedule.keyed(seed)
+            schedule = schedule.keyed(derived_key(schedule.seed, SIDE_PASSES, epoch + 1, number) & MAX_SEED)
         elif left.over:
             return iter(())
         beside = object.__new__(type(self))
         vars(beside).update({name: value for name, value in vars(self).items() if name in GIVEN})
-        beside.options = dataclasses.replace(
-            self.options, seed=seed, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0
-        )
+        beside.options = dataclasses.replace(self.options, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0)
         beside._begin(schedule, self.device, 0)
         beside._wiring.label, beside._wiring.logged = self._wiring.label or "another iterator", self._wiring.logged
         beside._is_beside = True
@@ -347,13 +348,14 @@ class AsyncLoader(ResumableLoader):
         return {key: values_of(self.source, length_key(key), "ragged") for key in keys}
 
     @property
-    def _hook_seed(self) -> int | None:
-        return self.options.seed if self.options.augment else None
+    def _drawing_seed(self) -> int | None:
+        """The seed of random numbers; None if none are drawn."""
+        return self._wiring.schedule.seed if self.options.augment else None
 
     def _transformation(self, batches: int = 1) -> Transformation | None:
         if not self._hooks:
             return None
-        schedule, seed, indexed = self._wiring.schedule, self._hook_seed, self.options.return_indices
+        schedule, seed, indexed = self._wiring.schedule, self._drawing_seed, self.options.return_indices
         samples, buckets = batches * schedule.capacity, schedule.buckets
         more: dict[str, Any] = {"indexed": indexed, "buckets": buckets, "concat": self._concat}
         return self._hooks.transformation(self.source, seed, self._outcome, samples, **more)
@@ -438,8 +440,8 @@ class AsyncLoader(ResumableLoader):
         cast = widened(self.spec) if on_device else None
         if on_device and self._is_beside:
             cast = functools.partial(moved, self.device, cast)
-        number = functools.partial(batch_seed, source, self._cursor, options.seed) if options.augment else None
-        function = self._device_transform
+        seed, function = self._drawing_seed, self._device_transform
+        number = None if seed is None else functools.partial(batch_seed, source, self._cursor, seed)
         depth = options.queue_depth if plan.workers.threads else 0
         # A reader process reserves memory for itself.
         release = (lambda: None) if plan.workers.kind == "process" else plan.reserve(source)
@@ -456,7 +458,7 @@ class AsyncLoader(ResumableLoader):
     def _setup(self, plan: ResourcePlan) -> ReaderSetup:
         """What reads the batches, here or in a reader process."""
         source, options = self.source, self.options
-        seed = options.seed if options.augment and source.chunks.random else None
+        seed = self._drawing_seed if source.chunks.random else None
         hooks, concat = self._transformation(plan.layout.batches), list(self._concat)
         read = SampleReader(source, options.return_indices, seed, hooks, concat, plan.layout.buckets, options.pad_last)
         around = None

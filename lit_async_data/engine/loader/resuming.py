@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import logging
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
 from lit_async_data.engine.loader.quarantine import Quarantine
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.errors import ResumeError
-from lit_async_data.options import LoaderOptions
+from lit_async_data.options import LoaderOptions, lightning_seed
 from lit_async_data.order.epoch_cursor import EpochCursor, StepsWanted
 from lit_async_data.order.order_state import OrderState, Place
 from lit_async_data.order.plan import Schedule
@@ -44,8 +47,8 @@ class Resuming:
             saved; else empty.
     """
 
-    def __init__(self, source: Source, options: LoaderOptions, cursor: EpochCursor) -> None:
-        self._source, self._options, self._cursor = source, options, cursor
+    def __init__(self, source: Source, cursor: EpochCursor) -> None:
+        self._source, self._cursor = source, cursor
         self._unreported = self._named_by_framework = False
         self._last_line = self.why_over = ""
         self.print_line: Callable[[str, int], object] = lambda line, level: log.log(level, "%s", line)
@@ -54,7 +57,7 @@ class Resuming:
 
     @functools.cached_property
     def _now(self) -> OrderState:
-        return order_state(self._source, self._options, self._cursor.schedule)
+        return order_state(self._source, self._cursor.schedule)
 
     def order_changed(self) -> None:
         """Take the order of the cursor's schedule from now on."""
@@ -104,19 +107,21 @@ class Resuming:
         """Have the next pass be the one after the last pass of another loader."""
         self._cursor.follow(last)
 
-    def checked(self, given: object, *, force: bool = False) -> Place:
+    def checked(self, given: object, *, force: bool = False, any_seed: bool = False) -> Place:
         """The place of a saved state, which the loader takes up next.
 
         Args:
             given: What `state` returned, of this loader or of one with another number of ranks or batch size.
             force: Whether to go on at the same position if the order is another one now.
+            any_seed: Whether the loader will take the seed of the state.
 
         Raises:
             ResumeError: The state is damaged; the order is another one; or what remains is less than a sample for each
                 rank.
         """
         state = OrderState.from_dict(given)
-        changed = state.differences(self._now)
+        now = dataclasses.replace(self._now, seed=state.seed) if any_seed else self._now
+        changed = state.differences(now)
         if changed and not 0 < state.position < state.samples:
             self.report(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
         elif changed and not (force or self.force):
@@ -233,8 +238,38 @@ class AsyncWiring(Wiring):
 class ResumableLoader(BaseLoader):
     """A loader with a place in the order, which can be saved and taken up again."""
 
+    source: Source
+    rank: int
+    world_size: int
+    options: LoaderOptions  # in use
+    _given: LoaderOptions
+    _evaluation: bool
     _cursor: EpochCursor
     _wiring: AsyncWiring
+
+    @abc.abstractmethod
+    def _take_order(self, schedule: Schedule) -> None: ...
+
+    def _take_seed(self, seed: int) -> None:
+        """Key the order and all random numbers by this seed, unless the options have one. Drops what was read ahead."""
+        if self._given.seed is None and seed != self._wiring.schedule.seed:
+            self._stop()
+            self._take_order(self._wiring.schedule.keyed(seed))
+
+    def _begin_pass(self) -> None:
+        """Take the seed of a run that begins, and say if what looks like its training gets the samples as stored."""
+        if self._wiring.label:  # of a DataModule, or beside another loader
+            return
+        begins = self._cursor.state.saved is None and not self._cursor.coming.epoch
+        if begins and self.world_size == 1:
+            self._take_seed(lightning_seed())
+        unasked = self.options.shuffle is None and not self.options.drawn
+        if unasked and not (self._evaluation or self.rank) and torch.is_grad_enabled():
+            self._say(
+                logging.WARNING,
+                f"{self.source.name}: samples come in stored order; for training write shuffle=True in the loader's "
+                "options, elsewhere shuffle=False or torch.no_grad()",
+            )
 
     def close(self) -> None:
         self._wiring.quarantine.tell()
@@ -257,8 +292,9 @@ class ResumableLoader(BaseLoader):
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Have the next pass begin at a saved place, if it is of that epoch. Reads nothing over.
 
-        The number of ranks and the batch size may be others than before. If `set_epoch` names no epoch, the next pass
-        is that of the place, or the one after it if nothing remains.
+        A loader whose options have no seed takes that of the place. The number of ranks and the batch size may be
+        others than before. If `set_epoch` names no epoch, the next pass is that of the place, or the one after it if
+        nothing remains.
 
         Args:
             state: What `state_dict` returned.
@@ -281,15 +317,19 @@ class ResumableLoader(BaseLoader):
             ...     [batch["y"].tolist() for batch in other]
             [[4, 5, 6], [7, 8, 9]]
         """
-        place = self._wiring.resuming.checked(state, force=force)
+        resuming, before = self._wiring.resuming, self._wiring.schedule.seed
+        place = resuming.checked(state, force=force, any_seed=self._given.seed is None)
         if state["source"] == self.state_dict()["source"]:
             self._wiring.quarantine.remember(state.get("bad_samples", ()))
         self._stop()
         self._release()
+        self._take_seed(operator.index(state["seed"]))
+        if self._wiring.schedule.seed != before:
+            resuming.report(f"the seed is {state['seed']}, that of the saved place, and no longer {before}")
         self._cursor.resume(place)
 
 
-def order_state(source: Source, options: LoaderOptions, schedule: Schedule) -> OrderState:
+def order_state(source: Source, schedule: Schedule) -> OrderState:
     """What the order depends on, at the beginning of the first epoch."""
     plan, fingerprint = schedule.plan(0), dict(source.fingerprint())
     if plan.shuffle == "chunk":
@@ -301,7 +341,7 @@ def order_state(source: Source, options: LoaderOptions, schedule: Schedule) -> O
         epoch=0,
         position=0,
         samples=plan.length,
-        seed=options.seed,
+        seed=schedule.seed,
         shuffle=plan.shuffle,
         shuffle_chunks=plan.shuffle_chunks,
         drawn=None if plan.weights is None else digest(plan.weights.edges),

@@ -27,6 +27,7 @@ def schedule_of(
     rank: int = 0,
     world_size: int = 1,
     *,
+    seed: int = 0,
     transform_draws: bool = False,
     alike: bool = False,
 ) -> Schedule:
@@ -45,7 +46,7 @@ def schedule_of(
         runs=layout.runs,
         order=layout.order,
         shuffle_chunks=layout.width(options.shuffle_chunks),
-        seed=options.seed,
+        seed=seed,
         rank=rank,
         world_size=world_size,
         drop_last=options.drop_last,
@@ -107,7 +108,8 @@ def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
 
 
 def _shuffle(source: Source, options: LoaderOptions) -> Order:
-    if options.shuffle == "auto":
+    shuffle = options.shuffle or ("auto" if options.drawn else "none")
+    if shuffle == "auto":
         return "chunk" if source.chunks.rows > 1 else "global"
-    assert not isinstance(options.shuffle, bool)  # `LoaderOptions` has replaced it by a name
-    return options.shuffle
+    assert not isinstance(shuffle, bool)  # `LoaderOptions` has replaced it by a name
+    return shuffle

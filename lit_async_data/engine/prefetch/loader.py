@@ -28,6 +28,7 @@ from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrder, check_sharded
 from lit_async_data.engine.resources import memory
 from lit_async_data.errors import ClosedError, ConfigError, TransferError
+from lit_async_data.options import lightning_seed
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.source import Source
@@ -215,7 +216,7 @@ class PrefetchedLoader(BaseLoader):
         self._side_passes += 1
         on_device = streams.has_streams(self.device)
         cast = functools.partial(moved, self.device, None) if on_device else None
-        seed = functools.partial(_batch_seed, SIDE_PASSES)
+        seed = functools.partial(_batch_seed, lightning_seed(), SIDE_PASSES)
         transform = DeviceTransform(self._device_transform, self.device, number=seed, cast=cast)
         # Unlike a generator, which an error ends, it goes on behind a batch that failed.
         return map(transform, loader, map(BatchIndex, itertools.repeat(number), itertools.count()))
@@ -337,7 +338,7 @@ class PrefetchedLoader(BaseLoader):
             depth=0,
             transform=None
             if function is None
-            else DeviceTransform(function, device, number=functools.partial(_batch_seed, 0)),
+            else DeviceTransform(function, device, number=functools.partial(_batch_seed, lightning_seed(), 0)),
             verify_copies=self._verify_copies if on_device else 0,
         )
         self._set_depth(engine)
@@ -397,11 +398,11 @@ def _feed_of(engine: Engine) -> IteratorFeed:
     return engine.feed
 
 
-def _batch_seed(kind: int, key: BatchIndex) -> int:
-    """The seed of a batch's generator: by rank, kind of pass, pass and batch."""
+def _batch_seed(seed: int, kind: int, key: BatchIndex) -> int:
+    """The seed of a batch's generator: by Lightning's seed, rank, kind of pass, pass and batch."""
     distributed = torch.distributed
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-    return derived_key(kind, rank, key.epoch, key.step)
+    return derived_key(seed, kind, rank, key.epoch, key.step)
 
 
 def prefetched(
@@ -429,7 +430,8 @@ def prefetched(
         device_depth: Batches read ahead on the host, and as many copied ahead. 0 does neither, for comparison.
         device: Where batches are handed out; None for the accelerator of this machine, or the CPU if there is none.
         device_transform: Called with each batch on its device, on the side stream; returns the batch to hand out.
-            If it takes random numbers, as in `AsyncLoader`, they are seeded by rank, pass and batch.
+            If it takes random numbers, as in `AsyncLoader`, they are seeded by Lightning's ``seed_everything``, rank,
+            pass and batch.
 
     Returns:
         The loader, read ahead. All its other attributes are the loader's.

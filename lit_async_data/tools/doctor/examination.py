@@ -110,7 +110,7 @@ def examination(source: Source, given: LoaderOptions, seconds: float, *, cold: b
 
 def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
     """The settings to measure: each shuffle with all workers, and with fewer."""
-    most = AsyncLoader(source, given).footprint.workers.most
+    most = AsyncLoader(source, dataclasses.replace(given, shuffle="auto")).footprint.workers.most
     numbers = sorted({most, max(most // 2, 1), 1} - {0}, reverse=True) or [0]
     kinds: list[Shuffle] = ["chunk", "global", "none"] if source.chunks.rows > 1 else ["global", "none"]
     for shuffle in kinds:

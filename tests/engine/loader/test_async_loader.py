@@ -62,7 +62,7 @@ def test_masks_need_a_key_of_their_own(hook):
 
 
 def test_ids_come_with_the_batch(images):
-    with AsyncLoader(HDF5Source(images), {"batch_size": 10, "return_indices": True}) as loader:
+    with AsyncLoader(HDF5Source(images), {"batch_size": 10, "shuffle": True, "return_indices": True}) as loader:
         data, _, ids = next(loader)
         assert torch.equal(data[:, 0, 0, 0].long(), ids)
     with loader_of(return_indices=True) as loader:
@@ -189,3 +189,56 @@ def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, ex
                 if externally_driven:
                     loader._machinery.prefetch()
         streams.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "warned"),
+    [
+        ({}, (0, 1), True),
+        ({"batch_by": "y"}, (0, 1), True),
+        ({}, (1, 2), False),  # rank 0 says it
+        ({"shuffle": False}, (0, 1), False),
+        ({"shuffle": True}, (0, 1), False),
+        ({"weights": "y"}, (0, 1), False),
+    ],
+)
+def test_a_loop_that_may_train_is_told_of_stored_order_that_nobody_asked_for(caplog, options, ranks, warned):
+    with AsyncLoader(numbers(), {"batch_size": 4} | options, rank=ranks[0], world_size=ranks[1]) as loader:
+        with torch.no_grad():
+            list(loader)
+        assert not caplog.messages
+        list(loader)
+        list(loader)
+    said = "samples come in stored order; for training write shuffle=True in the loader's options, elsewhere "
+    assert [said in line for line in caplog.messages] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "ranks", "seed"),
+    [
+        (None, {}, 1, 0),
+        ("4", {}, 1, 4),
+        ("4", {"seed": 7}, 1, 7),
+        ("4", {}, 2, 0),  # another rank may have another one
+        ("four", {}, 1, 0),
+    ],
+)
+def test_without_a_seed_it_is_that_of_lightning(monkeypatch, said, options, ranks, seed):
+    with loader_of(**options, world_size=ranks) as found, loader_of(seed=seed, world_size=ranks) as wanted:
+        if said is not None:
+            monkeypatch.setenv("PL_GLOBAL_SEED", said)
+        next(found)
+        assert found.state_dict()["seed"] == found.order.seed == seed
+        found.set_epoch(0)
+        first, second = seen(wanted), seen(wanted)
+        assert seen(found) == first
+        monkeypatch.setenv("PL_GLOBAL_SEED", "11")  # too late for the epochs of this run
+        assert seen(found) == second
+
+
+def test_a_run_that_begins_anew_takes_the_seed_of_that_time(monkeypatch):
+    with loader_of() as found, loader_of(seed=11) as wanted:
+        seen(found)
+        monkeypatch.setenv("PL_GLOBAL_SEED", "11")
+        found.set_epoch(0)
+        assert [seen(found) for _ in range(2)] == [seen(wanted) for _ in range(2)]

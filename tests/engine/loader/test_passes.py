@@ -244,13 +244,12 @@ def test_an_iterator_beside_goes_on_behind_a_batch_that_failed():
             break
 
 
-def test_in_evaluation_nothing_is_shuffled_unless_asked_for_by_name():
-    with loader_of("auto") as loader, loader_of("global") as named:
-        loader.evaluation = named.evaluation = True
-        assert [numbers(batch) for batch in loader] == STORED
-        assert [numbers(batch) for batch in loader] == STORED
-        named.set_epoch(3)
-        assert [[numbers(batch) for batch in named] for _ in range(2)] == [plan(0), plan(0)]  # epochs are ignored
+@pytest.mark.parametrize("shuffle", [True, "global"])
+def test_in_evaluation_a_shuffle_that_is_asked_for_is_alike_in_each_pass(shuffle):
+    with loader_of(shuffle) as loader:
+        loader.evaluation = True
+        loader.set_epoch(3)
+        assert [[numbers(batch) for batch in loader] for _ in range(2)] == [plan(0), plan(0)]  # epochs are ignored
         loader.evaluation = False
         loader.set_epoch(2)
         assert [numbers(batch) for batch in loader] == plan(2)

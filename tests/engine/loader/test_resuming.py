@@ -546,3 +546,35 @@ def test_a_table_is_known_by_names_of_files_and_labels(tmp_path):
     assert told() == told(folder="there")
     others = [told(), told("abd"), told(labels=(0, 1, 1)), told("abcd", (0, 1, 2, 3))]
     assert all(one != other for n, one in enumerate(others) for other in others[:n])
+
+
+def test_without_a_seed_all_that_is_drawn_goes_by_that_of_the_place(caplog):
+    def drawn(sample, rng):
+        return sample | {"drawn": np.float64(rng.random())}
+
+    def late(batch, rng):
+        return batch | {"late": torch.rand(len(batch["y"]), generator=rng)}
+
+    def taken(loader, count):
+        return [[values.tolist() for values in loader.next().values()] for _ in range(count)]
+
+    caplog.set_level(logging.INFO)
+    draws = {"transforms": {"sample_transform": drawn, "device_transform": late}, "weights": "label", "shuffle": None}
+    with loader_of(seed=3, **draws) as loader, loader_of(**draws) as resumed, loader_of(seed=0, **draws) as fixed:
+        before = taken(loader, 2)
+        assert before != taken(resumed, 2) == taken(fixed, 2)
+        state = loader.state_dict()
+        with pytest.raises(ResumeError, match="seed: 3 in the checkpoint, 0 now"):
+            fixed.load_state_dict(state)
+        resumed.load_state_dict(state)
+        assert taken(resumed, 8) == taken(loader, 8)  # also of the next epoch
+        assert resumed.state_dict() == loader.state_dict()
+    assert caplog.text.count("the seed is 3, that of the saved place, and no longer 0") == 1
+
+
+def test_a_state_that_is_refused_leaves_the_seed():
+    state = saved(2, seed=3)
+    with loader_of(numbers(LENGTH + 1)) as loader:
+        with pytest.raises(ResumeError, match="samples: 22 in the checkpoint, 23 now"):
+            loader.load_state_dict(state)
+        assert loader.order.seed == 0

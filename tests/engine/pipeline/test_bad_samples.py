@@ -23,6 +23,7 @@ SHARED = StorageLayout((ChunkRun(100, 4),), compressed=True, reading="python")
 
 def loader_of(on_error, layout=None, *, ranks=(0, 1), bad=BAD, hooks=None, **options):
     options = {"batch_size": 6, "seed": 5, "max_bad": 1.0, "on_error": on_error, "return_indices": True, **options}
+    options = {"shuffle": True, **options}
     return AsyncLoader(acts.Damaged(bad, layout), options, rank=ranks[0], world_size=ranks[1], **(hooks or {}))
 
 
@@ -242,7 +243,7 @@ def test_a_source_of_which_nothing_can_be_read_is_an_error_that_lists_what_was_t
 
 
 def test_in_evaluation_nothing_stands_in_for_a_bad_sample():
-    with loader_of("substitute") as loader:
+    with loader_of("substitute", shuffle=False) as loader:
         loader.evaluation = True
         assert loader.options.on_error == "skip"
         assert [sample for batch in loader for sample in batch["index"].tolist()] == [

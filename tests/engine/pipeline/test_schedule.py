@@ -18,14 +18,16 @@ def chunked(rows, order=None):
 
 @pytest.mark.parametrize(("rows", "shuffle"), [(1, "global"), (4, "chunk")])
 def test_auto_deals_by_chunks_where_samples_share_them(rows, shuffle):
-    assert schedule_of(chunked(rows), LoaderOptions(batch_size=2)).plan(0).shuffle == shuffle
+    assert schedule_of(chunked(rows), LoaderOptions(batch_size=2, shuffle=True)).plan(0).shuffle == shuffle
 
 
 @pytest.mark.parametrize(
     ("options", "more", "shuffled"),
     [
-        ({}, {}, True),
-        ({}, {"alike": True}, False),
+        ({"shuffle": True}, {}, True),
+        ({"shuffle": True}, {"alike": True}, False),
+        ({}, {}, False),
+        ({"weights": np.ones(8)}, {}, True),
         ({"shuffle": False}, {}, False),
         ({"shuffle": False}, {"transform_draws": True}, True),
         ({"shuffle": False, "augment": False}, {"transform_draws": True}, False),

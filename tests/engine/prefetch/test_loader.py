@@ -407,3 +407,17 @@ def test_a_generator_that_was_left_goes_on(depth):
             until(pulling, lambda: pulling.ready == depth)
         assert list(batches) == [2, 3, 4]
         assert list(batches) == []
+
+
+def test_random_numbers_on_the_device_go_by_lightnings_seed(monkeypatch):
+    def drawn():
+        with prefetched(
+            [torch.zeros(4)], device="cpu", device_transform=lambda batch, rng: torch.rand(4, generator=rng)
+        ) as one:
+            return next(iter(one)).tolist()
+
+    found = []
+    for seed in ("1", "2", "1"):
+        monkeypatch.setenv("PL_GLOBAL_SEED", seed)
+        found.append(drawn())
+    assert found[0] == found[2] != found[1]

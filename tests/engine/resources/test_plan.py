@@ -26,7 +26,7 @@ def plan_of(reading, shape=(8,), *, rows=1, order=None, **options):
     runs = (ChunkRun(LENGTH, rows),) if rows > 1 else ()
     chunks = StorageLayout(runs, compressed=True, reading=reading, order=order)
     source = ArraySource(arrays, parts={"a": LENGTH}, chunks=chunks)
-    return AsyncLoader(source, {"batch_size": BATCH, **options}).footprint
+    return AsyncLoader(source, {"batch_size": BATCH, "shuffle": True, **options}).footprint
 
 
 @pytest.mark.parametrize(

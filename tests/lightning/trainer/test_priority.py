@@ -86,7 +86,7 @@ def given(kind):
         return {"datamodule": datamodule(train=CountingSource(), val=CountingSource())}, plan
     if kind == "bare":
         options = {"batch_size": BATCH, "return_indices": True}
-        made = [lad.AsyncLoader(CountingSource(), options) for _ in range(2)]
+        made = [lad.AsyncLoader(CountingSource(), options | {"shuffle": shuffle}) for shuffle in (True, False)]
         return {"train_dataloaders": made[0], "val_dataloaders": made[1]}, plan
     return {"train_dataloaders": dataloader(), "val_dataloaders": dataloader()}, lambda _: STORED
 
@@ -120,7 +120,7 @@ def test_a_look_at_a_loader_changes_no_evaluation(kind, stage):
 
 @with_and_without
 def test_one_loader_serves_training_and_validation(callbacks):
-    loader = lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "return_indices": True})
+    loader = lad.AsyncLoader(CountingSource(), {"batch_size": BATCH, "shuffle": True, "return_indices": True})
     model = Recorder()
     trainer(*callbacks(), max_epochs=2, num_sanity_val_steps=1, val_check_interval=0.5).fit(model, loader, loader)
     assert model.seen["train"] == [plan(0), plan(1)]

@@ -88,16 +88,22 @@ def test_a_limit_takes_and_reads_the_first_batches_of_each_epoch_only(callbacks,
     assert len(train.reads) <= 6 + QUEUE + 1
 
 
-@pytest.mark.parametrize(
-    ("callbacks", "bare"), [([], False), ([lad.DevicePrefetcher], False), ([lad.DevicePrefetcher], True)]
-)
-def test_overfit_batches_takes_the_same_batches_in_every_epoch(callbacks, bare):
-    model, dm = Recorder(), datamodule(train=CountingSource(width=1), val=CountingSource(width=1))
-    loaders = {"train_dataloaders": dm.train_dataloader(), "val_dataloaders": dm.val_dataloader()}
-    fit = trainer(*(kind() for kind in callbacks), max_epochs=3, overfit_batches=0.4)
-    fit.fit(model, **loaders if bare else {"datamodule": dm})
-    assert model.seen["train"] == [STORED[:2]] * 3
-    dm.close()
+@with_and_without
+@pytest.mark.parametrize("kind", ["datamodule", "bare", "bare, shuffled"])
+def test_overfit_batches_takes_the_same_batches_with_and_without_the_callback(callbacks, kind, caplog):
+    model, fit, shuffled = Recorder(), trainer(*callbacks(), max_epochs=3, overfit_batches=0.4), "shuffled" in kind
+    train, val = CountingSource(width=1), CountingSource(width=1)
+    if kind == "datamodule":
+        fit.fit(model, datamodule=datamodule(train=train, val=val))
+    else:
+        made = [
+            lad.AsyncLoader(source, {"batch_size": BATCH, "return_indices": True, "shuffle": shuffle})
+            for source, shuffle in ((train, shuffled or None), (val, False))
+        ]
+        with made[0], made[1]:
+            fit.fit(model, *made)
+        assert ("other batches in each epoch" in caplog.text) == (shuffled and bool(callbacks()))
+    assert model.seen["train"] == [plan(epoch)[:2] if shuffled else STORED[:2] for epoch in range(3)]
 
 
 @with_and_without
@@ -163,7 +169,7 @@ def test_a_datamodule_as_a_string_tells_what_will_happen_and_reads_nothing(attac
     if attached:
         trainer(limit_train_batches=0, limit_val_batches=0).fit(Recorder(), datamodule=dm)
     assert f"{SAMPLES} samples" in str(dm)
-    assert f"batch {BATCH}, 6 steps, shuffle global" in str(dm)
+    assert f"batch {BATCH}, 6 steps, seed 0, shuffle global" in str(dm)
     assert [source.reads for source in sources] == [[], [], []]
     assert readers() == []
 

@@ -61,7 +61,8 @@ def test_samples_on_a_list_are_left_out_and_a_resume_is_refused(build, form):
     source = build(exclude={"pattern": "rank*.jsonl", "numbers": np.array([3, 17])}.get(form, form))
     assert values(source) == [number for number in range(20) if number not in (3, 17)]
     assert source.fingerprint() != others.fingerprint()
-    with AsyncLoader(whole, {"batch_size": 4}) as loader, AsyncLoader(source, {"batch_size": 4}) as resumed:
+    options = {"batch_size": 4, "shuffle": True}
+    with AsyncLoader(whole, options) as loader, AsyncLoader(source, options) as resumed:
         next(loader)
         with pytest.raises(ResumeError, match=r"samples: 20 in the checkpoint, 18 now.*on_error"):
             resumed.load_state_dict(loader.state_dict())

@@ -443,7 +443,7 @@ def test_an_error_comes_at_its_place_and_the_next_batch_after_it(workers):
 def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(caplog):
     source = DatasetSource(DATASETS["tensors"])
     before = threading.active_count()
-    with AsyncLoader(source, LoaderOptions(batch_size=4)) as loader:
+    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False)) as loader:
         assert not caplog.records
         assert len(list(loader)) == len(loader)
         said = [record.getMessage() for record in caplog.records]

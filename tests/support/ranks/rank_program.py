@@ -135,8 +135,14 @@ def trainer(*callbacks, **options):
     return pl.Trainer(**quiet | basic | options, callbacks=[DevicePrefetcher(), *callbacks])
 
 
+def seed_each_rank(number):
+    """What ``seed_everything(number + rank)`` leaves behind. The order is that of rank 0."""
+    os.environ["PL_GLOBAL_SEED"] = str(number + pl.utilities.rank_zero_only.rank)
+
+
 def lightning(folder, **devices):
     """Every stage, with every rest; a resumed run; then too few samples."""
+    seed_each_rank(0)
     for samples in LENGTHS:
         run, dm, model = trainer(**devices), datamodule(samples), Noting(folder, f"{samples} samples")
         run.fit(model, datamodule=dm)
@@ -147,6 +153,7 @@ def lightning(folder, **devices):
     run.fit(Noting(folder, "drop_last"), datamodule=dm)
     write(folder, "drop_last", run.global_rank, {"normalize": repr(dm.normalize)})
     trainer(**devices).fit(Saving(folder, "saved"), datamodule=datamodule(LONG))
+    seed_each_rank(5)  # the resumed run keeps the seed of the checkpoint
     resuming, dm = trainer(**devices, accumulate_grad_batches=2), datamodule(LONG, batch_size=OTHER_BATCH)
     resuming.fit(Noting(folder, "resumed"), datamodule=dm, ckpt_path=f"{folder}/saved.ckpt")
     predictions(folder, **devices)
@@ -155,6 +162,7 @@ def lightning(folder, **devices):
         run.fit(Noting(folder, "one sample"), datamodule=datamodule(1))
     except ConfigError as error:
         write(folder, "one sample", run.global_rank, {"error": str(error)})
+    del os.environ["PL_GLOBAL_SEED"]  # by which Lightning's own samplers shuffle
 
 
 def predictions(folder, **devices):

@@ -70,5 +70,5 @@ def held(fold, k, classes):
 
 
 def batches_of(source, **options):
-    with AsyncLoader(source, {"batch_size": 4, **options}) as loader:
+    with AsyncLoader(source, {"batch_size": 4, "shuffle": True, **options}) as loader:
         return [batch for _ in range(2) for batch in loader]

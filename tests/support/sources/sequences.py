@@ -29,7 +29,7 @@ READERS = [
 
 def loader_of(source, *, rank=0, ranks=1, hooks=None, **options):
     options = {"batch_size": 16, "batch_by": "x", "batch_elements": ELEMENTS, "seed": 4, **options}
-    options = {"return_indices": True, **options}
+    options = {"return_indices": True, "shuffle": True, **options}
     return AsyncLoader(source, options, rank=rank, world_size=ranks, **(hooks or {}))
 
 

@@ -45,7 +45,7 @@ def test_mixing_of_labels_is_told_and_more_chunks_are_taken_until_they_mix():
     assert chunk.shuffle_chunks > 4
     assert chunk.mixing >= 0.8
     assert set(chunk.labels) == {"y"}
-    limited = dataclasses.replace(options, memory_budget=40_000)
+    limited = dataclasses.replace(options, shuffle="chunk", memory_budget=40_000)
     assert examination._mixed_better(source, limited).shuffle_chunks < chunk.shuffle_chunks
     source.close()
 

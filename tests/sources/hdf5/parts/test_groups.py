@@ -239,7 +239,8 @@ def test_groups_that_lack_a_field_are_told_once_and_named_when_read(properties, 
 @pytest.mark.parametrize(("kind", "on_error"), [("thread", "substitute"), ("process", "skip")])
 def test_a_loader_reads_around_groups_that_lack_a_field(kind, on_error, tmp_path):
     values = write_lacking(tmp_path / "x.h5", compression="gzip", chunks=SHAPE)
-    options = {"batch_size": 4, "seed": 3, "workers": 1, "worker_kind": kind, "on_error": on_error, "max_bad": 1.0}
+    options = {"batch_size": 4, "shuffle": True, "seed": 3, "workers": 1, "worker_kind": kind}
+    options |= {"on_error": on_error, "max_bad": 1.0}
     with AsyncLoader(opened(tmp_path / "x.h5"), options) as loader:
         numbers, states = [], []
         for batch in loader:

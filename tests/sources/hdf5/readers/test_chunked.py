@@ -21,7 +21,7 @@ def file(h5):
 def epochs(source, number, **options):
     """The samples of each epoch, in order and checked."""
     found = []
-    with AsyncLoader(source, {"batch_size": 16, **options}) as loader:
+    with AsyncLoader(source, {"batch_size": 16, "shuffle": True, **options}) as loader:
         for _ in range(number):
             epoch = []
             for data, labels in loader:
@@ -140,7 +140,7 @@ def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
 
 
 def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, h5):
-    assert AsyncLoader(HDF5Source(file), {"batch_size": 4}).order.shuffle == "chunk"
+    assert AsyncLoader(HDF5Source(file), {"batch_size": 4, "shuffle": True}).order.shuffle == "chunk"
     raw = HDF5Source(h5("raw.h5", data={"data": np.zeros((60, 50)), "chunks": (10, 50)}), ["data"])
-    assert AsyncLoader(raw, {"batch_size": 4}).order.shuffle == "global"
+    assert AsyncLoader(raw, {"batch_size": 4, "shuffle": True}).order.shuffle == "global"
     assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6

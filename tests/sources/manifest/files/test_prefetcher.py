@@ -356,7 +356,7 @@ def large(tmp_path, nbytes, count):
 )
 def test_the_room_is_sized_by_the_files_and_the_budget(tmp_path, nbytes, budget, room):
     source = large(tmp_path, nbytes - 128, count=64)
-    options = LoaderOptions(batch_size=BATCH, memory_budget=budget, workers=1)
+    options = LoaderOptions(batch_size=BATCH, shuffle=True, memory_budget=budget, workers=1)
     if room is None:
         options = dataclasses.replace(options, batch_size=1, queue_depth=2)
     with AsyncLoader(source, options) as loader:
@@ -372,7 +372,7 @@ def test_the_room_is_sized_by_the_files_and_the_budget(tmp_path, nbytes, budget,
 
 def test_room_is_at_most_a_gibibyte_and_none_where_nothing_is_read_ahead(tmp_path):
     source = large(tmp_path, 2_000_000, count=1024)
-    options = LoaderOptions(batch_size=512, memory_budget=2**40, workers=1)
+    options = LoaderOptions(batch_size=512, shuffle=True, memory_budget=2**40, workers=1)
     with AsyncLoader(source, options) as loader:
         assert loader.footprint.budget.fetched == 2**30
     with AsyncLoader(source, dataclasses.replace(options, workers=0)) as loader:
