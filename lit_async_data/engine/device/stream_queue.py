@@ -115,6 +115,10 @@ class StreamQueue:
             try:
                 host, ticket.host = ticket.host or self.feed.get(key), None
                 self._submit(ticket, host)
+                if len(self.tickets) > 1 and self._begins_anew(ticket, host):
+                    self._copy_less(0)  # those behind it have reserved the memory that it needs
+                    host, ticket.host = ticket.host or host, None
+                    self._submit(ticket, host)
             except Exception:
                 self._let_go(ticket)
                 self.tickets.popleft()
@@ -160,17 +164,27 @@ class StreamQueue:
             self.feed.prefetch(ticket.key if ticket.host is None else ticket.following)
             return False
         self._submit(ticket, host)
-        full = host.error is None and isinstance(ticket.error, torch.OutOfMemoryError)
-        if not full and not isinstance(host.error, StopIteration):
-            return True
-        while self.tickets[-1] is not ticket:
-            self.tickets.pop()  # no batch after the end needs the memory
-        if full:
-            # It begins anew when it is taken. The error would keep the memory that its traceback refers to.
-            ticket.host, ticket.error, ticket.ready = self.copying.pop().host, None, None
+        if self._begins_anew(ticket, host):
             self._copy_less(len(self.tickets) - 1)
             self.feed.prefetch(ticket.following)
+        elif isinstance(host.error, StopIteration):
+            self._drop_after(ticket)  # no batch after the end needs the memory
+        else:
+            return True
         return False
+
+    def _begins_anew(self, ticket: Ticket, host: HostBatch) -> bool:
+        """Whether there was no memory for a batch that has been read: it is submitted again, without those after it."""
+        if host.error is not None or not isinstance(ticket.error, torch.OutOfMemoryError):
+            return False
+        self._drop_after(ticket)
+        # The error would keep the memory that its traceback refers to.
+        ticket.host, ticket.error, ticket.ready = self.copying.pop().host, None, None
+        return True
+
+    def _drop_after(self, ticket: Ticket) -> None:
+        while self.tickets[-1] is not ticket:
+            self.tickets.pop()
 
     def _copy_less(self, batches: int) -> None:
         """Copy fewer batches ahead from now on: the loop may well go on, as it needs one at a time."""
@@ -210,7 +224,9 @@ class StreamQueue:
 
     def _reserve(self, ticket: Ticket, buffers: DeviceBuffers) -> None:
         with no_inference():
-            ticket.raw = {name: self.streams.empty(shape, dtype) for name, (shape, dtype) in buffers.large.items()}
+            ticket.raw = {}
+            for name, (shape, dtype) in buffers.large.items():
+                ticket.raw[name] = self.streams.empty(shape, dtype)
             ticket.block = None if buffers.block is None else self.streams.empty((buffers.block,), torch.uint8)
         ticket.buffers, ticket.allocated = buffers, self.streams.record(self.streams.compute())
 

@@ -33,6 +33,7 @@ from lit_async_data import prefetched
 from lit_async_data.engine.device import stream_queue
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.slots import COPYING
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
@@ -380,8 +381,13 @@ def test_a_batch_that_waits_for_memory_gives_its_host_memory_back_when_it_is_dro
         assert queue.feed.pipeline.pool.count(COPYING) == 0
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(("transforms", "room"), [(False, 2.5), (True, 3.5)])
-def test_a_loader_goes_on_without_memory_ahead_and_says_that_in_one_line(monkeypatch, caplog, transforms, room):
+def test_a_loader_goes_on_without_memory_ahead_and_says_that_in_one_line(
+    monkeypatch, caplog, transforms, room, is_late
+):
+    if is_late:  # no batch is ready before it is taken: then batches behind it have reserved memory
+        monkeypatch.setattr(IteratorFeed, "poll", lambda self, key: None)
     streams = Small("compute", room * 100_000)
     pretend(monkeypatch, lambda device: streams)
     batches = [{"x": torch.full((100_000,), number, dtype=torch.uint8)} for number in range(7)]

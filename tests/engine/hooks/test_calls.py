@@ -102,10 +102,7 @@ def test_the_key_of_indices_is_reserved():
             ),
         ):
             next(loader)
-    with (
-        hooked(ArraySource({"index": np.arange(4)}), sample=lambda sample: {"y": 1}, return_indices=True) as loader,
-        pytest.raises(ConfigError, match=r"^return_indices: the source has a field 'index' of its own"),
-    ):
-        next(loader)
+    with pytest.raises(ConfigError, match=r"^return_indices: the source has a field 'index' of its own"):
+        hooked(ArraySource({"index": np.arange(4)}), sample=lambda sample: {"y": 1}, return_indices=True)
     with hooked(sample=lambda sample: {"index": 1}) as loader:
         assert next(loader)["index"].tolist() == [1, 1, 1, 1]

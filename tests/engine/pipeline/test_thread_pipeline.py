@@ -201,7 +201,7 @@ import itertools
 import numpy as np
 from lit_async_data import AsyncLoader, prefetched
 from lit_async_data.testing import ArraySource
-loader = AsyncLoader(ArraySource({"x": np.zeros((1000, 1000))}), dict(batch_size=4, workers=2))
+loader = AsyncLoader(ArraySource({"x": np.zeros((1000, 1000))}), dict(batch_size=4, shuffle=True, workers=2))
 theirs = prefetched(itertools.count(), device="cpu")
 batches = next(loader), next(theirs)
 raise KeyError("mine")
