@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.system import ProcessGuard
 
 log = logging.getLogger(__name__)
+
+# The code of ``def __iter__(self): return self``.
+_ITSELF = (lambda self: self).__code__.co_code
 
 
 class Snapshot(NamedTuple):
@@ -237,3 +241,13 @@ def uncopied(batch: Batch, ask: Ask[Any]) -> HostBatch:  # noqa: ARG001
     tensors = leaves_in(batch, lambda value: isinstance(value, torch.Tensor)).values()
     nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
     return HostBatch(unpack=lambda *_: batch, nbytes=nbytes)
+
+
+def begins_nothing(iterator: object) -> bool:
+    """Whether this is an iterator whose ``iter`` is itself, unchanged, as of generators, ``map`` and ``zip``."""
+    begins = getattr(type(iterator), "__iter__", None)
+    return isinstance(iterator, Iterator) and (
+        begins is Iterator.__iter__
+        or isinstance(begins, types.WrapperDescriptorType)
+        or getattr(getattr(begins, "__code__", None), "co_code", None) == _ITSELF
+    )

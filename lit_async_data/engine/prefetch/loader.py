@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -23,7 +22,14 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
 from lit_async_data.engine.loader.engine import Engine
 from lit_async_data.engine.loader.passes import Pass, Taken
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, PassCursor, PassState, Snapshot, uncopied
+from lit_async_data.engine.prefetch.iterator_feed import (
+    IteratorFeed,
+    PassCursor,
+    PassState,
+    Snapshot,
+    begins_nothing,
+    uncopied,
+)
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrder, check_sharded
 from lit_async_data.engine.resources import memory
@@ -187,13 +193,35 @@ class PrefetchedLoader(BaseLoader):
             one.left = 0
         return True
 
-    @property
-    def _only_goes_on(self) -> bool:
-        """Whether ``iter`` of the loader begins nothing anew, as of a generator, of ``map`` and of ``zip``."""
-        begins = getattr(type(self.loader), "__iter__", None)
-        return isinstance(self.loader, Iterator) and (
-            begins is Iterator.__iter__ or isinstance(begins, types.WrapperDescriptorType)
-        )
+    def _goes_on(self, engine: Engine) -> bool:
+        """Whether the pass that was left goes on with what was read ahead, since ``iter`` begins nothing anew."""
+        reader = _feed_of(engine).reader
+        if begins_nothing(self.loader) or reader is None or isinstance(self.loader, DataLoader):
+            return begins_nothing(self.loader)
+        if not begins_nothing(reader.iterator):
+            return False
+        reader.pause()  # ``iter`` may change what its ``next`` uses
+        iterator = iter(self.loader)
+        same = iterator is reader.iterator
+        _feed_of(engine).continued = None if same else lambda: iterator
+        self._set_depth(engine)
+        return same
+
+    def _stop(self, *, wait: bool = False) -> None:
+        self._tell_lost()
+        super()._stop(wait=wait)
+
+    def _tell_lost(self) -> None:
+        """Warn of batches that were read ahead of what may not begin anew, and that nobody will get."""
+        run, at = self._run, self._cursor.state
+        if not isinstance(self.loader, Iterator) or run.engine is None or run.interrupted or at.over or at.lost:
+            return
+        if not run.engine.feed.forked and (ready := run.engine.ready):
+            log.warning(
+                "%d batches that were read ahead of %s are dropped: an iterator goes on behind them; device_depth=0 "
+                "reads none ahead",
+                *(ready, type(self.loader).__name__),
+            )
 
     def _restart(self) -> None:
         self._cursor.state = self._cursor.state._replace(fresh=True)
@@ -264,7 +292,7 @@ class PrefetchedLoader(BaseLoader):
     def _begin(self) -> Engine:
         """Begin a new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
         engine, at = self._running(), self._cursor.state
-        if self._only_goes_on and at.started and not at.over:
+        if at.started and not at.over and self._goes_on(engine):
             if not at.lost:
                 self._cursor.state = at._replace(fresh=False)  # a new pass would lose the batches that were read ahead
                 return engine
@@ -302,6 +330,7 @@ class PrefetchedLoader(BaseLoader):
     def _rest(self) -> None:
         self._discard()
         if self._run.engine is not None:
+            self._tell_lost()
             with self._request():
                 self._run.engine.rest()
 

@@ -114,6 +114,12 @@ class ReaderThread:
             self.arrived.wait(seconds)
         return None
 
+    def pause(self) -> None:
+        """Have the thread read no more, until `depth` is set again; waits for its `next`. What has been read stays."""
+        self.depth = 0
+        while self.reading and self.serve() is None:  # else it holds a batch, and waits for memory
+            self.arrived.wait(POLL_S)
+
     def close(self) -> bool:
         """Whether the thread has ended, within a few seconds; not if its `next` does not return. From any thread."""
         with self._lock:

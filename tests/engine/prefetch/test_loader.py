@@ -396,9 +396,41 @@ def test_a_transform_may_change_a_batch_in_place_or_its_form(streamed):
         assert [(x.tolist(), y.tolist(), z) for x, y, z in batches] == [([1, 2, 3], [0, 1], "more")] * 4
 
 
+class GoesOn:
+    """An iterator that goes on wherever it is left."""
+
+    def __init__(self):
+        self.numbers = iter(range(5))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.numbers)
+
+
+class Kept:
+    """Hands out the same iterator each time, and is none itself."""
+
+    def __init__(self):
+        self.numbers = (number for number in range(5))
+
+    def __iter__(self):
+        return self.numbers
+
+
+STREAMS = {
+    "a generator": lambda: (number for number in range(5)),
+    "an object": GoesOn,
+    "a kept iterator": Kept,
+    "the iterator of a DataLoader": lambda: iter(DataLoader(range(5), batch_size=None)),
+}
+
+
 @pytest.mark.parametrize("depth", [0, 2])
-def test_a_generator_that_was_left_goes_on(depth):
-    with prefetched((number for number in range(5)), depth, device="cpu") as batches:
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_that_was_left_goes_on_with_what_was_read_ahead(kind, depth, caplog):
+    with prefetched(STREAMS[kind](), depth, device="cpu") as batches:
         for number in batches:
             if number == 1:
                 break
@@ -407,6 +439,35 @@ def test_a_generator_that_was_left_goes_on(depth):
             until(pulling, lambda: pulling.ready == depth)
         assert list(batches) == [2, 3, 4]
         assert list(batches) == []
+    assert not [line for line in caplog.messages if "dropped" in line]
+
+
+class Renewed(Kept):
+    """Goes on with another iterator after the first."""
+
+    def __iter__(self):
+        left, self.numbers = self.numbers, iter("ab")
+        return left
+
+
+def test_another_iterator_is_begun_once_and_what_was_read_of_the_first_is_left():
+    with prefetched(Renewed(), 2, device="cpu") as batches:
+        assert next(iter(batches)) == 0
+        assert list(batches) == ["a", "b"]
+
+
+@pytest.mark.parametrize("end", [lambda batches: next(iter(batches)), lambda batches: batches.close()])
+def test_what_is_dropped_of_an_iterator_is_said(end, caplog):
+    with prefetched(OwnIterator(), 2, device="cpu") as batches:
+        next(iter(batches))
+        pulling = batches._machinery.engine.feed.reader
+        until(pulling, lambda: pulling.ready == 2)
+        end(batches)
+        (first, *_) = caplog.messages
+    assert first == (
+        "2 batches that were read ahead of OwnIterator are dropped: an iterator goes on behind them; device_depth=0 "
+        "reads none ahead"
+    )
 
 
 def test_random_numbers_on_the_device_go_by_lightnings_seed(monkeypatch):
