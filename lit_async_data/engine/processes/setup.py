@@ -72,18 +72,15 @@ class ReaderSetup:
             raise ConfigError(f"a copy of it takes {readable(nbytes)}")
 
     def _pickled(self) -> list[memoryview]:
-        """A pickle, and its arrays, which are not copied.
-
-        Classes and functions of ``__main__``, as in a notebook, travel by value.
-        """
-        import cloudpickle
+        """A pickle, and its arrays, which are not copied."""
+        from lit_async_data.sources.contract.by_value import dumps  # cloudpickle, which no reader process needs
 
         buffers: list[pickle.PickleBuffer] = []
         python = self.read.transformation is not None or self.read.source.chunks.reading == "python"
         inherited = Inherited(filters=python)
         try:
             # In this order, so that settings are set before anything of the user is unpickled.
-            data = cloudpickle.dumps((inherited, self), protocol=5, buffer_callback=buffers.append)
+            data = dumps((inherited, self), buffers.append)
             return [memoryview(data), *(buffer.raw() for buffer in buffers)]
         except Exception as error:
             why = why_not_pickled(self.read.source) or f"cannot be pickled ({type(error).__name__}: {error})"

@@ -15,7 +15,7 @@ DEPTH = 5
 def why_not_pickled(value: Any) -> str:
     """Why an object cannot be pickled, with the attribute that prevents it; empty if it can.
 
-    Classes and functions of ``__main__``, as in a notebook, are pickled by value.
+    Classes and functions that another process could not import, as those of a notebook, are pickled by value.
     """
     error = _error(value)
     if error is None:
@@ -25,10 +25,10 @@ def why_not_pickled(value: Any) -> str:
 
 
 def _error(value: Any) -> Exception | None:
-    import cloudpickle
+    from lit_async_data.sources.contract.by_value import dumps  # cloudpickle, which no reader process needs
 
     try:
-        cloudpickle.dumps(value, protocol=5, buffer_callback=[].append)
+        dumps(value, [].append)
     except Exception as error:  # noqa: BLE001  # whatever the user's objects raise
         return error
     return None

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,6 +18,7 @@ from torch.utils.data import IterableDataset
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.by_value import Pickler
 from lit_async_data.sources.contract.source import Source, check_range
 from lit_async_data.sources.torch_dataset.values import ALTERNATIVE, UnfitError, as_array, fill_from_equal
 
@@ -299,10 +299,10 @@ def _shared(tensor: torch.Tensor) -> Any:
         return reduced.__reduce_ex__(5)
 
 
-_table: Any = cloudpickle.Pickler.dispatch_table
+_table: Any = Pickler.dispatch_table
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _Pickler(Pickler):
     dispatch_table: ClassVar[Any] = _table.new_child({torch.Tensor: _shared})
 
 
@@ -310,7 +310,7 @@ def _pickled(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes | None:
     """The pickle of a value; empty if it takes too much, None if there is none."""
     memory = _Limited()
     try:
-        _Pickler(memory, 5, buffers.append).dump(value)
+        _Pickler(memory, buffers.append).dump(value)
     except OverflowError:
         return b""
     except Exception:  # noqa: BLE001  # whatever the user's objects raise

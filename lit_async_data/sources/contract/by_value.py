@@ -1,0 +1,67 @@
+"""`Pickler`, `dumps`: pickles for another process, with the classes and functions that it could not import.
+
+Such are those of ``__main__``, of a script that was started by spawn (``__mp_main__``), and of a module that was loaded
+by its path. They travel by value. Imports cloudpickle, so a reader process does not import this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+# Held while cloudpickle's list of modules, of which a process has one, has some of ours. Reentrant: what is pickled may
+# pickle a part of itself.
+_LOCK = threading.RLock()
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """A cloudpickle ``Pickler`` of protocol 5 that also pickles by value what another process could not import."""
+
+    def __init__(self, file: Any, buffer_callback: Callable[[Any], object]) -> None:
+        super().__init__(file, 5, buffer_callback)
+        self._known: set[str] = set()
+        self._registered = contextlib.ExitStack()
+
+    def dump(self, obj: Any) -> None:
+        with _LOCK, self._registered:
+            super().dump(obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | types.FunctionType | types.ModuleType):
+            name = obj.__name__ if isinstance(obj, types.ModuleType) else getattr(obj, "__module__", None)
+            if isinstance(name, str) and name not in self._known:
+                self._known.add(name)
+                self._register(name)
+        return super().reducer_override(obj)
+
+    def _register(self, name: str) -> None:
+        """Have the classes and functions of a module pickled by value, until all is pickled, if that must be."""
+        listed = cloudpickle.list_registry_pickle_by_value()
+        if name in sys.modules and name != "__main__" and not importable(name) and name not in listed:
+            cloudpickle.register_pickle_by_value(module := sys.modules[name])
+            self._registered.callback(cloudpickle.unregister_pickle_by_value, module)
+
+
+def dumps(value: Any, buffer_callback: Callable[[Any], object]) -> bytes:
+    """The pickle of a value, but for its arrays: ``buffer_callback`` is called with a `pickle.PickleBuffer` of each."""
+    Pickler(memory := io.BytesIO(), buffer_callback).dump(value)
+    return memory.getvalue()
+
+
+def importable(name: str) -> bool:
+    """Whether another process with the module path of this one would import the module that has this name here."""
+    parent, _, _ = name.rpartition(".")
+    if parent and not (parent in sys.modules and importable(parent)):
+        return False
+    spec, path = getattr(sys.modules[name], "__spec__", None), getattr(sys.modules.get(parent), "__path__", None)
+    if spec is None or (parent and path is None):  # C code of its parent has made it; or somebody by hand
+        return bool(parent)
+    found = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
+    return found is not None and found.origin == spec.origin
