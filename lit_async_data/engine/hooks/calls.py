@@ -11,6 +11,7 @@ from lit_async_data.batch.spec import Array
 from lit_async_data.engine.hooks.callables import Hook
 from lit_async_data.engine.hooks.failures import failure, no_dict, raised
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
+from lit_async_data.sources.contract.randomness import READING, seed_generators
 from lit_async_data.sources.contract.source import Source
 
 # Separate the keys of random numbers for host hooks from those of sources, 1 and 2 in `sample_reader.py`.
@@ -93,13 +94,17 @@ class HookCalls:
         """What ``sample_transform`` makes of each sample; it may write to ``values``, of shape (n, …)."""
         hook = self.sample
         assert hook is not None
-        keys = None
+        keys = seeds = None
         if hook.draws and self._seed is not None:
             epoch_key = derived_key(self._seed, epoch, SAMPLE_HOOK_KEYS)
             keys = derived_keys(epoch_key, self.source.ids(samples)).tolist()
+        if READING.key is not None:
+            seeds = READING.keys(SAMPLE_HOOK_KEYS, self.source.ids(samples))
         values = self._with_index(samples, values)
         for place in range(len(samples)):
             sample = {key: array[place, ...] for key, array in values.items()}
+            if seeds is not None:
+                seed_generators(seeds[place])
             rng = None if keys is None else self._generator.at(keys[place])
             try:
                 made = hook(sample, rng)
@@ -115,9 +120,10 @@ class HookCalls:
         """What ``batch_transform`` makes of a batch; as `of_samples`."""
         hook = self.batch
         assert hook is not None
-        rng = None
+        rng, first = None, int(self.source.ids(samples[:1])[0])
+        if READING.key is not None:
+            seed_generators(*READING.keys(BATCH_HOOK_KEYS, np.array([first])))
         if hook.draws and self._seed is not None:
-            first = int(self.source.ids(samples[:1])[0])
             rng = self._generator.at(derived_key(self._seed, epoch, BATCH_HOOK_KEYS, first))
         values = self._with_index(samples, values)
         try:

@@ -18,13 +18,13 @@ from lit_async_data.batch.spec import NOTHING, Array, BatchSpec, FieldSpec, leng
 from lit_async_data.engine.hooks.callables import Function, Hook, check_callable
 from lit_async_data.engine.hooks.calls import HookCalls, Made
 from lit_async_data.engine.hooks.failures import FIXED, UnfitError, failure, named_array, with_rows
-from lit_async_data.engine.hooks.randomness import put_back
 from lit_async_data.engine.hooks.transformation import Outcome, Transformation, delivered, put_samples
 from lit_async_data.errors import TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.pickling import why_not_pickled
+from lit_async_data.sources.contract.randomness import put_back
 from lit_async_data.sources.contract.source import Source, read
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ class _Probe:
         self._cuts = max(ragged, default=1) > 1
         self._numbers = np.array(samples)
         self._stored = read(calls.source, self._numbers)
+        self._drawn: list[tuple[str, list[str]]] = []
 
     def outcome(self) -> Outcome:
         spec = self._spec
@@ -140,10 +141,10 @@ class _Probe:
                 with put_back() as drawn:
                     made = next(self._calls.of_samples(0, samples, values))
                 if not cut:
-                    self._warn(hook, drawn, same=_are_untouched(made, given, before))
+                    self._note(hook, drawn, same=_are_untouched(made, given, before))
                 found.append(self._kinds(hook.where, samples, made))
             spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
-        return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
+        return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec), self._drawn)
 
     def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
         """The numbers of ``count`` samples, and copies of them. Where there are fewer, the first come again.
@@ -188,7 +189,7 @@ class _Probe:
                 before = copy.deepcopy(values)
                 made = self._calls.of_batch(0, samples, values)
             if not found and self._calls.sample is None:
-                self._warn(hook, drawn, same=_are_untouched(made, values, before))
+                self._note(hook, drawn, same=_are_untouched(made, values, before))
             try:
                 arrays = {key: with_rows(key, value, count) for key, value in made.items()}
             except UnfitError as error:
@@ -226,17 +227,9 @@ class _Probe:
             fields[key] = field
         return BatchSpec(fields, as_mapping=self._spec.as_mapping)
 
-    @staticmethod
-    def _warn(hook: Hook, drawn: list[str], *, same: bool) -> None:
-        same = same and not hook.draws and "torchvision.transforms" in sys.modules
-        if drawn:
-            log.warning(
-                "%s drew random numbers from the global generator of %s: %sresults will change from run to run, and "
-                "with the workers; take them from a parameter rng instead, which is None in evaluation "
-                "(docs/data/transforms.md)",
-                *(hook.where, " and ".join(drawn), "it left the first arrays as they were, and " * same),
-            )
-        elif same:
+    def _note(self, hook: Hook, drawn: list[str], *, same: bool) -> None:
+        self._drawn += [(hook.where, drawn)] if drawn else []
+        if same and not hook.draws and "torchvision.transforms" in sys.modules:
             log.warning(
                 "%s left the first arrays as they were: transforms of torchvision do; give them torch.from_numpy(x) "
                 "(docs/data/transforms.md)",

@@ -27,6 +27,8 @@ class Outcome:
 
     of_samples: BatchSpec  # after ``sample_transform``; those of the source without one
     spec: BatchSpec  # after ``batch_transform`` too: those of a slot
+    # Which hook drew from global random generators, and their names.
+    drawn: Sequence[tuple[str, Sequence[str]]] = ()
 
 
 class Transformation:

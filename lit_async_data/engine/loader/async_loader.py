@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import logging
@@ -10,7 +9,7 @@ import operator
 import time
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, Self
+from typing import Any
 
 import torch
 
@@ -28,6 +27,7 @@ from lit_async_data.engine.loader.engine import Engine
 from lit_async_data.engine.loader.passes import Taken
 from lit_async_data.engine.loader.quarantine import Quarantine
 from lit_async_data.engine.loader.resuming import AsyncWiring, ResumableLoader, Resuming
+from lit_async_data.engine.loader.user_code import CHANGED, UserCode
 from lit_async_data.engine.pipeline.ahead import Ahead
 from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples, ReadAround
 from lit_async_data.engine.pipeline.pipeline import Pipeline
@@ -38,7 +38,7 @@ from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, LoaderOptions, lightning_seed
-from lit_async_data.order.epoch_cursor import CursorState, EpochCursor
+from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.order_state import Place
 from lit_async_data.order.permutation import Indices, derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
@@ -150,7 +150,7 @@ class AsyncLoader(ResumableLoader):
             self._plan().budget.check()
 
     def _scheduled(self, seed: int) -> Schedule:
-        draws = self._hooks.draws or takes_rng(self._device_transform)
+        draws = bool(self._hooks) or takes_rng(self._device_transform)  # hooks may draw from global generators
         ranks, alike = (self.rank, self.world_size), self._evaluation
         return schedule_of(self.source, self.options, *ranks, seed=seed, transform_draws=draws, alike=alike)
 
@@ -175,6 +175,8 @@ class AsyncLoader(ResumableLoader):
         self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
         # Why no reader process can be used; and whether what is read can go there, once that is known.
         self._refusal, self._can_go = "", False
+        hooks = (hook and hook.function for hook in (self._hooks.sample, self._hooks.batch))
+        self._user_code = UserCode(self.source, *hooks, self._device_transform)
         # The epoch of the last pass beside the engine, and how many there were in it before.
         self._side_passes, self._is_beside = (-1, -1), False
 
@@ -217,6 +219,7 @@ class AsyncLoader(ResumableLoader):
         engine, cursor, run = self._running(), self._cursor, self._run
         fill = engine.ready
         if cursor.state.fresh:
+            engine = self._with_changes(engine)
             self._follow(engine)
             self._wiring.resuming.announce()
         key = cursor.upcoming
@@ -305,21 +308,6 @@ class AsyncLoader(ResumableLoader):
     @property
     def _started(self) -> bool:
         return self._cursor.started
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        # Not only where it runs: `steps_wanted` belongs to this process, too.
-        raise TypeError(
-            "an AsyncLoader cannot be pickled or copied: its threads, memory and place in the order belong to "
-            "this object and this process; pickle or copy its source and its options, and build another loader of them"
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if self._run.engine is not None or self._cursor.state != CursorState():
-            self.__reduce_ex__(4)
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        vars(made).update(copy.deepcopy(vars(self), memo))
-        return made
 
     # -- the machinery --------------------------------------------------------------------------------------------
 
@@ -412,29 +400,38 @@ class AsyncLoader(ResumableLoader):
         assert isinstance(engine.feed, SlotFeed)
         engine.feed.follow(self._cursor.schedule)
 
+    def _with_changes(self, engine: Engine) -> Engine:
+        """The engine; another one, in the same reader processes, if the user has changed what it reads with."""
+        if not self._user_code.has_changed():
+            return engine
+        assert isinstance(engine.feed, SlotFeed)
+        workers = engine.feed.pipeline.worker_count  # as many as there are now
+        if not (workers or engine.copies):  # nothing is read ahead
+            self._user_code.begin()
+            return engine
+        self._say(logging.INFO, CHANGED)
+        self._plans = {known: plan.begun_with(workers) for known, plan in self._plans.items()}
+        with self._wiring.reader_processes.kept():
+            self._stop()
+            engine = self._running()
+            engine.queue.prefetch(self._wanted(engine))
+        return engine
+
     def _reconfigure(self) -> None:
         self._stop()
-
-    def _check_ranks(self) -> None:
-        distributed = torch.distributed
-        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-        if ranks > 1 and not self._is_ranked:
-            raise ConfigError(
-                f"{ranks} ranks would all read the same samples; write AsyncLoader(…, "
-                "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "
-                "each is to read all of them",
-                "world_size",
-            )
 
     def _new_engine(self) -> Engine:
         self._check_ranks()
         source, options = self.source, self.options
+        self._user_code.begin()
         self._device = streams.exact_device(self.device)  # the current device may be another one later
         on_device = streams.has_streams(self.device)
         pipeline, plan = self._pipeline(pin=self.device if on_device and not self._is_beside else None)
         self._around = pipeline.around
         # With the first batch, since a loader that is only described is not used.
-        for line in slow(source, options, plan, self.order, ahead=self._depth > 0):
+        warnings = slow(source, options, plan, self.order, ahead=self._depth > 0)
+        drawn = self._outcome.drawn if self._hooks else ()
+        for line in (*warnings, *self._user_code.unrepeatable(plan.workers, drawn)):
             self._say(logging.WARNING, line)
         # Host memory has a narrower type than what is delivered; the device casts.
         cast = widened(self.spec) if on_device else None
@@ -460,7 +457,9 @@ class AsyncLoader(ResumableLoader):
         source, options = self.source, self.options
         seed = self._drawing_seed if source.chunks.random else None
         hooks, concat = self._transformation(plan.layout.batches), list(self._concat)
-        read = SampleReader(source, options.return_indices, seed, hooks, concat, plan.layout.buckets, options.pad_last)
+        global_seed = self._wiring.schedule.seed if plan.workers.seeds() else None
+        given = source, options.return_indices, seed, hooks, concat, plan.layout.buckets, options.pad_last
+        read = SampleReader(*given, global_seed, self._evaluation)
         around = None
         if options.on_error != "raise":
             around = AroundBadSamples(read, options.on_error, self._wiring.quarantine.known)
@@ -475,8 +474,9 @@ class AsyncLoader(ResumableLoader):
             self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
         try:
             return pipeline_of(self._setup(plan), self._wiring.reader_processes, pin=pin, options=options), plan
-        except MemoryBudgetError as error:
-            if plan.workers.kind != "process" or options.worker_kind == "process":
+        except ConfigError as error:  # too little memory; or a source that was changed and cannot be pickled now
+            is_asked = isinstance(error, MemoryBudgetError) and options.worker_kind == "process"
+            if plan.workers.kind != "process" or is_asked:
                 raise
             self._keep_here(error)
         self._say(logging.INFO, f"{self.source.name}: {self.footprint.workers}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import functools
 import logging
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import torch
@@ -17,9 +18,9 @@ import torch
 from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
 from lit_async_data.engine.loader.quarantine import Quarantine
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
-from lit_async_data.errors import ResumeError
+from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.options import LoaderOptions, lightning_seed
-from lit_async_data.order.epoch_cursor import EpochCursor, StepsWanted
+from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, StepsWanted
 from lit_async_data.order.order_state import OrderState, Place
 from lit_async_data.order.plan import Schedule
 from lit_async_data.sources.contract.fingerprints import digest
@@ -246,6 +247,33 @@ class ResumableLoader(BaseLoader):
     _evaluation: bool
     _cursor: EpochCursor
     _wiring: AsyncWiring
+    _is_ranked: bool  # whether the user has said how many ranks there are
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        # Not only where it runs: `steps_wanted` belongs to this process, too.
+        raise TypeError(
+            "an AsyncLoader cannot be pickled or copied: its threads, memory and place in the order belong to "
+            "this object and this process; pickle or copy its source and its options, and build another loader of them"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if self._run.engine is not None or self._cursor.state != CursorState():
+            self.__reduce_ex__(4)
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
+    def _check_ranks(self) -> None:
+        distributed = torch.distributed
+        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        if ranks > 1 and not self._is_ranked:
+            raise ConfigError(
+                f"{ranks} ranks would all read the same samples; write AsyncLoader(…, "
+                "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "
+                "each is to read all of them",
+                "world_size",
+            )
 
     @abc.abstractmethod
     def _take_order(self, schedule: Schedule) -> None: ...

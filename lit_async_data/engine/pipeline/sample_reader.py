@@ -21,11 +21,12 @@ from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.contract.randomness import READING, seed_generators
 from lit_async_data.sources.contract.source import Source
 
 # Separates the keys of random numbers for samples, and for whole batches, from those of the order. 3 and 4 are for
 # host hooks: see `engine/hooks/calls.py`.
-SAMPLE_KEYS, BATCH_KEYS = 1, 2
+SAMPLE_KEYS, BATCH_KEYS, SOURCE_KEYS = 1, 2, 5
 
 
 class EndToEnd:
@@ -71,6 +72,8 @@ class SampleReader:
     concat: Sequence[str] = ()  # the fields whose samples come one after the other in a batch
     buckets: Buckets | None = None  # to which these are padded for the host hooks
     masks: bool = False  # whether to mark samples as real, in field ``mask``
+    global_seed: int | None = None  # by which the global random generators are seeded; None if they are left alone
+    alike: bool = False  # whether all epochs are the same, as in evaluation
 
     def __call__(
         self,
@@ -82,6 +85,12 @@ class SampleReader:
         rows: Indices | None = None,
     ) -> None:
         """Read samples, or take them from memory as they were before the host hooks; into rows, or the first ones."""
+        with READING.of(epoch, self.global_seed, alike=self.alike):
+            self._put(epoch, samples, out, raw, rows)
+
+    def _put(
+        self, epoch: int, samples: Indices, out: Mapping[str, Any], raw: Bytes | None, rows: Indices | None
+    ) -> None:
         own: dict[str, Any] = {INDEX: self.source.ids(samples)} if self.return_indices else {}
         own |= {MASK: True} if self.masks else {}
         for key, values in own.items():
@@ -130,15 +139,18 @@ class SampleReader:
 
     def check(self, epoch: int, sample: Indices) -> None:
         """Read one sample, and call ``sample_transform`` with it."""
-        if self.transformation is None:
-            self._read(epoch, sample, self.source.spec.empty(1))
-        else:
-            self.transformation.check(epoch, sample, functools.partial(self._read, epoch, sample))
+        with READING.of(epoch, self.global_seed, alike=self.alike):
+            if self.transformation is None:
+                self._read(epoch, sample, self.source.spec.empty(1))
+            else:
+                self.transformation.check(epoch, sample, functools.partial(self._read, epoch, sample))
 
     def before_hooks(self) -> SampleReader:
-        return SampleReader(self.source, False, self.seed)
+        return SampleReader(self.source, False, self.seed, global_seed=self.global_seed, alike=self.alike)
 
     def _read(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        if READING.key is not None:
+            seed_generators(*READING.keys(SOURCE_KEYS, self.source.ids(samples[:1])))
         if self.seed is None:
             self.source.read_into(samples, out)
         else:

@@ -53,7 +53,8 @@ def schedule_of(
         alike=alike,
     )
     drawn = options.augment and (layout.random or transform_draws)
-    return Schedule(plan, shuffled=not alike and (shuffle != "none" or drawn))
+    differs = shuffle != "none" or drawn or source.runs_user_code
+    return Schedule(plan, shuffled=not alike and differs)
 
 
 def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:

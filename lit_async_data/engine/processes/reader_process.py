@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.processes.messages import ASKED, OPENED
@@ -60,6 +60,12 @@ class ReaderProcess:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the user finds that it has ended
                 self._control[0].sendmsg([OPENED], rights)
             return self._process
+
+    def keep(self, user: object) -> None:
+        """Note a user, if the process has one."""
+        if not self._guard.forked:
+            with self._lock:
+                self._users += [user] if self._users else []
 
     def leave(self, user: object) -> None:
         """Note that a user needs the process no more; the last one ends it, which takes two seconds at most."""
@@ -117,6 +123,16 @@ class ReaderProcess:
 
 class ReaderProcesses(dict[int, ReaderProcess]):
     """The reader processes that loaders share, by their numbers. A copy begins with none."""
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Those that run do not end, though nobody uses them for a while."""
+        user = object()
+        with contextlib.ExitStack() as stack:
+            for process in self.values():
+                stack.callback(process.leave, user)
+                process.keep(user)
+            yield
 
     def __missing__(self, number: int) -> ReaderProcess:
         return self.setdefault(number, ReaderProcess(number))

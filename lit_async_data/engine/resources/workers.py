@@ -75,6 +75,13 @@ class Workers(NamedTuple):
         """Threads that there may be in a process."""
         return 1 if self.apart else self.most
 
+    def seeds(self, reading: Reading | None = None) -> bool:
+        """Whether code of the user has the global random generators for itself, in the same calls in each run.
+
+        That of hooks, or that of a source that reads in some way.
+        """
+        return self.kind == "process" and self.most_threads == 1 and reading in (None, "python", "locked")
+
     def tuner(self) -> WorkerTuner | None:
         """What changes the number of threads; None if it stays."""
         if self.most == self.threads:

@@ -61,6 +61,18 @@ class ComposedSource(DerivedSource):
             for source in self.inside:
                 stack.callback(source.close)
 
+    # -- code of the user --------------------------------------------------------------------------------------------
+
+    @property
+    def runs_user_code(self) -> bool:
+        return super().runs_user_code or any(source.runs_user_code for source in self.inside)
+
+    def count_changes(self) -> int:
+        return sum((source.count_changes() for source in self.inside), super().count_changes())
+
+    def global_draws(self) -> list[str]:
+        return list(dict.fromkeys(name for source in self.inside for name in source.global_draws()))
+
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:

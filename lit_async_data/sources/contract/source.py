@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import math
 import os
@@ -18,7 +19,9 @@ from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract.changes import Watch
 from lit_async_data.sources.contract.places import Location, Part, starts
+from lit_async_data.sources.contract.randomness import put_back
 from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
 from lit_async_data.system import ProcessGuard
 
@@ -263,6 +266,33 @@ class Source(abc.ABC):
         `ManifestError`. This source, unless overridden: its numbers are stored.
         """
         return self
+
+    # -- code of the user --------------------------------------------------------------------------------------------
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether code that is not of this package reads the samples."""
+        return not type(self).__module__.startswith("lit_async_data.")
+
+    def count_changes(self) -> int:
+        """How often an attribute, or one of an object in it, was found changed. Loaders ask when a pass begins.
+
+        Each call compares with the call before; see `Watch` for what is seen.
+        """
+        if not self.runs_user_code:
+            return 0
+        watch, count = vars(self).get("_watched") or (Watch(), 0)
+        count += bool(watch.look(self))
+        vars(self)["_watched"] = watch, count
+        return count
+
+    def global_draws(self) -> list[str]:
+        """The global random generators that Python code draws from for the first sample; they are put back."""
+        if not self.runs_user_code or self.chunks.reading != "python":
+            return []
+        with put_back() as drawn, contextlib.suppress(Exception):  # an error comes again, with its batch
+            read(self, np.zeros(1, np.int64))
+        return drawn
 
     # -- random parts of samples -------------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+import logging
 import os
 import pickle
 import threading
@@ -16,16 +18,22 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
-from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError, few
+from lit_async_data.errors import ChangedError, ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.by_value import Pickler
+from lit_async_data.sources.contract.changes import Path, Watch, values_in
+from lit_async_data.sources.contract.randomness import READING, put_back, seed_generators
 from lit_async_data.sources.contract.source import Source, check_range
 from lit_async_data.sources.torch_dataset.values import ALTERNATIVE, UnfitError, as_array, fill_from_equal
+
+log = logging.getLogger(__name__)
 
 # Samples are collected up to this many bytes before they are copied; no memory budget counts these bytes.
 COLLECTED_BYTES = 4 * 2**20
 # Larger pickles are not kept. Arrays and tensors are not copied, and count for nothing.
 MOST_BYTES = 2**28
+# Separate the keys of random numbers for samples from those for ``set_epoch``; other keys follow in `calls.py`.
+SAMPLE_KEYS, EPOCH_KEYS = 0, 1
 
 
 class DatasetSource(Source):
@@ -49,7 +57,11 @@ class DatasetSource(Source):
     the same memory for two samples of a batch: several samples are collected before they are copied.
 
     A dataset may open its files when it is first read: a reader process gets it as it was before, with the attributes
-    that you have set since. What is inside it (the dataset of a ``Subset``) should not be changed after this call.
+    that you have set since, also of a dataset inside it. What you set between two passes holds from the next pass on:
+    what was read ahead is dropped, and reader processes get the dataset again. If the dataset, or one inside it, has a
+    method ``set_epoch``, the source calls it with the epoch of the samples that are read next, until you have set an
+    attribute with "epoch" in its name, as by calling the method. In a reader process, the global random generators of
+    torch (CPU), numpy and `random` are seeded before each sample. ``docs/data/any_loader.md`` says more of all three.
 
     Args:
         dataset: A `torch.utils.data.Dataset` or an object with the same interface. ``__getitems__`` is called with the
@@ -74,14 +86,19 @@ class DatasetSource(Source):
         self.dataset = dataset
         self._length = _length(dataset)
         self._locks: dict[int, threading.Lock] = {}
+        self._changes, self._is_driven = 0, False
+        self._epoch: int | None = None
+        self._followers: list[Any] | None = None
         unread = Unread(dataset)
         try:
-            with self._lock:
+            with self._lock, put_back() as self._drawn:
                 first = next(self._returned([0]))
         except ReadError as error:
             message = f"{error}; the source reads this sample to learn the fields, so it must be readable"
             raise SourceError(message, sample_id=0) from error.__cause__
         self._unread = unread.if_needed(dataset)
+        self._watch = Watch()
+        self._watch.look(dataset)
         fields = {key: self._field(key, value) for key, value in _by_key(first).items()}
         if not fields:
             raise FormatError(f"{self.name}[0] holds no value; return at least one", sample_id=0)
@@ -89,7 +106,7 @@ class DatasetSource(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         dataset = self.dataset if self._unread is None else self._unread.with_changes(self.dataset)
-        return {**vars(self), "dataset": dataset, "_unread": None, "_locks": {}}
+        return {**vars(self), "dataset": dataset, "_unread": None, "_locks": {}, "_followers": None, "_epoch": None}
 
     def __len__(self) -> int:
         return self._length
@@ -117,6 +134,7 @@ class DatasetSource(Source):
         block = max(COLLECTED_BYTES // max(self._spec.nbytes, 1), 1)
         # Values are copied under the lock too: a dataset may reuse their memory in its next call.
         with self._lock:
+            self._follow_epoch()
             returned = self._returned(numbers)
             for first in range(0, len(numbers), block):
                 chosen = numbers[first : first + block]
@@ -129,17 +147,83 @@ class DatasetSource(Source):
         # One lock per process: a forked child could wait forever for a lock that a thread of its parent held.
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
+    # -- a dataset that changes -------------------------------------------------------------------------------------
+
+    @property
+    def runs_user_code(self) -> bool:
+        return True
+
+    def global_draws(self) -> list[str]:
+        return self._drawn
+
+    def count_changes(self) -> int:
+        """How often the dataset was found changed.
+
+        Raises:
+            ChangedError: It has another length now.
+        """
+        with self._lock:
+            self._look()
+            if self._changes and (length := len(self.dataset)) != self._length:
+                raise ChangedError(
+                    f"{self.name} has {length} samples now, and had {self._length} when the source was built; build a "
+                    "new source and a new loader (with Lightning: reload_dataloaders_every_n_epochs=1)"
+                )
+        return self._changes
+
+    def _look(self) -> None:
+        if not (paths := self._watch.look(self.dataset)):
+            return
+        self._changes += 1
+        followers, self._followers = self._found_followers(), None
+        if followers and not self._is_driven and any("epoch" in str(path[-1]) for path in paths if path):
+            self._is_driven = True
+            log.info("%s: set_epoch is yours to call from now on, since you have set its epoch", self.name)
+
+    def _follow_epoch(self) -> None:
+        """Call ``set_epoch`` of the dataset if the thread reads another epoch than the last one did."""
+        epoch = READING.epoch
+        if epoch in (None, self._epoch) or self._is_driven or not (followers := self._found_followers()):
+            return
+        self._look()  # so that changes of the user are not taken for those that follow
+        if READING.key is not None:
+            seed_generators(*READING.keys(EPOCH_KEYS, np.array([epoch])))
+        for each in () if self._is_driven else followers:
+            try:
+                each.set_epoch(epoch)
+            except Exception as error:
+                raise _read_error(f"{type(each).__name__}.set_epoch({epoch})", 0, error) from error
+        self._epoch = epoch
+        self._watch.look(self.dataset)
+
+    def _found_followers(self) -> list[Any]:
+        """The datasets with a method ``set_epoch``, but for those inside another one of these."""
+        if self._followers is None:
+            found: dict[Path, Any] = {}
+            for path, value in values_in(self.dataset):
+                readable = any(hasattr(type(value), name) for name in ("__getitem__", "__getitems__"))
+                inside = any(path[: len(each)] == each for each in found)
+                if readable and not inside and callable(getattr(value, "set_epoch", None)):
+                    found[path] = value
+            self._followers = list(found.values())
+        return self._followers
+
     # -- calls of the dataset's code ---------------------------------------------------------------------------------
 
     def _returned(self, numbers: list[int]) -> Iterator[Any]:
         """The samples that the dataset returns, one by one if it has no ``__getitems__``."""
         if not numbers:
             return iter(())
+        keys = None if READING.key is None else READING.keys(SAMPLE_KEYS, np.array(numbers))
         if callable(getattr(self.dataset, "__getitems__", None)):
+            if keys is not None:
+                seed_generators(keys[0])
             return iter(self._get_items(numbers))
-        return map(self._get_item, numbers)
+        return map(self._get_item, numbers) if keys is None else map(self._get_item, numbers, keys)
 
-    def _get_item(self, number: int) -> Any:
+    def _get_item(self, number: int, key: int | None = None) -> Any:
+        if key is not None:
+            seed_generators(key)
         try:
             return _plain(self.dataset[number])
         except Exception as error:
@@ -267,20 +351,34 @@ class Unread:
     def __init__(self, dataset: Any) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
         self._data = _pickled(dataset, self._buffers)
-        self._after: dict[str, Any] = {}
+        self._after = Watch()
 
     def if_needed(self, dataset: Any) -> Self | None:
         """This, if the dataset could be pickled before it was read, and cannot now."""
-        self._after = dict(getattr(dataset, "__dict__", {}))
+        self._after.look(dataset)
         return self if self._data and _pickled(dataset, []) is None else None
 
     def with_changes(self, dataset: Any) -> Any:
         """A copy of the dataset as it was, with what the user has set since."""
         unread = pickle.loads(self._data or b"", buffers=self._buffers)  # noqa: S301  # of this process
-        for name, value in getattr(dataset, "__dict__", {}).items():
-            if self._after.get(name, self) is not value and _pickled(value, []) is not None:
-                setattr(unread, name, value)
+        for *names, last in self._after.look(dataset, keep=False):
+            # What cannot be set there, as in a tuple, is as it was.
+            with contextlib.suppress(AttributeError, LookupError, TypeError):
+                value, there = (
+                    _part(functools.reduce(_part, names, dataset), last),
+                    functools.reduce(_part, names, unread),
+                )
+                if _pickled(value, []) is None:
+                    continue
+                if isinstance(there, list | dict):
+                    there[last] = value
+                else:
+                    setattr(there, last, value)
         return unread
+
+
+def _part(value: Any, name: Any) -> Any:
+    return value[name] if isinstance(value, list | tuple | dict) else getattr(value, name)
 
 
 class _Limited(io.BytesIO):

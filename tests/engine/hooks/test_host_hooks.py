@@ -17,8 +17,8 @@ from support.sources.hooks import LENGTH, cropped, mixed
 from lit_async_data import AsyncDataModule, AsyncLoader, FieldSpec
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.hooks.host_hooks import HostHooks
-from lit_async_data.engine.hooks.randomness import states
 from lit_async_data.errors import ConfigError, CorruptError, TransformError
+from lit_async_data.sources.contract.randomness import states
 from lit_async_data.testing import ArraySource
 
 
@@ -145,20 +145,19 @@ def test_the_first_sample_is_transformed_once_for_all_that_ask():
     assert calls == [0, *range(LENGTH)]
 
 
-def test_the_probe_leaves_the_global_generators_as_they_are_and_warns_of_draws(caplog):
+def test_the_probe_leaves_the_global_generators_as_they_are_and_notes_draws():
     def careless(sample):
         sample["x"][...] = random.random() + np.random.random() + float(torch.rand(()))  # noqa: NPY002
 
     before = states()
-    hooked(sample=careless).spec
-    assert states() == before
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(
-        "sample_transform drew random numbers from the global generator of torch and numpy and random"
-    )
-    caplog.clear()
-    hooked(sample=lambda sample: None).spec
-    assert not caplog.records
+    for name in ("sample", "batch"):
+        loader = hooked(**{name: careless})
+        loader.spec
+        assert states() == before
+        assert loader._outcome.drawn == [(f"{name}_transform", ["torch", "numpy", "random"])]
+    loader = hooked(sample=lambda sample: None)
+    loader.spec
+    assert not loader._outcome.drawn
 
 
 LEFT = "left the first arrays as they were"

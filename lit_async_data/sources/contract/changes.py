@@ -1,0 +1,136 @@
+"""`Watch`: notices which attributes of an object, and of the objects in it, have changed.
+
+Numbers, text and small arrays are compared by value, all else by identity. Short lists and dicts are looked into, and
+so is what a function names. Changes deep inside, and in large containers, are not seen.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+# Values that are looked at, items of a container, and elements of an array that are compared by value.
+MOST, MOST_ITEMS, MOST_ELEMENTS = 4096, 64, 16
+PLAIN = (bool, int, str, bytes, type(None))
+CONTAINERS = (list, tuple, dict)
+HOLDERS = (types.MethodType, functools.partial)
+OURS, FRAMEWORKS = ("lit_async_data",), ("pytorch_lightning", "lightning")
+# The attributes of this package's objects that are looked into, and of torch's modules among those that begin with _;
+# and what a source keeps of reading.
+INSIDE, OF_MODULES, KEPT = (
+    ("dataset", "inside", "function"),
+    ("_modules", "_buffers", "_parameters"),
+    ("_watched", "_reader_in_fork"),
+)
+
+Path = tuple[Any, ...]  # the names that lead to a value
+
+
+class Watch:
+    """Compares an object with what it was at the last look. A copy or a pickle has not looked yet."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return Watch, ()
+
+    def look(self, value: Any, *, keep: bool = True) -> list[Path]:
+        """Where the object has changed since the last look that was to be kept; nothing at the first."""
+        now = {path: _mark(part) for path, part in values_in(value)}
+        before = now if self._seen is None else self._seen
+        if keep:
+            self._seen = now
+        return [path for path in {**before, **now} if before.get(path, _GONE) != now.get(path, _GONE)]
+
+
+def values_in(value: Any) -> Iterator[tuple[Path, Any]]:
+    """An object and what is in it, each object once, those near the top first."""
+    left, known, count = collections.deque[tuple[Path, Any]]([((), value)]), set[int](), 0
+    while left and count < MOST:
+        path, value = left.popleft()
+        count += 1
+        yield path, value
+        if type(value) not in PLAIN and id(value) not in known:
+            known.add(id(value))
+            left.extend(((*path, name), part) for name, part in _parts(value))
+
+
+def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
+    kind = type(value)
+    if kind in CONTAINERS:
+        items = value.items() if kind is dict else enumerate(value)
+        return list(items) if len(value) <= MOST_ITEMS else ()
+    if isinstance(value, HOLDERS):
+        return [
+            (name, getattr(value, name)) for name in ("__self__", "func", "args", "keywords") if hasattr(value, name)
+        ]
+    if isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        enclosed = [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]
+        return enclosed + [
+            (name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__
+        ]
+    if isinstance(value, type | types.ModuleType) or _is_of(kind, FRAMEWORKS):
+        return ()
+    slots = {name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name[:2] != "__"}
+    named = {name: getattr(value, name) for name in slots if hasattr(value, name)} | dict(
+        getattr(value, "__dict__", {})
+    )
+    if _is_of(kind, OURS):
+        return [(name, named[name]) for name in INSIDE if name in named]
+    # Of torch's modules, and of classes that extend a source of this package, names with _ are not the user's.
+    torch = sys.modules.get("torch")
+    extends = any(_is_of(each, OURS) and each.__name__ != "Source" for each in kind.__mro__)
+    public = extends or (torch is not None and isinstance(value, torch.nn.Module))
+    return [
+        (name, part)
+        for name, part in named.items()
+        if not (name in KEPT or (public and name[:1] == "_" and name not in OF_MODULES))
+        and not isinstance(getattr(kind, name, None), functools.cached_property)
+    ]
+
+
+def _is_of(kind: type, packages: tuple[str, ...]) -> bool:
+    return kind.__module__.partition(".")[0] in packages
+
+
+def _mark(value: Any) -> Any:
+    """What stands for a value in comparisons. It does not keep large values alive."""
+    kind, torch = type(value), sys.modules.get("torch")
+    if kind in PLAIN:
+        return kind, value
+    if isinstance(value, HOLDERS) or (kind in CONTAINERS and len(value) <= MOST_ITEMS):
+        return kind  # what is in it is compared
+    is_array = isinstance(value, np.ndarray | np.generic)
+    if torch is not None and isinstance(value, torch.Tensor):
+        is_array = value.device.type == "cpu" and value.layout is torch.strided
+    if is_array and value.dtype != object and np.prod(value.shape) <= MOST_ELEMENTS:
+        return kind, str(value.dtype), repr(value.tolist())
+    return (kind, repr(value)) if kind in (float, complex) else _Itself(value)  # NaN is not equal to itself
+
+
+class _Itself:
+    """Equal for the same object only."""
+
+    def __init__(self, value: Any) -> None:
+        self._get: Callable[[], Any]
+        try:
+            self._get = weakref.ref(value)
+        except TypeError:
+            self._get = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and (value := self._get()) is not None and value is other._get()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_GONE = object()

@@ -1,0 +1,159 @@
+"""A `Watch` sees what a user sets, however deep, and nothing where nothing was set."""
+
+import functools
+import pickle
+import types
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from lit_async_data import ConcatSource, DatasetSource, SubsetSource
+from lit_async_data.sources.contract import changes
+from lit_async_data.sources.contract.changes import Watch
+from lit_async_data.testing import ArraySource
+
+
+@dataclass(slots=True)
+class Slotted:
+    strength: float = 0.0
+
+
+class Holder:
+    def __init__(self, **named):
+        self.__dict__.update(named)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return number
+
+    def called(self, sample):
+        return sample
+
+    @functools.cached_property
+    def size(self):
+        return 4
+
+
+class Extended(ArraySource):
+    """A source of the user's on top of one of this package."""
+
+
+def setting(name, value):
+    return lambda given: setattr(given, name, value)
+
+
+HELD = np.zeros(100)
+CHANGES = {
+    "a number": (setting("a", 1), "a"),
+    "NaN for a number": (setting("a", float("nan")), "a"),
+    "the same number as a float": (setting("a", 0.0), "a"),
+    "a new attribute": (setting("other", None), "other"),
+    "no attribute": (lambda given: delattr(given, "a"), "a"),
+    "a large array": (setting("large", np.zeros(100)), "large"),
+    "an item of a list": (lambda given: given.list.__setitem__(0, 2), "list"),
+    "an item of a dict": (lambda given: given.dict.__setitem__("p", 0.5), "dict"),
+    "the value of a small array": (lambda given: given.small.__setitem__(0, 5), "small"),
+    "a small tensor": (lambda given: given.tensor.fill_(5), "tensor"),
+    "a slot": (lambda given: setattr(given.slotted, "strength", 1.0), "slotted"),
+    "an object in a list": (lambda given: setattr(given.list[1], "a", 1), "list"),
+    "what a function encloses": (lambda given: setattr(given.function(), "a", 1), "function"),
+    "a buffer of a module": (lambda given: given.module.running_mean.fill_(3), "module"),
+}
+
+
+def holder():
+    inner = Holder(a=0)
+    return Holder(
+        a=0,
+        text="x",
+        nan=float("nan"),
+        large=HELD,
+        list=[1, Holder(a=0)],
+        dict={"p": 0.1},
+        small=np.zeros(2),
+        tensor=torch.zeros(1),
+        slotted=Slotted(),
+        function=lambda: inner,
+        module=torch.nn.BatchNorm1d(2),
+    )
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_change_is_seen_once_and_named(kind):
+    change, name = CHANGES[kind]
+    given, watch = holder(), Watch()
+    assert watch.look(given) == watch.look(given) == []
+    change(given)
+    assert name in {path[0] for path in watch.look(given, keep=False)}
+    assert watch.look(given)
+    assert watch.look(given) == []
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        setting("text", str(b"x", "ascii")),
+        setting("nan", float("nan")),
+        lambda given: given.size,
+        lambda given: given.large.__setitem__(0, 1),
+        lambda given: setattr(given.module, "_last", 3),
+    ],
+    ids=["equal text", "NaN again", "a cached property", "inside a large array", "what a module keeps"],
+)
+def test_what_is_equal_or_cannot_be_seen_is_no_change(same):
+    given, watch = holder(), Watch()
+    watch.look(given)
+    same(given)
+    assert watch.look(given) == []
+
+
+WRAPPED = {
+    "itself": lambda of: of,
+    "a method": lambda of: of.called,
+    "a partial": lambda of: functools.partial(of.called, 1),
+    "a subset": lambda of: Subset(of, range(4)),
+    "a chain": lambda of: ConcatDataset([Subset(of, range(4)), TensorDataset(torch.zeros(2))]),
+    "a source": DatasetSource,
+    "sources": lambda of: ConcatSource([DatasetSource(of), SubsetSource(DatasetSource(of), [1])]),
+    "a class of the user": lambda of: vars(made := Extended({"x": np.zeros(3)})).update(of=of) or made,
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_an_attribute_is_seen_through_what_holds_the_object(kind):
+    of, watch = Holder(a=0), Watch()
+    held = WRAPPED[kind](of)
+    watch.look(held)
+    assert watch.look(held) == []
+    of.a = 1
+    assert watch.look(held)
+
+
+def test_what_a_source_of_this_package_keeps_is_not_watched():
+    source, watch = Extended({"x": np.zeros(3)}), Watch()
+    watch.look(source)
+    source._arrays["x"] = np.ones(3)
+    assert watch.look(source) == []
+
+
+def test_only_so_much_is_looked_at(monkeypatch):
+    monkeypatch.setattr(changes, "MOST", 50)
+    ring = Holder(many=[Holder(a=number) for number in range(60)])
+    ring.self = ring
+    assert len(list(changes.values_in(ring))) == 50
+
+
+def test_a_watch_keeps_no_large_object_alive_and_begins_anew_in_a_pickle():
+    given, watch = holder(), Watch()
+    given.large = np.zeros(100)
+    watch.look(given)
+    gone = changes.weakref.ref(given.large)
+    given.large = None
+    assert gone() is None
+    assert pickle.loads(pickle.dumps(watch)).look(given) == []
+    assert watch.look(types.SimpleNamespace()) != []

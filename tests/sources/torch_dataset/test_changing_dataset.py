@@ -1,0 +1,248 @@
+"""A dataset that its user changes between epochs, and one that draws, against a DataLoader."""
+
+import itertools
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from support.threads.waits import until
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+
+from lit_async_data import AsyncLoader, ConcatSource, DatasetSource, SubsetSource
+from lit_async_data.errors import ChangedError, ReadError
+from lit_async_data.sources.contract.randomness import READING, states
+
+LENGTH = 12
+THREADS = {"worker_kind": "thread", "workers": 2}
+PROCESS = {"worker_kind": "process", "workers": 1}
+
+
+class Curriculum(Dataset):
+    def __init__(self):
+        self.strength, self.epoch, self.calls, self.length = 0, -1, 0, LENGTH
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, number):
+        self.calls += 1  # changes by itself
+        return {"strength": self.strength, "epoch": self.epoch, "process": os.getpid()}
+
+
+class Epochs(Curriculum):
+    def set_epoch(self, epoch):
+        if epoch == 99:
+            raise ValueError("no such epoch")
+        self.epoch = epoch
+
+
+class Wrapper(Dataset):
+    """Keeps a dataset under a name of its own."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, number):
+        return self.inner[number]
+
+
+WAYS = {
+    "alone": DatasetSource,
+    "a subset": lambda of: DatasetSource(Subset(of, range(LENGTH))),
+    "a chain": lambda of: DatasetSource(ConcatDataset([of])),
+    "a wrapper": lambda of: DatasetSource(Wrapper(of)),
+    "a side": lambda of: SubsetSource(DatasetSource(of), range(LENGTH)),
+    "sources": lambda of: ConcatSource(2 * [DatasetSource(of)]),
+}
+
+
+def loader_of(source, **options):
+    return AsyncLoader(source, {"batch_size": 3, "shuffle": False} | options)
+
+
+def read_ahead(loader):
+    """Waits until threads have read some batches of the next epoch."""
+    pipeline = loader._machinery.engine.feed.pipeline
+    until(pipeline, lambda: pipeline.ready >= 2)
+
+
+def epochs(loader, change, count=3, wait=False):
+    """What the samples of each epoch say, where a change comes before it; some passes are left."""
+    found = []
+    with loader:
+        for epoch in range(count):
+            change(epoch)
+            batches = list(itertools.islice(loader, 2 if epoch == 1 else None))
+            found.append({pair for b in batches for pair in zip(*(b[k].tolist() for k in ("epoch", "strength")))})
+            if wait:
+                read_ahead(loader)
+    return found
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, THREADS], ids=["loop", "threads"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_attribute_that_is_set_between_passes_holds_from_the_next_pass_on(way, options):
+    of = Curriculum()
+    source = WAYS[way](of)
+
+    def change(epoch):
+        of.strength = epoch
+
+    threads = bool(options.get("workers"))
+    assert epochs(loader_of(source, **options), change, wait=threads) == [{(-1, 0)}, {(-1, 1)}, {(-1, 2)}]
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, THREADS], ids=["loop", "threads"])
+@pytest.mark.parametrize("way", WAYS)
+def test_set_epoch_is_called_with_the_epoch_of_the_samples(way, options):
+    of = Epochs()
+    loader = loader_of(WAYS[way](of), **options)
+
+    def change(epoch):
+        of.strength = 10 * epoch
+        if epoch == 2:
+            loader.set_epoch(7)
+
+    threads = bool(options.get("workers"))
+    assert epochs(loader, change, wait=threads) == [{(0, 0)}, {(1, 10)}, {(7, 20)}]
+    assert READING.epoch is None  # whoever reads the dataset now, reads it as it is
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_calls_set_epoch_has_called_it(way, caplog):
+    of = Epochs()
+    caplog.set_level("INFO")
+    found = epochs(loader_of(WAYS[way](of), **THREADS), lambda epoch: of.set_epoch(3 * epoch + 5), wait=True)
+    assert found == [{(5, 0)}, {(8, 0)}, {(11, 0)}]
+    assert sum("set_epoch is yours to call from now on" in line for line in caplog.messages) == 1
+
+
+def test_a_change_that_comes_while_another_thread_calls_set_epoch_is_not_missed():
+    # 1. The user sets an attribute. 2. A thread reads the next epoch ahead, and calls set_epoch: now the dataset is as
+    # it was noted. 3. The next pass begins.
+    of = Epochs()
+    source = DatasetSource(of)
+    before = source.count_changes()
+    of.strength = 1
+    with READING.of(1, None, alike=False):
+        source.read_into(np.arange(2), source.spec.empty(2))
+    assert source.count_changes() == before + 1 + 1  # and `calls`, by itself
+    assert of.epoch == 1
+
+
+def test_evaluation_and_who_reads_without_a_loader_call_no_set_epoch():
+    of = Epochs()
+    source = DatasetSource(of)
+    loader = loader_of(source, workers=0)
+    loader.evaluation = True
+    assert epochs(loader, lambda _: None) == [{(-1, 0)}] * 3
+    assert source[3]["epoch"] == -1
+
+
+def test_an_error_of_set_epoch_is_that_of_its_batch():
+    with loader_of(DatasetSource(Epochs()), workers=0) as loader:
+        loader.set_epoch(99)
+        with pytest.raises(ReadError, match=r"Epochs\.set_epoch\(99\) raised ValueError: no such epoch"):
+            next(loader)
+
+
+@pytest.mark.parametrize("length", [LENGTH - 2, LENGTH + 2])
+def test_another_length_is_refused_as_long_as_it_lasts(length):
+    of = Curriculum()
+    with loader_of(DatasetSource(of), **THREADS) as loader:
+        list(loader)
+        of.length = length
+        for _ in range(2):
+            with pytest.raises(ChangedError, match=f"Curriculum has {length} samples now, and had 12 when the source"):
+                next(iter(loader))
+        of.length = LENGTH
+        assert len(list(loader)) == 4
+
+
+@pytest.mark.processes
+def test_reader_processes_get_what_was_set_and_go_on(caplog):
+    caplog.set_level("INFO")
+    of, found, processes = Epochs(), [], set()
+    with loader_of(DatasetSource(Wrapper(of)), **PROCESS) as loader:
+        for epoch in range(4):
+            of.strength = epoch % 3
+            batches = list(loader)
+            found.append({(e, s) for b in batches for e, s in zip(b["epoch"].tolist(), b["strength"].tolist())})
+            processes |= {process for batch in batches for process in batch["process"].tolist()}
+    assert found == [{(0, 0)}, {(1, 1)}, {(2, 2)}, {(3, 0)}]
+    assert len(processes) == 1
+    assert of.epoch == -1
+    assert sum("attributes of the source or of a transform were changed" in line for line in caplog.messages) == 1
+
+
+# -- a dataset that draws ----------------------------------------------------------------------------------------------
+
+
+class Noise(Dataset):
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, number):
+        return {"torch": torch.rand(2), "numpy": np.random.rand(2), "random": random.random()}  # noqa: NPY002
+
+
+class Batches(Noise):
+    """Draws once for the samples that are asked for together."""
+
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
+
+
+def drawn(source, **options):
+    """The values of two epochs; the second is read with another loader, which goes on in its middle."""
+    with loader_of(source, seed=3, **options) as loader:
+        first = list(loader)
+        next(loader_again := iter(loader))
+        state = loader.state_dict()
+        rest = list(loader_again)
+    with loader_of(source, seed=3, **options) as other:
+        other.load_state_dict(state)
+        again = list(other)
+    assert all(torch.equal(one[key], two[key]) for one, two in zip(rest, again, strict=True) for key in one)
+    return {key: torch.cat([batch[key].flatten() for batch in (*first, *rest)]).tolist() for key in first[0]}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [Noise, Batches])
+def test_reader_processes_seed_each_sample(kind):
+    torch.rand(()), random.random()
+    one = drawn(DatasetSource(kind()), **PROCESS)
+    torch.rand(()), random.random()
+    assert drawn(DatasetSource(kind()), **PROCESS | {"workers": 2}) == one
+    every = [value for values in one.values() for value in values]
+    assert len(set(every)) == len(every)
+    assert drawn(SubsetSource(DatasetSource(kind()), range(LENGTH)), **PROCESS) == one
+
+
+def test_a_source_leaves_the_global_generators_as_they_were():
+    before = states()
+    source = DatasetSource(Noise())
+    assert states() == before
+    assert source.global_draws() == ["torch", "numpy", "random"]
+    assert DatasetSource(Curriculum()).global_draws() == []
+
+
+def test_the_loop_draws_as_a_dataloader_without_workers():
+    torch.manual_seed(1)
+    with loader_of(SubsetSource(DatasetSource(Noise()), range(LENGTH)), workers=0) as loader:
+        ours = [batch["torch"] for batch in loader]
+    torch.manual_seed(1)
+    theirs = [batch["torch"] for batch in DataLoader(Noise(), 3, generator=torch.Generator())]
+    assert torch.equal(torch.cat(ours), torch.cat(theirs))
+
+
+def test_draws_in_a_thread_are_said_once(caplog):
+    with loader_of(ConcatSource([DatasetSource(Noise()), DatasetSource(Noise())]), **THREADS) as loader:
+        list(loader), list(loader)
+    (line,) = [line for line in caplog.messages if "drew random numbers" in line]
+    assert "drew random numbers from the global generator of torch and numpy and random: in a thread" in line
