@@ -31,7 +31,6 @@ import numpy.typing as npt
 
 from lit_async_data import AsyncLoader
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
-from lit_async_data.order.mixing import ranks_per_chunk
 from lit_async_data.order.plan import BLOCK, BatchIndex, EpochPlan, Schedule
 from lit_async_data.order.weights import Weights
 from lit_async_data.sources.contract.storage_layout import StorageLayout
@@ -239,7 +238,7 @@ def decoding(run: Run) -> Figures:
         row: dict[str, Any] = {"ranks": world}
         for name, width in (("default", WIDTH), ("multiple", math.ceil(WIDTH / world) * world)):
             order = ChunkOrder((ChunkRun(4 * width * ROWS, ROWS),), width, SEED)
-            row[name] = {"width": width, "decoded": decodings(order, world), "said": ranks_per_chunk(order, world)}
+            row[name] = {"width": width, "decoded": decodings(order, world), "said": order.ranks_per_chunk(world)}
         rows.append(row)
     print(f"\nHow often each chunk of {ROWS} samples is decoded, counted over all ranks")
     print(f"ranks  shuffle_chunks={WIDTH}  the next multiple of the ranks")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from lit_async_data.batch.transforms import Normalize
 from lit_async_data.engine.hooks.callables import Function, Hook
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.loader.label_mixing import label_evenness
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.options import Balanced
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.chunk_order import ChunkOrder
-from lit_async_data.order.mixing import mixing, ranks_per_chunk
 from lit_async_data.order.weighted import WeightedChunkOrder
 from lit_async_data.sources.contract.source import described
 
@@ -63,12 +63,12 @@ def _shuffle(loader: AsyncLoader) -> str:
         return "none"
     if order.chunk_order is not None:
         chunks = order.chunk_order
-        mixed = f"{mixing(chunks, order.batch_size, order.world_size):.2f} of the mixing of a global shuffle"
-        fields = ", ".join(f"{name} {share:.2f}" for name, share in label_evenness(source, order))
-        width, stored = (count * source.chunks.chunks_per_run for count in (chunks.width, chunks.chunks))
+        own = chunks.width // math.gcd(chunks.width, order.world_size)  # the chunks of a group that a rank reads
+        groups = math.ceil(order.batch_size * order.world_size / (chunks.width * chunks.rows))
+        stored = chunks.chunks * source.chunks.chunks_per_run
+        several = min(groups * own * source.chunks.chunks_per_run, order.batch_size, stored)
         return (
-            f"chunk: {min(width, stored)} of {stored:,} chunks at a time, {mixed}"
-            f"{f' ({fields})' if fields else ''}; "
+            f"chunk: a batch draws from about {several:,} of {stored:,} chunks; "
             f"{_decoding_cost(loader, chunks, amplification)}"
         )
     rows = source.chunks.rows
@@ -84,14 +84,14 @@ def _shuffle(loader: AsyncLoader) -> str:
 
 
 def _by_length(loader: AsyncLoader, buckets: Buckets) -> str:
-    (padding, mixed), held, where = buckets.padding(loader.order.batch_size), LENGTH_BYTES, "all"
+    (padding, mixed), held, decoded = buckets.padding(loader.order.batch_size), LENGTH_BYTES, ""
     if loader.order.chunk_order is not None:
-        times, held = loader.footprint.amplification, held + 2 * 8  # and the place by chunks
-        where = f"those in {loader.options.shuffle_chunks} chunks; {times:.1f} samples are decoded for each one used"
+        held += 2 * 8  # and the place by chunks
+        decoded = f"{loader.footprint.amplification:.1f} samples are decoded for each one used; "
     return (
         f"batches by length, padded to one of {len(buckets.bounds)} lengths up to {buckets.bounds[-1]:,}: "
-        f"{padding:.0%} of all elements are padding, {mixed:.0%} in batches of any samples; those of a batch come from "
-        f"{buckets.mixing:.2f} of {where}; lengths and order take {readable(held * len(buckets.lengths))}"
+        f"{padding:.0%} of all elements are padding, {mixed:.0%} in batches of any samples; {decoded}"
+        f"lengths and order take {readable(held * len(buckets.lengths))}"
     )
 
 
@@ -100,7 +100,7 @@ def _decoding_cost(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, 
     if not held:
         return "files of one folder are read together" if chunks.reading == "decoded" else "nothing is decoded"
     which = "every chunk" if chunks.largest else "every chunk of the largest field"
-    decoded = ranks_per_chunk(order, loader.world_size)
+    decoded = order.ranks_per_chunk(loader.world_size)
     often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"
     again = (
         f", and {chunks.spread - 1:.2f} of them again for samples that reach into the next chunk"

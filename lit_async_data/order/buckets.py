@@ -131,11 +131,6 @@ class Buckets:
         real = self.lengths.sum()
         return 1 - real / (self.counts @ self.bounds), 1 - real / max(taken, 1)
 
-    @property
-    def mixing(self) -> float:
-        """The share of all samples from which those of a batch are drawn, on average over the samples."""
-        return float(np.square(self.counts / len(self.lengths)).sum())
-
 
 def _least_padding(lengths: Indices, buckets: int) -> Indices:
     """The bounds, among quantiles of the lengths, that need the least padding; found bucket by bucket."""

@@ -17,6 +17,7 @@ permutation finds these groups; they are kept sorted. A last group of fewer than
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -136,15 +137,14 @@ class ChunkOrder:
             places[inside], ticks[inside] = self._dealt_unevenly(positions[inside], before[inside])
         return places, ticks
 
-    def chunks_per_global_batch(self, batch_size: int) -> float:
-        """Returns the mean number of distinct chunks in a batch of the global shuffle.
+    def ranks_per_chunk(self, world_size: int) -> float:
+        """Returns how many ranks decode each chunk.
 
-        A batch of B out of N samples, drawn without replacement, misses a chunk of R samples with the probability
-        ``C(N − R, B) / C(N, B) = ∏ (1 − R / (N − i))`` over i < B (hypergeometric). So it reads ``chunks·(1 − ∏ …)``
-        chunks on average. R is taken as the mean over chunks.
+        Position q goes to rank ``q % W``, and the samples of a chunk are ``width`` positions apart. So they go to
+        ``W / gcd(W, width)`` ranks, but to no more than the chunk has samples. (In uneven groups, where chunks run
+        out, a chunk may go to more ranks.)
         """
-        remaining = self.length - np.arange(batch_size)
-        return float(self.chunks * (1 - np.prod(np.maximum(1 - self.length / self.chunks / remaining, 0))))
+        return min(world_size // math.gcd(world_size, self.width), self.rows)
 
     def _dealt_unevenly(self, positions: Indices, uneven: Indices) -> tuple[Indices, Indices]:
         """Does the same as `dealt` for positions in uneven groups.

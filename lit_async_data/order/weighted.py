@@ -119,10 +119,6 @@ class WeightedChunkOrder:
         first, end = self._firsts[places], self._firsts[places] + self._rows[places]
         return places, drawn(self._sample_edges, first, end, uniform(self._row_key, checked)) - first
 
-    def chunks_per_global_batch(self, batch_size: int) -> float:
-        shares = np.diff(self._chunk_edges) / self._chunk_edges[-1]
-        return float(np.sum(1 - (1 - shares) ** batch_size))
-
     def ranks_per_chunk(self, world_size: int) -> float:
         """Returns how many ranks decode a chunk on average, among the chunks that any rank decodes.
 

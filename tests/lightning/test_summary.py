@@ -44,8 +44,8 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog,
         assert "25.0 KiB cache" in summary_lines(loader)[2]
     with AsyncLoader(source, {"batch_size": 10, "shuffle": True, "shuffle_chunks": 5, "workers": 2}) as loader:
         assert summary_lines(loader)[1] == (
-            "batch 10, 640 steps, seed 0, shuffle chunk: 5 of 100 chunks at a time, 0.52 of the mixing of a global "
-            "shuffle; every chunk is decoded once per epoch; decoded chunks take 4.8 KiB"
+            "batch 10, 640 steps, seed 0, shuffle chunk: a batch draws from about 5 of 100 chunks; "
+            "every chunk is decoded once per epoch; decoded chunks take 4.8 KiB"
         )
         assert "5 slots of 1.5 KiB + 4.8 KiB decoded = 12.3 KiB" in summary_lines(loader)[2]
     with AsyncLoader(source, {"batch_size": 10, "shuffle": True, "shuffle_chunks": 6}, world_size=4) as loader:

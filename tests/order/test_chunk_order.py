@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -163,3 +165,21 @@ def test_a_run_of_nothing_is_refused():
     for samples, rows in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match=f"{samples} samples in chunks of {rows}"):
             ChunkRun(samples, rows)
+
+
+@given(st.integers(1, 20), st.integers(1, 40), st.integers(1, 6), st.integers(1, 4), keys)
+def test_a_world_size_that_divides_the_width_gives_each_rank_its_own_chunks(groups, rows, times, world_size, key):
+    width = times * world_size
+    order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
+    assert order.ranks_per_chunk(world_size) == 1
+    chunks = all_of(order) // rows
+    own = [set(chunks[rank::world_size]) for rank in range(world_size)]
+    assert sum(map(len, own)) == len(set.union(*own)) == order.chunks
+
+
+@given(st.integers(1, 5), st.integers(1, 20), st.integers(1, 40), st.integers(1, 12), keys)
+def test_otherwise_each_chunk_goes_to_as_many_ranks_as_predicted(groups, rows, width, world_size, key):
+    order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
+    chunks = all_of(order) // rows
+    ranks = Counter(chunk for chunk, _ in set(zip(chunks.tolist(), (np.arange(order.length) % world_size).tolist())))
+    assert set(ranks.values()) == {order.ranks_per_chunk(world_size)}

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.chunks import all_of, chunk_numbers, chunks_of, keys, some_weight
 
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.mixing import ranks_per_chunk
 from lit_async_data.order.permutation import Permutation, derived_key
 from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
 from lit_async_data.order.weights import Weights
@@ -281,7 +280,6 @@ def test_the_expected_cost_equals_the_mean_over_epochs(world_size, length):
         chunks += np.unique(drawn_chunks).size
         expected += order.amplification(world_size)
         per_chunk += order.ranks_per_chunk(world_size)
-        assert ranks_per_chunk(order, world_size) == order.ranks_per_chunk(world_size)
     assert samples / length / epochs == pytest.approx(expected / epochs, rel=0.03)
     assert readers / chunks == pytest.approx(per_chunk / epochs, rel=0.03)
 
@@ -296,14 +294,6 @@ def test_amplification_of_a_long_epoch_is_each_chunk_once_for_each_rank():
     alone = WeightedChunkOrder([ChunkRun(640, 64)], 4, Weights(np.ones(640)), 1, key=0)
     assert alone.amplification() == pytest.approx(64)
     assert alone.ranks_per_chunk(8) == pytest.approx(1)
-
-
-def test_chunks_per_global_batch_equals_a_count():
-    order, by_chunks = both(1_000_000, key=8)
-    batches = chunk_numbers(RUNS)[all_of(order)].reshape(-1, 8)
-    distinct = np.mean([len(set(batch)) for batch in batches[:20_000].tolist()])
-    assert by_chunks.chunks_per_global_batch(8) == pytest.approx(distinct, rel=0.01)
-    assert by_chunks.chunks_per_global_batch(1) == pytest.approx(1)
 
 
 def test_positions_and_groups_out_of_range_are_refused():

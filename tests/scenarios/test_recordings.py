@@ -85,10 +85,6 @@ def arrays(labels, **more):
     return ArraySource({"x": np.arange(len(labels), dtype=np.float32)[:, None], "y": np.asarray(labels), **more})
 
 
-def number_after(words, text):
-    return float(re.search(rf"{words} (\d+\.\d+)", text)[1])
-
-
 @pytest.fixture
 def scans(tmp_path):
     """Two gzip files of each of 24 patients: images NHWC, three columns of labels."""
@@ -209,14 +205,13 @@ def test_the_same_from_a_configuration_of_hydra(scans):
         assert model.all(stage, "y").tolist() == labels[:, 2].tolist()
 
 
-@pytest.mark.parametrize(("chunks", "least", "most"), [(1, 0.0, 0.5), (1000, 0.95, 1.0)], ids=["1", "all"])
-def test_batches_from_few_chunks_of_one_patient_each_are_said_to_mix_patients_badly(scans, chunks, least, most):
+@pytest.mark.parametrize("chunks", [1, 5, 1000])
+def test_a_batch_has_patients_of_about_as_many_chunks_as_the_line_before_training_says(scans, chunks):
     src, dm = by_patient(scans, {"batch_size": 16, "shuffle_chunks": chunks, "return_indices": True})
-    assert least <= number_after("groups", str(dm)) <= most
-    assert number_after("y", str(dm)) > 0.8
-    # The announced evenness is right: the patients of a batch, against those of a global shuffle.
+    most = int(re.search(r"a batch draws from about (\d+) of", str(dm))[1])
     several = [len(patients(src, batch["index"].numpy())) for batch in dm.train_dataloader()]
     dm.close()
+    assert np.mean(several) <= most + 1  # batches reach over the ends of groups and of short chunks
     assert (np.mean(several) > 8) == (chunks == 1000)
 
 
@@ -347,11 +342,11 @@ def test_balance_by_chunks_of_gzip_says_so_and_decodes_each_chunk_once(tmp_path)
         dm = balanced({"shuffle": "chunk", "shuffle_chunks": 25}, train=source, val=source)
         train = str(dm).splitlines()[1]
         assert (
-            "batch 50, 40 steps, 2,000 samples drawn by balanced y, seed 0, shuffle chunk: 25 of 125 chunks at a"
+            "batch 50, 40 steps, 2,000 samples drawn by balanced y, seed 0, shuffle chunk: a batch draws from about 25 of"
             in train
         )
         assert re.search(
-            r"of the mixing of a global shuffle \(y \d\.\d\d\); every chunk is decoded once per epoch, 1\.\d samples "
+            r" 125 chunks; every chunk is decoded once per epoch, 1\.\d samples "
             r"for each one used; decoded chunks take ",
             train,
         )

@@ -42,7 +42,7 @@ class Cure(enum.Enum):
     AUTO = "; set {prefix}workers=auto, which keeps as many as help"
     PROCESS = "; set {prefix}worker_kind=process"
     QUEUE_DEPTH = "; set {prefix}queue_depth={value}"
-    SHUFFLE = "; set {prefix}shuffle=chunk; python -m lit_async_data doctor says how well that mixes"
+    SHUFFLE = "; set {prefix}shuffle=chunk, which decodes each chunk once"
     PACK = "; python -m lit_async_data pack writes a file that is read faster"
     NUM_WORKERS = "; set its num_workers={value}"
     SOURCE = "; have HDF5Source or ManifestSource read its files"

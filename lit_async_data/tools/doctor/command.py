@@ -24,7 +24,7 @@ from lit_async_data.tools.inspect.command import given_call
 from lit_async_data.tools.terminal import as_json, indented, section, shapes, table
 
 if TYPE_CHECKING:
-    from lit_async_data.tools.doctor.examination import Rate, Trial
+    from lit_async_data.tools.doctor.examination import Rate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,14 +69,13 @@ def pack_lines(call: Call) -> str:
 
 def text_of(report: dict[str, Any]) -> str:
     how = f"{HOW_READ[report['reading']]} · {counted(report['cores'], 'core')}"
-    rows = [("shuffle", "workers", "samples/s", "decoded per sample", "mixing", "memory", "")]
+    rows = [("shuffle", "workers", "samples/s", "decoded per sample", "memory", "")]
     rows += [
         (
             f"chunk, {trial.shuffle_chunks}" if trial.shuffle == "chunk" else trial.shuffle,
             f"{trial.workers} ({trial.worker_kind})" if trial.workers else "the loop reads",
             _rounded(trial.samples_per_s),
             f"{trial.amplification:.1f}",
-            _mixing(trial),
             readable(trial.memory),
             "use this" if number == report["chosen"] else "",
         )
@@ -94,13 +93,6 @@ def text_of(report: dict[str, Any]) -> str:
     if report["why_pack"]:
         lines += [*section("Pack", [report["why_pack"]]), *indented(report["pack"].splitlines())]
     return "\n".join([*lines, ""])
-
-
-def _mixing(trial: Trial) -> str:
-    if trial.shuffle == "none":
-        return "none"
-    labels = ", ".join(f"{name} {share:.2f}" for name, share in trial.labels.items())
-    return f"{trial.mixing:.2f}{f' ({labels})' if labels else ''}"
 
 
 def _rate(rate: Rate) -> str:

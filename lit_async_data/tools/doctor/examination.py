@@ -14,17 +14,12 @@ import numpy as np
 
 from lit_async_data import system
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.loader.label_mixing import label_evenness
 from lit_async_data.engine.resources.workers import cores
 from lit_async_data.engine.stats import ReadStats
-from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.options import LoaderOptions, Shuffle
-from lit_async_data.order.mixing import mixing
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.tools.call import override
 
-# An order that mixes this well, as a share of the global shuffle, is as good for training.
-MIXED = 0.8
 # Of settings whose rates are this close, the simpler one is taken: measurements differ by as much.
 CLOSE = 0.9
 # Another file pays if at least this number of samples is decoded for each one used.
@@ -51,14 +46,7 @@ class Trial:
     worker_kind: str
     samples_per_s: float
     amplification: float
-    mixing: float
-    labels: dict[str, float]
     memory: int
-
-    @property
-    def mixed(self) -> float:
-        """The worst of the mixing scores."""
-        return min([self.mixing, *self.labels.values()])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +78,7 @@ def examination(source: Source, given: LoaderOptions, seconds: float, *, cold: b
     apart = getattr(source.locate(source.ids(np.zeros(1, np.int64)))[0], "path", None) is not None
     why = why_pack(trial, source.chunks.reading, warm.decoding, files=apart)
     return {
-        "version": 2,  # raised if a key changes its meaning or goes
+        "version": 3,  # raised if a key changes its meaning or goes
         "source": source.name,
         "samples": len(source),
         "batch": {key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in source.spec.items()},
@@ -115,31 +103,8 @@ def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
     kinds: list[Shuffle] = ["chunk", "global", "none"] if source.chunks.rows > 1 else ["global", "none"]
     for shuffle in kinds:
         base = dataclasses.replace(given, shuffle=shuffle)
-        base = _mixed_better(source, base) if shuffle == "chunk" else base
         for workers in numbers if shuffle != "none" else numbers[:1]:
             yield dataclasses.replace(base, workers=workers)
-
-
-def _mixed_better(source: Source, options: LoaderOptions) -> LoaderOptions:
-    """The options with as many chunks at a time as it takes to mix well, if memory suffices."""
-    while True:
-        loader = AsyncLoader(source, options)
-        order = loader.order.chunk_order
-        if order is None or order.width >= order.chunks or _mixing(loader) >= MIXED:
-            return options
-        more = dataclasses.replace(options, shuffle_chunks=2 * options.shuffle_chunks)
-        try:
-            AsyncLoader(source, more).footprint.budget.check()
-        except MemoryBudgetError:
-            return options
-        options = more
-
-
-def _mixing(loader: AsyncLoader) -> float:
-    order = loader.order
-    if order.chunk_order is not None:
-        return min(mixing(order.chunk_order, order.batch_size, order.world_size), 1.0)
-    return 0.0 if order.shuffle == "none" else 1.0
 
 
 def _trial(loader: AsyncLoader, rate: Rate) -> Trial:
@@ -152,8 +117,6 @@ def _trial(loader: AsyncLoader, rate: Rate) -> Trial:
         plan.workers.kind,
         rate.samples_per_s,
         rate.decoded_bytes / whole if whole and rate.decoded_bytes else plan.amplification,
-        _mixing(loader),
-        {} if shuffle == "global" else dict(label_evenness(source, loader.order)),
         plan.budget.total,
     )
 
@@ -173,12 +136,11 @@ def _cold(source: Source, options: LoaderOptions, warm: Rate, seconds: float) ->
 
 
 def best(trials: Sequence[Trial]) -> int:
-    """The number of the trial to use: the fastest of those that mix well; of close ones, the one with fewer workers."""
-    mixing = [number for number, trial in enumerate(trials) if trial.shuffle != "none" and trial.mixed >= MIXED]
-    known = mixing or range(len(trials))
-    most = max(trials[number].samples_per_s for number in known)
-    close = [number for number in known if trials[number].samples_per_s >= CLOSE * most]
-    return min(close, key=lambda number: (trials[number].workers, -trials[number].mixed, -trials[number].samples_per_s))
+    """The number of the fastest trial that shuffles; of trials with close rates, the one with the fewest workers."""
+    shuffled = [number for number, trial in enumerate(trials) if trial.shuffle != "none"]
+    most = max(trials[number].samples_per_s for number in shuffled)
+    close = [number for number in shuffled if trials[number].samples_per_s >= CLOSE * most]
+    return min(close, key=lambda number: (trials[number].workers, -trials[number].samples_per_s))
 
 
 def why_pack(chosen: Trial, reading: str, decoding: float, *, files: bool) -> str:
