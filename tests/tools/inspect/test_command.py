@@ -50,7 +50,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(capsys, folder):
     assert "missing.h5: no such file" in failure(capsys, "missing.h5")
     assert "*.nope: matches no file" in failure(capsys, "*.nope")
     assert "text.h5: is not an HDF5 file" in failure(capsys, "text.h5")
-    assert "short.h5: is damaged: shorter than when it was written; copy it again" in failure(capsys, "short.h5")
+    assert "short.h5: is damaged, or marked as open for writing" in failure(capsys, "short.h5")
     assert f"{folder} is a folder of HDF5 files; write {folder}/*.h5" in failure(capsys, str(folder))
     assert "empty has no folders; it needs one for each class" in failure(capsys, "empty")
     assert "pandas.read_excel('sheet.xlsx')" in failure(capsys, "sheet.xlsx")

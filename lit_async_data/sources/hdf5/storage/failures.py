@@ -11,7 +11,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING
 
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # What h5py raises for any failure of libhdf5, and what numpy and the system raise while they read.
 LIBRARY_ERRORS = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
-# First bytes of the NetCDF formats before NetCDF-4, which is HDF5.
+# First bytes of HDF5 files, and of the NetCDF formats before NetCDF-4, which is HDF5.
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
 NETCDF3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _UNLOCKED = "set HDF5_USE_FILE_LOCKING=FALSE before Python starts"
 # Failures of the system that say nothing about the data, and what to do about them.
@@ -141,53 +142,12 @@ def _why_not_hdf5(path: str, error: BaseException) -> str:
             f"server (NFS, Lustre) keeps the lock of one that is gone: {_UNLOCKED}"
         )
     with open_raw(path) as file:
-        head, nbytes = file.read(4), os.fstat(file.fileno()).st_size
-    superblock = Superblock.of(path)
-    if superblock is not None and superblock.flags & (WRITING | SWMR):
-        mode = " in SWMR mode (single writer, many readers)" if superblock.flags & SWMR else ""
-        return (
-            f"is marked as open for writing{mode}: a program still writes to it, or was killed while it did. Let a "
-            f"program that runs close it; if nobody has it open, h5clear -s {path} removes the mark"
-        )
-    if not head:
-        return "is not an HDF5 file, or is damaged: it is empty; copy it again"
-    if head in NETCDF3:
+        head = file.read(8)
+    if head.startswith(NETCDF3):
         return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
-    if superblock is not None and nbytes < superblock.end:
-        return "is damaged: shorter than when it was written; copy it again"
-    return "is not an HDF5 file, or is damaged; check the path, or copy it again"
-
-
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# Bits of the file consistency flags.
-WRITING, SWMR = 1, 4
-
-
-class Superblock(NamedTuple):
-    """The fields of a superblock that are of use here; see the HDF5 file format specification."""
-
-    # `WRITING` and `SWMR`, as long as a program writes, or if it was killed meanwhile. 0 before version 3.
-    flags: int = 0
-    end: int = 0  # bytes that the file should have at least; 0 if the head is cut off
-
-    @classmethod
-    def of(cls, path: str) -> Self | None:
-        """The superblock of a file; None if it has none."""
-        with open(path, "rb") as file:
-            for begin in (0, *(2**power for power in range(9, 32))):  # after a user block
-                file.seek(begin)
-                head = file.read(96)
-                if head.startswith(SIGNATURE):
-                    return cls._parsed(head)
-                if not head:
-                    break
-        return None
-
-    @classmethod
-    def _parsed(cls, head: bytes) -> Self:
-        if len(head) < 48:
-            return cls()
-        version = head[8]
-        size, addresses = (head[9], 12) if version >= 2 else (head[13], 28 if version == 1 else 24)
-        third = addresses + 2 * size
-        return cls(head[11] if version == 3 else 0, int.from_bytes(head[third : third + size], "little"))
+    if head == SIGNATURE:
+        return (
+            "is damaged, or marked as open for writing by a program that still writes to it or was killed; if nobody "
+            f"writes to it, h5clear -s {path} removes the mark; else copy it again"
+        )
+    return f"is not an HDF5 file, or is damaged{'' if head else ': it is empty'}; check the path, or copy it again"
