@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-people bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-scale bench-resume bench-pack bench-statistics bench-ragged bench-reading bench-groups bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-pack bench-reading bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -49,10 +49,6 @@ bench: $(VENV)/installed
 bench-hdf5: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/hdf5.py $(ARGS)
 
-# Windows of a recording, many files, sparse rows, drawing by class: at most 8 minutes and 3.1 GB.
-bench-people: $(VENV)/installed
-	$(BIN)/python benchmarks/loading/people.py $(ARGS)
-
 # JPEGs in HDF5 files, against DataLoaders over h5py, a table of files, and LanceDB where it is installed: about 12 minutes.
 bench-encoded: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/encoded.py $(ARGS)
@@ -69,30 +65,13 @@ bench-overlap: $(VENV)/installed
 bench-beside: $(VENV)/installed
 	$(BIN)/python benchmarks/waiting/beside.py $(ARGS)
 
-# Python code per sample in worker processes, against those of a DataLoader; and 200 killed processes: about 15 minutes.
+# Python code per sample in worker processes, against those of a DataLoader: about 8 minutes.
 bench-workers: $(VENV)/installed
 	$(BIN)/python benchmarks/waiting/workers.py $(ARGS)
 
 # Gaps between epochs, and between training and validation, against DataLoaders whose workers persist: about 3 minutes.
 bench-epochs: $(VENV)/installed
 	$(BIN)/python benchmarks/waiting/epochs.py $(ARGS)
-
-# The order for up to 10¹² samples and 4096 ranks, 10 million chunks, 50 million rows: at most 15 minutes and 6 GB.
-bench-scale: $(VENV)/installed
-	$(BIN)/python benchmarks/promises/scale.py $(ARGS)
-
-# 500 random resumes, other loaders that resume, and the time to the first batch: about 3 minutes. Others take part if they
-# can be imported: torchdata as for bench-hdf5; mosaicml-streaming from a folder of its own, as it asks for an older numpy.
-bench-resume: $(VENV)/installed
-	$(BIN)/python benchmarks/promises/resume.py $(ARGS)
-
-# Samples of variable length, batched by length: 2 minutes and 250 MB.
-bench-ragged: $(VENV)/installed
-	$(BIN)/python benchmarks/loading/ragged.py $(ARGS)
-
-# Mean and standard deviation, against a loop that only counts samples: about 2 minutes and 1.5 GB.
-bench-statistics: $(VENV)/installed
-	$(BIN)/python benchmarks/loading/mean_std.py $(ARGS)
 
 # Loading before and after packing: about 3 minutes and 3 GB.
 bench-pack: $(VENV)/installed
@@ -101,10 +80,6 @@ bench-pack: $(VENV)/installed
 # Rows as numpy arrays, without a loader, against h5py: about 3 minutes.
 bench-reading: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/reading.py $(ARGS)
-
-# A million groups, one per sample: about 10 minutes and 2 GB.
-bench-groups: $(VENV)/installed
-	$(BIN)/python benchmarks/loading/groups.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

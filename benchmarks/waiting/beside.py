@@ -1,7 +1,7 @@
 """How many steps a training loop keeps while batches are loaded beside it.
 
     python benchmarks/waiting/beside.py [--quick] [--json FILE] [--folder DIR]
-        [hdf5 | windows | files | counting | device]
+        [hdf5 | files | counting | device]
 
 Each round runs the same loop beside each loader, with its batches in memory before and after. A figure is the median
 over the rounds of steps per second over those with batches in memory. Two loops: 6000 small tensor operations per step,
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import h5py
 import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
@@ -43,7 +42,6 @@ from files.tables import Reading
 from loading.hdf5 import Run
 from measuring.program import Figures, Goal, argument_parser, run_parts
 from readers import hdf5 as readers
-from readers import recordings
 from readers import tables as table_readers
 from readers.hdf5 import Batch, Contender
 
@@ -259,19 +257,6 @@ def hdf5(run: Run) -> Figures:
     return rows
 
 
-def windows(run: Run) -> Figures:
-    path = f"{run.folder}/windows.h5"
-    rows = 2**14 if run.quick else 2**18
-    with h5py.File(path, "w") as file:
-        values = torch.randn(rows, 32).numpy()
-        file.create_dataset("data", data=values, chunks=(4096, 32), compression="gzip", compression_opts=1)
-        file["labels"] = torch.arange(rows).numpy() % 10
-    reading = recordings.windows("windows of 512 × 32 float32, gzip", path, 512, 64)
-    figures = compare(run, reading.name, reading.source, [recordings.by_hand(reading, workers) for workers in (1, 2)])
-    reading.close()
-    return figures
-
-
 def files(run: Run) -> Figures:
     count = 300 if run.quick else 2000
     readings = [
@@ -352,7 +337,7 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
             yield Goal(f"{label}, of the limit on one thread", row["process"] / row["limit"], OF_LIMIT, OF_LIMIT)
 
 
-PARTS = {"hdf5": hdf5, "windows": windows, "files": files, "counting": counting, "device": device}
+PARTS = {"hdf5": hdf5, "files": files, "counting": counting, "device": device}
 
 
 if __name__ == "__main__":

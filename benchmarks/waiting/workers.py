@@ -1,18 +1,14 @@
 """Python code per sample in reader processes, compared with the worker processes of torch's DataLoader.
 
-    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | starts | loop | memory | ...]
+    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | images | loop | next]
 
 * slots: batches of 38.5 MB with a transform of no work: bytes per second, and CPU seconds per GB.
-* starts: from the loader to its first batch, and from one epoch to the next.
 * loop: steps of a loop that launches many kernels, kept beside a transform in pure Python.
-* memory: all processes that read a table of 5 million rows.
 * images: JPEGs, decoded, and augmented in numpy: images per second, and per CPU second.
 * next: what a batch takes of the loop's GIL. No transform.
-* kills: 200 processes killed at random moments. The exit status is 1 if a loader hangs, ends without naming the
-  process, or leaves something behind.
 
-All contenders call the same transform, and take turns; in `memory` each has a fresh process. Figures are medians over
-the rounds. CPU time and memory are those of all processes. In `slots` and `images` the loop reads one byte of each page
+All contenders call the same transform, and take turns. Figures are medians over the rounds. CPU time is that of all
+processes. In `slots` and `images` the loop reads one byte of each page
 of a batch; in the others it leaves batches alone, or computes. A spawned worker of a DataLoader imports torch and this
 program. SPDL takes part in `images` if it is installed (benchmarks/readers/requirements.txt).
 """
@@ -29,22 +25,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the impor
 
 from loading.hdf5 import Run
 from measuring.program import Figures, Goal, argument_parser, run_parts
-from readers.hdf5 import OURS
 
-from waiting.processes import gil, kills, rates, starts, table_memory
+from waiting.processes import gil, rates
 
 TIMES_BYTES, TIMES_CPU = 3.0, 0.4
-FIRST_S, GAP_MS = 0.3, 5.0
 KEPT, NEXT_US = 0.95, 100.0
 
 PARTS: dict[str, Callable[[Run], Figures]] = {
     "slots": rates.slots,
-    "starts": starts.starts,
     "loop": gil.loop,
-    "memory": table_memory.memory,
     "images": rates.images,
     "next": gil.per_batch,
-    "kills": kills.kills,
 }
 
 
@@ -58,11 +49,6 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
         yield Goal(f"38.5 MB, {mine['contender']}, times the best DataLoader", times, TIMES_BYTES, TIMES_BYTES)
         label = f"38.5 MB, {mine['contender']}, CPU of the best DataLoader"
         yield Goal(label, cpu, TIMES_CPU, TIMES_CPU, at_most=True)
-    for row in figures.get("starts", []):
-        if row["contender"].startswith(OURS):
-            label = row["contender"]
-            yield Goal(f"{label}, seconds to the first batch", row["first_s"], FIRST_S, FIRST_S, at_most=True)
-            yield Goal(f"{label}, ms between epochs", 1000 * row["gap_s"], GAP_MS, GAP_MS, at_most=True)
     for row in figures.get("loop", []):
         if row["ours"] and "thread" not in row["contender"]:
             yield Goal(f"{row['contender']}, of the steps", row["steps"], KEPT, KEPT)
@@ -70,15 +56,11 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
         if row["kind"] == "process":
             label = f"{row['data']}, reader process, µs inside next"
             yield Goal(label, row["next_us"], NEXT_US, NEXT_US, at_most=True)
-    if "kills" in figures:
-        bad = sum(row["count"] for row in figures["kills"] if row["bad"])
-        yield Goal("Kills that hang, have no name, or leave something", bad, 0, 0, at_most=True)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    _, _, figures = run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py"))
-    sys.exit(any(row["bad"] for row in figures.get("kills", [])))
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py"))
 
 
 if __name__ == "__main__":

@@ -51,8 +51,6 @@ def output_of(arguments, folder):
     ("program", "parts", "said"),
     [
         ("waiting/first", ["throughput", "memory"], "best DataLoader"),
-        ("promises/scale", ["plan", "dealt", "decoding", "checkpoint"], "Samples and ranks dealt wrongly: 0,"),
-        ("promises/resume", ["random", "others"], "with a fault: 0,"),
         ("waiting/epochs", ["epochs"], "ms beyond the list"),
     ],
 )

@@ -1,1 +1,0 @@
-"""Is what the package promises true: resumes, sizes, verdicts, predictions?"""
