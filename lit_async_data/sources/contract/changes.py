@@ -1,7 +1,7 @@
 """`Watch`: notices which attributes of an object, and of the objects in it, have changed.
 
 Numbers, text and small arrays are compared by value, all else by identity. Short lists and dicts are looked into, and
-so is what a function names. Changes deep inside, and in large containers, are not seen.
+so is what a function names; what they gain or lose is not seen, since reading may keep things there, as a cache does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MOST, MOST_ITEMS, MOST_ELEMENTS = 4096, 64, 16
 PLAIN = (bool, int, str, bytes, type(None))
 CONTAINERS = (list, tuple, dict)
 HOLDERS = (types.MethodType, functools.partial)
-OURS, FRAMEWORKS = ("lit_async_data",), ("pytorch_lightning", "lightning")
+# Packages whose objects change as they work.
+OURS, LIBRARIES = ("lit_async_data",), ("pytorch_lightning", "lightning", "h5py", "zarr")
 # The attributes of this package's objects that are looked into, and of torch's modules among those that begin with _;
 # and what a source keeps of reading.
 INSIDE, OF_MODULES, KEPT = (
@@ -38,6 +39,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._seen: dict[Path, Any] | None = None
+        self._of_reading: set[Path] = set()
 
     def __reduce__(self) -> Any:
         return Watch, ()
@@ -48,7 +50,13 @@ class Watch:
         before = now if self._seen is None else self._seen
         if keep:
             self._seen = now
-        return [path for path in {**before, **now} if before.get(path, _GONE) != now.get(path, _GONE)]
+        every = {**before, **now}
+        changed = [path for path in every if before.get(path, _GONE) != now.get(path, _GONE)]
+        return [path for path in changed if path not in self._of_reading and not _is_gained(path, before, now)]
+
+    def has_been_read(self, value: Any) -> None:
+        """Note what has changed since the last look, by reading: counters and open files are not the user's."""
+        self._of_reading.update(self.look(value))
 
 
 def values_in(value: Any) -> Iterator[tuple[Path, Any]]:
@@ -78,7 +86,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         return enclosed + [
             (name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__
         ]
-    if isinstance(value, type | types.ModuleType) or _is_of(kind, FRAMEWORKS):
+    if isinstance(value, type | types.ModuleType) or _is_of(kind, LIBRARIES):
         return ()
     slots = {name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name[:2] != "__"}
     named = {name: getattr(value, name) for name in slots if hasattr(value, name)} | dict(
@@ -86,10 +94,12 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     )
     if _is_of(kind, OURS):
         return [(name, named[name]) for name in INSIDE if name in named]
-    # Of torch's modules, and of classes that extend a source of this package, names with _ are not the user's.
+    # Names with _ are not the user's in torch's modules, in classes that extend a source of this package, and in what
+    # is neither a dataset nor a transform, such as an event or a lock.
     torch = sys.modules.get("torch")
     extends = any(_is_of(each, OURS) and each.__name__ != "Source" for each in kind.__mro__)
-    public = extends or (torch is not None and isinstance(value, torch.nn.Module))
+    users = callable(value) or hasattr(kind, "__getitem__")
+    public = extends or not users or (torch is not None and isinstance(value, torch.nn.Module))
     return [
         (name, part)
         for name, part in named.items()
@@ -107,14 +117,27 @@ def _mark(value: Any) -> Any:
     kind, torch = type(value), sys.modules.get("torch")
     if kind in PLAIN:
         return kind, value
-    if isinstance(value, HOLDERS) or (kind in CONTAINERS and len(value) <= MOST_ITEMS):
+    if isinstance(value, HOLDERS):
         return kind  # what is in it is compared
+    if kind in CONTAINERS:
+        return kind, _Itself(value)
     is_array = isinstance(value, np.ndarray | np.generic)
     if torch is not None and isinstance(value, torch.Tensor):
         is_array = value.device.type == "cpu" and value.layout is torch.strided
     if is_array and value.dtype != object and np.prod(value.shape) <= MOST_ELEMENTS:
         return kind, str(value.dtype), repr(value.tolist())
     return (kind, repr(value)) if kind in (float, complex) else _Itself(value)  # NaN is not equal to itself
+
+
+def _is_gained(path: Path, before: dict[Path, Any], now: dict[Path, Any]) -> bool:
+    """Whether a container has gained or lost a value, or the object that holds it."""
+    if path in before and path in now:
+        return False
+    there, other = (now, before) if path in now else (before, now)
+    while path[:-1] not in other:
+        path = path[:-1]
+    container = there[path[:-1]]
+    return isinstance(container, tuple) and container[0] in CONTAINERS
 
 
 class _Itself:

@@ -90,6 +90,8 @@ class DatasetSource(Source):
         self._epoch: int | None = None
         self._followers: list[Any] | None = None
         unread = Unread(dataset)
+        self._watch = Watch()
+        self._watch.look(dataset)
         try:
             with self._lock, put_back() as self._drawn:
                 first = next(self._returned([0]))
@@ -97,8 +99,7 @@ class DatasetSource(Source):
             message = f"{error}; the source reads this sample to learn the fields, so it must be readable"
             raise SourceError(message, sample_id=0) from error.__cause__
         self._unread = unread.if_needed(dataset)
-        self._watch = Watch()
-        self._watch.look(dataset)
+        self._watch.has_been_read(dataset)
         fields = {key: self._field(key, value) for key, value in _by_key(first).items()}
         if not fields:
             raise FormatError(f"{self.name}[0] holds no value; return at least one", sample_id=0)

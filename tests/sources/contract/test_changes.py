@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import threading
 import types
 from dataclasses import dataclass
 
@@ -78,6 +79,7 @@ def holder():
         small=np.zeros(2),
         tensor=torch.zeros(1),
         slotted=Slotted(),
+        event=threading.Event(),
         function=lambda: inner,
         module=torch.nn.BatchNorm1d(2),
     )
@@ -102,8 +104,16 @@ def test_a_change_is_seen_once_and_named(kind):
         lambda given: given.size,
         lambda given: given.large.__setitem__(0, 1),
         lambda given: setattr(given.module, "_last", 3),
+        lambda given: given.list.append(Holder(a=0)),
+        lambda given: given.list.extend(range(100)),
+        lambda given: given.dict.update(cached=np.zeros(3)),
+        lambda given: given.dict.clear(),
+        lambda given: given.event.set(),
     ],
-    ids=["equal text", "NaN again", "a cached property", "inside a large array", "what a module keeps"],
+    ids=[
+        *("equal text", "NaN again", "a cached property", "inside a large array", "what a module keeps"),
+        *("a longer list", "a long list", "a fuller dict", "an empty dict", "an event"),
+    ],
 )
 def test_what_is_equal_or_cannot_be_seen_is_no_change(same):
     given, watch = holder(), Watch()
@@ -132,6 +142,15 @@ def test_an_attribute_is_seen_through_what_holds_the_object(kind):
     assert watch.look(held) == []
     of.a = 1
     assert watch.look(held)
+
+
+def test_what_reading_changes_is_never_the_users():
+    given, watch = holder(), Watch()
+    watch.look(given)
+    given.a = 1
+    watch.has_been_read(given)
+    given.a, given.text = 2, "y"
+    assert watch.look(given) == [("text",)]
 
 
 def test_what_a_source_of_this_package_keeps_is_not_watched():
