@@ -14,8 +14,7 @@ import torch
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.stats import WaitSummary
-from lit_async_data.engine.verdict.headspace import Headspace
-from lit_async_data.errors import ConfigError, TransferError
+from lit_async_data.errors import TransferError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import QueueGauge, print_line, quiet
 from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, is_only
@@ -82,16 +81,12 @@ class DevicePrefetcher(pl.Callback):
             `PrefetchedLoader` says itself, and 2 for each DataLoader that it wraps. With 0 it reads and copies nothing
             ahead but still measures: the baseline of a comparison.
         verify_copies: If above 0, batches per loader whose copies are verified; see `AsyncLoader.verify_copies`.
-        headspace: Whether to measure what a better loader could gain at most. In the second half of each epoch of fit,
-            the first batches of that epoch come again and again, and after it a line says how many steps per second
-            there are with and without the loader. Such a run is no training: the metric ``data/headspace`` (percent of
-            the time) marks it.
 
     Attributes:
         waited: How long training waited, over all training with this callback: a `WaitSummary`.
 
     Raises:
-        ConfigError: An argument is wrong, or arguments do not go together.
+        ConfigError: An argument is wrong.
 
     Example:
         >>> callback = DevicePrefetcher()
@@ -99,14 +94,9 @@ class DevicePrefetcher(pl.Callback):
         0.0
     """
 
-    def __init__(self, device_depth: int | None = None, verify_copies: int = 0, *, headspace: bool = False) -> None:
+    def __init__(self, device_depth: int | None = None, verify_copies: int = 0) -> None:
         self.device_depth = None if device_depth is None else non_negative_int("device_depth", device_depth)
         self.verify_copies = non_negative_int("verify_copies", verify_copies)
-        if headspace and self.verify_copies:
-            raise ConfigError(
-                "repeated batches are not copied, so verify_copies has nothing to do; set one", "headspace"
-            )
-        self.headspace = headspace
         self.waited = WaitSummary()
         self._epoch = EpochWaits()
         # The loaders of the current stage, and all whose copies this callback starts.
@@ -114,7 +104,7 @@ class DevicePrefetcher(pl.Callback):
         self._driven: weakref.WeakSet[DrivenLoader] = weakref.WeakSet()
         self._step_began = 0.0
         self._logged_step = -1
-        self._gauge, self._takeover, self._verdicts = QueueGauge(), Takeover(), self._new_verdicts()
+        self._gauge, self._takeover, self._verdicts = QueueGauge(), Takeover(), Verdicts()
         self._first_batch_due = self._hook_announced = False
         self._orders: list[Any] = []  # of a checkpoint, until training begins
 
@@ -128,17 +118,12 @@ class DevicePrefetcher(pl.Callback):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _active=[], _driven=weakref.WeakSet())
-        vars(self).update(_gauge=QueueGauge(), _takeover=Takeover(), _verdicts=self._new_verdicts())
-
-    def _new_verdicts(self) -> Verdicts:
-        return Verdicts(Headspace() if self.headspace else None)
+        vars(self).update(_gauge=QueueGauge(), _takeover=Takeover(), _verdicts=Verdicts())
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Wrap the DataLoaders of this run, and show in the progress bar how full the queues are."""
-        if stage == "fit":
-            self._verdicts.warn()
         self._takeover.attach(trainer, self.device_depth, self.verify_copies)
         if stage == "fit" and not quiet():
             self._gauge.attach(trainer)
@@ -146,8 +131,7 @@ class DevicePrefetcher(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to resume with ``headspace=True``; take the orders of DataLoaders, and the rest of a cut epoch."""
-        self._verdicts.check_resumed(trainer)
+        """Take the orders of DataLoaders, and the rest of a cut epoch."""
         reopen_epoch(checkpoint)
         self._orders = checkpoint.get(ORDERS, [])
 
@@ -240,7 +224,7 @@ class DevicePrefetcher(pl.Callback):
         self._activate(trainer, trainer.train_dataloader)
         self._count(trainer)
         self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
-        self._verdicts.begin_epoch(trainer, self._active)
+        self._verdicts.begin_epoch(self._active)
 
     @property
     def evaluated(self) -> dict[str, WaitSummary]:
@@ -331,7 +315,6 @@ class DevicePrefetcher(pl.Callback):
             self._begin_epoch(trainer)  # Lightning has built them again, and called no hook
             for loader in self._counted(trainer):
                 check_begun(trainer, loader)
-        self._verdicts.begin_step(self._active)
         self._step_began = time.perf_counter()
         self._prefetch()
         if self._first_batch_due:
@@ -357,7 +340,7 @@ class DevicePrefetcher(pl.Callback):
             return
         now = time.perf_counter()
         waited, busy = sum(s.last_wait_s for s in stats), now - self._step_began
-        self._verdicts.step(batch_idx, now, waited, busy)
+        self._verdicts.step(now, waited, busy)
         self._epoch.step(waited, stats, first=batch_idx == 0)
         # The step of Lightning's own monitors, which has no public name.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
@@ -365,7 +348,7 @@ class DevicePrefetcher(pl.Callback):
         if every and (step + 1) % every == 0 and step != self._logged_step:  # once, where several batches make a step
             self._logged_step = step
             for logger in trainer.loggers:
-                logger.log_metrics(stats[0].metrics() | self._verdicts.marks, step=step)
+                logger.log_metrics(stats[0].metrics(), step=step)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the means of the epoch, and how long training waited."""
@@ -381,9 +364,7 @@ class DevicePrefetcher(pl.Callback):
         metrics = dict(zip(means, values.unbind(), strict=True))
         # As Lightning's LearningRateMonitor does. `log` would take milliseconds for each name, and training waits here.
         # Not for the logger, which has the steps under these names.
-        trainer.callback_metrics.update(
-            metrics | {name: torch.tensor(value) for name, value in self._verdicts.marks.items()}
-        )
+        trainer.callback_metrics.update(metrics)
         who = "training" if self._epoch.summary.device_s is None else "the device"
         print_line(self._verdicts.epoch(trainer, pl_module.device, who))
 

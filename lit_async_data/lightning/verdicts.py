@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +10,8 @@ import torch
 
 from lit_async_data.engine.stats import WaitSummary
 from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdict
-from lit_async_data.engine.verdict.headspace import Headspace
 from lit_async_data.engine.verdict.watch import Loader, Watch
-from lit_async_data.errors import ConfigError
 from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.display import print_line
 
 # What people call the stages.
 STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
@@ -34,8 +30,7 @@ class Verdicts:
         evaluated: How long each evaluation loop waited, over all its runs, by stage.
     """
 
-    def __init__(self, headspace: Headspace | None = None) -> None:
-        self._headspace = headspace
+    def __init__(self) -> None:
         self.evaluated: dict[str, WaitSummary] = {}
         self._training = Watch([])
         self._evaluation: Watch | None = None
@@ -44,47 +39,13 @@ class Verdicts:
 
     # -- training --------------------------------------------------------------------------------------------------
 
-    def warn(self) -> None:
-        """Say before training that repeated batches train nothing."""
-        if self._headspace is not None:
-            print_line(
-                "DevicePrefetcher(headspace=True): this is no training. In the second half of each epoch the same "
-                "batches come again and again, so losses, metrics and checkpoints mean nothing; the metric "
-                "data/headspace marks them",
-                logging.WARNING,
-            )
-
-    def check_resumed(self, trainer: Any) -> None:
-        if self._headspace is not None and trainer.state.fn == "fit":
-            raise ConfigError(
-                "this run resumes from a checkpoint, but with headspace=True it is no training; leave out "
-                "ckpt_path, or headspace",
-                "headspace",
-            )
-
-    def begin_epoch(self, trainer: Any, loaders: Sequence[Loader]) -> None:
+    def begin_epoch(self, loaders: Sequence[Loader]) -> None:
         self._training = Watch(loaders)
         self.wall_s = self._ended_s = 0.0
-        if self._headspace is not None:
-            steps = trainer.num_training_batches
-            self._headspace = Headspace(int(steps) if math.isfinite(steps) else None)
 
-    def begin_step(self, loaders: Sequence[Loader]) -> None:
-        if self._headspace is not None:
-            for loader in loaders:
-                self._headspace.attach(loader)
-
-    def step(self, number: int, now_s: float, waited_s: float, busy_s: float) -> None:
-        took_s = now_s - self._ended_s if self._ended_s else waited_s + busy_s
-        self.wall_s += took_s
+    def step(self, now_s: float, waited_s: float, busy_s: float) -> None:
+        self.wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
         self._ended_s = now_s
-        if self._headspace is not None:
-            self._headspace.step(number, took_s)
-
-    @property
-    def marks(self) -> dict[str, float]:
-        """Metrics that mark a run with repeated batches."""
-        return {} if self._headspace is None else {"data/headspace": self._headspace.gain}
 
     def release(self) -> None:
         """Let the loaders go: the run is over."""
@@ -95,8 +56,6 @@ class Verdicts:
 
         With several ranks, all call this, and the line names the slowest.
         """
-        if self._headspace is not None:
-            return f"epoch {trainer.current_epoch}: headspace: {self._headspace}"
         facts = self._training.facts(self.wall_s)
         found = verdict(facts)
         if trainer.world_size > 1:

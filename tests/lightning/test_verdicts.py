@@ -124,5 +124,5 @@ def test_with_several_ranks_the_slowest_is_named_with_its_own_cure(monkeypatch, 
 
 
 def test_a_copy_of_the_callback_keeps_its_options():
-    copied = pickle.loads(pickle.dumps(lad.DevicePrefetcher(headspace=True)))
-    assert (copied.headspace, copied.evaluated) == (True, {})
+    copied = pickle.loads(pickle.dumps(lad.DevicePrefetcher(3)))
+    assert (copied.device_depth, copied.evaluated) == (3, {})
