@@ -115,7 +115,7 @@ class StreamQueue:
             try:
                 host, ticket.host = ticket.host or self.feed.get(key), None
                 self._submit(ticket, host)
-                if ticket.error is not None and len(self.tickets) > 1 and self._begins_anew(ticket, host):
+                if len(self.tickets) > 1 and self._begins_anew(ticket, host):
                     self._copy_less(0)  # those behind it have reserved the memory that it needs
                     host, ticket.host = ticket.host or host, None
                     self._submit(ticket, host)
