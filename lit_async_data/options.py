@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import functools
 import numbers
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
+
+# Numbers as an option. Of npt.ArrayLike alone, jsonargparse takes no list, and makes complex numbers of others.
+ArrayLike = float | Sequence[Any] | npt.ArrayLike
 
 SHUFFLES = ("none", "chunk", "global", "auto")
 Shuffle = Literal["none", "chunk", "global", "auto"]
@@ -160,9 +163,6 @@ class LoaderOptions:
         lit_async_data.errors.ConfigError: batch_size: 0 is not a whole number from 1 on
     """
 
-    # What `help` shows, in place of that of __new__.
-    __signature__: ClassVar[inspect.Signature]
-
     batch_size: int
     shuffle: Shuffle | bool | None = None
     shuffle_chunks: int = 64
@@ -178,7 +178,7 @@ class LoaderOptions:
     warn_after_s: float = 30.0
     restarts: int = 1
     on_error: OnError = "raise"
-    max_bad: float = 0.001
+    max_bad: int | float = 0.001  # jsonargparse makes floats of whole numbers for float
     quarantine: str | None = None
     # Not compared: comparing arrays gives no single truth value.
     weights: Balanced | str | npt.NDArray[Any] | Sequence[float] | None = dataclasses.field(default=None, compare=False)
@@ -188,18 +188,6 @@ class LoaderOptions:
     buckets: int | Sequence[int] = 16
     augment: bool = True
     return_indices: bool = False
-
-    def __new__(cls, **values: object) -> Self:
-        # The generated __init__ would raise a TypeError for unknown names; __new__ runs before it.
-        check_names(values, [field.name for field in dataclasses.fields(cls)])
-        if "batch_size" not in values:
-            what = "missing; say how many samples a batch has, for example LoaderOptions(batch_size=64)"
-            raise ConfigError(what, "batch_size")
-        return super().__new__(cls)
-
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
-        # Copy and pickle call __new__, which requires batch_size.
-        return (), {"batch_size": self.batch_size}
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -356,8 +344,20 @@ class LoaderOptions:
         return dataclasses.replace(self, augment=False, on_error=self._without_substitutes)
 
 
-_of_init = inspect.signature(LoaderOptions.__init__)
-LoaderOptions.__signature__ = _of_init.replace(parameters=list(_of_init.parameters.values())[1:])
+_init = LoaderOptions.__init__
+
+
+@functools.wraps(_init)
+def _checked_init(self: LoaderOptions, *args: Any, **values: Any) -> None:
+    # The generated __init__ would raise a TypeError for unknown names.
+    check_names(values, [field.name for field in dataclasses.fields(LoaderOptions)])
+    if "batch_size" not in values and not args:
+        what = "missing; say how many samples a batch has, for example LoaderOptions(batch_size=64)"
+        raise ConfigError(what, "batch_size")
+    _init(self, *args, **values)
+
+
+LoaderOptions.__init__ = _checked_init  # type: ignore[method-assign]
 
 
 def lightning_seed() -> int:

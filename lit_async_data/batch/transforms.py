@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.batch.statistics import FieldStatistics, first_measured
 from lit_async_data.errors import ConfigError
+from lit_async_data.options import ArrayLike
 
 Fields = str | int | Sequence[str | int]
 # Devices without streams.
@@ -94,8 +94,8 @@ class Normalize:
 
     def __init__(
         self,
-        mean: npt.ArrayLike = 0.5,
-        std: npt.ArrayLike = 0.5,
+        mean: ArrayLike = 0.5,
+        std: ArrayLike = 0.5,
         *,
         scale: Literal["stored", "type"] | None = None,
         fields: Fields | None = None,

@@ -46,7 +46,7 @@ from lit_async_data.lightning.stages import (
     stage_transforms,
 )
 from lit_async_data.lightning.summary import normalizing_lines, summary_lines
-from lit_async_data.options import LoaderOptions, lightning_seed
+from lit_async_data.options import ArrayLike, LoaderOptions, lightning_seed
 from lit_async_data.sources.contract.places import Location
 from lit_async_data.sources.contract.source import Source
 
@@ -134,9 +134,9 @@ class AsyncDataModule(pl.LightningDataModule):
         *,
         source: Source | None = None,
         split: Mapping[str, float | Sequence[int | str]] | None = None,
-        groups: str | npt.ArrayLike | None = None,
-        by: str | npt.ArrayLike | None = None,
-        balance: str | npt.ArrayLike | None = None,
+        groups: str | ArrayLike | None = None,
+        by: str | ArrayLike | None = None,
+        balance: str | ArrayLike | None = None,
         fold: int | str | None = None,
         folds: int = 5,
         train: Source | None = None,

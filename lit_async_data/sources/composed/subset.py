@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.options import ArrayLike
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import ComposedSource
@@ -52,7 +53,7 @@ class SubsetSource(ComposedSource):
         5
     """
 
-    def __init__(self, source: Source, samples: npt.ArrayLike, *, group_codes: npt.ArrayLike | None = None) -> None:
+    def __init__(self, source: Source, samples: ArrayLike, *, group_codes: ArrayLike | None = None) -> None:
         check_source("source", source)
         self.source = source
         self.inside = (source,)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, contradict
 from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.options import ArrayLike
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.fingerprints import digest
@@ -139,13 +140,13 @@ class HDF5Source(Source):
 
     def __init__(
         self,
-        path: PathLike | Sequence[PathLike],
+        path: Sequence[PathLike] | PathLike,  # jsonargparse makes text of a list, if it may be a path
         fields: Mapping[str, FieldLike] | Sequence[FieldLike] = ("data", "labels"),
         *,
         layout: str | Mapping[str, str] | None = None,
         group: str | Sequence[str] | None = None,
         sample: Literal["row", "group", "dataset"] = "row",
-        rows: Mapping[str, Any] | Sequence[Any] | str | npt.ArrayLike | None = None,
+        rows: Mapping[str, Any] | str | ArrayLike | None = None,
         stride: int | None = None,
         table: Any = None,
         on: On | None = None,

@@ -156,7 +156,9 @@ def _is_whole(value: object) -> bool:
 
 
 def _whole(name: str, given: Any, least: int, most: int | None) -> int:
-    if not _is_whole(given) or given < least or (most is not None and given > most):
+    # jsonargparse makes a float of a number for an option that may be one, as a field's fill.
+    whole = _is_whole(given) or (isinstance(given, float) and given.is_integer())
+    if not whole or given < least or (most is not None and given > most):
         upto = "on" if most is None else f"to {most}"
         raise ConfigError(f"{given!r} is not a whole number from {least} {upto}", name)
     return int(given)

@@ -19,7 +19,7 @@ from lit_async_data.sources.local_files.patterns import files_matching, is_patte
 #: What a line says, in CSV and in JSON lines.
 COLUMNS = ("source", "file", "dataset", "row", "id", "path", "cause")
 #: A list of bad samples, or their numbers in the source.
-Exclude = str | os.PathLike[str] | Sequence[int] | Indices
+Exclude = Sequence[int] | str | os.PathLike[str] | Indices  # jsonargparse makes text of a list, if it may be a path
 
 
 def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, str | int | None]:

@@ -1,5 +1,6 @@
-"""LightningCLI: the YAML in the docs runs, and so does the configuration that it saves."""
+"""LightningCLI: the YAML in the docs runs, and so does what it saves, with the defaults of each class."""
 
+import copy
 import re
 import sys
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 from support.lightning.trainer import Learning
 
+import lit_async_data as lad
 from lit_async_data import AsyncDataModule
 
-pytest.importorskip("jsonargparse", reason="pip install 'jsonargparse[signatures]'")
+jsonargparse = pytest.importorskip("jsonargparse", reason="pip install 'jsonargparse[signatures]'")
 # jsonargparse only warns of what it cannot save, and where warnings are errors it tries another type.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -57,3 +60,77 @@ def test_the_configuration_in_the_docs_runs_and_is_saved_so_that_it_runs_again(t
         monkeypatch.setattr(sys, "argv", ["main.py", "fit", "--config", config, "--seed_everything=1", *quiet])
         LightningCLI(Summing, AsyncDataModule, save_config_kwargs={"overwrite": True})
         assert Summing.total == -64 * 8 * 0.5
+
+
+def source(**options):
+    return {"class_path": "lit_async_data.HDF5Source", "init_args": {"path": "x.h5"} | options}
+
+
+TABLE = {"table": "x.csv", "fields": {"x": "path", "y": "kind"}, "image_size": 8}
+# What a user types of each class; all other options keep the defaults that jsonargparse makes of the annotations.
+TYPED = {
+    lad.HDF5Source: [
+        {"path": "x.h5"},
+        {"path": ["x.h5"], "fields": ["data", "labels"], "exclude": [1, 2]},
+        {"path": "x.h5", "fields": {"x": {"name": "data", "window": [0, 3]}}, "rows": [3, 4, 20]},
+    ],
+    lad.ManifestSource: [
+        TABLE,
+        TABLE | {"image_size": [8, 9], "resize": "pad", "fill": 7, "exclude": [3]},
+        TABLE | {"fields": {"x": {"name": "path", "mode": "L", "fill": 3}, "y": {"name": "kind", "null": "drop"}}},
+    ],
+    lad.SubsetSource: [{"source": source(), "samples": [3, 1, 2]}],
+    lad.ConcatSource: [{"sources": [source(), source(rows=[0, 1])]}],
+    lad.Field: [{"name": "x", "decode": "image", "image_size": 8}, {"name": ["a", "b"]}, {"name": "x", "column": 0}],
+    lad.LoaderOptions: [
+        {"batch_size": 8},
+        {"batch_size": 8, "max_bad": 10, "on_error": "skip"},
+        {"batch_size": 8, "weights": {"balanced": "y"}},
+        {"batch_size": 8, "batch_by": "x", "buckets": [4, 8]},
+    ],
+    AsyncDataModule: [
+        {"train": source(), "loader": {"batch_size": 8, "max_bad": 10}, "val_loader": {"workers": 0}},
+        {"source": source(), "split": {"train": 0.75, "val": 0.25}, "balance": "labels", "loader": {"batch_size": 8}},
+        {"source": source(), "split": {"train": [0, 1], "val": [2]}, "groups": "labels", "loader": {"batch_size": 8}},
+    ],
+    lad.DevicePrefetcher: [{}, {"device_depth": 3, "verify_copies": 2}],
+    lad.PredictionWriter: [{"path": "out.h5"}],
+    lad.Normalize: [
+        {},
+        {"mean": 0, "std": 1, "fields": "x"},
+        {"mean": [0, 1], "std": 1, "scale": "type"},
+        {"mean": [[0, 1], [2, 3]], "std": [[1, 1], [1, 1]], "axis": [0, 1]},
+    ],
+    lad.ToFloat: [{}, {"fields": ["x"], "dtype": "float16"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed"),
+    [(kind, typed) for kind, several in TYPED.items() for typed in several],
+    ids=lambda each: getattr(each, "__name__", ",".join(each) if isinstance(each, dict) else ""),
+)
+def test_what_is_typed_and_all_defaults_build_the_same_after_they_were_saved(kind, typed, tmp_path, monkeypatch):
+    """The assumption that was wrong: a value passes jsonargparse as it is, whatever the annotation of the option."""
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("x.h5", "w") as file:
+        file["data"], file["labels"] = np.zeros((24, 8), np.float32), np.arange(24) % 3
+    Image.new("RGB", (9, 8)).save("x.png")
+    Path("x.csv").write_text("path,kind\n" + "x.png,auk\nx.png,owl\n" * 4)
+
+    def parsed(read):
+        parser = jsonargparse.ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(kind, "it")
+        namespace = read(parser)
+        return parser.instantiate_classes(namespace).it, parser.dump(namespace, skip_none=False)
+
+    made, saved = parsed(lambda parser: parser.parse_object({"it": copy.deepcopy(typed)}))
+    again, saved_again = parsed(lambda parser: parser.parse_string(saved))
+    assert saved_again == saved
+    assert shown(again) == shown(made)
+    if "class_path" not in repr(typed):
+        assert shown(kind(**typed)) == shown(made)
+
+
+def shown(made):
+    return repr(made) if type(made).__repr__ is not object.__repr__ else [*vars(made)]

@@ -149,7 +149,7 @@ def test_every_place_of_a_small_box_comes_up():
         *(({"scale": wrong}, "scale: ") for wrong in ((0.5, 1.1), (0.5, 0.4), 0.5, (0.1, math.nan))),
         *(({"ratio": wrong}, "ratio: ") for wrong in ((0.5, math.inf), ("1", "2"), (True, 2))),
         ({"fill": 256}, "fill: 256 is not a whole number from 0 to 255"),
-        *(({"fill": wrong}, "fill: ") for wrong in (-1, (0, 0, 0))),
+        *(({"fill": wrong}, "fill: ") for wrong in (-1, 0.5, float("nan"), (0, 0, 0))),
         ({"mode": "uint16", "fill": 65536}, "fill: 65536 is not a whole number from 0 to 65535"),
         ({"mode": "uint16", "upper_8_bits": True}, "upper_8_bits: mode uint16"),
         ({"upper_8_bits": 8}, "upper_8_bits: 8 is not true or false"),
@@ -164,6 +164,7 @@ def test_wrong_options_are_named(options, message):
 
 def test_options_are_plain_values_whatever_they_came_as():
     shape = ImageShape(image_size=[np.int64(3), 4], scale=[0.5, 1], ratio=[1, 1], fill=np.int32(3))
+    assert shape == ImageShape(image_size=(3, 4), scale=(0.5, 1.0), ratio=(1.0, 1.0), fill=3.0)
     assert shape == ImageShape(image_size=(3, 4), scale=(0.5, 1.0), ratio=(1.0, 1.0), fill=3)
     assert all(type(side) is int for side in shape.image_size)
     assert pickle.loads(pickle.dumps(shape)) == shape
