@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_async_data import ConfigError
 from reference.command_line import check, in_one_line, own_model
-from reference.run import built, check_run, how_to_go_on, starting_checkpoint, usable_callbacks, write_replay
+from reference.run import built, check_run, fit, fitting, starting_checkpoint, usable_callbacks, write_replay
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("PROJECT_ROOT", str(ROOT))
@@ -35,21 +35,18 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     model = built(cfg, "model")
     if not isinstance(model, pl.LightningModule):
         raise ConfigError(f"{type(model).__name__} is no LightningModule", "model._target_")
-    unused = {
-        stage: f"no {stage} set (data.{stage})" if not datamodule.sources[stage] else f"the model has no {step}"
-        for stage, step in {"val": "validation_step", "test": "test_step"}.items()
-        if not datamodule.sources[stage] or not is_overridden(step, model)
-    }
+    unused = {}
+    for stage, step in {"val": "validation_step", "test": "test_step"}.items():
+        if not datamodule.sources[stage]:
+            unused[stage] = f"no {stage} set (data.{stage})"
+        elif not is_overridden(step, model):
+            unused[stage] = f"the model has no {step}"
+        elif cfg.trainer[f"limit_{stage}_batches"] == 0:
+            unused[stage] = f"trainer.limit_{stage}_batches is 0"
     callbacks = usable_callbacks(cfg, unused.get("val"))
     loggers = [built(cfg, f"logger.{name}") for name in cfg.logger]
     trainer = built(cfg, "trainer", callbacks=callbacks, logger=loggers)
-    if cfg.train:
-        try:
-            trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt_path)
-        except BaseException:  # Lightning makes SystemExit of Ctrl-C
-            if trainer.global_step:
-                rank_zero_info(how_to_go_on(cfg, trainer))
-            raise
+    trained = cfg.train and fit(cfg, trainer, model, datamodule)
     metrics = dict(trainer.callback_metrics)
     if cfg.test and "test" in unused:
         rank_zero_info(f"{unused['test']}: testing is skipped")
@@ -62,10 +59,11 @@ def train(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
             trainer.save_checkpoint(best)
         # Hyperparameters may be objects of any class; Lightning before 2.6 has no such argument.
         objects = {"weights_only": False} if "weights_only" in inspect.signature(trainer.test).parameters else {}
-        trainer.test(model, datamodule=datamodule, ckpt_path=best or None, **objects)
+        with fitting(best or None, cfg, model):
+            trainer.test(model, datamodule=datamodule, ckpt_path=best or None, **objects)
         metrics |= trainer.callback_metrics
     for callback in callbacks:
-        if cfg.train and hasattr(callback, "waited"):
+        if trained and hasattr(callback, "waited"):
             rank_zero_info(f"training waited {callback.waited}")
     return metrics, {"cfg": cfg, "datamodule": datamodule, "model": model, "callbacks": callbacks, "trainer": trainer}
 

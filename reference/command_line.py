@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,19 @@ def in_one_line() -> Iterator[None]:
         if FULL_ERROR:
             raise
         sys.exit(f"error: {' '.join(str(error).split())}")
+    except Exception as error:
+        if FULL_ERROR or not _said_by_lightning(error):
+            raise
+        sys.exit(f"error: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _said_by_lightning(error: Exception) -> bool:
+    """Whether Lightning refuses an option or a metric, instead of passing on what a model, a file or torch raised."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    names = [type(error).__module__]
+    if isinstance(error, ValueError | RuntimeError | TypeError):
+        names.append(str(frame.f_globals.get("__name__")))
+    return any(name.partition(".")[0] in ("lightning", "lightning_fabric", "pytorch_lightning") for name in names)
 
 
 def own_model(typed: list[str]) -> list[str]:

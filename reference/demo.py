@@ -33,7 +33,7 @@ def _write(folder: Path) -> None:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise MissingError(
-            "data: scikit-learn, which contains the digits, is missing: pip install scikit-learn, or train on your own "
+            "data: scikit-learn, which contains the digits, is missing: pip install -e '.[demo]', or train on your own "
             "file: python train.py data=hdf5 data.train.path=FILE.h5"
         ) from error
     loaded: Any = load_digits()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,16 @@ def check_run(cfg: DictConfig) -> None:
         raise ConfigError(
             "null leaves no data to train on; to only test a checkpoint, write train=false ckpt_path=best", "data.train"
         )
+    if cfg.trainer.accelerator in ("gpu", "cuda"):
+        import torch
+
+        if not (torch.cuda.is_available() or (cfg.trainer.accelerator == "gpu" and torch.backends.mps.is_available())):
+            build = f"torch {torch.__version__}" + (", a build without CUDA," if torch.version.cuda is None else "")
+            raise ConfigError(
+                f"{cfg.trainer.accelerator}, but {build} finds no GPU here; trainer=cpu trains on the CPU, "
+                "trainer=ddp_sim in two processes on it",
+                "trainer.accelerator",
+            )
 
 
 def starting_checkpoint(cfg: DictConfig) -> str | None:
@@ -74,13 +85,16 @@ def _newest(folders: Iterable[Path], without: Path | None = None) -> Path | None
     )
 
 
-def _best(newest: Path) -> str:
-    """The path of the best checkpoint, as the callbacks in the newest one remember it."""
+def _loaded(path: Any) -> dict[str, Any]:
     import torch
 
-    states: Iterable[Any] = ()
-    if zipfile.is_zipfile(newest):
-        states = torch.load(newest, map_location="cpu", weights_only=False, mmap=True).get("callbacks", {}).values()
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    return saved
+
+
+def _best(newest: Path) -> str:
+    """The path of the best checkpoint, as the callbacks in the newest one remember it."""
+    states: Iterable[Any] = _loaded(newest).get("callbacks", {}).values() if zipfile.is_zipfile(newest) else ()
     bests = [state.get("best_model_path") for state in states if isinstance(state, dict) and state.get("monitor")]
     if not any(bests):
         raise ConfigError(
@@ -125,12 +139,89 @@ def usable_callbacks(cfg: DictConfig, unused: str | None) -> list[Any]:
         if callback is None or ("ProgressBar" in callback["_target_"] and not cfg.trainer.enable_progress_bar):
             continue
         metric = callback.get("monitor") or ""
-        unmonitored = unused and metric.startswith("val/")
-        if unmonitored and "ModelCheckpoint" not in callback["_target_"]:
+        validated, saves = metric.startswith("val/"), "ModelCheckpoint" in callback["_target_"]
+        more: dict[str, Any] = {}
+        if saves and not cfg.trainer.enable_checkpointing:
+            continue
+        if validated and unused and saves:
+            more = {"monitor": None}
+        elif validated and unused:
             rank_zero_info(f"{unused}: callback {name} is left out, as it monitors {metric}")
-        else:
-            usable.append(built(cfg, f"callbacks.{name}", **({"monitor": None} if unmonitored else {})))
+            continue
+        elif validated and "EarlyStopping" in callback["_target_"]:
+            # At the end of an epoch that trainer.max_steps has cut there is no such metric.
+            more = {"check_on_train_epoch_end": callback.get("check_on_train_epoch_end", False)}
+        usable.append(built(cfg, f"callbacks.{name}", **more))
     return usable
+
+
+def fit(cfg: DictConfig, trainer: Any, model: Any, datamodule: Any) -> bool:
+    """Train, and say how to go on where training was stopped; returns whether there was a step to train."""
+    from pytorch_lightning.utilities import rank_zero_info
+
+    saved: dict[str, Any] = {} if cfg.ckpt_path is None else _loaded(cfg.ckpt_path)
+    before, most = saved.get("global_step", 0), cfg.trainer.max_epochs
+    progress = saved.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
+    epochs = progress.get("current", {}).get("processed", 0)
+    has_trained = f"{cfg.ckpt_path} has trained {epochs} epochs, {before} steps"
+    if most is not None and 0 <= most < epochs:
+        raise ConfigError(
+            f"{has_trained}; to go on from there, write trainer.max_epochs={epochs + 1} or more", "ckpt_path"
+        )
+    del saved
+    try:
+        with fitting(cfg.ckpt_path, cfg, model):
+            trainer.fit(model, datamodule=datamodule, ckpt_path=cfg.ckpt_path)
+    except BaseException:  # Lightning makes SystemExit of Ctrl-C
+        if trainer.global_step:
+            rank_zero_info(how_to_go_on(cfg, trainer))
+        raise
+    if before and trainer.global_step == before:
+        limit = f"trainer.max_epochs={most}, trainer.max_steps={cfg.trainer.max_steps}"
+        rank_zero_info(f"ckpt_path: {has_trained}, and {limit} leave nothing to train; to go on, raise them")
+    elif trainer.global_step > before and cfg.trainer.enable_checkpointing and not cfg.trainer.fast_dev_run:
+        newest = _newest([Path(cfg.paths.output_dir)])
+        step = None if newest is None else _loaded(newest).get("global_step")
+        # Rank 0 has written it, and others may not see its disk.
+        if trainer.strategy.broadcast(step) != trainer.global_step:
+            trainer.save_checkpoint(f"{cfg.paths.output_dir}/checkpoints/last.ckpt")
+    return bool(trainer.global_step > before)
+
+
+@contextlib.contextmanager
+def fitting(checkpoint: str | None, cfg: DictConfig, model: Any) -> Iterator[None]:
+    """Say of a checkpoint that cannot be loaded into the model what differs, and what it was trained on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if checkpoint is None:
+            raise
+        saved = {name: tuple(each.shape) for name, each in _loaded(checkpoint).get("state_dict", {}).items()}
+        own = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+        names = [*saved, *(own.keys() - saved.keys())] if model.strict_loading else saved.keys() & own.keys()
+        differing = [name for name in names if saved.get(name) != own.get(name)]
+        if not differing:
+            raise
+        name = differing[0]
+        more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise ConfigError(
+            f"{checkpoint} does not fit the model: {name} is {saved.get(name, 'missing')} there and "
+            f"{own.get(name, 'missing')} here{more}{_of_other_data(cfg, checkpoint)}; choose another file, or leave "
+            "ckpt_path out to train from the start",
+            "ckpt_path",
+        ) from error
+
+
+def _of_other_data(cfg: DictConfig, checkpoint: str) -> str:
+    """The data of the run that saved a checkpoint, where they are others."""
+    config = Path(checkpoint).parents[1] / "config.yaml"
+    if not config.is_file():
+        return ""
+    keys = [f"data.{part}.{name}" for part in ("train", "source") for name in ("path", "table", "root", "_target_")]
+    saved = OmegaConf.load(config)
+    then = {key: OmegaConf.select(saved, key) for key in keys}
+    other = [f"{key}={value}" for key, value in then.items() if value not in (None, OmegaConf.select(cfg, key))]
+    return f"; its run had {other[0]}" if other else ""
 
 
 def how_to_go_on(cfg: DictConfig, trainer: Any) -> str:

@@ -3,10 +3,12 @@
 import inspect
 import itertools
 import os
+import re
 import subprocess
 import sys
 
 import hydra
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -16,7 +18,9 @@ from support.lightning.trainer import Learning
 from reference.command_line import PACKAGE, own_model
 
 NO_STEP = "ignore:You passed in a `val_dataloader` but have no `validation_step`:UserWarning"
-pytestmark = [pytest.mark.filterwarnings(said) for said in (*LIGHTNING_SAYS, NO_STEP)]
+# After trainer.max_steps in the first epoch.
+NO_METRIC = "ignore:.*could not find the monitored key in the returned metrics:UserWarning"
+pytestmark = [pytest.mark.filterwarnings(said) for said in (*LIGHTNING_SAYS, NO_STEP, NO_METRIC)]
 
 
 def sections(node):
@@ -174,6 +178,107 @@ def test_weights_of_no_step_are_not_tested(typed):
     out, ending = typed("trainer.max_epochs=0", *QUIET)
     assert ending is None
     assert "no step was trained and the weights are random: testing is skipped" in out
+
+
+def steps_saved(folder):
+    newest = max(folder.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    return newest and torch.load(newest, weights_only=False)["global_step"]
+
+
+@pytest.mark.parametrize(
+    ("typed_too", "saved", "said"),
+    [
+        (["trainer.max_steps=5"], 5, ""),  # less than an epoch: nothing is validated, so there is no metric to watch
+        (["trainer.max_steps=25", "trainer.limit_val_batches=2"], 25, ""),
+        (["trainer.limit_val_batches=0", "trainer.max_steps=3"], 3, "trainer.limit_val_batches is 0: callback early_"),
+        (
+            ["trainer.limit_val_batches=0", "trainer.max_epochs=1"],
+            20,
+            "trainer.limit_val_batches is 0: callback early_",
+        ),
+        (["trainer.check_val_every_n_epoch=5", "trainer.max_epochs=1"], 20, ""),
+        (["trainer.overfit_batches=2", "trainer.max_epochs=2"], 4, ""),
+        (["trainer.limit_test_batches=0", "trainer.max_steps=3"], 3, "trainer.limit_test_batches is 0: testing is sk"),
+        (["trainer.enable_checkpointing=false", "trainer.max_steps=3"], None, ""),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_was_trained_is_saved_and_no_callback_waits_for_a_metric_that_never_comes(
+    typed, tmp_path, typed_too, saved, said
+):
+    out, ending = typed(*typed_too, *QUIET)
+    assert ending is None
+    assert said in out
+    assert steps_saved(tmp_path) == saved
+
+
+@pytest.mark.parametrize(
+    ("typed_too", "said"),
+    [
+        (
+            ["trainer=ddp", "trainer.devices=8"],
+            "trainer.accelerator: gpu, but torch .* finds no GPU .* trainer=ddp_sim",
+        ),
+        (["trainer=gpu"], "trainer.accelerator: gpu, but torch .* finds no GPU here; trainer=cpu trains on the CPU"),
+        # Lightning's own texts follow.
+        (["trainer=cpu", "trainer.val_check_interval=100"], "ValueError: ."),
+        (
+            ["trainer=cpu", "callbacks.early_stopping.monitor=val/los", "trainer.limit_train_batches=1"],
+            "RuntimeError: .",
+        ),
+        (
+            ["trainer=cpu", "callbacks.model_checkpoint.monitor=val/los", "trainer.limit_train_batches=1"],
+            "Misconfig.*: .",
+        ),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_an_option_of_the_trainer_that_does_not_fit_is_one_line(typed, monkeypatch, typed_too, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    _, ending = typed(*typed_too, *(each for each in QUIET if each != "trainer.accelerator=cpu"))
+    assert re.match(f"error: {said}", ending)
+    assert "\n" not in ending
+
+
+def test_an_error_of_the_model_keeps_its_traceback(typed, monkeypatch):
+    def fails(self, batch):
+        raise RuntimeError("of the user")
+
+    monkeypatch.setattr(Small, "training_step", fails)
+    with pytest.raises(RuntimeError, match="of the user"):
+        typed(f"model._target_={__name__}.Small", *QUIET)
+
+
+def test_a_checkpoint_of_other_data_and_one_past_the_last_epoch_are_one_line(typed, tmp_path, h5):
+    assert typed("trainer.max_epochs=2", *QUIET)[1] is None
+    (last,) = tmp_path.rglob("last.ckpt")
+    coloured = h5(data=np.zeros((20, 3, 8, 8), "u1"), labels=np.arange(20) % 10)
+    other = ["data=hdf5", f"data.train.path={coloured}"]
+    misfit = (
+        f"error: ckpt_path: {last} does not fit the model: net.0.weight is (1,) there and (3,) here, and 4 more; its "
+    )
+    for more in ([], ["train=false", "data.test.path=${data.train.path}"]):
+        _, ending = typed("ckpt_path=last" if not more else f"ckpt_path={last}", *other, *more, *QUIET)
+        assert ending.startswith(
+            f"{misfit}run had data.train.root={tmp_path}/data; choose another file, or leave ckpt_path"
+        )
+    _, ending = typed(f"ckpt_path={last}", "model.width=16", *QUIET)
+    assert "does not fit the model: net.1.weight is (32, 1, 3, 3) there and (16, 1, 3, 3) here, and 1" in ending
+    assert "its run had" not in ending
+    _, ending = typed(f"ckpt_path={last}", "trainer.max_epochs=1", *QUIET)
+    assert ending.startswith(f"error: ckpt_path: {last} has trained 2 epochs, 40 steps; to go on from there, write ")
+    assert ending.endswith("trainer.max_epochs=3 or more")
+    for limit in ("trainer.max_epochs=2", "trainer.max_steps=30"):
+        out, ending = typed(f"ckpt_path={last}", limit, *QUIET)
+        assert ending is None
+        assert (
+            f"{limit}"
+            in out.partition("has trained 2 epochs, 40 steps, and ")[2].partition(" leave nothing to train")[0]
+        )
+        assert "training waited" not in out
+    assert typed(f"ckpt_path={last}", "trainer.max_steps=45", "trainer.limit_val_batches=1", *QUIET)[1] is None
+    assert steps_saved(tmp_path) == 45
 
 
 def test_a_step_of_a_run_is_written_to_a_file(typed, tmp_path):
