@@ -11,7 +11,7 @@ train: $(VENV)/ready
 test: $(VENV)/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
-# The tests of one process, without a Trainer and without large files, in a minute.
+# The tests of one process, without a Trainer and without large files.
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not gpu and not long and not processes" tests/order tests/batch tests/engine/pipeline tests/engine/device tests/engine/prefetch tests/engine/loader/test_async_loader.py tests/engine/loader/test_base_loader.py tests/engine/loader/test_engine.py tests/test_house.py $(ARGS)
 

@@ -4,25 +4,18 @@ Links, and the pages and programs that documents and messages name, are where th
 """
 
 import ast
-import csv
 import functools
 import re
 import sys
 import types
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
-import torch
-from PIL import Image
-from support.files.examples import anndata
-from support.files.pictures import stored
-from support.lightning.trainer import NO_STAGES, Learning, pl, trainer
+from support import pages
+from support.lightning.trainer import NO_STAGES, pl, trainer
 from support.ranks.processes import free_port, run_together
-from torch.utils.data import DataLoader, Dataset
 
-from lit_async_data import HDF5Source, errors
+from lit_async_data import errors
 from lit_async_data.engine.verdict.diagnosis import Bound, Cure
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +31,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NAMED = re.compile(r"(?<![\w/])(?:benchmarks|docs|examples|tests)/[\w/]+\.(?:md|png|py|sbatch)\b")
 TEST = re.compile(r"\[`(test_\w+)`\]\(([^)\s]+)\)")
-PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = [
     NO_STAGES,
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -48,158 +40,63 @@ pytestmark = [
 ]
 
 
-def programs(page):
-    return PROGRAM.findall(page.read_text())
-
-
-class Linear(Learning):
-    """Accepts dicts and tuples of any images and labels."""
-
-    def __init__(self):
-        super().__init__(outputs=2)
-
-    def training_step(self, batch, number):
-        x, *_, y = batch.values() if isinstance(batch, dict) else batch
-        logits = self.layer(x.float().reshape(len(y), -1).mean(1, keepdim=True))
-        return torch.nn.functional.cross_entropy(logits, y.reshape(len(y), -1)[:, 0].long() % 2)
-
-    def validation_step(self, batch, number):
-        self.training_step(batch, number)
-
-
-class Boxes(Dataset):
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, number):
-        return torch.zeros(3, 4 + number, 5), {"boxes": torch.zeros(number, 4)}
-
-
-def images(path, samples=40, channels_last=True):
-    shape = (samples, 8, 8, 3) if channels_last else (samples, 3, 8, 8)
-    with h5py.File(path, "w") as file:
-        file["data"] = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
-        file["labels"] = np.arange(samples) % 2
-
-
-@pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    """Small versions of the files that programs name."""
-    monkeypatch.chdir(tmp_path)
-    for folder in ("scans/train", "photos", "train/auk", "train/owl"):
-        (tmp_path / folder).mkdir(parents=True)
-    for number in range(3):
-        images(f"scans/train/{number}.h5")
-    images("scans/val.h5")
-    images("x.h5", channels_last=False)
-    with h5py.File("cells.h5", "w") as file:
-        file["images"], file["labels"] = np.zeros((80, 8, 8, 3), np.uint8), np.arange(80) % 2
-    anndata("cells.h5ad")
-    with h5py.File("rec.h5", "w") as file:
-        for patient in range(10):
-            file[f"patient_{patient}/data"] = np.zeros((1000, 4), np.float32)
-    with h5py.File("singles.h5", "w") as file:
-        for patient in range(4):
-            file[f"patients/{patient}/image"] = np.zeros((8, 8, 3), np.uint8)
-            file[f"patients/{patient}"].attrs.update({"label": patient, "sex": "fm"[patient % 2]})
-    with h5py.File("each.h5", "w") as file:
-        for number in range(4):
-            file[f"images/{number:06}"] = np.void(stored(Image.new("RGB", (64, 48)), "JPEG"))
-            file[f"images/{number:06}"].attrs["species"], file[f"boxes/{number:06}"] = "ab"[number % 2], np.zeros(4)
-    rows = [("id", "path", "species", "site")]
-    for number in range(20):
-        Image.new("RGB", (300, 260), (number, 0, 0)).save(f"photos/{number}.jpg")
-        rows.append((f"{number:03}", f"{number}.jpg", "owl" if number % 2 else "auk", f"site {number % 10}"))
-    with open("birds.csv", "w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    for name in ("train/auk/1.png", "train/owl/1.png"):
-        Image.new("RGB", (230, 240)).save(name)
-
-
-@pytest.fixture
-def patients(workplace):
-    """One file per patient, with two columns of labels; one per episode, with JPEGs in rows of one length."""
-    for number in range(20):
-        with h5py.File(f"scans/patient_{number:02}.h5", "w") as file:
-            file["data"] = np.zeros((10, 8, 8, 3), np.uint8)
-            file["labels"] = np.arange(20).reshape(10, 2) % 2
-    with h5py.File("era5_2020.nc", "w") as file:
-        for name in ("t2m", "tp"):
-            file[name] = np.zeros((20, 4, 4), "i2")
-            file[name].attrs.update(scale_factor=0.5, add_offset=270.0)
-    with h5py.File("eeg.h5", "w") as file:
-        file["eeg"] = np.zeros((4, 1000), "f4")
-        file["events"] = np.array([(100, 1), (400, 0), (650, 1)], [("onset", "i8"), ("label", "u1")])
-    with h5py.File("hits.h5", "w") as file:
-        file["hits"] = np.zeros(20, [("momentum", "f4", (3,)), ("energy", "f4"), ("particle", "u1")])
-    Path("scans/val.h5").unlink()
-    Path("episodes").mkdir()
-    for number in range(2):
-        frames = [stored(Image.new("RGB", (64, 48), (9 * row, 0, 0)), "JPEG") for row in range(20)]
-        with h5py.File(f"episodes/episode_{number}.hdf5", "w") as file:
-            padded = [np.frombuffer(frame.ljust(2000, b"\0"), np.uint8) for frame in frames]
-            file["observations/images/top"] = np.array(padded)
-            file["compress_len"] = np.array([[len(frame) for frame in frames]], "f4")
-            file["observations/qpos"] = file["action"] = np.zeros((20, 14))
-
-
-def given():
-    """The names that programs use without defining them."""
-    loader = DataLoader([(torch.zeros(3, 4), torch.tensor(1))] * 6, batch_size=2)
-
-    class Loaders(pl.LightningDataModule):
-        def train_dataloader(self):
-            return loader
-
-    return {
-        "model": Linear(),
-        "your_model": Linear(),
-        "your_datamodule": Loaders(),
-        "your_dataloader": loader,
-        "dataset": Boxes(),
-        "torch": torch,
-        "Trainer": lambda callbacks=(), **options: trainer(*callbacks, **options),
-    }
-
-
 # A line of docs/training/gpu.md for a machine with a GPU.
 NEEDS_A_GPU = {"gpu"}
 # torch never closes all that a process group opens.
 NEEDS_A_PROCESS = {"many_gpus"}
 # The program of LightningCLI, which lightning/trainer/test_cli.py runs.
 NEEDS_ARGUMENTS = {"command_line"}
+ELSEWHERE = NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS
 
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if programs(page) and page.stem not in NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS],
+    [page for page in PAGES if pages.programs(page) and page.stem not in ELSEWHERE],
     ids=lambda page: page.stem,
 )
-def test_the_programs_of_a_page_run(page, request, monkeypatch):
-    request.getfixturevalue("patients" if page.stem in {"hdf5", "robots"} else "workplace")
+def test_the_programs_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pages.write_files(page)
     module = types.ModuleType("page")  # classes that a program defines can be pickled
     monkeypatch.setitem(sys.modules, "page", module)
     names = vars(module)
-    names.update(given())
-    if page.stem == "transforms":
-        names["source"] = HDF5Source("x.h5", {"x": "data", "y": "labels"})
-    for program in programs(page):
-        # There is no GPU here; Lightning's name is the one under test; its Trainer is told to be short and quiet.
-        text = program.replace('"cuda"', '"cpu"').replace('"cuda:1"', '"cpu"')
-        text = re.sub(r"^from pytorch_lightning import Trainer\n", "", text, flags=re.MULTILINE)
-        exec(compile(text, page.name, "exec"), names)
-    for dm in [value for value in names.values() if isinstance(value, pl.LightningDataModule)]:
-        names["Trainer"]().fit(Linear(), datamodule=dm)  # whatever a page builds trains, too
+    names.update(pages.given(pl, trainer))
+    pages.run(page, names, pl)
     names.clear()
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS_A_PROCESS))
-def test_the_programs_of_a_page_run_as_one_rank(name, workplace, tmp_path):
+def test_the_programs_of_a_page_run_as_one_rank(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pages.write_files()
     (page,) = (page for page in PAGES if page.stem == name)
     before = "import torch\ndataset = [torch.zeros(3)] * 6\n"
-    (tmp_path / "page.py").write_text(before + "\n".join(programs(page)))
+    (tmp_path / "page.py").write_text(before + "\n".join(pages.programs(page)))
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     run_together([([sys.executable, "page.py"], address | {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1})], tmp_path)
+
+
+# What each install line of the README brings.
+BROUGHT = {"lit_async_data", "torch", "pytorch_lightning", "lightning_fabric", "numpy", "h5py", "hydra", "omegaconf"}
+
+
+def test_a_page_says_what_to_install_for_its_programs():
+    unsaid = []
+    for page in PAGES:
+        text = page.read_text()
+        code = "\n".join(re.findall(r"^```py(?:thon)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+        nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {
+            name.partition(".")[0]
+            for node in nodes
+            for name in (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            )
+        }
+        said = " ".join(re.findall(r"pip install ([^`]+)`", text.replace("\n", " ")))
+        others = names - BROUGHT - sys.stdlib_module_names
+        unsaid += [f"{page.relative_to(ROOT)}: {name}" for name in sorted(others) if name not in re.split(r"\W+", said)]
+    assert not unsaid
 
 
 def anchors(page):
