@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from lit_async_data.errors import ResumeError as ResumeError
     from lit_async_data.errors import SourceError as SourceError
     from lit_async_data.errors import StalledError as StalledError
-    from lit_async_data.errors import TransferError as TransferError
     from lit_async_data.errors import TransformError as TransformError
     from lit_async_data.errors import WorkerError as WorkerError
     from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
@@ -86,7 +85,6 @@ _HOMES = {
     "StorageLayout": "sources.contract.storage_layout",
     "SubsetSource": "sources.composed.subset",
     "ToFloat": "batch.transforms",
-    "TransferError": "errors",
     "TransformError": "errors",
     "WorkerError": "errors",
     "folds": "sources.composed.folds",

@@ -15,7 +15,6 @@ All are at the top level, too: ``from lit_async_data import ReadError``.
     │   └── ManifestError          a row of a table is wrong
     ├── ReadError                  reading a batch failed: raised at that batch's place in the order
     ├── TransformError             your transform failed on a sample or a batch
-    ├── TransferError              a batch on the device differs from the one read; see ``verify_copies``
     ├── WorkerError                a worker died, or a fork uses its parent's loader or source
     ├── StalledError (TimeoutError) no batch came within ``timeout_s``
     ├── ResumeError                a saved position does not fit these data
@@ -153,10 +152,6 @@ class ReadError(AsyncDataError):
 
 class TransformError(AsyncDataError):
     """A transform failed on a sample or a batch, or returned what does not fit; the cause is chained."""
-
-
-class TransferError(AsyncDataError):
-    """Copy verification found that a batch on the device differs from the one read."""
 
 
 class WorkerError(AsyncDataError):

@@ -11,6 +11,7 @@
 * memory: bytes that torch's allocator holds after each of five epochs.
 * beside: the share of the copies' time in which kernels ran, by the profiler, and the memory that they copied from.
 * program: an epoch in which any wait of the program for the GPU is an error.
+* verified: an epoch in which the checksums of each batch are compared, on its way and after its step.
 
 Rounds are interleaved; figures are medians. It takes about five minutes on one GPU, and needs only torch, Lightning,
 h5py and numpy. If a part fails, the program prints why and runs the others.
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the impor
 from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 
 from waiting.on_device.contenders import MIB, SAMPLE, contenders, in_memory, source
+from waiting.on_device.copy_verifier import TransferError, verified_copies
 from waiting.on_device.measures import (
     QUIET,
     SETTLE,
@@ -174,6 +176,18 @@ def program(run: Run) -> Figures:
     return [{"synchronised": int(bool(message)), "error": message}]
 
 
+def verified(run: Run) -> Figures:
+    message = ""
+    try:
+        with verified_copies(run.steps), source(BATCH, run.steps, 0.0) as loader:
+            trainer = pl.Trainer(callbacks=[DevicePrefetcher()], **QUIET)
+            trainer.fit(TimedSteps(kernels(STEP_S)), loader)
+    except TransferError as error:
+        message = str(error)
+    print(f"\n{run.steps} batches of which each copy is verified: {message or 'no error'}")
+    return [{"wrong": int(bool(message)), "error": message}]
+
+
 # -- goals -------------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +213,8 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
             yield Goal(f"{row['contender']}, copies beside kernels", row["beside"], 0.9, 0.9)
     for row in figures.get("program", []):
         yield Goal("the program waited for the GPU", row["synchronised"], 0, 0, at_most=True)
+    for row in figures.get("verified", []):
+        yield Goal("a batch that did not arrive as it was read", row["wrong"], 0, 0, at_most=True)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
@@ -225,6 +241,7 @@ PARTS: dict[str, Callable[[Run], Figures]] = {
         "memory": memory,
         "beside": beside_them,
         "program": program,
+        "verified": verified,
     }.items()
 }
 

@@ -22,7 +22,7 @@ from lit_async_data.engine.hooks.host_hooks import HostHooks
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.resources.memory import readable
-from lit_async_data.errors import ConfigError, TransferError, TransformError
+from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning.classes import (
     check_same_classes,
     class_names,
@@ -234,17 +234,10 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002  # the signature is Lightning's
         """Close everything; after an error Lightning does not call `teardown`."""
-        try:
-            self.close()
-        except TransferError as error:  # raising would hide the first error
-            log.error("%s", error)  # noqa: TRY400  # its traceback would only lead to close()
+        self.close()
 
     def close(self) -> None:
-        """Close every loader and every source. A second call does nothing.
-
-        Raises:
-            TransferError: As `AsyncLoader.close`; the others are closed nevertheless.
-        """
+        """Close every loader and every source. A second call does nothing."""
         self._described.clear()
         self._saved = None
         with contextlib.ExitStack() as closing:

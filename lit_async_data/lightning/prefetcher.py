@@ -14,7 +14,6 @@ import torch
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.stats import WaitSummary
-from lit_async_data.errors import TransferError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import QueueGauge, print_line, quiet
 from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, is_only
@@ -80,7 +79,6 @@ class DevicePrefetcher(pl.Callback):
         device_depth: Batches copied ahead of the one in use, for every loader. None: as many as an `AsyncLoader` or a
             `PrefetchedLoader` says itself, and 2 for each DataLoader that it wraps. With 0 it reads and copies nothing
             ahead but still measures: the baseline of a comparison.
-        verify_copies: If above 0, batches per loader whose copies are verified; see `AsyncLoader.verify_copies`.
 
     Attributes:
         waited: How long training waited, over all training with this callback: a `WaitSummary`.
@@ -94,9 +92,8 @@ class DevicePrefetcher(pl.Callback):
         0.0
     """
 
-    def __init__(self, device_depth: int | None = None, verify_copies: int = 0) -> None:
+    def __init__(self, device_depth: int | None = None) -> None:
         self.device_depth = None if device_depth is None else non_negative_int("device_depth", device_depth)
-        self.verify_copies = non_negative_int("verify_copies", verify_copies)
         self.waited = WaitSummary()
         self._epoch = EpochWaits()
         # The loaders of the current stage, and all whose copies this callback starts.
@@ -109,7 +106,7 @@ class DevicePrefetcher(pl.Callback):
         self._orders: list[Any] = []  # of a checkpoint, until training begins
 
     def __repr__(self) -> str:
-        return f"DevicePrefetcher(device_depth={self.device_depth}, verify_copies={self.verify_copies})"
+        return f"DevicePrefetcher(device_depth={self.device_depth})"
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn pickle this; loaders stay in the process that built them.
@@ -124,7 +121,7 @@ class DevicePrefetcher(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Wrap the DataLoaders of this run, and show in the progress bar how full the queues are."""
-        self._takeover.attach(trainer, self.device_depth, self.verify_copies)
+        self._takeover.attach(trainer, self.device_depth)
         if stage == "fit" and not quiet():
             self._gauge.attach(trainer)
 
@@ -206,10 +203,7 @@ class DevicePrefetcher(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """As `teardown`, which Lightning does not call after an error."""
-        try:
-            self._release(failed=True)
-        except TransferError as error:  # raising would keep Lightning from writing checkpoints
-            log.error("%s", error)  # noqa: TRY400  # its traceback would only lead here
+        self._release(failed=True)
 
     def _release(self, *, failed: bool = False) -> None:
         self._gauge.detach()
@@ -281,8 +275,6 @@ class DevicePrefetcher(pl.Callback):
         # Set before the first batch: a change of any of these drops the batches read ahead.
         if self.device_depth is not None:
             loader.device_depth = self.device_depth
-        if self.verify_copies:
-            loader.verify_copies = self.verify_copies
         on_device = streams.has_streams(loader.device) or streams.has_streams(trainer.strategy.root_device)
         if on_device and (hook := overridden_host_hook(trainer)) is not None:
             if not self._hook_announced:

@@ -50,11 +50,11 @@ class Takeover:
         self._replacement: Replacement | None = None
         self._wrappers: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()
 
-    def attach(self, trainer: pl.Trainer, device_depth: int | None, verify_copies: int = 0) -> None:
+    def attach(self, trainer: pl.Trainer, device_depth: int | None) -> None:
         """Wrap every DataLoader that the Trainer will iterate over from now on."""
 
         def wrapped(original: Callable[[Any], Any], loader: Any) -> Any:
-            return self.wrap(original(loader), trainer, device_depth, verify_copies)
+            return self.wrap(original(loader), trainer, device_depth)
 
         self.detach()
         self._replacement = Replacement(trainer.strategy, "process_dataloader", wrapped)
@@ -64,9 +64,6 @@ class Takeover:
 
         Args:
             failed: After an error Lightning may still write a checkpoint, so loaders with a state keep it.
-
-        Raises:
-            TransferError: As `PrefetchedLoader.stop`; the other wrappers are stopped nevertheless.
         """
         if self._replacement is not None:
             self._replacement.undo()
@@ -78,7 +75,7 @@ class Takeover:
                 stack.callback(loader.stop)  # runs before the callback above
         self._wrappers.clear()
 
-    def wrap(self, loader: Any, trainer: pl.Trainer, device_depth: int | None, verify_copies: int) -> Any:
+    def wrap(self, loader: Any, trainer: pl.Trainer, device_depth: int | None) -> Any:
         """Wrap a DataLoader; return anything else unchanged."""
         if isinstance(loader, PrefetchedLoader) and loader.sharded_by_trainer:
             loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
@@ -92,7 +89,6 @@ class Takeover:
         wrapper = prefetched(loader, 2 if device_depth is None else device_depth, device)
         wrapper.sharded_by_trainer = True
         drive(wrapper, weakref.ref(trainer))
-        wrapper.verify_copies = verify_copies
         self._wrappers.add(wrapper)
         return wrapper
 

@@ -21,13 +21,11 @@ from support.lightning.trainer import (
     datamodule,
     on_device,
     plan,
-    readers,
     trainer,
     with_and_without,
 )
 
 import lit_async_data as lad
-from lit_async_data.errors import ConfigError, TransferError
 from lit_async_data.lightning import verdicts
 from lit_async_data.testing import ArraySource
 
@@ -136,31 +134,10 @@ def test_the_device_of_a_loader_can_be_set_and_the_order_goes_on(streams):
             loader.device = "nowhere"
 
 
-def test_the_callback_sets_verify_copies_on_every_loader():
-    dm = datamodule(train=CountingSource(), val=CountingSource())
-    loaders = []
-    model = Recorder(lambda stage, batch: loaders.extend([dm.trainer.train_dataloader, *dm.trainer.val_dataloaders]))
-    trainer(lad.DevicePrefetcher(verify_copies=3), max_epochs=2).fit(model, datamodule=dm)
-    assert {loader.verify_copies for loader in loaders} == {3}
-    with pytest.raises(ConfigError, match="verify_copies"):
-        lad.DevicePrefetcher(verify_copies=-1)
-
-
 def test_what_the_callback_was_not_given_is_that_of_the_loader(streams):
     with on_device(device_depth=3) as loader:
-        loader.verify_copies = 2
         trainer(lad.DevicePrefetcher()).fit(Recorder(), loader)
-        assert (loader.device_depth, loader.verify_copies) == (3, 2)
-
-
-def test_an_error_of_copy_verification_ends_training_and_closes_all_loaders():
-    def spoil(stage, batch):
-        batch["x"].numpy()[...] = 7
-
-    dm = datamodule(train=CountingSource(), val=CountingSource())
-    with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\] changed"):
-        trainer(lad.DevicePrefetcher(verify_copies=2)).fit(Recorder(spoil), datamodule=dm)
-    assert readers() == []
+        assert loader.device_depth == 3
 
 
 def test_where_no_loader_of_ours_trains_nothing_is_shown_and_that_is_said(caplog):

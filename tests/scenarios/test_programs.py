@@ -25,6 +25,7 @@ from support.lightning.rows import WIDTH, Numbers
 from support.lightning.runs import BATCH, WARNINGS, Learner, Run, our_threads, outcome, without_callback
 from support.lightning.trainer import pl
 from torch.utils.data import DataLoader
+from waiting.on_device.copy_verifier import verified_copies
 
 from lit_async_data import DevicePrefetcher, prefetched
 from lit_async_data.engine.device import streams as device_streams
@@ -189,18 +190,19 @@ def test_no_more_batches_are_alive_than_were_asked_for(pretended):
 
 
 def test_a_callback_can_be_pickled_before_and_after():
-    callback = DevicePrefetcher(3, verify_copies=2)
+    callback = DevicePrefetcher(3)
     assert pickle.loads(pickle.dumps(callback)).device_depth == 3
     fitted(callback=callback)
     forgotten(callback)
     again = pickle.loads(pickle.dumps(callback))
-    assert (again.device_depth, again.verify_copies) == (3, 2)
+    assert again.device_depth == 3
     fitted(callback=again)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_copy_verification_of_a_clean_run_is_silent(workers, pretended):
     program = PROGRAMS["loaders of a datamodule"]
-    assert outcome(program, workers, DevicePrefetcher(verify_copies=100)) == without_callback(program, workers)
+    with verified_copies(100):
+        assert outcome(program, workers, DevicePrefetcher()) == without_callback(program, workers)
     sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
     assert all(sums), "nobody looked"

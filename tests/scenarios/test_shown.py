@@ -52,7 +52,7 @@ def test_loaders_and_what_goes_with_them_do_too():
     assert repr(dm) == "<AsyncDataModule of train 1,000, val 2,000 samples: x float32 (2,), y int64>"
     assert repr(source.spec) == "<BatchSpec of dicts: x float32 (2,), y int64>"
     assert repr(lad.ConcatSource([source, source]).places()) == "<Places of 2,000 samples of 2 parts>"
-    assert repr(lad.DevicePrefetcher(3)) == "DevicePrefetcher(device_depth=3, verify_copies=0)"
+    assert repr(lad.DevicePrefetcher(3)) == "DevicePrefetcher(device_depth=3)"
     assert repr(lad.ToFloat("x", dtype="float16")) == "ToFloat(['x'], dtype='float16')"
     shown = "Normalize(mean=(0.5, 0.1), std=2.0, axis=0, scale=None, fields=None, dtype='float32')"
     assert repr(lad.Normalize([0.5, 0.1], 2)) == shown
@@ -96,7 +96,7 @@ def test_help_of_a_loader_shows_no_machinery():
     def shown(kind):
         return {name for name in dir(kind) if name[0] != "_"}
 
-    settings = {"device", "device_depth", "verify_copies"}
+    settings = {"device", "device_depth"}
     looks = {"fill", "stats"}
     assert shown(lad.AsyncLoader) == {
         *settings,

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.engine.device.streams import checksum, moved
+from lit_async_data.engine.device.streams import moved
 from lit_async_data.engine.pipeline.slots import Lease
+from waiting.on_device.checksums import checksum
 
 
 class FakeEvent:

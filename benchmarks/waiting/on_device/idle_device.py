@@ -48,6 +48,3 @@ class IdleDevice:
 
     def elapsed_s(self, begin: Any, end: Any) -> float:
         return 0.0
-
-    def checksum(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor

@@ -6,7 +6,7 @@ On CPU and MPS the user gets the batches in host memory themselves. For devices 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 from lit_async_data.engine.device.feed import Batch, Feed
 from lit_async_data.engine.device.transform import Transform
@@ -39,24 +39,6 @@ class DeviceQueue(Protocol):
 
     def close(self) -> None:
         """Wait for copies that are under way, and drop everything."""
-
-
-class WrappedQueue:
-    """Hands on everything that is asked of a queue, and its depth, which can be set."""
-
-    def __init__(self, queue: DeviceQueue) -> None:
-        self.queue = queue
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.queue, name)
-
-    @property
-    def depth(self) -> int:
-        return self.queue.depth
-
-    @depth.setter
-    def depth(self, depth: int) -> None:
-        self.queue.depth = depth
 
 
 class InlineQueue:

@@ -448,7 +448,6 @@ class AsyncLoader(ResumableLoader):
             depth=self._depth,
             inline=self._is_beside,
             transform=DeviceTransform(function, self.device, number=number, cast=cast) if function or cast else None,
-            verify_copies=self._verify_copies,
             asks=plan.workers.kind == "process",
         )
 

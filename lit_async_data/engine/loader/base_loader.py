@@ -65,10 +65,9 @@ class BaseLoader(BatchIterator):
     local_world_size: int | None
     _wiring: Any  # a `Wiring`
 
-    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
+    def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
         self._device = None if device is None else streams.checked_device(device)
         self._depth = non_negative_int("device_depth", device_depth)
-        self._verify_copies = verify_copies
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
         self.local_world_size = None
@@ -199,22 +198,6 @@ class BaseLoader(BatchIterator):
             self._reconfigure()
 
     @property
-    def verify_copies(self) -> int:
-        """How many batches, from the first on, are verified on their way.
-
-        Their checksums are compared at each stage of the way to the device, which reads every batch a few more times. A
-        batch that did not arrive, or that changed later, is a `TransferError`. Setting it counts anew, and drops
-        batches that were read ahead.
-        """
-        return self._verify_copies
-
-    @verify_copies.setter
-    def verify_copies(self, batches: int) -> None:
-        if non_negative_int("verify_copies", batches) != self._verify_copies:
-            self._verify_copies = batches
-            self._reconfigure()
-
-    @property
     def _machinery(self) -> Machinery[Any]:
         """For callbacks, tests and benchmarks."""
         return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
@@ -239,9 +222,6 @@ class BaseLoader(BatchIterator):
         """End the threads and give memory back; waits a few seconds at most. Calling it twice is fine.
 
         Batches that were handed out stay valid. The data stay open: they are yours, and others may be reading them.
-
-        Raises:
-            TransferError: A batch that was handed out is not what was read; the loader is closed all the same.
         """
         self._run.closed = True
         self._stop()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from lit_async_data.engine.device import streams
-from lit_async_data.engine.device.copy_verifier import CopyVerifier
 from lit_async_data.engine.device.feed import Feed
 from lit_async_data.engine.device.inline_queue import DeviceQueue, InlineQueue
 from lit_async_data.engine.device.stream_queue import StreamQueue
@@ -28,7 +27,6 @@ class Engine:
         depth: Batches that are copied ahead; 0 to read and copy nothing ahead.
         inline: Whether to copy nothing, so that ``transform`` gets each batch in host memory.
         transform: Called with each batch on its device.
-        verify_copies: How many batches, from the first on, are verified.
         asks: Whether the feed must be asked after each batch; False where its threads go on by themselves.
     """
 
@@ -40,21 +38,15 @@ class Engine:
         depth: int,
         inline: bool = False,
         transform: Transform | None = None,
-        verify_copies: int = 0,
         asks: bool = True,
     ) -> None:
         self.feed, self.device = feed, device
         side = None if inline else streams.streams_of(device)
         self.copies = side is not None
         self.asks = asks or self.copies
-        verifier = CopyVerifier(verify_copies, side) if verify_copies else None
-        if verifier is not None:
-            feed = verifier.feed(feed)
-            transform = transform and verifier.transform(transform)
-        queue: DeviceQueue = (
+        self.queue: DeviceQueue = (
             InlineQueue(feed, depth, transform) if side is None else StreamQueue(feed, side, depth, transform)
         )
-        self.queue: DeviceQueue = queue if verifier is None else verifier.queue(queue)
 
     @property
     def ready(self) -> int:

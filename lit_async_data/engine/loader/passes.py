@@ -49,7 +49,6 @@ class BatchIterator(abc.ABC):
             StalledError: Nothing came within ``timeout_s``.
             WorkerError: A worker died, this process is a fork of the one that began to read, or another thread is
                 inside ``next``. If reader processes died of this batch, the next call goes on with the one after it.
-            TransferError: Copy verification has found that a batch before this one was not what was read.
             ClosedError: The loader is closed, or an interrupt has ended a pass over a loader of others.
             Exception: Whatever a loader of others raised in place of this batch.
         """

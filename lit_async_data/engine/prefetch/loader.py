@@ -33,7 +33,7 @@ from lit_async_data.engine.prefetch.iterator_feed import (
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrder, check_sharded
 from lit_async_data.engine.resources import memory
-from lit_async_data.errors import ClosedError, ConfigError, TransferError
+from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.options import lightning_seed
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
@@ -82,8 +82,8 @@ class PrefetchedLoader(BaseLoader):
         # Without a device: the accelerator of this process, which may not have been chosen yet. Each rank has its own.
         self._reset(device, device_depth)
 
-    def _reset(self, device: torch.device | str | None, device_depth: int, verify_copies: int = 0) -> None:
-        super()._reset(device, device_depth, verify_copies)
+    def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
+        super()._reset(device, device_depth)
         self._cursor, self._wiring = PassCursor(), Wiring()
         self._side_passes, self._warned = 0, False
         # The order that the current pass deals, and the one that the next pass deals from the middle on.
@@ -167,7 +167,7 @@ class PrefetchedLoader(BaseLoader):
 
     def __getstate__(self) -> tuple[Any, ...]:
         # The running part stays in the process that started it.
-        return self.loader, self._device_transform, self._device, self._depth, self._verify_copies
+        return self.loader, self._device_transform, self._device, self._depth
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.loader, self._device_transform, *options = state
@@ -281,10 +281,8 @@ class PrefetchedLoader(BaseLoader):
             raise
         except BaseException as error:
             if feed.raised_by_loader(error) or isinstance(error, Exception):
-                # A batch that failed counts as handed out. A batch that never came is asked for again; so is one on its
-                # way, where copy verification has found something wrong with another.
-                handed_out = feed.was_handed_out(key) and not isinstance(error, TransferError)
-                self._cursor.state, run.interrupted = at._replace(step=key.step + handed_out), False
+                # A batch that failed counts as handed out. A batch that never came is asked for again.
+                self._cursor.state, run.interrupted = at._replace(step=key.step + feed.was_handed_out(key)), False
             raise
         before = before if key.step else feed.begun
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
@@ -341,7 +339,7 @@ class PrefetchedLoader(BaseLoader):
             self._run.interrupted = False
 
     def _reconfigure(self) -> None:
-        """Change the depth of what runs; no batch that has been read is lost. Verification begins with a new engine."""
+        """Change the depth of what runs; no batch that has been read is lost."""
         engine = self._run.engine
         if engine is not None and not self._run.interrupted:
             with self._request():
@@ -368,7 +366,6 @@ class PrefetchedLoader(BaseLoader):
             transform=None
             if function is None
             else DeviceTransform(function, device, number=functools.partial(_batch_seed, lightning_seed(), 0)),
-            verify_copies=self._verify_copies if on_device else 0,
         )
         self._set_depth(engine)
         return engine

@@ -15,7 +15,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.errors import ClosedError, ConfigError, TransferError
+from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.testing import ArraySource
 
 
@@ -311,23 +311,6 @@ def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
         for _ in range(4):
             next(batches)
         assert [ticket.allocated is not None for ticket in batches._machinery.engine.queue.tickets] == [True]
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_what_the_canary_finds_about_a_batch_costs_none_of_those_behind_it(streamed, depth):
-    streamed(FakeStreams("side"))
-    with prefetched(Loader(), depth) as batches:
-        batches.verify_copies = 2
-        first = next(batches)
-        assert first["step"] == 0
-        first["x"].numpy()[...] = 7
-        if depth:
-            read_ahead(batches, depth)
-            batches._machinery.prefetch()
-        assert next(batches)["step"] == 1
-        with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\]"):
-            next(batches)
-        assert steps(next(batches) for _ in range(4)) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -93,7 +93,7 @@ TYPED = {
         {"source": source(), "split": {"train": 0.75, "val": 0.25}, "balance": "labels", "loader": {"batch_size": 8}},
         {"source": source(), "split": {"train": [0, 1], "val": [2]}, "groups": "labels", "loader": {"batch_size": 8}},
     ],
-    lad.DevicePrefetcher: [{}, {"device_depth": 3, "verify_copies": 2}],
+    lad.DevicePrefetcher: [{}, {"device_depth": 3}],
     lad.PredictionWriter: [{"path": "out.h5"}],
     lad.Normalize: [
         {},

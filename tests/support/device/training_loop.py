@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from waiting.on_device.copy_verifier import CopyVerifier
 from waiting.on_device.fake_streams import FakeStreams, raw
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.engine.device import streams as device_streams
-from lit_async_data.engine.device.copy_verifier import CopyVerifier
 from lit_async_data.engine.device.slot_feed import SlotFeed
 from lit_async_data.engine.device.stream_queue import StreamQueue
 from lit_async_data.engine.device.transform import DeviceTransform

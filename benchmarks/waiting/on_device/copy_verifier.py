@@ -14,25 +14,29 @@ would make the host wait for the device, and hide the very races that are to be 
 release. Then the last kernel that was enqueued reads the whole batch, and its memory is free: a copy into it that does
 not wait for that kernel changes the checksum. A fault that needs the step to drop its batch early is not found.
 
-`feed`, `transform` and `queue` wrap the parts of a batch's way, so that a loader without verification pays nothing.
+`verified_copies` has all loaders that start within it verified.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.engine.device.feed import Arrived, Batch, Clone, Feed, HostBatch
-from lit_async_data.engine.device.inline_queue import DeviceQueue, WrappedQueue
-from lit_async_data.engine.device.streams import Streams, checksum
+from lit_async_data.engine.device.inline_queue import DeviceQueue, InlineQueue
+from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device.streams import Streams
 from lit_async_data.engine.device.transform import Transform
-from lit_async_data.errors import TransferError
+from lit_async_data.engine.loader import engine
 from lit_async_data.order.plan import BatchIndex
+from waiting.on_device.checksums import checksum
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,30 @@ Sums = dict[str, Tensor]
 # What is wrong where sums differ.
 ARRIVED = "did not arrive as it was read (found at hand-over)"
 CHANGED = "changed while the step had it, and not by torch (found at release)"
+
+
+class TransferError(Exception):
+    """A batch on the device differs from the one read."""
+
+
+@contextlib.contextmanager
+def verified_copies(batches: int) -> Iterator[list[CopyVerifier]]:
+    """The first batches of each loader that starts inside are verified; yields the verifiers, one for each start."""
+    verifiers = list[CopyVerifier]()
+
+    def wrapped(made: Callable[..., Any]) -> Callable[..., DeviceQueue]:
+        def build(feed: Feed, *between: Any) -> DeviceQueue:
+            *given, transform = between
+            verifiers.append(verifier := CopyVerifier(batches, given[0] if made is StreamQueue else None))
+            return verifier.queue(made(verifier.feed(feed), *given, transform and verifier.transform(transform)))
+
+        return build
+
+    with (
+        mock.patch.object(engine, "InlineQueue", wrapped(InlineQueue)),
+        mock.patch.object(engine, "StreamQueue", wrapped(StreamQueue)),
+    ):
+        yield verifiers
 
 
 class CopyVerifier:
@@ -110,13 +138,7 @@ class CopyVerifier:
         compared, self._compared = self._compared, []  # the first error is enough, and it is raised once
         for key, fault, wanted, found in compared:
             if wrong := [name for name, total in found.items() if int(total) != int(wanted[name])]:
-                raise TransferError(
-                    f"verify_copies: batch {key.step} of epoch {key.epoch}: {', '.join(wrong)} {fault}. "
-                    "Unless your code writes to batches where torch does not see it, as through numpy, that is a fault "
-                    "of this package or of a driver: please report it with this line; device_depth=0 avoids copies "
-                    "ahead meanwhile",
-                    stage="copy",
-                )
+                raise TransferError(f"batch {key.step} of epoch {key.epoch}: {', '.join(wrong)} {fault}")
 
     def _release(self) -> None:
         if self._held is not None:
@@ -125,7 +147,7 @@ class CopyVerifier:
             self._compared.append((key, CHANGED, sums, self._sums(untouched)))
 
     def _sums(self, fields: Mapping[str, Tensor]) -> Sums:
-        enqueued = checksum if self.streams is None else self.streams.checksum
+        enqueued = getattr(self.streams, "checksum", checksum)  # a simulated device enqueues a kernel of its own
         return {name: enqueued(tensor) for name, tensor in fields.items()}
 
 
@@ -165,10 +187,20 @@ class _VerifiedFeed:
         return host
 
 
-class _VerifiedQueue(WrappedQueue):
+class _VerifiedQueue:
     def __init__(self, queue: DeviceQueue, verifier: CopyVerifier) -> None:
-        super().__init__(queue)
-        self.verifier = verifier
+        self.queue, self.verifier = queue, verifier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.queue, name)
+
+    @property
+    def depth(self) -> int:
+        return self.queue.depth
+
+    @depth.setter
+    def depth(self, depth: int) -> None:
+        self.queue.depth = depth
 
     def take(self, key: BatchIndex) -> Batch:
         self.verifier.released(key)
@@ -188,7 +220,7 @@ class _VerifiedQueue(WrappedQueue):
 
 
 def _version(tensor: Tensor) -> int:
-    return tensor._version  # noqa: SLF001  # torch's count of changes has no other name
+    return tensor._version  # torch's count of changes has no other name
 
 
 def _tensors(batch: Any) -> dict[str, Tensor]:
