@@ -77,7 +77,8 @@ def test_paths_that_name_no_files_or_one_twice_are_refused(*, file, tmp_path, mo
 def test_what_is_not_hdf5_is_named(tmp_path, content):
     path = tmp_path / "table.h5"
     path.write_bytes(content)
-    error = refused(FormatError, [str(path), "not an HDF5 file, or is damaged"], lambda: HDF5Source(path))
+    what = "is damaged, or marked as open" if content[:4] == b"\x89HDF" else "not an HDF5 file, or is damaged"
+    error = refused(FormatError, [str(path), what], lambda: HDF5Source(path))
     assert error.file == str(path)
 
 
