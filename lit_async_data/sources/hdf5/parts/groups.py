@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, length_key
+from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, length_key, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
@@ -32,7 +32,7 @@ from lit_async_data.sources.hdf5.parts.joined import KEY
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups, names_in
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, numbered_row, padded_fields
-from lit_async_data.sources.hdf5.schema.categories import enumerated, find_coded
+from lit_async_data.sources.hdf5.schema.categories import Coded, enumerated, find_coded
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import padded_spec
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
@@ -385,12 +385,28 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: d
     sequences = _stacked(group, name, request.layouts.get(key), of_key)
     stored = sequences.rows
     native = stored.dtype.newbyteorder("=")
-    first = dataclasses.replace(find_coded(group, in_group(name, names, 0)), name=name)
+    first = dataclasses.replace(_coded_alike(group, name, names), name=name)
     numbering, row = numbered_row(first, field, dataclasses.replace(stored.spec, dtype=native), stored, where)
     spec = delivered_spec(field, row, where)
     converted = (numbering and numbering.targets) or spec.dtype != stored.spec.dtype
     conversion = Conversion(path, stored.name, numbering=numbering, names=names, null=field.null) if converted else None
     return StoredField(stored, spec, conversion=conversion, sequences=sequences if stored.shape[1:] else None)
+
+
+def _coded_alike(group: OpenGroup, name: str, names: Any) -> Coded:
+    """What the numbers of the first group stand for; an error if those of another stand for something else."""
+    first = find_coded(group, in_group(name, names, 0))
+    for number in range(len(names)) if first.names or first.mask is not None else ():
+        full = in_group(name, names, number)
+        coded = find_coded(group, full)
+        if (coded.names, coded.missing) != (first.names, first.missing):
+            what = f"its numbers stand for {listed_names(coded.names)}, but in the first group for "
+            cure = 'leave out sample="group" and give classes=: each group then maps its numbers by name'
+            raise FormatError(f"{group.path}:/{full}: {what}{listed_names(first.names)}; {cure}", file=group.path)
+        if coded.mask is not None and coded.mask.any():
+            what = 'holds missing values; leave out sample="group", where null= says what becomes of them'
+            raise FormatError(f"{group.path}:/{full}: {what}", file=group.path, dataset=full)
+    return first
 
 
 def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:

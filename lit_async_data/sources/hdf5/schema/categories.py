@@ -39,6 +39,7 @@ class Coded:
     missing: tuple[int, ...] = ()  # numbers that stand for no value
     mask: npt.NDArray[np.bool_] | None = None  # which rows have no value; None if all have one
     place: str = ""  # of the names, if they are categories; a number must then be one of them
+    is_open: bool = False  # whether there may be numbers without a name, as beside NetCDF's flags
 
     def texts(self, numbers: Array, file: str, missing: str | None = None) -> Array:
         """The name of each number, one for each row; ``missing`` where there is no value."""
@@ -59,8 +60,9 @@ def find_coded(group: OpenGroup, name: str) -> Coded:
     of, member = group.split(name)
     node, full = group.node(of), f"/{name.strip('/')}"
     above = None if member else group.node(full.rpartition("/")[0] or "/")
-    if full.endswith("/codes") and isinstance(above, h5py.Group) and encoding(above) == "categorical":
-        node, full = above, full.removesuffix("/codes")
+    for end, kind in (("/codes", "categorical"), ("/values", "nullable")):
+        if full.endswith(end) and isinstance(above, h5py.Group) and encoding(above) == kind:
+            node, full = above, full.removesuffix(end)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
     if kind == "categorical":
         return _categories(group, f"{full}/codes", f"{full}/categories")
@@ -124,12 +126,13 @@ def _mask(group: OpenGroup, name: str) -> npt.NDArray[np.bool_]:
 
 def _flags(dataset: h5py.Dataset, name: str) -> Coded:
     numbers: Any = np.ravel(dataset.attrs.get("flag_values", ()))
-    texts: Any = dataset.attrs.get("flag_meanings", "")
-    texts = (texts.decode(errors="replace") if isinstance(texts, bytes) else str(texts)).split()
-    if numbers.dtype.kind not in "iu" or not len(numbers) == len(texts) > 0:
+    given = np.ravel(dataset.attrs.get("flag_meanings", "")).tolist()
+    texts = " ".join(each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in given).split()
+    # Flags with masks are bits, of which a number has several.
+    if numbers.dtype.kind not in "iu" or not len(numbers) == len(texts) > 0 or "flag_masks" in dataset.attrs:
         return Coded(name)
     names = dict(zip(numbers.tolist(), texts, strict=True))
-    return Coded(name, names, _fills(dataset, names))
+    return Coded(name, names, _fills(dataset, names), is_open=True)
 
 
 def _fills(dataset: h5py.Dataset, numbers: Any) -> tuple[int, ...]:
@@ -145,6 +148,7 @@ class Numbering:
     targets: Mapping[int, int]  # what is delivered for stored numbers; `MISSING` or `UNLISTED` if that is nothing
     classes: tuple[str, ...]  # names of the delivered numbers 0, 1, 2, …; none if numbers are delivered as stored
     names: Mapping[int, str]  # of stored numbers
+    unnamed: int | None = UNNAMED  # what is delivered for numbers that are no targets; None for the number itself
 
     @classmethod
     def of(cls, coded: Coded, classes: Sequence[str] | None, dtype: np.dtype[Any]) -> Numbering:
@@ -159,7 +163,8 @@ class Numbering:
         # Without names, or with those of the file, a number is the place of its name.
         targets = {number: places.get(text, UNLISTED) for number, text in names.items()} if places else {}
         targets = targets or {number: number for number in range(len(classes))}
-        return cls(targets | dict.fromkeys(coded.missing, MISSING), tuple(classes), names)
+        unnamed = UNNAMED if classes and not coded.is_open else MISSING if places else None
+        return cls(targets | dict.fromkeys(coded.missing, MISSING), tuple(classes), names, unnamed)
 
     @functools.cached_property
     def _plain(self) -> int:
@@ -189,7 +194,8 @@ class Numbering:
         else:
             places = np.searchsorted(stored, given).clip(max=len(stored) - 1)
             found = np.where(stored[places] == given, numbers[places], UNNAMED)
-        return found if self.classes else np.where(found == UNNAMED, given, found)
+        delivered: Array = np.where(found == UNNAMED, given if self.unnamed is None else self.unnamed, found)
+        return delivered
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:

@@ -112,7 +112,7 @@ class Conversion:
     @property
     def doubtful(self) -> bool:
         """Whether a value may be missing without −100 to stand for it, or have a name that is no class."""
-        found = {*(self.numbering.targets.values() if self.numbering else ())}
+        found = {self.numbering.unnamed, *self.numbering.targets.values()} if self.numbering else set[int | None]()
         masked = self.mask is not None and bool(self.mask.any())
         return UNLISTED in found or (self.null != "ignore" and (masked or MISSING in found))
 

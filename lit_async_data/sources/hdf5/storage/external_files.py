@@ -117,8 +117,8 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
                 raise _absent(*key, context) from error
         if _is_short(part, shapes[key], dataset.shape):
             raise CorruptError(
-                f"takes more values from {other}:/{part.dset_name.strip('/')} than its shape {shapes[key]} has, and "
-                "libhdf5 would read fill values or other bytes; restore that file, or write the virtual dataset again",
+                f"takes values from {other}:/{part.dset_name.strip('/')} that its shape {shapes[key]} does not have, "
+                "and libhdf5 would read other bytes; restore that file, or write the virtual dataset again",
                 **context,
             )
 
@@ -129,7 +129,12 @@ def _is_short(part: Any, source: tuple[int, ...], virtual: tuple[int, ...]) -> b
 
     taken = part.src_space
     if taken.get_select_type() == h5py.h5s.SEL_ALL:
-        return bool(math.prod(source) < part.vspace.get_select_npoints())
+        points = part.vspace.get_select_npoints()
+        if math.prod(source) <= points or not points:
+            return bool(math.prod(source) < points)
+        # It has grown: along its first axis only, or libhdf5 takes other values.
+        block = [end - begin + 1 for begin, end in zip(*part.vspace.get_select_bounds(), strict=True)]
+        return list(source[1:]) != block[len(block) - len(source) + 1 :]
     if taken.is_regular_hyperslab() and h5py.h5s.UNLIMITED in taken.get_regular_hyperslab()[2]:
         return _selected(taken, source) < _selected(part.vspace, virtual)
     _, last = taken.get_select_bounds()
@@ -140,7 +145,7 @@ def _selected(space: Any, shape: tuple[int, ...]) -> int:
     """Values of a regular selection within a shape."""
     number = 1
     for start, stride, count, block, size in zip(*space.get_regular_hyperslab(), shape, strict=True):
-        whole, rest = divmod(max(size - start, 0), stride)
+        whole, rest = divmod(max(size - start, 0), stride if count > 1 else max(stride, block))
         number *= min(whole * block + min(rest, block), count * block)
     return number
 

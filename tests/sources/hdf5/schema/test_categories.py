@@ -337,3 +337,56 @@ def test_null_needs_names(tmp_path):
         file["y"].attrs["scale_factor"] = 0.5
     with pytest.raises(ConfigError, match=r"fields.y.classes: .*/y holds float\d+, not classes; leave it out"):
         HDF5Source(tmp_path / "x.h5", {"y": Field("y", classes=["a"], mask_and_scale=True)})
+
+
+def named_groups(path, *categories):
+    with h5py.File(path, "w") as file:
+        for number, names in enumerate(categories):
+            codes = file.create_group(f"s{number}/y")
+            codes.attrs["encoding-type"] = "categorical"
+            codes["codes"] = np.array([0, 1], np.int8)
+            codes.create_dataset("categories", data=names, dtype=h5py.string_dtype())
+    return path
+
+
+def test_groups_that_are_samples_must_have_the_same_names(tmp_path):
+    fields, options = {"y": Field("y/codes", classes=["b", "a"])}, {"group": "s*", "sample": "group"}
+    alike = HDF5Source(named_groups(tmp_path / "a.h5", ["a", "b"], ["a", "b"]), fields, **options)
+    assert alike[1]["y"].tolist() == [1, 0]
+    path = named_groups(tmp_path / "b.h5", ["a", "b"], ["b", "a"])
+    with pytest.raises(
+        FormatError, match=r"b\.h5:/s1/y/codes: its numbers stand for b, a, but in the first group for a, b"
+    ):
+        HDF5Source(path, fields, **options)
+    parts = HDF5Source(path, {"y": Field("y", classes=["b", "a"])}, group="s*")  # as the error advises
+    assert [parts[number]["y"].item() for number in range(4)] == [1, 0, 0, 1]
+
+
+def test_the_values_of_a_nullable_array_have_its_mask_however_they_are_named(tmp_path):
+    with h5py.File(tmp_path / "n.h5", "w") as file:
+        for name in ("", "s0/"):
+            group = file.create_group(f"{name}v")
+            group.attrs["encoding-type"] = "nullable-integer"
+            group["values"], group["mask"] = np.array([1, 2]), np.array([False, True])
+    with pytest.raises(FormatError, match="is a missing value"):
+        HDF5Source(tmp_path / "n.h5", ["v/values"])
+    kept = HDF5Source(tmp_path / "n.h5", {"v": Field("v/values", null="ignore")})
+    assert [kept[number]["v"].item() for number in range(2)] == [1, -100]
+    with pytest.raises(FormatError, match=r'/s0/v/values: holds missing values; leave out sample="group"'):
+        HDF5Source(tmp_path / "n.h5", ["v/values"], group="s*", sample="group")
+
+
+@pytest.mark.parametrize("meanings", ["a b", [b"a", b"b"], np.array(["a b"], object)], ids=str)
+def test_numbers_beside_flags_are_delivered_as_stored_unless_classes_are_given(tmp_path, meanings):
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["m"] = np.array([[0, 1], [1, 255]], np.uint8)
+        file["m"].attrs.update({"flag_values": [0, 1], "flag_meanings": meanings})
+    source = HDF5Source(tmp_path / "f.h5", {"m": "m"})
+    assert (source.spec["m"].classes, source[1]["m"].tolist()) == (("a", "b"), [1, 255])
+    with pytest.raises(FormatError, match="is a missing value; set null='ignore'"):
+        HDF5Source(tmp_path / "f.h5", {"m": Field("m", classes=["b", "a"])})
+    mapped = HDF5Source(tmp_path / "f.h5", {"m": Field("m", classes=["b", "a"], null="ignore")})
+    assert mapped[1]["m"].tolist() == [0, -100]
+    with h5py.File(tmp_path / "f.h5", "r+") as file:
+        file["m"].attrs["flag_masks"] = [1, 2]  # bits, of which a number has several
+    assert HDF5Source(tmp_path / "f.h5", {"m": "m"}).spec["m"].classes == ()

@@ -225,7 +225,8 @@ def parts_of(rows, **options):
 def test_a_source_of_a_virtual_dataset_that_has_fewer_rows_is_an_error(here, options):
     parts_of(4, **options)
     with pytest.raises(
-        CorruptError, match=r"takes more values from .*/other\.h5:/there than its shape \(4, 5\) has, .*restore that"
+        CorruptError,
+        match=r"takes values from .*/other\.h5:/there that its shape \(4, 5\) does not have, .*restore that",
     ):
         HDF5Source("x.h5", ["data"], allow_external=True)
     for rows in (6, 9):
@@ -238,7 +239,7 @@ def test_a_source_that_is_taken_as_a_whole_must_be_whole(here):
     with h5py.File("more.h5", "r+") as file:
         del file["there"]
         file["there"] = VALUES[6:11]
-    with pytest.raises(CorruptError, match=r"more\.h5:/there than its shape \(5, 5\) has"):
+    with pytest.raises(CorruptError, match=r"more\.h5:/there that its shape \(5, 5\) does not have"):
         HDF5Source("x.h5", ["data"], allow_external=True)
 
 
@@ -260,5 +261,30 @@ def test_sources_that_grow_must_have_grown_alike(here, rows, right):
         assert (found[::2] == VALUES[: rows[0]]).all()
         assert (found[1::2] == VALUES[: rows[1]]).all()
     else:
-        with pytest.raises(CorruptError, match=r"takes more values from .*\.h5:/there than its shape"):
+        with pytest.raises(CorruptError, match=r"takes values from .*\.h5:/there that its shape"):
             HDF5Source("x.h5", ["data"], allow_external=True)
+
+
+def resized(folder, shape, now, *, unlimited=False):
+    """A virtual dataset over all of a source of some shape, whose shape is another one now."""
+    with h5py.File(folder / "source.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(np.prod(shape)).reshape(shape), maxshape=(None, None), chunks=(2, 2))
+        layout = h5py.VirtualLayout((h5py.h5s.UNLIMITED if unlimited else shape[0], shape[1]), "i8")
+        source = h5py.VirtualSource(file["x"])
+        if unlimited:
+            layout = h5py.VirtualLayout(shape, "i8", maxshape=(None, shape[1]))
+            layout[: h5py.h5s.UNLIMITED] = source[: h5py.h5s.UNLIMITED]
+        else:
+            layout[:] = source
+        with h5py.File(folder / "v.h5", "w") as other:
+            other.create_virtual_dataset("x", layout)
+        file["x"].resize(now)
+    return HDF5Source(folder / "v.h5", ["x"], allow_external=True)
+
+
+def test_a_source_of_a_virtual_dataset_that_has_grown_in_another_axis_is_refused(tmp_path):
+    with pytest.raises(CorruptError, match=r"takes values from .*source\.h5:/x that its shape \(4, 3\) does not have"):
+        resized(tmp_path, (4, 2), (4, 3))
+    with pytest.raises(CorruptError, match=r"that its shape \(4, 1\) does not have"):
+        resized(tmp_path, (4, 2), (4, 1), unlimited=True)
+    assert read(resized(tmp_path, (4, 2), (6, 2)), [3])["x"].tolist() == [[6, 7]]
