@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # Separates these keys from those of sources, hooks and batches: see `sample_reader.py`.
 GLOBAL_KEYS = 6
-# Held from a seed to the last draw: loaders of training and validation share reader processes, with a thread each.
-_SEEDED = threading.RLock()
 
 
 class _Reading(threading.local):
@@ -43,8 +41,7 @@ class _Reading(threading.local):
         self.epoch = None if alike else epoch
         self.key = None if seed is None else derived_key(seed, 0 if alike else epoch, GLOBAL_KEYS)
         try:
-            with contextlib.nullcontext() if seed is None else _SEEDED:
-                yield
+            yield
         finally:
             self.epoch = self.key = None  # not as before: an interrupt may have left that
 

@@ -1,13 +1,11 @@
 """What drew from the global random generators is found, and they are put back."""
 
 import random
-import threading
 
 import numpy as np
 import pytest
 import torch
 
-from lit_async_data.sources.contract import randomness
 from lit_async_data.sources.contract.randomness import READING, put_back, seed_generators, states
 
 
@@ -27,44 +25,6 @@ def test_the_generators_that_were_drawn_from_are_named_and_put_back(draw, found)
         draw()
     assert drawn == found
     assert states() == before
-
-
-class Watched:
-    """A lock that tells when somebody wants it."""
-
-    def __init__(self):
-        self.lock, self.wanted = threading.RLock(), threading.Event()
-
-    def __enter__(self):
-        self.wanted.set()
-        self.lock.acquire()
-
-    def __exit__(self, *_):
-        self.lock.release()
-
-
-def test_two_threads_that_share_a_process_do_not_draw_from_each_others_seeds(monkeypatch):
-    """1. A thread has seeded the generators. 2. Another wants to. 3. The first draws. 4. The second seeds them."""
-    lock, order = Watched(), []
-    monkeypatch.setattr(randomness, "_SEEDED", lock)
-
-    def read():
-        with READING.of(0, 2, alike=False):
-            seed_generators(2)
-            order.append("second")
-
-    other = threading.Thread(target=read)
-    with READING.of(0, 1, alike=False):
-        seed_generators(1)
-        lock.wanted.clear()
-        other.start()
-        assert lock.wanted.wait(60)
-        drawn = random.random(), torch.rand(()).item()
-        order.append("first")
-    other.join()
-    seed_generators(1)
-    assert drawn == (random.random(), torch.rand(()).item())
-    assert order == ["first", "second"]
 
 
 def test_what_a_thread_reads_is_known_in_that_thread_and_forgotten_after_it_even_if_an_interrupt_had_left_some():
