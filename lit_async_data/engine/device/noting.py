@@ -15,7 +15,7 @@ import torch
 from lit_async_data.batch.tree import SCALARS
 from lit_async_data.engine.device.feed import moves
 
-# The most objects that are looked at: one of them may refer to the whole program.
+# The walk gives up after this many objects, since one of them may refer to the whole program.
 MOST = 50_000
 # They refer to no memory of a device, or to the whole program.
 SKIPPED: tuple[type, ...] = (type, types.ModuleType, types.CodeType, np.ndarray, np.generic, torch.Size)

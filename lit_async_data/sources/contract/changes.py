@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-# Values that are looked at, items of a container, and elements of an array that are compared by value.
+# Limits: values in one comparison, items of a container that is looked into, elements of an array compared by value.
 MOST, MOST_ITEMS, MOST_ELEMENTS = 4096, 64, 16
 PLAIN = (bool, int, str, bytes, type(None))
 CONTAINERS = (list, tuple, dict)

@@ -19,7 +19,7 @@ from lit_async_data.sources.hdf5.parts.texts import with_samples
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
 
-# More bytes of values are looked at only to drop samples; a missing value is then an error at its batch.
+# Larger fields are read at building only to drop samples; else a missing value is an error at its batch.
 MOST_BYTES, BLOCK_BYTES = 256 * 2**20, 2**22
 # Whether sources look; no if each sample is to raise its own error when it is read.
 LOOKS = contextvars.ContextVar("LOOKS", default=True)
