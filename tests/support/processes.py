@@ -65,7 +65,9 @@ def in_two_processes(loader):
     raise AssertionError("the second process never started")
 
 
-def sharing(first, *others):
-    """Have loaders share the processes of the first."""
-    for other in others:
-        other._machinery.wiring.reader_processes = first._machinery.wiring.reader_processes
+def sharing(*loaders):
+    """Have loaders share the processes of the first, though code of tests reads in them."""
+    processes = loaders[0]._machinery.wiring.reader_processes
+    for loader in loaders:
+        wiring = loader._machinery.wiring
+        wiring.reader_processes = wiring.own_processes = processes

@@ -34,6 +34,7 @@ from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, with_own_fields
 from lit_async_data.engine.pipeline.schedule import schedule_of
 from lit_async_data.engine.processes.pipelines import pipeline_of
+from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
@@ -411,7 +412,7 @@ class AsyncLoader(ResumableLoader):
             return engine
         self._say(logging.INFO, CHANGED)
         self._plans = {known: plan.begun_with(workers) for known, plan in self._plans.items()}
-        with self._wiring.reader_processes.kept():
+        with self._reader_processes.kept():
             self._stop()
             engine = self._running()
             engine.queue.prefetch(self._wanted(engine))
@@ -451,6 +452,11 @@ class AsyncLoader(ResumableLoader):
             asks=plan.workers.kind == "process",
         )
 
+    @property
+    def _reader_processes(self) -> ReaderProcesses:
+        draws = self.footprint.workers.seeds() and (self.source.runs_user_code or bool(self._hooks))
+        return self._wiring.own_processes if draws else self._wiring.reader_processes
+
     def _setup(self, plan: ResourcePlan) -> ReaderSetup:
         """What reads the batches, here or in a reader process."""
         source, options = self.source, self.options
@@ -472,7 +478,7 @@ class AsyncLoader(ResumableLoader):
         if not self._wiring.label:  # else `AsyncDataModule.describe` has said it
             self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
         try:
-            return pipeline_of(self._setup(plan), self._wiring.reader_processes, pin=pin, options=options), plan
+            return pipeline_of(self._setup(plan), self._reader_processes, pin=pin, options=options), plan
         except ConfigError as error:  # too little memory; or a source that was changed and cannot be pickled now
             is_asked = isinstance(error, MemoryBudgetError) and options.worker_kind == "process"
             if plan.workers.kind != "process" or is_asked:

@@ -232,8 +232,9 @@ class AsyncWiring(Wiring):
     quarantine: Quarantine
     # Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
     steps_wanted: StepsWanted = lambda: (None, None)
-    # They start with the first batch; loaders can share them.
+    # They start with the first batch. Loaders can share them, unless code of the user has their random generators.
     reader_processes: ReaderProcesses = dataclasses.field(default_factory=ReaderProcesses)
+    own_processes: ReaderProcesses = dataclasses.field(default_factory=ReaderProcesses)
 
 
 class ResumableLoader(BaseLoader):

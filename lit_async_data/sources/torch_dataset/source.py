@@ -59,8 +59,8 @@ class DatasetSource(Source):
     A dataset may open its files when it is first read: a reader process gets it as it was before, with the attributes
     that you have set since, also of a dataset inside it. What you set between two passes holds from the next pass on:
     what was read ahead is dropped, and reader processes get the dataset again. If the dataset, or one inside it, has a
-    method ``set_epoch``, the source calls it with the epoch of the samples that are read next, until you have set an
-    attribute with "epoch" in its name, as by calling the method. In a reader process, the global random generators of
+    method ``set_epoch``, the source calls it with the epoch of the samples that are read next, until you have set what
+    the method sets, as by calling it. In a reader process, the global random generators of
     torch (CPU), numpy and `random` are seeded before each sample. ``docs/data/any_loader.md`` says more of all three.
 
     Args:
@@ -88,6 +88,7 @@ class DatasetSource(Source):
         self._locks: dict[int, threading.Lock] = {}
         self._changes, self._is_driven = 0, False
         self._epoch: int | None = None
+        self._of_epoch = set[Path]()  # where ``set_epoch`` changes the dataset
         self._followers: list[Any] | None = None
         unread = Unread(dataset)
         self._watch = Watch()
@@ -177,7 +178,8 @@ class DatasetSource(Source):
             return
         self._changes += 1
         followers, self._followers = self._found_followers(), None
-        if followers and not self._is_driven and any("epoch" in str(path[-1]) for path in paths if path):
+        named = {path for path in paths if "epoch" in str(path[-1:])}
+        if followers and not self._is_driven and (self._of_epoch & set(paths) if self._of_epoch else named):
             self._is_driven = True
             log.info("%s: set_epoch is yours to call from now on, since you have set its epoch", self.name)
 
@@ -195,7 +197,7 @@ class DatasetSource(Source):
             except Exception as error:
                 raise _read_error(f"{type(each).__name__}.set_epoch({epoch})", 0, error) from error
         self._epoch = epoch
-        self._watch.look(self.dataset)
+        self._of_epoch.update(self._watch.look(self.dataset))
 
     def _found_followers(self) -> list[Any]:
         """The datasets with a method ``set_epoch``, but for those inside another one of these."""
