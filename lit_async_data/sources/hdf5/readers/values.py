@@ -38,16 +38,17 @@ def with_categories(parts: Sequence[StoredPart], new_reader: NewReader, *, drop:
         marking = list(map(_marking, fields))
         nulls = {each.conversion.null for each in fields[0].channels or fields[:1] if each.conversion}
         pairs = list(zip(found, fields, marking, strict=True))
-        size = sum(part.anchors.count * each.values.nbytes // each.values.rows for part, each, _ in pairs)
+        shape = fields[0].spec.stored_shape
+        size = sum(part.anchors.count * math.prod(shape) * each.values.dtype.itemsize for part, each, _ in pairs)
         if ("drop" in nulls) != drop or all(map(operator.is_, fields, marking)) or (size > MOST_BYTES and not drop):
             continue
         of = [dataclasses.replace(part, fields={**part.fields, key: each}) for part, _, each in pairs]
         with contextlib.closing(new_reader(of)) as reader:
-            missing, unlisted = _marked(reader, key, fields[0].spec.stored_shape)
+            missing, unlisted = _marked(reader, key, shape)
         wrong = np.flatnonzero(unlisted if drop else unlisted | missing)
         if wrong.size:
             with contextlib.closing(new_reader(found)) as reader:
-                reader.read(wrong[:1], {key: np.empty((1, *fields[0].spec.stored_shape), fields[0].spec.dtype)})
+                reader.read(wrong[:1], {key: np.empty((1, *shape), fields[0].spec.dtype)})
         kept = [np.flatnonzero(~lost) for lost in np.split(missing, reader.starts[1:-1])]
         found = [
             part if len(own) == part.anchors.count else part.at(part.anchors.rows(own))
@@ -71,11 +72,15 @@ def _marked(reader: PartReaders, key: str, shape: tuple[int, ...]) -> Flags:
     """Which samples have no value, and which a name that is no class; shape (2, samples)."""
     count = int(reader.starts[-1])
     marks, step = np.zeros((2, count), np.bool_), max(BLOCK_BYTES // (8 * math.prod(shape)), 1)
-    for first in range(0, count, step):
-        samples = np.arange(first, min(first + step, count))
+    blocks = [np.arange(first, min(first + step, count)) for first in range(0, count, step)]
+    while blocks:
+        samples = blocks.pop()
         values = np.zeros((len(samples), *shape), np.int64)
-        with contextlib.suppress(SourceError):
+        try:
             reader.read(samples, {key: values})
+        except SourceError:
+            blocks += np.array_split(samples, 2) if len(samples) > 1 else []
+            continue
         for which, mark in enumerate((MISSING, UNLISTED)):
             marks[which, samples] = (values == mark).reshape(len(samples), -1).any(axis=1)
     return marks

@@ -48,6 +48,9 @@ def test_a_chunk_that_cannot_be_read_is_left_for_its_batch(cells):
     with open(cells, "r+b") as file:
         file.seek(offset)
         file.write(b"\1\1\0")
+    with pytest.raises(FormatError, match="z, row 3: -1 is a missing value"):
+        HDF5Source(cells, {"z": Field("z", classes=["T", "B"])})
+    assert HDF5Source(cells, {"x": "x", "z": Field("z", null="drop")}).column("x").tolist() == [0, 1, 2, *range(4, 9)]
     source = HDF5Source(cells, {"x": "x", "z": Field("z", classes=["T", "B"])}, rows=[0, 5])
     assert source[1]["z"] == 1
     with pytest.raises(Exception, match="z"):
