@@ -38,12 +38,15 @@ from lit_async_data.sources.hdf5.parts.samples import (
     check_distinct,
     checked_stride,
     drop_empty,
+    found_names,
+    named_alike,
     parts_left_out,
+    renamed,
     rows_left_out,
     select_rows,
     warn_of_lacking,
-    with_absent,
     with_rows,
+    with_values,
     without,
 )
 from lit_async_data.sources.hdf5.parts.selection import (
@@ -53,7 +56,6 @@ from lit_async_data.sources.hdf5.parts.selection import (
     chosen_files,
     chosen_layouts,
 )
-from lit_async_data.sources.hdf5.parts.texts import found_names, named_alike, renamed, with_values
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.readers.values import with_categories
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
@@ -185,13 +187,12 @@ class HDF5Source(Source):
             rows=rows if isinstance(rows, str) else None,
             stride=checked_stride(stride, rows),
             allow_external=allow_external,
-            alone=len(self.paths) == 1,
         )
         cache = IndexCache(cache_dir)
         inspect = inspect_file if sample == "row" else inspect_groups
         try:
             inspected = [inspect(file, request, cache) for file in self.paths]
-            parts = with_absent([part for _, of_file in inspected for part in of_file], request)
+            parts = [part for _, of_file in inspected for part in of_file]
         except MissingError as error:
             raise (error if self._joined is None else self._joined.missing(error)) from error.__cause__
         check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})

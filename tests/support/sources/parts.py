@@ -9,6 +9,6 @@ def parts_of(path, fields, *, layout=None, group=None, cache_dir=None, allow_ext
     """The parts of one file, for arguments of `HDF5Source`."""
     chosen, _ = chosen_fields(fields)
     layouts = chosen_layouts(layout, list(chosen))
-    request = PartRequest(chosen, layouts, group, "row", rows=None, stride=1, allow_external=allow_external, alone=True)
+    request = PartRequest(chosen, layouts, group, "row", rows=None, stride=1, allow_external=allow_external)
     _, parts = inspect_file(str(path), request, IndexCache(cache_dir))
     return parts

@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,27 +21,29 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, length_key, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.places import EACH
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
+from lit_async_data.sources.hdf5.index.columns import Columns as ChunkColumns
+from lit_async_data.sources.hdf5.index.columns import IndexKey
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file, unsupported_reason
 from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
-from lit_async_data.sources.hdf5.parts.attributes import kept_field, value_of
 from lit_async_data.sources.hdf5.parts.joined import KEY
-from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, of_group
+from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredPart, kept_field, of_group, value_of
 from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups, names_in
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField, delivered_spec, numbered_row, padded_fields
-from lit_async_data.sources.hdf5.schema.categories import Coded, enumerated, find_coded
+from lit_async_data.sources.hdf5.parts.stored_field import (
+    StoredField,
+    WindowStarts,
+    delivered_spec,
+    numbered_row,
+    padded_fields,
+)
+from lit_async_data.sources.hdf5.schema.categories import Coded, enumerated, find_coded, is_numbered
 from lit_async_data.sources.hdf5.schema.conversion import Conversion
-from lit_async_data.sources.hdf5.schema.encoded import padded_spec
+from lit_async_data.sources.hdf5.schema.encoded import StoredSequences, padded_spec
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
 from lit_async_data.sources.hdf5.schema.images import NO_IMAGE, datasets_as_rows, images_in_groups, place_of_image
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, in_group, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.hdf5.schema.sequences import StoredSequences
-from lit_async_data.sources.hdf5.schema.texts import is_numbered
-from lit_async_data.sources.hdf5.schema.window_starts import WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py
@@ -49,6 +51,7 @@ from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.patterns import natural
 
 Array = npt.NDArray[Any]
+Columns = dict[str, Array]  # of a field, by name; an entry for each sample
 # Groups that are compared with what libhdf5 finds each time, beside the first and the last.
 PROBES = 3
 # Seconds from one line of the log to the next while groups are listed.
@@ -70,51 +73,45 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
-        fields = [(key, each.dataset, each.attr, each.kind, each.decode) for key, each in request.fields.items()]
         state = identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns
-        kept = IndexKey(path, f"{request.sample} {request.group} {fields}", *state, "", (), (), ())
-        found, absent = cache.load(kept), dict[str, SourceError]()
-        if found is None:
-            found, absent = _listed(group, request, names_of)
-            if all(f"{key} values" in found or f"{key} offsets" in found for key in request.fields):
-                cache.store(kept, found)
-        names = found["names"]
+        listed, kept_as = dict[str, Columns](), dict[str, IndexKey]()
+        for key, each in request.fields.items():
+            of = request.sample, request.group, *names_of.values(), key, each.attr, each.kind, each.decode
+            kept_as[key] = IndexKey(path, f"list of {of}", *state, "", (), (), ())
+            listed[key] = cache.load(kept_as[key]) or {}
+        if not all(listed.values()):
+            listed = _listed(group, request, names_of)
+            for key in kept_as if all({"values", "offsets"} & {*each} for each in listed.values()) else ():
+                cache.store(kept_as[key], listed[key])
+        names = next(iter(listed.values()))["names"]
         try:
-            there = [(key, name) for key, name in names_of.items() if key not in absent]
-            stored = {key: _field(group, key, name, request, found) for key, name in there}
+            stored = {key: _field(group, key, names_of[key], request, each) for key, each in listed.items()}
         except SourceError as error:
             raise of_group(error, names) from error.__cause__
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
-    each = EACH if request.sample == "group" else next(iter(names_of.values()))
-    lacking = {key: found[f"{key} lacking"] for key in names_of if found[f"{key} lacking"].size}
-    unlike = {
-        key: dict(zip(*(found[f"{key} {of}"].tolist() for of in ("unlike", "what")), strict=True)) for key in lacking
-    }
-    part = StoredPart(path, each, stored, anchors, names=names, lacking=lacking, unlike=unlike, absent=absent)
-    return identity, [part]
+    place = EACH if request.sample == "group" else next(iter(names_of.values()))
+    lacking = {key: Lacking(each["lacking"], each["why"]) for key, each in listed.items() if len(each["lacking"])}
+    return identity, [StoredPart(path, place, stored, anchors, names=names, lacking=lacking)]
 
 
-def _listed(
-    group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]
-) -> tuple[dict[str, Array], dict[str, SourceError]]:
-    """The samples that match and, for each field, where its datasets are, or the values of its attributes.
+def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]) -> dict[str, Columns]:
+    """For each field, the samples that match, and where its datasets are, or the values of its attributes.
 
-    And why no sample has a field, if another file may have it.
+    A sample that lacks the field has the entries of the first that has it.
     """
     import h5py
 
     if request.sample == "group":
-        listed, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
+        matches, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
     else:
-        listed, above = _named_alike(group, names_of)
+        matches, above = _named_alike(group, names_of)
     names, shown = list[bytes](), time.monotonic()
-    columns = {key: _Column(group, field, alone=request.alone) for key, field in request.fields.items()}
-    for number, name in enumerate(each.strip("/") for each in listed):
+    listers = {key: _Lister(group, field) for key, field in request.fields.items()}
+    for number, name in enumerate(each.strip("/") for each in matches):
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
-            advice = "cache_dir= keeps the list, and pack writes them into one dataset"
-            what = f"{request.sample}s are listed; {advice}"
-            _log.warning("%s: %d of %d %s", group.path, number, len(listed), what)
+            what = f"{request.sample}s are listed; cache_dir= keeps the list, and pack writes them into one dataset"
+            _log.warning("%s: %d of %d %s", group.path, number, len(matches), what)
         stored, node = name.encode(errors="surrogateescape"), None
         try:
             if not above:
@@ -128,14 +125,12 @@ def _listed(
         for key, field in request.fields.items():
             full = names_of[key].replace("*", name, 1).strip("/")
             within, own = above[key] if above else (node, field.dataset)
-            columns[key].add(len(names), within, own.replace("*", name, 1), full)
+            listers[key].add(len(names), within, own.replace("*", name, 1), full)
         names.append(stored)
     if not names:
         pattern = next(iter(names_of.values())) if above else request.group
         raise MissingError(f"{group.path}: {pattern!r} matches no {request.sample}; check the name", file=group.path)
-    found = {f"{key} {each}": of for key, column in columns.items() for each, of in column.found(len(names)).items()}
-    absent = {key: column.missing() for key, column in columns.items() if column.absent}
-    return {"names": np.array(names), **found}, absent
+    return {key: {"names": np.array(names), **lister.columns(len(names))} for key, lister in listers.items()}
 
 
 def _names_of_samples(request: PartRequest) -> dict[str, str]:
@@ -177,65 +172,55 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
     return sorted(found, key=natural), above
 
 
-class _Column:
-    """What is listed of a field. A sample that lacks it has the place of the first that has it; nothing reads it."""
+class _Lister:
+    """Lists a field of one sample after the other."""
 
-    def __init__(self, group: OpenGroup, field: Field, *, alone: bool) -> None:
-        self._group, self._field, self._alone = group, field, alone
-        self._of: _Values | _Images | _Places | None = None
-        self._first, self._lacking, self._missing = dict[str, Any](), array.array("q"), list[tuple[Exception, str]]()
-        self._unlike = dict[int, bytes]()  # what is wrong with samples of another type or shape
-        self._named = ""  # the first of them
+    def __init__(self, group: OpenGroup, field: Field) -> None:
+        self._group, self._field = group, field
+        self._kind: _Values | _Images | _Places | None = None  # that of the first sample that has the field
+        self._lacking, self._why = array.array("q"), list[bytes]()
+        self._missing, self._unlike = list[tuple[Exception, str]](), ""  # of the first such sample
 
     def add(self, number: int, node: Any, name: str, full: str) -> None:
-        group, field, again = self._group, self._field, 0
+        group, field, why = self._group, self._field, b""
         try:
-            text = not (self._of or field.attr or field.decode) and is_numbered(group, full, field)
-            kind = _Values if field.attr or text else _Images if field.decode else _Places
-            of = self._of or kind(group, field)
-            of.add(node, name, full)
+            text = not (self._kind or field.attr or field.decode) and is_numbered(group, full, field)
+            kind = self._kind or (_Values if field.attr or text else _Images if field.decode else _Places)(group, field)
+            kind.add(node, name, full)
         except _UnlikeError as error:
-            self._named, again = self._named or full, 1
-            self._lacking.append(number)
-            self._unlike[number] = str(error).encode()
+            self._unlike, why = self._unlike or full, str(error).encode()
         except (MissingError, *LIBRARY_ERRORS) as error:
             if not isinstance(error, MissingError) and full in group.file:
                 if not field.attr:
                     open_dataset(group.file, group.path, full)  # says what is wrong
                 raise
             self._missing = self._missing or [(error, full)]
-            self._lacking.append(number)
-            again = 1
-            if self.absent and number == MISSES and self._alone:
-                raise self.missing() from None
+            if self._kind is None and number == MISSES:
+                self._raise_missing()
         else:
-            if self._of is None:
-                self._of, again = of, len(self._lacking)
-                self._first = {each: listed[:] for each, listed in of.found.items()}
-        for each, listed in self._of.found.items() if self._of and again else ():
-            listed.extend(self._first[each] * again)
+            self._kind = kind
+            return
+        self._lacking.append(number)
+        self._why.append(why)
 
-    def found(self, count: int) -> dict[str, Array]:
-        """The columns of all ``count`` samples, of which most must have the type and shape of the first."""
-        found, unlike = {} if self._of is None else self._of.found, [*self._unlike.values()]
-        if 2 * len(unlike) > count - len(self._lacking) + len(unlike):
-            path, name = self._group.path, self._named
-            raise FormatError(f"{path}:/{name}: {unlike[0].decode()}", file=path, dataset=name)
-        columns = {"lacking": self._lacking, "unlike": [*self._unlike], **found}
-        return {each: np.array(listed) for each, listed in columns.items()} | {"what": np.array(unlike, "S")}
-
-    @property
-    def absent(self) -> bool:
-        return self._of is None
-
-    def missing(self) -> SourceError:
+    def _raise_missing(self) -> NoReturn:
         [(error, full)] = self._missing
-        try:
-            if not isinstance(error, MissingError):
-                open_dataset(self._group.file, self._group.path, full)  # says what is wrong
-            raise error
-        except SourceError as said:
-            return said.with_traceback(None)
+        if not isinstance(error, MissingError):
+            open_dataset(self._group.file, self._group.path, full)  # says what is wrong
+        raise error
+
+    def columns(self, count: int) -> Columns:
+        """The columns of all ``count`` samples, of which most must have the type and shape of the first."""
+        lacking, why, path = np.array(self._lacking), np.array(self._why, "S"), self._group.path
+        unlike = why[why != b""]
+        if len(unlike) > count - len(lacking):
+            what = f"{path}:/{self._unlike}: {unlike[0].decode()}"
+            raise FormatError(what, file=path, dataset=self._unlike)
+        if self._kind is None:
+            self._raise_missing()
+        entries = np.cumsum(np.isin(np.arange(count), lacking, invert=True)) - 1
+        entries[lacking] = 0
+        return {"lacking": lacking, "why": why, **self._kind.columns(entries)}
 
 
 class _UnlikeError(Exception):
@@ -246,44 +231,46 @@ class _Values:
     """The attributes, or the single texts, of one name."""
 
     def __init__(self, group: OpenGroup, field: Field) -> None:
-        self._group, self._path, self._field = group, group.path, field
-        self.found: dict[str, Any] = {"values": []}
+        self._group, self._field, self._values = group, field, list[Any]()
         self._dtype: np.dtype[Any] | None = None  # of the first
 
     def add(self, node: Any, name: str, full: str) -> None:
         import h5py
 
         low: Any = h5py
-        values, attr = self.found["values"], self._field.attr
+        attr = self._field.attr
         if attr:
             _refuse_link(self._group, node, name.encode(), full)
-            of = low.h5o.open(node, name.encode() or b".")
-            value = value_of(of, self._field, self._path, full)
+            value = value_of(low.h5o.open(node, name.encode() or b"."), self._field, self._group.path, full)
         else:
             value = np.asarray(self._group.whole(f"/{full}", "")[()])
-        values.append(value[()])
         first = self._dtype = self._dtype or value.dtype
         alike = value.dtype == first and enumerated(value.dtype) == enumerated(first)
         if value.shape or not (alike or value.dtype.kind == first.kind == "S"):
             what = f"its {attr or 'value'!r} is {value.dtype} {value.shape}, but {first} in the first sample"
-            del values[-1]
             raise _UnlikeError(f"{what}; write it as one type")
+        self._values.append(value[()])
+
+    def columns(self, entries: Indices) -> Columns:
+        return {"values": np.array(self._values)[entries]}
 
 
 class _Images:
     """Where the encoded images of one name are in the file."""
 
     def __init__(self, group: OpenGroup, _: Field) -> None:
-        self._group = group
-        self.found: dict[str, Any] = {"offsets": array.array("q"), "sizes": array.array("I")}
+        self._group, self._offsets, self._sizes = group, array.array("q"), array.array("I")
 
     def add(self, node: Any, name: str, full: str) -> None:
         _refuse_link(self._group, node, name.encode(), full)
         place = place_of_image(self._group, node, full.removesuffix(name).strip("/"), name)
         if place is None:
             raise _UnlikeError(f"{NO_IMAGE}; write one")
-        for listed, each in zip(self.found.values(), place, strict=True):
-            listed.append(each)
+        self._offsets.append(place[0])
+        self._sizes.append(place[1])
+
+    def columns(self, entries: Indices) -> Columns:
+        return {"offsets": np.array(self._offsets)[entries], "sizes": np.array(self._sizes)[entries]}
 
 
 class _Places:
@@ -294,8 +281,8 @@ class _Places:
         self._alike: Any = None  # the first: its name, itself, and its type
         self._first: Any = None  # the first that is not empty, and how it is stored
         self._unwritten = group.file.userblock_size - 1
-        columns = zip(("lengths", "counts", "chunks", *Columns._fields), "qIqqII", strict=True)
-        self.found: dict[str, Any] = {name: array.array(code) for name, code in columns}
+        self._lengths, self._counts, self._chunks = array.array("q"), array.array("I"), array.array("q")
+        self._places: Any = ChunkColumns(array.array("q"), array.array("I"), array.array("I"))  # type: ignore[arg-type]
 
     def add(self, node: Any, name: str, full: str) -> None:
         import h5py
@@ -326,10 +313,23 @@ class _Places:
                 columns = columns_of(dataset) if known and properties.equal(like) else None
         if columns is None:
             external_files(h5py.Dataset(found), group.file, full, allowed=False)
-            self.found = {each: self.found[each] for each in ("lengths", "counts", "chunks")}
-        columns = [length], [len(columns[0]) if columns else 0], chunk, *(columns or ())
-        for listed, each in zip(self.found.values(), columns, strict=False):
-            listed.extend(each)
+            self._places = None
+        self._lengths.append(length)
+        self._counts.append(len(columns[0]) if columns else 0)
+        self._chunks.extend(chunk)
+        for places, each in zip(self._places or (), columns or (), strict=False):
+            places.extend(each)
+
+    def columns(self, entries: Indices) -> Columns:
+        """As listed; the places are those of all chunks of the first sample, then of the second, and so on."""
+        chunks = np.array(self._chunks).reshape(len(self._lengths), -1)[entries]
+        every, found = np.array(self._counts, np.int64), {"lengths": np.array(self._lengths)[entries]}
+        found |= {"counts": every[entries], "chunks": chunks.ravel()}
+        ends = np.cumsum(found["counts"])
+        begins = np.cumsum(every)[entries] - ends
+        numbers = np.arange(ends[-1]) + np.repeat(begins, found["counts"])
+        places = {} if self._places is None else self._places._asdict()
+        return found | {name: np.array(each)[numbers] for name, each in places.items()}
 
 
 def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, checked: bool = False) -> None:
@@ -361,28 +361,31 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
     return StoredDataset(group.path, name, shape, dtype, 0, FieldSpec(shape, dtype), offset, 1, False, slow=slow)
 
 
-def _field(group: OpenGroup, key: str, name: str, request: PartRequest, found: dict[str, Array]) -> StoredField:
-    where, path, field, names = f"fields.{key}", group.path, request.fields[key], found["names"]
-    lacking = found[f"{key} lacking"]
-    if f"{key} values" in found:
-        label, values = name + (f"@{field.attr}" if field.attr else ""), found[f"{key} values"]
+def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns: Columns) -> StoredField:
+    where, path, field, names, lacking = (
+        f"fields.{key}",
+        group.path,
+        request.fields[key],
+        columns["names"],
+        columns["lacking"],
+    )
+    having = np.delete(names, lacking)
+    if "values" in columns:
+        label, values = name + (f"@{field.attr}" if field.attr else ""), columns["values"]
         if field.attr and values.dtype.kind in "iu":  # the first names those of all
-            full = in_group(name, np.delete(names, lacking), 0)
+            full = in_group(name, having, 0)
             values = values.astype(value_of(group.node(full or "/").id, field, path, full).dtype)
-        kept = kept_field(path, label, values, field, rows=len(names), where=where, names=names)
-        kept.values.kept[lacking] = IGNORED if kept.text else 0
-        return kept
+        return kept_field(path, label, values, field, where=where, names=names, lacking=lacking)
     names = names.copy()
-    names[lacking] = np.delete(names, lacking)[0]
+    names[lacking] = having[0]
     if field.decode:
         if key in request.layouts:
             raise ConfigError(f"{request.layouts[key]!r} for {key}: images have their channels first", "layout")
-        rows = datasets_as_rows(path, name, found[f"{key} offsets"], found[f"{key} sizes"], names=names)
+        rows = datasets_as_rows(path, name, columns["offsets"], columns["sizes"], names=names)
         file: Any = group.file
         images = images_in_groups(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
         return StoredField(images.rows, images.decoder.spec, images=images)
-    of_key = {column.removeprefix(f"{key} "): each for column, each in found.items()} | {"names": names}
-    sequences = _stacked(group, name, request.layouts.get(key), of_key)
+    sequences = _as_one(group, name, request.layouts.get(key), names, columns)
     stored = sequences.rows
     native = stored.dtype.newbyteorder("=")
     first = dataclasses.replace(_coded_alike(group, name, names), name=name)
@@ -416,44 +419,44 @@ def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPa
         lengths = np.unique(np.concatenate([each.lengths for each in found if each] or [np.ones(1, np.int64)]))
         uneven = None not in found and (len(lengths) > 1 or not lengths[0])
         asked = any(getattr(field, each) != getattr(Field, each) for each in VARIABLE) and not field.decode
-        parts = [_settled(part, key, request, uneven=uneven or asked) for part in parts]
+        for number, part in enumerate(parts):
+            plain = {key: dataclasses.replace(part.fields[key], sequences=None)}
+            fields = _padded(part, key, request) if uneven or asked else plain
+            parts[number] = dataclasses.replace(part, fields={**part.fields, **fields})
     return parts
 
 
-def _settled(part: StoredPart, key: str, request: PartRequest, *, uneven: bool) -> StoredPart:
+def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, StoredField]:
     field, of_key = request.fields[key], part.fields[key]
-    fields, sequences = {key: dataclasses.replace(of_key, sequences=None)}, of_key.sequences
-    if uneven:
-        if sequences is None or key in request.layouts or field.classes or length_key(key) in request.fields:
-            needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
-            raise ConfigError(f"{of_key.stored}: samples of variable length {needs}; change these", f"fields.{key}")
-        try:
-            row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
-            spec = padded_spec(sequences.lengths, field.max_length, row, of_key.values)
-        except FormatError as error:
-            raise of_group(error, part.names) from error
-        fields = padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
-    return dataclasses.replace(part, fields={**part.fields, **fields})
+    sequences = of_key.sequences
+    if sequences is None or key in request.layouts or field.classes or length_key(key) in request.fields:
+        needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
+        raise ConfigError(f"{of_key.stored}: samples of variable length {needs}; change these", f"fields.{key}")
+    try:
+        row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
+        spec = padded_spec(sequences.lengths, field.max_length, row, of_key.values)
+    except FormatError as error:
+        raise of_group(error, part.names) from error
+    return padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
 
 
-def _stacked(group: OpenGroup, name: str, layout: str | None, found: dict[str, Array]) -> StoredSequences:
+def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, columns: Columns) -> StoredSequences:
     """The datasets of all samples as one, as long as the longest."""
-    path, names, lengths = group.path, found["names"], found["lengths"]
+    path, lengths, counts = group.path, columns["lengths"], columns["counts"]
     first = _inspect_sample(group, in_group(name, names, int(lengths.argmax())))
     shape = (len(names), *first.shape)
     _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
-    sample, chunks = list(first.shape), found["chunks"].reshape(len(names), -1)
+    sample, chunks = list(first.shape), columns["chunks"].reshape(len(names), -1)
     if channel is not None:
         sample.insert(0, sample.pop(channel))
     dtype = first.dtype.newbyteorder("=")
     spec = FieldSpec(tuple(sample), dtype if sample or dtype.kind not in "iu" else np.dtype(np.int64), channel)
     stored = StoredDataset(path, name, shape, first.dtype, 0, spec, None, 1, first.filtered, names=names)
-    ends = np.cumsum(found["counts"], dtype=np.int64)
-    nbytes = lengths * (math.prod(shape[2:]) * dtype.itemsize)
-    references = np.stack([nbytes, ends - found["counts"], ends], axis=1)
+    ends = np.cumsum(counts)
+    references = np.stack([lengths * (math.prod(shape[2:]) * dtype.itemsize), ends - counts, ends], axis=1)
     sequences = StoredSequences(stored, None, references, first.dtype, FieldSpec(shape[1:], dtype), chunks)
-    if "offsets" in found and ((lengths != lengths[0]).any() or (chunks == chunks[0]).all()):
-        places = Columns(*(found[each] for each in Columns._fields))
+    if "offsets" in columns and ((lengths != lengths[0]).any() or (chunks == chunks[0]).all()):
+        places = ChunkColumns(*(columns[each] for each in ChunkColumns._fields))
         plain = FilterPipeline((), first.nbytes)
         one = first.index or ChunkIndex(first.shape, (1,) * len(first.shape), *places, plain, 0)
         index = ChunkIndex((1, *one.shape), (len(names), *one.grid), *places, one.filters, one.fill)

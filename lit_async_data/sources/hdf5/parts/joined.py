@@ -19,7 +19,6 @@ from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.selection import FieldLike, check_options
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
-from lit_async_data.sources.hdf5.parts.texts import names_of
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
@@ -88,7 +87,7 @@ class JoinedTable:
         for field in self.fields.values():
             self._refuse_both(field.dataset, parts[0])
         if isinstance(self._what, Field):
-            units = {text: [text] for text in names_of(parts[0].fields[KEY])}
+            units = {text: [text] for text in parts[0].fields[KEY].texts}
             own = self._ids(parts)
         else:
             found = [_groups(part) if self._what == "group" else [part.path] for part in parts]

@@ -7,31 +7,41 @@ import itertools
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import FieldSpec, contradict, listed_names
+from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, contradict, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.parts.attributes import inspect_attribute
 from lit_async_data.sources.hdf5.parts.selection import chosen_groups
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField, inspect_field
-from lit_async_data.sources.hdf5.schema.categories import Coded, find_coded
+from lit_async_data.sources.hdf5.parts.stored_field import (
+    Span,
+    StoredField,
+    WindowStarts,
+    anchor_range,
+    delivered_spec,
+    inspect_field,
+    numbered_field,
+    numbered_row,
+)
+from lit_async_data.sources.hdf5.schema.categories import Coded, enumerated, find_coded, numbered
 from lit_async_data.sources.hdf5.schema.compound import member_of, members
+from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, in_group
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup, Tables
-from lit_async_data.sources.hdf5.schema.window_starts import Span, WindowStarts, anchor_range
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
 log = logging.getLogger(__name__)
 
+OUTSIDE = b"refers to a place outside of the file; restore the file"
 READ_BY_H5PY = "%s: is read by h5py, one thread at a time: %s"
 
 
@@ -46,7 +56,13 @@ class PartRequest:
     rows: str | None  # name of a dataset with row numbers or a mask, or None
     stride: int
     allow_external: bool
-    alone: bool  # whether there is one file
+
+
+class Lacking(NamedTuple):
+    """The rows that cannot be read, ascending; and why, as bytes: none if the dataset is missing."""
+
+    rows: Indices
+    why: npt.NDArray[np.bytes_]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,14 +77,16 @@ class StoredPart:
     names: npt.NDArray[np.bytes_] | None = None  # what the ``*`` stands for in each row, as bytes
     # The row of the table of each row, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
-    lacking: Mapping[str, Indices] = dataclasses.field(default_factory=dict)  # of fields, the rows without a value
-    # What is wrong with those of them that have another type or shape than the others, by row.
-    unlike: Mapping[str, Mapping[int, bytes]] = dataclasses.field(default_factory=dict)
-    absent: Mapping[str, SourceError] = dataclasses.field(default_factory=dict)  # why no row has a value of a field
+    lacking: Mapping[str, Lacking] = dataclasses.field(default_factory=dict)  # by field
 
     @property
     def rows(self) -> int:
         return 0 if self.empty else next(each.stored.rows for each in self.fields.values() if each.at is None)
+
+    @property
+    def own_rows(self) -> Indices:
+        """The row of each sample."""
+        return self.anchors.rows(np.arange(self.anchors.count))
 
     @property
     def anchor_range(self) -> Span:
@@ -120,25 +138,16 @@ class StoredPart:
         return None
 
     def lacks(self, key: str, anchors: Indices) -> Indices:
-        """For each anchor, the first row that a field reads for it and that lacks a value; −1 for none."""
-        if key not in self.lacking:
-            return np.full(len(anchors), -1)
-        field = self.fields[key]
-        rows = field.window_rows(field.own(anchors))
-        lost = np.isin(rows, self.lacking[key])
-        return np.where(lost.any(axis=1), rows[np.arange(len(rows)), lost.argmax(axis=1)], -1)
+        """The rows of samples that a field cannot read."""
+        rows = self.fields[key].own(anchors)
+        return rows[np.isin(rows, self.lacking[key].rows if key in self.lacking else [])]
 
     def lack(self, key: str, row: int) -> SourceError:
-        field = self.fields[key]
-        if field.ranges:
-            return field.ranges.lack(row)
-        stored, unlike = field.values, self.unlike.get(key, {}).get(row)
-        kind: type[SourceError] = FormatError if unlike else MissingError
-        what = unlike.decode() if unlike else "is missing; write it"
-        if self.names is None:
-            kind, what = CorruptError, "refers to a place outside of the file; restore the file"
+        stored, (rows, why) = self.fields[key].values, self.lacking[key]
+        what = why[np.searchsorted(rows, row)].decode()
+        kind = CorruptError if self.names is None else FormatError if what else MissingError
         whole = dataclasses.replace(stored, names=self.names)  # its own names are those of samples that have a value
-        return kind(f"{whole.at(row)}: {what}", file=self.path, dataset=stored.name, row=row)
+        return kind(f"{whole.at(row)}: {what or 'is missing; write it'}", file=self.path, dataset=stored.name, row=row)
 
     def group_of(self, row: int) -> str:
         return self.group if self.names is None else in_group(self.group, self.names, row)
@@ -146,7 +155,7 @@ class StoredPart:
     def rows_of_table(self) -> Indices:
         """The row of the table of each sample."""
         assert self.table_rows is not None
-        rows = self.anchors.rows(np.arange(self.anchors.count))
+        rows = self.own_rows
         return self.table_rows[rows if len(self.table_rows) > 1 else np.zeros_like(rows)]
 
     def column(self, name: str, *, allow_external: bool) -> tuple[npt.NDArray[Any], Coded]:
@@ -173,7 +182,7 @@ class StoredPart:
             values = np.array([each.decode(errors="surrogateescape") for each in values.tolist()], object)
         if coded.place or coded.mask is not None:
             values = coded.texts(values, self.path)
-        return values[self.anchors.rows(np.arange(self.anchors.count))], coded
+        return values[self.own_rows], coded
 
     def padded(self, widths: Mapping[str, int]) -> StoredPart:
         """A copy of this part whose samples of variable length are padded to these lengths."""
@@ -260,8 +269,9 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     if kept:
         fields |= {key: inspect_attribute(group, key, field, rows) for key, field in kept.items()}
         fields = {key: fields[key] for key in [*request.fields, *fields] if key in fields}
-    places = [(key, of.sequences or of.ranges) for key, of in (fields | of_anchors).items()]
-    lacking = {key: each.lost for key, each in places if each and len(each.lost)}
+    sequences = {key: of.sequences for key, of in (fields | of_anchors).items()}
+    lost = {key: each.lost for key, each in sequences.items() if each and len(each.lost)}
+    lacking = {key: Lacking(rows, np.array([OUTSIDE] * len(rows))) for key, rows in lost.items()}
     part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride), lacking=lacking)
     if request.rows is None and of_anchors:
         raise ConfigError("'anchor' needs rows=NAME, the row of each anchor", f"fields.{next(iter(of_anchors))}.per")
@@ -275,9 +285,79 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     return part
 
 
+def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
+    """The value of an attribute of an object of libhdf5, as an array without axes: a number, or bytes of text."""
+    import h5py
+
+    where = f"{path}:/{name}: its attribute {field.attr!r}"
+    context: dict[str, Any] = {"file": path, "dataset": name}
+    try:
+        stored = h5py.h5a.open(node, str(field.attr).encode())
+    except KeyError:
+        raise MissingError(
+            f"{where} is missing; write it, or choose by their names those that have it", **context
+        ) from None
+    values = np.empty(stored.shape, stored.dtype)
+    stored.read(values)
+    value: Any = values.reshape(-1)[0] if values.size == 1 else None
+    if isinstance(value, bytes | str):
+        return np.array(value if isinstance(value, bytes) else value.encode(errors="surrogateescape"))
+    if value is None or (values.dtype.kind, values.dtype.itemsize) not in TENSOR_TYPES:
+        raise FormatError(f"{where} holds {values.dtype} {values.shape}, not one number; leave it out", **context)
+    return values.reshape(())
+
+
+def kept_field(
+    path: str,
+    name: str,
+    values: npt.NDArray[Any],
+    field: Field,
+    *,
+    where: str,
+    rows: int | None = None,
+    names: Any = None,
+    lacking: Any = (),
+) -> StoredField:
+    """A field of values that are kept in memory: one for each row, or one for all ``rows``. Some may lack a text."""
+    native = values.dtype.newbyteorder("=")
+    stored = StoredDataset(
+        path,
+        name,
+        (rows or len(values),),
+        native,
+        0,
+        FieldSpec((), native),
+        None,
+        1,
+        filtered=False,
+        kept=values,
+        names=names,
+    )
+    if native.kind == "S" or field.kind:
+        codes, row = numbered(values, field, stored, where)
+        codes[[*lacking]] = IGNORED
+        return numbered_field(dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes), field, where)
+    numbering, row = numbered_row(Coded(name, enumerated(values.dtype)), field, stored.spec, stored, where)
+    spec = delivered_spec(field, row, where)
+    convert = Conversion(path, name, numbering=numbering, names=names)
+    kept = convert(values.astype(native), np.arange(len(values)), spec.dtype).astype(spec.dtype)
+    return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
+
+
+def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> StoredField:
+    """The attribute of the group of a part, or of a dataset in it, as a field of all rows."""
+    name = group.name(field.dataset) if field.dataset else group.group
+    node = group.node(name)
+    if node is None:
+        raise MissingError(f"{group.path}: has no {name!r}; check the name", file=group.path, dataset=name)
+    value = value_of(node.id, field, group.path, name.strip("/"))
+    label = f"{name.strip('/')}@{field.attr}"
+    return kept_field(group.path, label, value.reshape(1), field, rows=rows, where=f"fields.{key}")
+
+
 def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
     """A field that has a value for each anchor."""
-    rows, numbers = np.unique(part.anchors.rows(np.arange(part.anchors.count)), return_index=True)
+    rows, numbers = np.unique(part.own_rows, return_index=True)
     if field.stored.rows != part.anchors.count or len(rows) < part.anchors.count:
         what = f"has {field.stored.rows} values for {part.anchors.count} anchors, at {len(rows)} different rows"
         raise FormatError(f"{field.stored}: {what}; per='anchor' needs a value and a row of its own for each")

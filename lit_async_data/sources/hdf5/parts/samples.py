@@ -1,4 +1,4 @@
-"""The samples of a source over all of its parts: at a stride, or at chosen rows."""
+"""The samples of a source over all of its parts: at a stride, or at chosen rows; and the names of their text."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.parts.joined import ends_of
-from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, of_group, row_numbers
+from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group, row_numbers
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
+from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
+from lit_async_data.sources.table.labels import Labels, in_order
+from lit_async_data.sources.table.text import no_classes, note_names, trim
 
 log = logging.getLogger(__name__)
 
 # Parts that a message lists.
 NAMED = 20
+# Rows that a message names.
+NAMED_ROWS = 5
 
 
 def check_distinct(files: Mapping[str, FileIdentity]) -> None:
@@ -154,36 +159,6 @@ def rows_left_out(parts: Sequence[StoredPart]) -> str:
     return f"{lost:,} of {total:,} rows begin no window (the {' and the '.join(ends)} of each part)"
 
 
-def with_absent(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:
-    """The parts, in which a field that no sample of a file has is as in another file; nothing reads it."""
-    of_key = {key: field for part in reversed(parts) for key, field in part.fields.items()}
-    for key, error in (each for part in parts for each in part.absent.items()):
-        if key not in of_key:
-            raise error
-    filled = list[StoredPart]()
-    for part in parts:
-        fields = dict(part.fields) | {key: _absent(of_key[key], part) for key in part.absent}
-        fields = {key: fields[key] for key in (request.fields if part.absent else fields)}
-        filled.append(dataclasses.replace(part, fields=fields, absent={}))
-    return filled
-
-
-def _absent(of: StoredField, part: StoredPart) -> StoredField:
-    """A field of a part that is as in another one."""
-    stored, sequences, names = of.values, of.sequences, part.names
-    assert names is not None
-    count = len(names)
-    kept = None if stored.kept is None else np.full(count, IGNORED if of.text else 0, stored.dtype)
-    shape = (count, *stored.shape[1:])
-    rows = dataclasses.replace(stored, path=part.path, shape=shape, index=None, names=part.names, kept=kept)
-    if sequences:
-        first: Any = sequences
-        places, chunks = (np.repeat(each[:1], count, axis=0) for each in (first.references, first.chunks))
-        sequences = dataclasses.replace(sequences, rows=rows, references=places, chunks=chunks)
-    images = of.images and dataclasses.replace(of.images, rows=rows)
-    return dataclasses.replace(of, stored=rows, images=images, sequences=sequences)
-
-
 def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts that have samples. Warns of the others, since the user may have meant a shorter window."""
     short = [part for part in parts if not part.anchors.count and part.anchors.chosen is None]
@@ -209,10 +184,9 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
 def warn_of_lacking(parts: Sequence[StoredPart], name: str) -> None:
     """Log, for each field, how many samples are known to lack it, and the first of them."""
     for key in dict.fromkeys(key for part in parts for key in part.lacking if key in part.fields):
-        rows = [part.lacks(key, part.anchors.rows(np.arange(part.anchors.count))) for part in parts]
-        lacking = [(part, row) for part, own in zip(parts, rows, strict=True) for row in own[own >= 0].tolist()]
+        lacking = [(part, row) for part in parts for row in part.lacks(key, part.own_rows).tolist()]
         if lacking:
-            (part, row), total = lacking[0], sum(map(len, rows))
+            (part, row), total = lacking[0], sum(part.anchors.count for part in parts)
             error = of_group(part.lack(key, row), part.names)
             if len(lacking) == total:
                 raise error
@@ -222,7 +196,7 @@ def warn_of_lacking(parts: Sequence[StoredPart], name: str) -> None:
 
 def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[StoredPart]:
     """The parts without the samples to exclude."""
-    rows = [part.anchors.rows(np.arange(part.anchors.count)) for part in parts]
+    rows = [part.own_rows for part in parts]
     stored = [
         StoredSamples(part.path, part.group, part.rows, own, part.names) for part, own in zip(parts, rows, strict=True)
     ]
@@ -232,3 +206,78 @@ def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[St
         for part, own, mask in zip(parts, rows, kept, strict=True)
         if mask.any()
     ]
+
+
+def found_names(part: StoredPart) -> dict[str, tuple[str, ...]]:
+    """What the numbers of fields of text stand for, where the user did not say."""
+    fields = part.fields.items()
+    return {key: field.texts for key, field in fields if field.text and not field.text.classes}
+
+
+def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts, in which a number stands for the same text."""
+    found = [found_names(part) for part in parts]
+    common = {key: in_order(name for each in found for name in each.get(key, ())) for key in found[0]}
+    for key, names in common.items():
+        field, kind = parts[0].fields[key], getattr(parts[0].fields[key].text, "kind", None)
+        if kind is None and (what := no_classes(names)):
+            what = f"{field.stored}: {what}, or write kind='class' if these are the names of classes"
+            raise FormatError(what, file=parts[0].path, dataset=field.values.name)
+        if kind != "text":
+            note_names(str(field.stored), names)
+            common[key] = in_order(map(trim, names))
+    return [renamed(part, common) for part in parts]
+
+
+def renamed(part: StoredPart, names: Mapping[str, Sequence[str]], cure: str = "") -> StoredPart:
+    """A part with text numbered by other names. Those of the user stay."""
+    others = {key: tuple(names[key]) for key, own in found_names(part).items() if tuple(names.get(key, own)) != own}
+    fields = {key: _renamed(part, part.fields[key], wanted, cure) for key, wanted in others.items()}
+    return dataclasses.replace(part, fields={**part.fields, **fields})
+
+
+def _renamed(part: StoredPart, field: StoredField, names: tuple[str, ...], cure: str) -> StoredField:
+    def unknown(row: int, text: str) -> SourceError:
+        return of_group(unknown_text(field.values, row, text, names, cure), part.names)
+
+    kept = Labels(field.values.kept, field.spec.classes, texts=field.spec.texts).of_classes(names, unknown).values
+    stored = dataclasses.replace(field.values, kept=kept)
+    return dataclasses.replace(field, spec=named(field.spec, field.text, names), stored=stored)
+
+
+def with_values(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts without the samples that lack a text or a row of the table; an error where text must not be empty."""
+    return with_samples(list(map(_with_values, parts)))
+
+
+def with_samples(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    left = [part for part in parts if part.anchors.count]
+    if not left:
+        raise FormatError(f"{parts[0]}: no sample is left that has a value of each field, and a row of the table")
+    return left
+
+
+def _with_values(part: StoredPart) -> StoredPart:
+    if part.table_rows is not None and (part.table_rows < 0).any():
+        part = part.at(part.anchors.rows(np.flatnonzero(part.rows_of_table() >= 0)))
+    fields = [(key, each) for key, each in part.fields.items() if each.text and each.text.null != "ignore"]
+    for key, field in fields:
+        missing = field.values.kept == IGNORED
+        missing[part.lacking[key].rows if key in part.lacking else []] = False
+        if not missing.any():
+            continue
+        rows = part.own_rows
+        own = field.window_rows(field.own(rows))
+        lacks = missing[own if len(missing) > 1 else np.zeros_like(own)]
+        if lacks.any() and field.text and field.text.null == "error":
+            every = np.unique(own[lacks]).tolist()
+            which = "row" if len(every) == 1 else "rows"
+            listed = ", ".join(map(str, every[:NAMED_ROWS])) + (
+                f", … ({len(every)} in all)" if len(every) > NAMED_ROWS else ""
+            )
+            what = f"no text in {which} {listed}; write it, or set null='ignore' (−100) or null='drop'"
+            where = {"file": part.path, "dataset": field.values.name, "row": every[0]}
+            place = field.stored if part.names is None else field.values.at(every[0])
+            raise of_group(FormatError(f"{place}: {what}", **where), part.names)
+        part = part.at(rows[~lacks.any(axis=1)])
+    return part

@@ -1,8 +1,10 @@
-"""`StoredField`: one field of one part: what is read for it, and how that is converted."""
+"""`StoredField`: one field of one part: what is read for it, and how that is converted; and the rows of its windows."""
 
 from __future__ import annotations
 
 import dataclasses
+import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,27 +14,86 @@ from lit_async_data.batch.spec import FieldSpec, length_key, mask_key
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import check_unindexed
-from lit_async_data.sources.hdf5.schema.categories import Coded, Numbering, find_coded
+from lit_async_data.sources.hdf5.schema.categories import Coded, Numbering, find_coded, inspect_texts, is_numbered
 from lit_async_data.sources.hdf5.schema.conversion import PACKING, Conversion, Packing
-from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, encoding, inspect_sparse, inspect_variable
+from lit_async_data.sources.hdf5.schema.encoded import (
+    StoredRanges,
+    StoredSequences,
+    element_type,
+    encoding,
+    inspect_sequences,
+    inspect_sparse,
+    inspect_variable,
+)
 from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field
 from lit_async_data.sources.hdf5.schema.images import StoredImages, inspect_images
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
-from lit_async_data.sources.hdf5.schema.sequences import StoredSequences, element_type, inspect_sequences
-from lit_async_data.sources.hdf5.schema.texts import inspect_texts, is_numbered
-from lit_async_data.sources.hdf5.schema.window_starts import Span
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
     import h5py
 
+Span = tuple[int, int]
 # Lookup tables are kept in memory, one per file. This is their largest size.
 TABLE_BYTES = 256 * 2**20
 LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
 # Kinds of groups, for messages.
 RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
+
+
+class WindowStarts:
+    """Anchors at equal steps, or chosen ones. Immutable."""
+
+    def __init__(self, first: int, stride: int, count: int, chosen: Indices | None = None) -> None:
+        self.first = first
+        self.stride = stride
+        self.count = count
+        self.chosen = chosen
+
+    @classmethod
+    def within(cls, rows: int, spans: Sequence[Span], stride: int) -> WindowStarts:
+        """Anchors at equal steps whose windows, one span for each field, lie inside a part of ``rows`` rows."""
+        first, last = anchor_range(rows, spans)
+        return cls(first, stride, max((last - first) // stride + 1, 0))
+
+    @classmethod
+    def at(cls, chosen: Indices) -> WindowStarts:
+        """Anchors at chosen rows."""
+        return cls(0, 1, len(chosen), chosen)
+
+    def rows(self, samples: Indices) -> Indices:
+        """The rows of samples, counted from the start of the part."""
+        if self.chosen is not None:
+            return self.chosen[samples]
+        if self.first == 0 and self.stride == 1:
+            return samples
+        return self.first + samples * self.stride
+
+    def fingerprint(self, rows: int) -> int:
+        """A number that differs between choices of anchors in a part of this many rows; 0 if all rows are anchors."""
+        if self.chosen is not None:
+            return zlib.crc32(self.chosen.tobytes()) + 1
+        whole = (self.first, self.stride, self.count) == (0, 1, rows)
+        return 0 if whole else zlib.crc32(f"{self.first} {self.stride} {self.count}".encode()) + 1
+
+    def overlap(self, length: int) -> int:
+        """How many of the samples after it share rows with a sample, if each reads this many rows."""
+        if self.chosen is None:
+            return min(-(-length // self.stride), self.count) - 1
+        if (np.diff(self.chosen) >= length).all():
+            return 0  # the usual case, which is found much sooner
+        ordered = np.sort(self.chosen)
+        nearest = np.searchsorted(ordered, ordered + length) - np.arange(self.count)
+        most = int(nearest.max()) - 1
+        # Unordered, any two samples may share rows.
+        return self.count - 1 if most and (np.diff(self.chosen) < 0).any() else most
+
+
+def anchor_range(rows: int, spans: Sequence[Span]) -> Span:
+    """The first and the last anchor whose windows lie inside a part; there is none if the last is smaller."""
+    return max(0, *(-begin for begin, _ in spans)), rows - max(1, *(end for _, end in spans))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,10 +133,9 @@ class StoredField:
         return self.stored.places(rows)[1]
 
     @property
-    def ranges(self) -> StoredRanges | None:
-        """Where its values are, if they are ranges of elements."""
-        stored = self.images.ranges if self.images else self.stored
-        return stored if isinstance(stored, StoredRanges) and self.lengths is None else None
+    def texts(self) -> tuple[str, ...]:
+        """The texts, or names of classes, that its numbers stand for."""
+        return self.spec.texts or self.spec.classes
 
     @property
     def values(self) -> StoredDataset:
@@ -294,12 +354,11 @@ def _inspect_ranges(
             dataset=name,
             place=full,
         )
-    node, most = group.node(name), field.max_length
     if elements is not None:
-        return padded_fields(key, field, inspect_sequences(group, name, elements, most))
+        return padded_fields(key, field, inspect_sequences(group, name, elements, field.max_length))
     if kind == "csr":
-        return padded_fields(key, field, inspect_sparse(node, group.path, name, group.inspect_dataset))
-    return padded_fields(key, field, inspect_variable(node, group.path, name, group.inspect_dataset, most=most))
+        return padded_fields(key, field, inspect_sparse(group, name))
+    return padded_fields(key, field, inspect_variable(group, name, most=field.max_length))
 
 
 def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:

@@ -98,8 +98,7 @@ class PartReader:
         for key, field in part.fields.items():
             before = (slice(None),) * (1 + field.windowed)
             channels = [((*before, number), self._field_reader(each)) for number, each in enumerate(field.channels)]
-            lost = len(part.lacking.get(key, ())) == part.rows
-            self.fields[key] = [] if lost else channels or [((), self._field_reader(field))]
+            self.fields[key] = channels or [((), self._field_reader(field))]
         images = {key: field.images.decoder.shape for key, field in part.fields.items() if field.images}
         self.alignment = Alignment(images)
 
@@ -111,8 +110,8 @@ class PartReader:
         rows, shown = self._part.anchors.rows(samples), dict[str, Places]()
         for key, array in out.items():
             own = self._part.fields[key].own(rows)
-            if key in self._part.lacking and (lost := self._part.lacks(key, rows)).max(initial=-1) >= 0:
-                raise self._part.lack(key, int(lost[lost >= 0][0]))
+            if key in self._part.lacking and len(lost := self._part.lacks(key, rows)):
+                raise self._part.lack(key, int(lost[0]))
             for channel, reader in self.fields[key]:
                 places = array[channel] if channel else array
                 apart = places.strides[-1] != places.itemsize  # single numbers
@@ -144,7 +143,7 @@ class PartReader:
         for key, field in self._part.fields.items():
             own = field.own(rows)
             if key in self._part.lacking:
-                own = np.setdiff1d(own, self._part.lacking[key])
+                own = np.setdiff1d(own, self._part.lacking[key].rows)
             yield from ((reader, own) for _, reader in self.fields[key] if len(own))
 
     def _field_reader(self, field: StoredField) -> Reader:

@@ -17,8 +17,8 @@ from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels
+from lit_async_data.sources.hdf5.schema.encoded import StoredSequences
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, in_group
-from lit_async_data.sources.hdf5.schema.sequences import StoredSequences
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.global_heap import HEAD

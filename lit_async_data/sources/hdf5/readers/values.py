@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from lit_async_data.errors import SourceError
 from lit_async_data.sources.hdf5.parts.part import StoredPart
+from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
-from lit_async_data.sources.hdf5.parts.texts import with_samples
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
 

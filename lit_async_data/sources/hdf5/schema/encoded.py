@@ -1,36 +1,42 @@
-"""Groups that stand for one dataset: sparse matrices, samples of variable length, columns with categories or a mask.
+"""Samples of variable length, and groups that stand for one dataset: sparse matrices, categories, nullable arrays.
 
-AnnData's on-disk format 0.1.0 to 0.2.0 defines all but those of variable length.
+AnnData's on-disk format 0.1.0 to 0.2.0 defines all groups but those of variable length. Other samples of variable
+length are in the global heap of a file, or each is a dataset in a group of its own.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import FieldSpec
+from lit_async_data import system
+from lit_async_data.batch.spec import TENSOR_TYPES, Bytes, FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.index.columns import IndexKey
 from lit_async_data.sources.hdf5.index.index import check_unindexed
+from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
-from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError
+from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
 from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
     import h5py
 
-#: Inspects a dataset by name.
-InspectDataset = Callable[[str], StoredDataset]
 # The datasets of each kind of group.
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
+TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,8 +45,7 @@ class StoredRanges:
 
     path: str
     name: str
-    offsets: Indices  # the first element of each sample, and the end of the last, as stored; int64, shape (rows + 1,)
-    lost: Indices  # the samples of which an offset is wrong; another stands for them
+    offsets: Indices  # the first element of each sample, and the end of the last; int64, shape (rows + 1,)
     values: StoredDataset
     columns: StoredDataset | None  # the column of each element of a sparse matrix; None for samples of variable length
     spec: FieldSpec  # the field as delivered, padded or filled with zeros
@@ -51,24 +56,15 @@ class StoredRanges:
 
     @property
     def lengths(self) -> Indices:
-        return self.places(np.arange(self.rows))[1]
+        return np.diff(self.offsets)
 
     def places(self, rows: Indices) -> tuple[Indices, Indices]:
         """The first element of each row, and its number of elements."""
-        if len(self.lost):
-            good = (np.append(self.lost, -1) != np.arange(len(self.lost) + 1)).argmax()
-            rows = np.where(np.isin(rows, self.lost), good, rows)
         begins = self.offsets[rows]
         return begins, self.offsets[rows + 1] - begins
 
-    def lack(self, row: int) -> CorruptError:
-        name = VARIABLE[1] if self.columns is None else SPARSE[2]
-        context = {"file": self.path, "dataset": self.name, "place": f"{self}/{name}"}
-        return _wrong(self.offsets, row, self.values.rows, context)
-
     @property
     def external(self) -> ExternalFiles:
-        """Other files that hold values."""
         return self.values.external + (() if self.columns is None else self.columns.external)
 
     def __str__(self) -> str:
@@ -86,55 +82,49 @@ def encoding(group: h5py.Group) -> str:
     return "variable" if all(group.get(name, getlink=True) for name in VARIABLE) else ""  # follows no link
 
 
-def inspect_sparse(group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset) -> StoredRanges:
+def inspect_sparse(group: OpenGroup, name: str) -> StoredRanges:
     """Inspect a sparse matrix stored by rows (``data``, ``indices``, ``indptr``), which are delivered dense."""
-    context: dict[str, Any] = {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
-    shape = [int(n) for n in np.asarray(group.attrs.get("shape", group.attrs.get("h5sparse_shape", ()))).ravel()]
+    attributes, context = group.file[name].attrs, _context(group, name)
+    shape = [int(n) for n in np.asarray(attributes.get("shape", attributes.get("h5sparse_shape", ()))).ravel()]
     if len(shape) != 2 or min(shape) < 1:
         kind = NoSamplesError if shape[:1] == [0] else FormatError
         raise kind(f"is a sparse matrix of shape {tuple(shape)}, which holds no samples; leave it out", **context)
     with _some_values(shape[0], context):
-        values, columns = (inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
-    inspect_dataset(f"{name.rstrip('/')}/{SPARSE[2]}")  # checks that it can be read
-    places = _offsets(group, SPARSE[2], shape[0], values.rows, context)
+        values, columns = (group.inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
+    group.inspect_dataset(f"{name.rstrip('/')}/{SPARSE[2]}")  # checks that it can be read
+    offsets = _offsets(group, name, SPARSE[2], shape[0], values.rows)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
-        raise FormatError(
-            f"has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}; a "
-            "sparse matrix must have one integer index for each value",
-            **context,
-        )
-    return StoredRanges(path, name, *places, values, columns, FieldSpec((shape[1],), values.dtype.newbyteorder("=")))
+        what = f"has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}"
+        raise FormatError(f"{what}; a sparse matrix must have one integer index for each value", **context)
+    spec = FieldSpec((shape[1],), values.dtype.newbyteorder("="))
+    return StoredRanges(group.path, name, offsets, values, columns, spec)
 
 
-def inspect_variable(
-    group: h5py.Group, path: str, name: str, inspect_dataset: InspectDataset, *, most: int | None
-) -> StoredRanges:
+def inspect_variable(group: OpenGroup, name: str, *, most: int | None) -> StoredRanges:
     """Inspect samples of variable length, which are delivered padded to ``most`` rows, or to the longest."""
-    context: dict[str, Any] = {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
-    ends = inspect_dataset(f"{name.rstrip('/')}/offsets")
-    with _some_values(ends.rows - 1, context):
-        values = inspect_dataset(f"{name.rstrip('/')}/values")
-    places = _offsets(group, "offsets", None, values.rows, context)
+    values_name, ends_name = (f"{name.rstrip('/')}/{part}" for part in VARIABLE)
+    ends = group.inspect_dataset(ends_name)
+    with _some_values(ends.rows - 1, _context(group, name)):
+        values = group.inspect_dataset(values_name)
+    offsets = _offsets(group, name, VARIABLE[1], None, values.rows)
     row = FieldSpec(values.spec.stored_shape, values.dtype.newbyteorder("="))
-    found = StoredRanges(path, name, *places, values, None, row)
+    found = StoredRanges(group.path, name, offsets, values, None, row)
     return dataclasses.replace(found, spec=padded_spec(found.lengths, most, row, found))
 
 
 def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: StoredDataset | StoredRanges) -> FieldSpec:
     """The field of samples of these lengths, padded to ``most`` rows, or to the longest."""
-    longest = int(lengths.argmax())
-    if most is not None and lengths[longest] > most:
+    longest = int(lengths.max())
+    if most is not None and longest > most:
         place = int((lengths > most).argmax())
         where = f"{stored}, row {place}" if isinstance(stored, StoredRanges) else stored.at(place)
-        raise FormatError(
-            f"{where}: has {lengths[place]} values, more than max_length {most}; the longest has {lengths[longest]}: "
-            "raise max_length to that",
-            file=stored.path,
-            dataset=stored.name,
-            row=place,
-        )
-    width = int(lengths[longest]) if most is None else most
-    return FieldSpec((max(width, 1), *row.shape), row.dtype, ragged=most is None)
+        what = f"{where}: has {lengths[place]} values, more than max_length {most}; the longest has {longest}"
+        raise FormatError(f"{what}: raise max_length to that", file=stored.path, dataset=stored.name, row=place)
+    return FieldSpec((max(longest if most is None else most, 1), *row.shape), row.dtype, ragged=most is None)
+
+
+def _context(group: OpenGroup, name: str) -> dict[str, Any]:
+    return {"file": group.path, "dataset": name, "place": f"{group.path}:/{name.strip('/')}"}
 
 
 @contextlib.contextmanager
@@ -148,60 +138,112 @@ def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
         raise FormatError(f"has {rows} rows without a single value; leave it out", **context) from error
 
 
-def _offsets(
-    group: h5py.Group, name: str, rows: int | None, elements: int, context: dict[str, Any]
-) -> tuple[Indices, Indices]:
-    """The begin and end of each sample, checked, since nothing else would notice wrong ones; and the lost samples."""
+def _offsets(group: OpenGroup, above: str, name: str, rows: int | None, elements: int) -> Indices:
+    """The begin of each sample and the end of the last, checked, since nothing else would notice wrong ones."""
     import h5py
 
-    own = dict(context, dataset=f"{context['dataset'].rstrip('/')}/{name}", place=f"{context['place']}/{name}")
-    dataset = group.get(name)
+    own = _context(group, f"{above.rstrip('/')}/{name}")
+    dataset: Any = group.file.get(own["dataset"])
     if not isinstance(dataset, h5py.Dataset) or dataset.ndim != 1 or dataset.dtype.kind not in "iu":
-        raise FormatError(f"has no {name} of one axis of integers; add them", **context)
+        raise FormatError(f"has no {name} of one axis of integers; add them", **_context(group, above))
     if dataset.shape[0] < 2 or (rows is not None and dataset.shape[0] != rows + 1):
         needed = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
         raise FormatError(f"has {dataset.shape[0]} values; it must have {needed}", **own)
-    check_filters(dataset, context["file"], f"{context['dataset']}/{name}")
+    check_filters(dataset, group.path, own["dataset"])
     check_unindexed(dataset)
     offsets: Indices = dataset[...].astype(np.int64)
-    falling = offsets[1:] < offsets[:-1]
-    if not falling.any() and offsets[0] == 0 and offsets[-1] == elements:
-        return offsets, np.empty(0, np.int64)
-    good = np.zeros(len(falling), bool)
-    if not offsets[0]:
-        right = _right(offsets, elements)
-        good = right[:-1] & right[1:]
-    # What begins elsewhere, ends too early, or is beyond the end for the most part was counted otherwise, as in bytes.
-    beyond = offsets[-1] > elements and 2 * good.sum() < len(good)
-    if beyond or (offsets[-1] < elements and not falling.any()) or not good.any():
-        row = int(falling.argmax()) if falling.any() else 0 if offsets[0] else len(offsets) - 2
-        raise _wrong(offsets, row, elements, own)
-    return offsets, np.flatnonzero(~good)
+    begins, ends = offsets[:-1], offsets[1:]
+    wrong = (begins > ends) | (ends > elements)
+    wrong[0] |= offsets[0] != 0
+    wrong[-1] |= offsets[-1] != elements
+    if wrong.any():
+        row = int(wrong.argmax())
+        what = f"{begins[row]} to {ends[row]} of {elements} elements"
+        rule = f"offsets must begin with 0, never fall and end with {elements}; restore or correct the file"
+        raise CorruptError(f"{what}; {rule}", row=row, **dict(own, place=f"{own['place']}, row {row}"))
+    return offsets
 
 
-def _wrong(offsets: Indices, row: int, elements: int, context: dict[str, Any]) -> CorruptError:
-    what = f"{offsets[row]} to {offsets[row + 1]} of {elements} elements"
-    rule = f"it must begin with 0, never fall and end with {elements}"
-    return CorruptError(f"{what}; {rule}", row=row, **dict(context, place=f"{context['place']}, row {row}"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredSequences:
+    """Sequences of one axis, each in the global heap; or datasets of groups, whose first axes differ."""
+
+    # The references to sequences; or the datasets as one, as long as the longest, whose index has the chunks of all.
+    rows: StoredDataset
+    heap: GlobalHeap | None  # none for datasets of groups
+    # As `GlobalHeap.references` gives them; of a dataset, its bytes, the first of its chunks, and their end; int64,
+    # shape (rows, 3).
+    references: Indices
+    dtype: np.dtype[Any]  # of the elements, as stored
+    spec: FieldSpec  # the field, padded
+    chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
+    # Rows with a dangling reference. They borrow another row's length.
+    lost: Indices = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+
+    @functools.cached_property
+    def lengths(self) -> Indices:
+        return np.asarray(self.references[:, 0] // (self.dtype.itemsize * math.prod(self.spec.shape[1:])))
 
 
-def _right(offsets: Indices, elements: int) -> npt.NDArray[np.bool_]:
-    """Which offsets are surely right: those in every longest sequence of them that does not fall."""
-    right = (offsets >= 0) & (offsets <= elements)
-    right[-1] = offsets[-1] == elements
-    places = np.flatnonzero(right)
-    first = np.append(True, np.diff(offsets[places]) != 0)  # repeats count once: zeros that were never overwritten
-    values = offsets[places[first]]
-    before, after = _lengths(values), _lengths(-values[::-1])[::-1]
-    longest = before + after == before.max() + 1
-    right[places] = (longest & (np.bincount(before[longest])[before] == 1))[np.cumsum(first) - 1]
-    return right
+def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
+    """The type of the elements of sequences; None if a dataset holds none. Text is one if its bytes are asked for."""
+    import h5py
+
+    try:
+        dtype = dataset.dtype
+    except LIBRARY_ERRORS:  # a type that numpy lacks, which `inspect_dataset` names
+        return None
+    if dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None:
+        return TEXT if field.dtype == TEXT and not (field.classes or field.kind) else None
+    within = h5py.check_vlen_dtype(dtype)
+    return within if within is not None and (within.kind, within.itemsize) in TENSOR_TYPES else None
 
 
-def _lengths(values: Indices) -> Indices:
-    """The most values that end with each, one after the other, and do not fall."""
-    ends, found = list[int](), list[int]()
-    for value in values.tolist():
-        found.append(bisect.bisect_right(ends, value))
-        ends[found[-1] : found[-1] + 1] = [value]
-    return np.array(found) + 1
+def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: int | None) -> StoredSequences:
+    """Inspect sequences, and read where each lies; they are padded to ``most`` elements, or to the longest."""
+    stored = group.inspect_dataset(name, in_heap=True)
+    dataset: Any = group.file[name]
+    if stored.offset is None and stored.index is None:
+        why = stored.slow if stored.external or dataset.chunks else "none was ever written"
+        cure = "write them into another file, or as a group of values and offsets"
+        what = f"holds values of variable length that cannot be read, since {why}; {cure}"
+        raise FormatError(what, file=group.path, dataset=name, place=str(stored))
+    stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
+    heap = GlobalHeap.of(dataset.file)
+    references = _references(group, stored, dataset, heap)
+    references[:, 0] *= dtype.itemsize
+    there = (references[:, 0] == 0) | ((references[:, 1] >= 0) & (references[:, :2].sum(axis=1) <= heap.end))
+    lost = np.flatnonzero(~there)
+    references[lost] = references[there.argmax()] * there.any()
+    spec = padded_spec(references[:, 0] // dtype.itemsize, most, FieldSpec((), dtype.newbyteorder("=")), stored)
+    return StoredSequences(stored, heap, references, dtype, spec, lost=lost)
+
+
+def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, heap: GlobalHeap) -> Indices:
+    """The references of a dataset, as of `GlobalHeap`; those in many chunks are kept for the next opening."""
+    key = dataclasses.replace(IndexKey.of(dataset), name=f"{dataset.name} references")
+    found = group.cache.load(key) if key.chunk else None
+    if found is None:
+        found = {"references": heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle())).ravel()}
+        if key.chunk:
+            group.cache.store(key, found)
+    return found["references"].reshape(-1, 3)
+
+
+def _stored_references(stored: StoredDataset, file: int) -> Bytes:
+    """The references of a dataset as bytes, shape (rows, bytes), read without libhdf5, which would follow them."""
+    index = stored.index
+    if stored.offset is not None:
+        return np.frombuffer(system.pread(file, stored.nbytes, stored.offset), np.uint8).reshape(stored.shape)
+    assert index is not None
+    chunks = np.zeros((len(index.offsets), math.prod(index.shape)), np.uint8)
+    for number in np.flatnonzero(index.offsets >= 0).tolist():
+        data = system.pread(file, int(index.sizes[number]), int(index.offsets[number]))
+        try:
+            decoded = index.filters.decode(np.frombuffer(data, np.uint8), int(index.masks[number]))
+        except CorruptError as error:
+            row = number * index.shape[0]
+            what = f"{stored}, row {row}: {error}; restore the file"
+            raise CorruptError(what, file=stored.path, dataset=stored.name, row=row) from error
+        chunks[number] = decoded.view(np.uint8).ravel()
+    return chunks.reshape(-1, stored.shape[1])[: stored.rows]

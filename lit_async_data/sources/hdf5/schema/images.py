@@ -55,7 +55,7 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
     node: Any = group.node(name)
     begins = np.empty(0, np.int64)
     if isinstance(node, h5py.Group) and encoding(node) == "variable":
-        ranges = inspect_variable(node, group.path, name, group.inspect_dataset, most=None)
+        ranges = inspect_variable(group, name, most=None)
         begins, known = ranges.places(np.arange(ranges.rows))
         values, sizes = ranges.values, known.astype(np.uint32)
         if values.dtype != np.uint8 or len(values.shape) > 1:

@@ -2,7 +2,6 @@
 
 import pickle
 
-import h5py
 import numpy as np
 import pytest
 from support.files.encoded_images import IMAGES, MOST, PIXELS, ROWS, SIDES, STORAGES, field, picture, written
@@ -161,17 +160,3 @@ def test_a_bad_image_is_left_out_as_the_loader_says_also_the_first(tmp_path, sto
 def test_a_length_beyond_its_row_is_named(tmp_path, length):
     path = written(tmp_path / "x.h5", "padded", n=[*map(len, IMAGES[:7]), length, *map(len, IMAGES[8:])])
     assert refused_when_read(CorruptError, ["row 7", str(length), MOST], path, field(lengths="n"), [7]).row == 7
-
-
-@pytest.mark.parametrize("storage", ["one after the other", "one after the other in compressed chunks"])
-def test_a_window_with_a_wrong_offset_is_named_by_the_row(tmp_path, storage):
-    path = written(tmp_path / "x.h5", storage)
-    with h5py.File(path, "a") as file:
-        file["x/offsets"][8] = 0
-    source = HDF5Source(path, field(window=(0, 4, 2)))
-    good = [row for row in range(len(source)) if row not in (5, 6, 7, 8)]
-    np.testing.assert_array_equal(read(source, good)["x"], PIXELS[np.array(good)[:, None] + [0, 2]])
-    for sample, row in [(5, 7), (6, 8), (7, 7), (8, 8)]:
-        with pytest.raises(CorruptError, match=rf"x/offsets, row {row}: \d+ to \d+ of \d+ elements") as caught:
-            read(source, [0, sample])
-        assert (caught.value.row, caught.value.dataset, caught.value.sample_id) == (row, "x", sample)
