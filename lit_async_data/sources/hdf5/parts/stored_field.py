@@ -198,40 +198,34 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     if field.stacked:
         return _stacked(key, layout, [inspect_field(group, key, each, layout) for each in field.stacked])
     if field.decode:
-        return _inspect_images(group, key, field, layout)
+        return _with_window(key, field, _inspect_images(group, key, field, layout))
     node = group.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
     elements = element_type(node, field) if isinstance(node, h5py.Dataset) else None
-    kind = "variable" if elements is not None else kind
-    if kind in RANGES:
+    if elements is not None or kind in RANGES:
         if layout is not None:
-            raise ConfigError(f"{layout!r} for {key}: {group.path}:/{name.strip('/')} holds {RANGES[kind]}", "layout")
+            holds = RANGES.get(kind, RANGES["variable"])
+            raise ConfigError(f"{layout!r} for {key}: {group.path}:/{name.strip('/')} holds {holds}", "layout")
         return _inspect_ranges(group, key, field, kind, elements)
     if is_numbered(group, name, field):
-        texts = inspect_texts(group, name, field, layout, where)
-        return _with_window(key, field, numbered_field(texts, field, where))
-    coded = find_coded(group, name)
-    name, nullable = coded.name, coded.names or coded.mask is not None
-    for option in ("null", *VARIABLE):
-        if getattr(field, option) != getattr(Field, option) and not (option == "null" and nullable):
-            group.inspect_dataset(*group.split(name))  # says if there is none
-            lacks = "text, and no names of its values" if option == "null" else "samples of variable length"
-            what = f"{group.path}:/{name.strip('/')} holds no {lacks}; leave it out"
-            raise ConfigError(what, f"{where}.{option}")
-    file: Any = group.file  # `inspect_dataset` reports a name that is not a dataset
-    if field.lookup is None:
-        table, looked_up = None, group.inspect_dataset(*group.split(name), layout)
-        stored, row = looked_up, (looked_up.member or looked_up).spec
-        if field.column is not None:
-            _check_column(field.column, stored, where)
-            row = FieldSpec((), row.dtype)
-    else:
-        looked_up, table = _lookup_table(group, name, field, layout, where)
-        stored = group.inspect_dataset(*group.split(group.name(field.lookup)))
-        _check_row_numbers(stored, where)
-        row = (looked_up.member or looked_up).spec if field.column is None else FieldSpec((), table.dtype)
-    dataset = file[looked_up.name]
-    packing = _packing(dataset, field, where)
+        return _with_window(key, field, numbered_field(inspect_texts(group, name, field, layout, where), field, where))
+    return _with_window(key, field, _inspect_numbers(group, field, layout, where))
+
+
+def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: str) -> StoredField:
+    """A field of one dataset of numbers, or of a lookup table of them."""
+    coded = find_coded(group, group.name(field.dataset))
+    _check_applicable(group, coded, field, where)
+    looked_up = _looked_up(group, coded.name, field, layout, where)
+    row = (looked_up.member or looked_up).spec
+    if field.column is not None:
+        row = _column_of(row, field.column, looked_up, where)
+    stored, table = looked_up, None
+    if field.lookup is not None:
+        stored = _row_numbers(group, field.lookup, where)
+        table = _lookup_table(group, looked_up, field.column, where)
+    dataset: Any = group.file[looked_up.name]
+    packing = _packing(dataset, field, where) if field.mask_and_scale else None
     native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
     row = dataclasses.replace(row, dtype=packing.dtype if packing else native)
     numbering, row = numbered_row(coded, field, row, stored, where)
@@ -249,17 +243,85 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         step=field.steps.step,
     )
     spec = delivered_spec(field, row, where)
-    windowed = field.rows is not None
     # Windows are read as stored, rows of one integer as int64.
-    read = stored.dtype.newbyteorder("=") if windowed else stored.spec.dtype
-    converted = table is not None or field.column is not None or packing or spec.dtype != read
-    numbers = numbering is not None and bool(numbering.targets)
-    converted = converted or numbers or coded.mask is not None or stored.member is not None
-    packed = (
-        () if packing or looked_up.member or coded.names else tuple(name for name in PACKING if name in dataset.attrs)
-    )
-    of_key = StoredField(stored, spec, conversion=conversion if converted else None, packed=packed)
-    return _with_window(key, field, of_key)
+    cast = spec.dtype != (stored.spec.dtype if field.rows is None else stored.dtype.newbyteorder("="))
+    numbered = numbering is not None and bool(numbering.targets)
+    steps = stored.member, table, field.column, packing, coded.mask
+    converted = cast or numbered or any(step is not None for step in steps)
+    as_stored = not (packing or looked_up.member or coded.names)
+    packed = tuple(name for name in PACKING if as_stored and name in dataset.attrs)
+    return StoredField(stored, spec, conversion=conversion if converted else None, packed=packed)
+
+
+def _check_applicable(group: OpenGroup, coded: Coded, field: Field, where: str) -> None:
+    """Refuse options of samples of variable length, and of values with names, for numbers that are neither."""
+    for option in ("null", *VARIABLE):
+        nullable = option == "null" and (coded.names or coded.mask is not None)
+        if getattr(field, option) != getattr(Field, option) and not nullable:
+            group.inspect_dataset(*group.split(coded.name))  # says if there is none
+            lacks = "text, and no names of its values" if option == "null" else "samples of variable length"
+            what = f"{group.path}:/{coded.name.strip('/')} holds no {lacks}; leave it out"
+            raise ConfigError(what, f"{where}.{option}")
+
+
+def _looked_up(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
+    """The dataset that holds the delivered values."""
+    try:
+        return group.inspect_dataset(*group.split(name), layout)
+    except NoSamplesError as error:
+        if field.lookup is None:
+            raise
+        raise FormatError(f"{where}.lookup: {error}", file=error.file, dataset=error.dataset) from error
+
+
+def _column_of(row: FieldSpec, column: int, stored: StoredDataset, where: str) -> FieldSpec:
+    if len(row.stored_shape) != 1 or column >= row.stored_shape[0]:
+        has = f"has {row.stored_shape[0]} columns" if len(row.stored_shape) == 1 else "has no columns"
+        raise ConfigError(f"{column}, but {stored}, of shape {stored.shape}, {has}", f"{where}.column")
+    return FieldSpec((), row.dtype)
+
+
+def _row_numbers(group: OpenGroup, name: str, where: str) -> StoredDataset:
+    """The dataset with the row of a lookup table for each row."""
+    stored = group.inspect_dataset(*group.split(group.name(name)))
+    values = stored.member or stored
+    if values.spec.shape or values.dtype.kind not in "iu":
+        what = f"{stored} has dtype {values.dtype} and shape {stored.shape}; it must have one integer per row"
+        raise FormatError(f"{where}.lookup: {what}", file=stored.path, dataset=stored.name)
+    return stored
+
+
+def _lookup_table(group: OpenGroup, stored: StoredDataset, column: int | None, where: str) -> npt.NDArray[Any]:
+    """A lookup table in memory, one row per number. All groups of a file share it."""
+    key = str(stored), column, stored.axis
+    if key not in group.tables:
+        if stored.nbytes > TABLE_BYTES:
+            what = f"{stored} takes {stored.nbytes:,} bytes, but a lookup table is kept in memory and may take"
+            cure = "store the values of each row as a dataset"
+            raise ConfigError(f"{what} {TABLE_BYTES:,} at most; {cure}", f"{where}.lookup")
+        table: Any = group.file[stored.name]
+        check_filters(table, group.path, stored.name)
+        check_unindexed(table)
+        values = np.moveaxis(stored.member.of(table[...]) if stored.member else table[...], stored.axis, 0)
+        values = values if column is None else values[:, column]
+        group.tables[key] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    return group.tables[key]
+
+
+def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing:
+    path, name = dataset.file.filename, str(dataset.name)
+    context: dict[str, Any] = {"file": path, "dataset": name, "place": f"{path}:{name}"}
+    if dataset.dtype.kind not in "iuf":
+        raise FormatError(f"holds {dataset.dtype}, which mask_and_scale does not apply to; leave it out", **context)
+    if not any(each in dataset.attrs for each in PACKING):
+        cure = "leave it out, or, if only some files are not packed, give their datasets the attribute scale_factor = 1"
+        raise FormatError(f"has none of {', '.join(PACKING)}, which mask_and_scale applies; {cure}", **context)
+    packing = Packing.of(dataset, field.dtype)
+    if np.dtype(field.dtype or float).kind in "iu" and (packing.scale % 1 or packing.offset % 1):
+        has = f"{path}:{name} has scale_factor {packing.scale:g} and add_offset {packing.offset:g}"
+        what = f"{field.dtype} holds no fractions, but {has}; give float32, or leave out dtype"
+        raise ConfigError(what, f"{where}.dtype")
+    return packing
 
 
 def numbered_row(
@@ -311,49 +373,43 @@ def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredFie
     return StoredField(stored, spec, conversion=cast, text=field)
 
 
-def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
+def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None) -> StoredField:
     if layout is not None:
         raise ConfigError(f"{layout!r} for {key}: images have their channels first; leave it out", "layout")
     images = inspect_images(group, field, f"fields.{key}")
     spec = images.decoder.spec
     if field.rows is not None:
         spec = FieldSpec((field.rows, *spec.shape), spec.dtype, channel=3, lead=1)
-    return _with_window(key, field, StoredField(images.rows, spec, images=images))
+    return StoredField(images.rows, spec, images=images)
 
 
 def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
     """A field with the window of the user; and its mask if there is one."""
-    windowed = field.rows is not None
+    windowed, step = field.rows is not None, field.steps.step
     spec = dataclasses.replace(of_key.spec, masked=windowed and bool(field.pad))
-    of_key = dataclasses.replace(
-        of_key, spec=spec, span=field.span, windowed=windowed, pad=field.pad, step=field.steps.step
-    )
-    found = {key: of_key}
+    window: dict[str, Any] = {"span": field.span, "windowed": windowed, "pad": field.pad, "step": step}
+    found = {key: dataclasses.replace(of_key, spec=spec, **window)}
     if field.rows is not None and field.pad:
         spec = FieldSpec((field.rows,), np.dtype(bool))
-        found[mask_key(key)] = StoredField(of_key.stored, spec, mask_of=field.span, step=field.steps.step)
+        found[mask_key(key)] = StoredField(of_key.stored, spec, mask_of=field.span, step=step)
     return found
 
 
 def _inspect_ranges(
     group: OpenGroup, key: str, field: Field, kind: str, elements: np.dtype[Any] | None
 ) -> dict[str, StoredField]:
-    name, where = group.name(field.dataset), f"fields.{key}"
+    """A field of sparse rows, or of samples of variable length, which may be ``elements`` in the global heap."""
+    name, of_kind = group.name(field.dataset), RANGES.get(kind, RANGES["variable"])
     full = f"{group.path}:/{name.strip('/')}"
-    padding = VARIABLE if kind != "variable" else ()
+    padding = VARIABLE if kind in ("csr", "csc") else ()
     for option in ("column", "window", "lookup", "mask_and_scale", "classes", *padding):
         if getattr(field, option) != getattr(Field, option):
-            raise ConfigError(
-                f"does not apply to {full}, which holds {RANGES[kind]}; leave it out", f"{where}.{option}"
-            )
+            what = f"does not apply to {full}, which holds {of_kind}; leave it out"
+            raise ConfigError(what, f"fields.{key}.{option}")
     if kind == "csc":
-        raise FormatError(
-            "is stored by columns (csc), so that each row is spread over the file; store it by rows: "
-            "adata.X = adata.X.tocsr(); adata.write('by_rows.h5ad')",
-            file=group.path,
-            dataset=name,
-            place=full,
-        )
+        what = "is stored by columns (csc), so that each row is spread over the file; store it by rows"
+        cure = "adata.X = adata.X.tocsr(); adata.write('by_rows.h5ad')"
+        raise FormatError(f"{what}: {cure}", file=group.path, dataset=name, place=full)
     if elements is not None:
         return padded_fields(key, field, inspect_sequences(group, name, elements, field.max_length))
     if kind == "csr":
@@ -407,75 +463,3 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
         return not value or np.can_cast(np.min_scalar_type(float(value)), dtype)
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     return float(value).is_integer() and (limits.min <= value <= limits.max if limits else value in (0, 1))
-
-
-def _lookup_table(
-    group: OpenGroup, name: str, field: Field, layout: str | None, where: str
-) -> tuple[StoredDataset, npt.NDArray[Any]]:
-    """A lookup table in memory, one row per number. All groups of a file share it."""
-    try:
-        stored = group.inspect_dataset(*group.split(name), layout)
-    except NoSamplesError as error:
-        raise FormatError(f"{where}.lookup: {error}", file=error.file, dataset=error.dataset) from error
-    key = name, field.column, stored.axis
-    if key not in group.tables:
-        if stored.nbytes > TABLE_BYTES:
-            raise ConfigError(
-                f"{stored} takes {stored.nbytes:,} bytes, but a lookup table is kept in memory and may "
-                f"take {TABLE_BYTES:,} at most; store the values of each row as a dataset",
-                f"{where}.lookup",
-            )
-        table: Any = group.file[stored.name]
-        check_filters(table, group.path, name)
-        check_unindexed(table)
-        values = np.moveaxis(stored.member.of(table[...]) if stored.member else table[...], stored.axis, 0)
-        if field.column is not None:
-            _check_column(field.column, stored, where)
-            values = values[:, field.column]
-        group.tables[key] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
-    return stored, group.tables[key]
-
-
-def _check_row_numbers(stored: StoredDataset, where: str) -> None:
-    values = stored.member or stored
-    if values.spec.shape or values.dtype.kind not in "iu":
-        raise FormatError(
-            f"{where}.lookup: {stored} has dtype {values.dtype} and shape {stored.shape}; it must have one integer "
-            "per row",
-            file=stored.path,
-            dataset=stored.name,
-        )
-
-
-def _check_column(column: int, stored: StoredDataset, where: str) -> None:
-    row = (stored.member or stored).spec.stored_shape
-    if len(row) != 1 or column >= row[0]:
-        has = f"has {row[0]} columns" if len(row) == 1 else "has no columns"
-        raise ConfigError(f"{column}, but {stored}, of shape {stored.shape}, {has}", f"{where}.column")
-
-
-def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing | None:
-    if not field.mask_and_scale:
-        return None
-    if dataset.dtype.kind not in "iuf":
-        raise FormatError(
-            f"{dataset.file.filename}:{dataset.name}: holds {dataset.dtype}, which mask_and_scale does not apply to; "
-            "leave it out",
-            file=dataset.file.filename,
-            dataset=dataset.name,
-        )
-    if not any(name in dataset.attrs for name in PACKING):
-        raise FormatError(
-            f"{dataset.file.filename}:{dataset.name}: has none of {', '.join(PACKING)}, which mask_and_scale applies; "
-            "leave it out, or, if only some files are not packed, give their datasets the attribute scale_factor = 1",
-            file=dataset.file.filename,
-            dataset=dataset.name,
-        )
-    packing = Packing.of(dataset, field.dtype)
-    if np.dtype(field.dtype or float).kind in "iu" and (packing.scale % 1 or packing.offset % 1):
-        raise ConfigError(
-            f"{field.dtype} holds no fractions, but {dataset.file.filename}:{dataset.name} has "
-            f"scale_factor {packing.scale:g} and add_offset {packing.offset:g}; give float32, or leave out dtype",
-            f"{where}.dtype",
-        )
-    return packing
