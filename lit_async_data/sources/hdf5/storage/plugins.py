@@ -28,7 +28,7 @@ def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
         if not available(number):
             named = f"{known.decode(errors='replace').partition(';')[0] or 'without a name'} ({number})"
             raise FormatError(
-                f"cannot be decoded, for want of the HDF5 filter {named}; {_advice()}",
+                f"cannot be decoded without the HDF5 filter {named}; {_advice()}",
                 place=f"{path}:/{name.strip('/')}",
                 file=path,
                 dataset=name,

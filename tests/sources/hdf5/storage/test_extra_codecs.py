@@ -301,7 +301,7 @@ def test_without_the_library_h5py_reads_and_one_warning_says_what_to_install(h5,
 def test_filters_that_nothing_decodes_are_refused_with_what_to_install(h5, codec, without_plugins):
     path, _ = written(h5, codec)
     without_plugins()
-    what = rf"{path}:/data: cannot be decoded, for want of the HDF5 filter {codec} \({NUMBERS[codec]}\); "
+    what = rf"{path}:/data: cannot be decoded without the HDF5 filter {codec} \({NUMBERS[codec]}\); "
     with pytest.raises(FormatError, match=what + r"pip install 'lit-async-data\[codecs\]'$") as caught:
         HDF5Source(path, ["data"])
     assert (caught.value.file, caught.value.dataset) == (path, "data")

@@ -38,7 +38,7 @@ def test_datasets_that_need_a_missing_plugin_are_refused_with_its_name(h5, optio
         HDF5Source(path, ["data"])
 
 
-WANT = r"{}:/{}: cannot be decoded, for want of the HDF5 filter bzip2 \(307\); .*HDF5_PLUGIN_PATH"
+WANT = r"{}:/{}: cannot be decoded without the HDF5 filter bzip2 \(307\); .*HDF5_PLUGIN_PATH"
 
 
 @pytest.fixture
