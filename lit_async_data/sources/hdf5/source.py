@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -23,7 +24,7 @@ from lit_async_data.sources.contract.places import Location, Part
 from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.parts.chunk_grouping import group_samples, grouping_key
+from lit_async_data.sources.hdf5.parts.chunk_grouping import ChunkGrouping, group_samples, grouping_key
 from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_lengths
 from lit_async_data.sources.hdf5.parts.joined import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.parts.part import (
@@ -58,8 +59,41 @@ from lit_async_data.sources.hdf5.parts.selection import (
 )
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.readers.values import with_categories
+from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
 from lit_async_data.sources.local_files.bad_lists import Exclude
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """The files that a source has inspected, and its samples in them."""
+
+    names: Mapping[str, str]  # of the files, by absolute path: the same when files are added, or all are moved
+    identities: Mapping[str, FileIdentity]
+    parts: Sequence[StoredPart]
+    spec: BatchSpec
+    joined: JoinedTable | None
+    left_out: str
+    memory_map: bool
+    allow_external: bool
+
+    @property
+    def name(self) -> str:
+        first, *others = self.names
+        return first + (f" and {len(others)} more" if others else "")
+
+    def reader(self, parts: Sequence[StoredPart], grouping: ChunkGrouping | None = None) -> PartReaders:
+        key = grouping_key(parts[0])
+        return PartReaders(parts, self.identities, grouping or group_samples(parts, key), key, mapped=self.memory_map)
+
+    def with_values(self, exclude: Exclude | None) -> list[StoredPart]:
+        """The parts without samples that are to be left out; an error where another lacks a value."""
+        kept = with_categories(with_values(self.parts), self.reader, drop=True)
+        if exclude is not None:
+            kept = without(kept, exclude, self.name)
+        with_categories(kept, self.reader, drop=False)
+        warn_of_lacking(kept, self.name)
+        return kept
 
 
 class HDF5Source(Source):
@@ -100,9 +134,8 @@ class HDF5Source(Source):
             is logged.
         filters: Conditions that rows of the table must meet, as for `ManifestSource`; samples of others are left out.
         exclude: Samples to leave out: a list of bad ones, as ``inspect --check-all`` and ``on_error`` write it, or a
-            pattern of several; or sample numbers, as they are without ``exclude``. A listed file is the one at that
-            path or, if nothing lies there any more, the one of that name, below folders that are most alike. A list may
-            name other files too, but not only others.
+            pattern of several; or sample numbers, as they are without ``exclude``. Files that
+            have moved are found by name. A list may name other files too, but not only others.
         cache_dir: A folder of yours to which only you may write. It keeps lists of groups, and the indexes of datasets
             with `FEWEST_CHUNKS` chunks or more, and their references if lengths vary, so that opening them again takes
             no time; it is made if it does not exist. None: an index is built at each opening, 1 to 2 µs per chunk.
@@ -159,28 +192,12 @@ class HDF5Source(Source):
         memory_map: bool = True,
         allow_external: bool = False,
     ) -> None:
-        for name, value in {"memory_map": memory_map, "allow_external": allow_external}.items():
-            if not isinstance(value, bool):
-                raise ConfigError(f"{value!r} is not true or false", name)
-        if sample not in ("row", "group", "dataset"):
-            raise ConfigError(f"{sample!r} is not one of row, group, dataset", "sample")
-        if sample != "row" and (allow_external or isinstance(rows, str)):
-            raise ConfigError(
-                f"{sample!r} goes neither with allow_external nor with a dataset's name as rows", "sample"
-            )
+        _check_choices(sample, rows, table, on, filters, memory_map=memory_map, allow_external=allow_external)
         chosen, as_mapping = chosen_fields(fields)
-        if (table is None) != (on is None) or (table is None and filters):
-            raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
-        self._joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen)
-        stored = {key: field for key, field in chosen.items() if not self._joined or key not in self._joined.fields}
-        for key, field in stored.items():
-            if option := "separator" if field.separator else "null" * (field.null == "zero"):
-                what = f"{field.dataset!r} is no column of a table, whose cells hold several classes; leave it out"
-                raise ConfigError(f"{what}", f"fields.{key}.{option}")
-        self._names = chosen_files(path)
-        self.paths = list(self._names)
+        joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen)
+        names = chosen_files(path)
         request = PartRequest(
-            fields=stored | (self._joined.keys if self._joined else {}),
+            fields=_stored_fields(chosen, joined),
             layouts=chosen_layouts(layout, list(chosen)),
             group=group,
             sample=sample,
@@ -188,62 +205,43 @@ class HDF5Source(Source):
             stride=checked_stride(stride, rows),
             allow_external=allow_external,
         )
-        cache = IndexCache(cache_dir)
-        inspect = inspect_file if sample == "row" else inspect_groups
-        try:
-            inspected = [inspect(file, request, cache) for file in self.paths]
-            parts = [part for _, of_file in inspected for part in of_file]
-        except MissingError as error:
-            raise (error if self._joined is None else self._joined.missing(error)) from error.__cause__
-        check_distinct({path: identity for path, (identity, _) in zip(self.paths, inspected, strict=True)})
-        every, parts = parts, with_lengths(named_alike(with_rows(parts)), request)
-        parts = with_longest(parts if self._joined is None else self._joined.join(parts, list(chosen)))
-        specs = common_fields(parts)
+        identities, found = _inspected(list(names), request, IndexCache(cache_dir), joined)
+        parts = with_lengths(named_alike(with_rows(found)), request)
+        parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
+        spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
         log_warnings(parts[0])
-        parts = parts if request.rows or rows is None else select_rows(parts, rows, every)
-        self._left_out = rows_left_out(parts) if rows is None else parts_left_out(parts)
-        self._stored = drop_empty(parts)
-        self._memory_map, self._allow_external = memory_map, allow_external
-        self._identities = {
-            path: identity.with_pieces(path, list(_pieces(of_file, identity)))
-            for path, (identity, of_file) in zip(self.paths, inspected, strict=True)
-        }
-        self._stored = with_categories(with_values(self._stored), self._new_reader, drop=True)
-        if exclude is not None:
-            self._stored = without(self._stored, exclude, self.name)
-        with_categories(self._stored, self._new_reader, drop=False)
-        warn_of_lacking(self._stored, self.name)
-        self._spec = BatchSpec(specs, as_mapping=as_mapping)
-        self._grouping_key = grouping_key(parts[0])
-        self._grouping = group_samples(self._stored, self._grouping_key)
-        self._reader = self._new_reader()
-        self._reader.check_first(self._spec)
-
-    def _new_reader(self, parts: Sequence[StoredPart] | None = None) -> PartReaders:
-        key, grouping = (self._grouping_key, self._grouping) if parts is None else (grouping_key(parts[0]), None)
-        parts = self._stored if parts is None else parts
-        grouping = grouping or group_samples(parts, key)
-        return PartReaders(parts, self._identities, grouping, key, mapped=self._memory_map)
+        parts = parts if request.rows or rows is None else select_rows(parts, rows, found)
+        left_out = rows_left_out(parts) if rows is None else parts_left_out(parts)
+        opened = _Opened(names, identities, drop_empty(parts), spec, joined, left_out, memory_map, allow_external)
+        self._opened = dataclasses.replace(opened, parts=opened.with_values(exclude))
+        self._key = grouping_key(self._opened.parts[0])
+        self._grouping = group_samples(self._opened.parts, self._key)
+        self._reader = self._opened.reader(self._opened.parts, self._grouping)
+        self._reader.check_first(self.spec)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_reader"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._reader = self._new_reader()
+        self._reader = self._opened.reader(self._opened.parts, self._grouping)
 
     def __len__(self) -> int:
         return int(self._reader.starts[-1])
 
     @property
+    def paths(self) -> list[str]:
+        """The files, as absolute paths."""
+        return list(self._opened.names)
+
+    @property
     def name(self) -> str:
         """The first file and the number of others, for messages."""
-        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
-        return f"{self.paths[0]}{more}"
+        return self._opened.name
 
     @property
     def spec(self) -> BatchSpec:
-        return self._spec
+        return self._opened.spec
 
     @property
     def chunks(self) -> StorageLayout:
@@ -255,15 +253,15 @@ class HDF5Source(Source):
         grouping = self._grouping
         return StorageLayout(
             grouping.runs if any(run.rows > 1 for run in grouping.runs) else (),
-            compressed=any(part.fields[self._grouping_key].values.filtered for part in self._stored),
+            compressed=any(part.fields[self._key].values.filtered for part in self._opened.parts),
             reading=self._reader.reading,
             spread=grouping.spread,
             chunks_per_run=grouping.chunks_per_run,
-            largest=all(_fits(part, self._grouping_key) for part in self._stored),
-            overlap=max(part.overlap for part in self._stored),
-            random=any(each.images and each.images.decoder.is_random for each in self._stored[0].fields.values()),
+            largest=all(_fits(part, self._key) for part in self._opened.parts),
+            overlap=max(part.overlap for part in self._opened.parts),
+            random=any(each.images and each.images.decoder.is_random for each in self._opened.parts[0].fields.values()),
             ahead=True,
-            left_out=self._left_out,
+            left_out=self._opened.left_out,
         )
 
     @property
@@ -272,39 +270,38 @@ class HDF5Source(Source):
             Part(
                 part.path,
                 part.group,
-                self._names[part.path] + ("" if part.group == "/" else f":/{part.group}"),
+                self._opened.names[part.path] + ("" if part.group == "/" else f":/{part.group}"),
                 part.anchors.count,
                 part.anchors.fingerprint(part.rows),
             )
-            for part in self._stored
+            for part in self._opened.parts
         )
 
     @property
     def stored_parts(self) -> tuple[StoredPart, ...]:
         """How each part stores each field: for tools that describe or copy files."""
-        return tuple(self._stored)
+        return tuple(self._opened.parts)
 
     def fingerprint(self) -> dict[str, int | str]:
         """Number of samples, fields, number of files and their bytes, and which rows of them are samples."""
-        sizes = {path: identity.size for path, identity in self._identities.items()}
+        sizes = {path: identity.size for path, identity in self._opened.identities.items()}
         parts = [
             f"{os.path.basename(part.file)} {part.group} {part.samples} {part.rows} {sizes[part.file]}"
             for part in self.parts
         ]
-        labels = {} if self._joined is None else self._joined.labels
+        labels = {} if self._opened.joined is None else self._opened.joined.labels
         fingerprint = super().fingerprint() | {f"values of {key}": digest(each.values) for key, each in labels.items()}
         fingerprint |= {"files": len(sizes), "bytes": sum(sizes.values())}
         return fingerprint | {"names and rows of files": digest(parts)}
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        if not found_names(self._stored[0]):
+        if not found_names(self._opened.parts[0]):
             return self
         cure = "give all classes: classes=[…]; or kind='text', if it only says whose samples these are"
-        stored = [renamed(part, classes, cure) for part in self._stored]
-        spec = BatchSpec(common_fields(stored), as_mapping=self._spec.as_mapping)
+        stored = [renamed(part, classes, cure) for part in self._opened.parts]
+        spec = BatchSpec(common_fields(stored), as_mapping=self.spec.as_mapping)
         changed = copy.copy(self)
-        vars(changed).update(_stored=stored, _spec=spec)
-        changed.__setstate__({})
+        changed.__setstate__({"_opened": dataclasses.replace(self._opened, parts=stored, spec=spec)})
         return changed
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -312,18 +309,18 @@ class HDF5Source(Source):
 
         Where each group or dataset is a sample, ``"group"`` is its file and name.
         """
-        if name == "group" and self._stored[0].names is not None:
+        if name == "group" and self._opened.parts[0].names is not None:
             places = self.locate(range(len(self)))
-            return np.array([f"{self._names[place.file]}:{place.group}" for place in places], object)
-        if name in self._spec.fields and math.prod(self._spec[name].shape) == 1:
+            return np.array([f"{self._opened.names[place.file]}:{place.group}" for place in places], object)
+        if name in self._opened.spec.fields and math.prod(self._opened.spec[name].shape) == 1:
             return super().column(name)
-        found = None if self._joined is None else self._joined.column(name, self._stored)
+        found = None if self._opened.joined is None else self._opened.joined.column(name, self._opened.parts)
         if found is not None:
             return found
-        columns = [part.column(name, allow_external=self._allow_external) for part in self._stored]
-        for part, (values, coded) in zip(self._stored, columns, strict=True):
+        columns = [part.column(name, allow_external=self._opened.allow_external) for part in self._opened.parts]
+        for part, (values, coded) in zip(self._opened.parts, columns, strict=True):
             if values.dtype.kind in "iu" and contradict(coded.names, columns[0][1].names):
-                what = f"has other names for the numbers of {name!r} than {self._stored[0]}"
+                what = f"has other names for the numbers of {name!r} than {self._opened.parts[0]}"
                 cure = f"make it a field, Field({name!r}, classes=[…]), which numbers them by name, and give its key"
                 raise FormatError(f"{part}: {what}; {cure}", file=part.path, dataset=name)
         return np.concatenate([values for values, _ in columns])
@@ -352,7 +349,7 @@ class HDF5Source(Source):
         check_range(samples, self)
         places = np.empty(samples.shape, object)
         for number, where in self._reader.by_part(samples):
-            part = self._stored[number]
+            part = self._opened.parts[number]
             for place, row in zip(
                 where.tolist(), part.anchors.rows(samples[where] - self._reader.starts[number]).tolist(), strict=True
             ):
@@ -369,6 +366,46 @@ class HDF5Source(Source):
     def close(self) -> None:
         """Close every file and drop what was decoded. Reading opens the files again."""
         self._reader.close()
+
+
+def _check_choices(
+    sample: Any, rows: Any, table: Any, on: Any, filters: Any, *, memory_map: Any, allow_external: Any
+) -> None:
+    for name, value in {"memory_map": memory_map, "allow_external": allow_external}.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{value!r} is not true or false", name)
+    if sample not in ("row", "group", "dataset"):
+        raise ConfigError(f"{sample!r} is not one of row, group, dataset", "sample")
+    if sample != "row" and (allow_external or isinstance(rows, str)):
+        raise ConfigError(f"{sample!r} goes neither with allow_external nor with a dataset's name as rows", "sample")
+    if (table is None) != (on is None) or (table is None and filters):
+        raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
+
+
+def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None) -> dict[str, Field]:
+    """The fields that files hold, and the one by which rows of a table are found."""
+    stored = {key: field for key, field in chosen.items() if not joined or key not in joined.fields}
+    for key, field in stored.items():
+        if option := "separator" if field.separator else "null" * (field.null == "zero"):
+            what = f"{field.dataset!r} is no column of a table, whose cells hold several classes; leave it out"
+            raise ConfigError(what, f"fields.{key}.{option}")
+    return stored | (joined.keys if joined else {})
+
+
+def _inspected(
+    paths: Sequence[str], request: PartRequest, cache: IndexCache, joined: JoinedTable | None
+) -> tuple[dict[str, FileIdentity], list[StoredPart]]:
+    """The identity of each file, and the parts of all."""
+    inspect = inspect_file if request.sample == "row" else inspect_groups
+    try:
+        found = {path: inspect(path, request, cache) for path in paths}
+    except MissingError as error:
+        raise (error if joined is None else joined.missing(error)) from error.__cause__
+    check_distinct({path: identity for path, (identity, _) in found.items()})
+    identities = {
+        path: identity.with_pieces(path, list(_pieces(parts, identity))) for path, (identity, parts) in found.items()
+    }
+    return identities, [part for _, parts in found.values() for part in parts]
 
 
 def _fits(part: StoredPart, grouping_key: str) -> bool:

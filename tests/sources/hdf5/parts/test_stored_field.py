@@ -52,6 +52,12 @@ def test_packed_values_that_are_unpacked_are_not_mentioned(h5, caplog):
     assert not [record for record in caplog.records if "unpacked_here" in record.getMessage()]
 
 
+@pytest.mark.parametrize("field", [Field("x", decode="image"), "g"], ids=str)
+def test_images_and_samples_of_variable_length_have_no_layout(h5, field):
+    path = h5(x=[[1, 2]], **{"g/values": np.arange(3), "g/offsets": [0, 3]})
+    refused(AsyncDataError, ["layout: 'NHWC' for"], path, {"x": field}, layout="NHWC")
+
+
 def classes_of(path, field):
     return HDF5Source(path, {"y": field}).spec["y"].classes
 

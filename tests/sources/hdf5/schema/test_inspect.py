@@ -210,3 +210,14 @@ def test_values_in_one_piece_in_the_superblock_are_damage(tmp_path, user_block, 
     assert (read_all(path) == VALUES).all()
     patch(path, path.read_bytes().index(struct.pack("<QQ", offset - user_block, 1200)), "<Q", 8)
     check_refused(path, rf": its values begin at byte {user_block + 8}, in the head of the file")
+
+
+def test_members_with_unusual_bits_are_refused(tmp_path):
+    """h5py converts such numbers; records are copied as bytes."""
+    kind = h5t.create(h5t.COMPOUND, 4)
+    kind.insert(b"plain", 0, h5t.STD_U16LE)
+    kind.insert(b"bits", 2, odd_types()["12 bits"][0])
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        create(file, "x", (5,), kind)
+    check(str(tmp_path / "x.h5"), {"x": "x.plain"})
+    refused(FormatError, ["x.bits", "unusual bits", "store it as >u2"], str(tmp_path / "x.h5"), {"x": "x.bits"})
