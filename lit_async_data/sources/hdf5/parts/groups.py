@@ -358,7 +358,7 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
     external_files(node, group.file, name, allowed=False)
     offset = node.id.get_offset() if in_one_file(node) and has_numpy_layout(node) else None
     slow = "it is not contiguous" if offset is None else None
-    return StoredDataset(group.path, name, shape, dtype, 0, FieldSpec(shape, dtype), offset, 1, False, slow=slow)
+    return StoredDataset(group.path, name, shape, dtype, 0, FieldSpec(shape, dtype), offset, slow=slow)
 
 
 def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns: Columns) -> StoredField:
@@ -451,7 +451,7 @@ def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, colum
         sample.insert(0, sample.pop(channel))
     dtype = first.dtype.newbyteorder("=")
     spec = FieldSpec(tuple(sample), dtype if sample or dtype.kind not in "iu" else np.dtype(np.int64), channel)
-    stored = StoredDataset(path, name, shape, first.dtype, 0, spec, None, 1, first.filtered, names=names)
+    stored = StoredDataset(path, name, shape, first.dtype, 0, spec, filtered=first.filtered, names=names)
     ends = np.cumsum(counts)
     references = np.stack([lengths * (math.prod(shape[2:]) * dtype.itemsize), ends - counts, ends], axis=1)
     sequences = StoredSequences(stored, None, references, first.dtype, FieldSpec(shape[1:], dtype), chunks)

@@ -172,7 +172,7 @@ class JoinedTable:
         for key, labels in self.labels.items():
             field, spec, kept = self.fields[key], labels.spec, labels.values[rows]
             name, shape = f"{field.dataset} of {self._table.origin.name}", (part.rows, *spec.shape)
-            stored = StoredDataset(part.path, name, shape, kept.dtype, 0, spec, None, 1, filtered=False, kept=kept)
+            stored = StoredDataset(part.path, name, shape, kept.dtype, 0, spec, kept=kept)
             text = kept.ndim == 1 and (labels.classes or labels.texts)
             fields[key] = StoredField(stored, spec, text=dataclasses.replace(field, null="ignore") if text else None)
         return dataclasses.replace(part, fields={key: fields[key] for key in [*order, *fields]}, table_rows=rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -106,7 +105,7 @@ class StoredPart:
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
     def dataset_key(self, stored: StoredDataset) -> str:
-        """Names a dataset across groups. With its sample axis, since two fields may have different layouts of it."""
+        """A key for the dataset in all groups; includes the sample axis, which fields may choose differently."""
         return f"{stored.name.strip('/').removeprefix(self.group.strip('/') + '/')} {stored.axis}"
 
     def spans(self) -> dict[str, Span | None]:
@@ -171,27 +170,14 @@ class StoredPart:
             coded = find_coded(group, group.name(name))
             dataset, member = group.whole_member(f"/{coded.name.strip('/')}", "")
             if dataset.shape not in ((self.rows,), (1, self.rows), (self.rows, 1)):  # as MATLAB stores vectors
-                raise FormatError(
-                    f"{self.path}:{dataset.name}: has shape {dataset.shape}; it must have one value for each of the "
-                    f"{self.rows} rows",
-                    file=self.path,
-                    dataset=name,
-                )
+                what = f"has shape {dataset.shape}; it must have one value for each of the {self.rows} rows"
+                raise FormatError(what, file=self.path, dataset=name, place=f"{self.path}:{dataset.name}")
             values = member_of(dataset[...].reshape(-1), member)
         if h5py.check_string_dtype(values.dtype) is not None:
             values = np.array([each.decode(errors="surrogateescape") for each in values.tolist()], object)
         if coded.place or coded.mask is not None:
             values = coded.texts(values, self.path)
         return values[self.own_rows], coded
-
-    def padded(self, widths: Mapping[str, int]) -> StoredPart:
-        """A copy of this part whose samples of variable length are padded to these lengths."""
-        fields = dict(self.fields)
-        for key, field in self.fields.items():
-            if field.spec.ragged:
-                spec = dataclasses.replace(field.spec, shape=(widths[key], *field.spec.shape[1:]))
-                fields[key] = dataclasses.replace(field, spec=spec)
-        return dataclasses.replace(self, fields=fields)
 
     def __str__(self) -> str:
         return self.path if self.group == "/" else f"{self.path}:/{self.group}"
@@ -231,58 +217,67 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
 
 
 def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
-    path = group.path
-    fields: dict[str, StoredField] = {}
-    of_anchors: dict[str, StoredField] = {}
-    empty: list[FormatError] = []
-    kept = {key: field for key, field in request.fields.items() if field.attr}
+    fields, of_anchors, empty = _inspect_fields(group, request)
+    if empty and not fields:
+        return StoredPart(group.path, group.group, {}, WindowStarts(0, 1, 0), empty[0])
+    if empty:
+        raise empty[0]
+    if not fields:
+        raise ConfigError("none is a dataset, so there are no rows; give a dataset too, or sample='group'", "fields")
+    if of_anchors and request.rows is None:
+        raise ConfigError("'anchor' needs rows=NAME, the row of each anchor", f"fields.{next(iter(of_anchors))}.per")
+    _check_lengths(group.path, fields, chosen=request.rows is not None)
+    rows = next(iter(fields.values())).stored.rows
+    spans = [field.inside for field in fields.values()]
     for key, field in request.fields.items():
-        if key in kept:
+        if field.attr:
+            fields[key] = inspect_attribute(group, key, field, rows)
+    lost = {key: of.sequences.lost for key, of in (fields | of_anchors).items() if of.sequences}
+    lacking = {key: Lacking(own, np.array([OUTSIDE] * len(own))) for key, own in lost.items() if len(own)}
+    part = StoredPart(
+        group.path, group.group, fields, WindowStarts.within(rows, spans, request.stride), lacking=lacking
+    )
+    if request.rows is not None:
+        dataset, member = group.whole_member(request.rows, "rows: ")
+        where = f"{group.path}:{dataset.name}"
+        part = part.at(row_numbers(member_of(dataset[...], member), part.rows, where, request.rows))
+    fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
+    if any(field.attr or field.per for field in request.fields.values()):
+        fields = {key: fields[key] for key in [*request.fields, *fields]}
+    return dataclasses.replace(part, fields=fields)
+
+
+def _inspect_fields(
+    group: OpenGroup, request: PartRequest
+) -> tuple[dict[str, StoredField], dict[str, StoredField], list[FormatError]]:
+    """The fields with a value for each row, those with one for each anchor, and the errors of empty ones."""
+    fields, of_anchors = dict[str, StoredField](), dict[str, StoredField]()
+    empty = list[FormatError]()
+    for key, field in request.fields.items():
+        if field.attr:
             continue
         name = group.name(field.dataset)
-        where = f"{path}:/{name.strip('/')}"
+        where = f"{group.path}:/{name.strip('/')}"
         try:
-            with as_source_errors(where, "cannot be read", file=path, dataset=name):
+            with as_source_errors(where, "cannot be read", file=group.path, dataset=name):
                 inspected = inspect_field(group, key, field, request.layouts.get(key))
         except NoSamplesError as error:
             empty.append(FormatError(str(error), file=error.file, dataset=error.dataset))
             continue
         twice = set(inspected) & (set(fields) | set(of_anchors) | set(request.fields) - {key})
         if twice:
-            raise ConfigError(
-                f"{twice.pop()} is the key of the lengths or the mask of {key}; give that field another key", "fields"
-            )
+            what = f"{twice.pop()} is the key of the lengths or the mask of {key}; give that field another key"
+            raise ConfigError(what, "fields")
         (of_anchors if field.per else fields).update(inspected)
-    if empty and not fields:
-        return StoredPart(path, group.group, {}, WindowStarts(0, 1, 0), empty[0])
-    if empty:
-        raise empty[0]
+    return fields, of_anchors, empty
+
+
+def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool) -> None:
     lengths = {field.stored: field.stored.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
-        advice = _advice(fields, chosen=request.rows is not None)
+        advice = _advice(fields, chosen=chosen)
         raise FormatError(f"{path}: the fields have different lengths: {listed}; {advice}", file=path)
-    spans = [field.inside for field in fields.values()]
-    if not lengths:
-        raise ConfigError("none is a dataset, so there are no rows; give a dataset too, or sample='group'", "fields")
-    rows = next(iter(lengths.values()))
-    if kept:
-        fields |= {key: inspect_attribute(group, key, field, rows) for key, field in kept.items()}
-        fields = {key: fields[key] for key in [*request.fields, *fields] if key in fields}
-    sequences = {key: of.sequences for key, of in (fields | of_anchors).items()}
-    lost = {key: each.lost for key, each in sequences.items() if each and len(each.lost)}
-    lacking = {key: Lacking(rows, np.array([OUTSIDE] * len(rows))) for key, rows in lost.items()}
-    part = StoredPart(path, group.group, fields, WindowStarts.within(rows, spans, request.stride), lacking=lacking)
-    if request.rows is None and of_anchors:
-        raise ConfigError("'anchor' needs rows=NAME, the row of each anchor", f"fields.{next(iter(of_anchors))}.per")
-    if request.rows is not None:
-        dataset, member = group.whole_member(request.rows, "rows: ")
-        where = f"{path}:{dataset.name}"
-        part = part.at(row_numbers(member_of(dataset[...], member), part.rows, where, request.rows))
-    if of_anchors:
-        fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
-        part = dataclasses.replace(part, fields={key: fields[key] for key in [*request.fields, *fields]})
-    return part
 
 
 def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
@@ -294,9 +289,8 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
     try:
         stored = h5py.h5a.open(node, str(field.attr).encode())
     except KeyError:
-        raise MissingError(
-            f"{where} is missing; write it, or choose by their names those that have it", **context
-        ) from None
+        cure = "write it, or choose by their names those that have it"
+        raise MissingError(f"{where} is missing; {cure}", **context) from None
     values = np.empty(stored.shape, stored.dtype)
     stored.read(values)
     value: Any = values.reshape(-1)[0] if values.size == 1 else None
@@ -320,19 +314,8 @@ def kept_field(
 ) -> StoredField:
     """A field of values that are kept in memory: one for each row, or one for all ``rows``. Some may lack a text."""
     native = values.dtype.newbyteorder("=")
-    stored = StoredDataset(
-        path,
-        name,
-        (rows or len(values),),
-        native,
-        0,
-        FieldSpec((), native),
-        None,
-        1,
-        filtered=False,
-        kept=values,
-        names=names,
-    )
+    shape, row = (rows or len(values),), FieldSpec((), native)
+    stored = StoredDataset(path, name, shape, native, 0, row, kept=values, names=names)
     if native.kind == "S" or field.kind:
         codes, row = numbered(values, field, stored, where)
         codes[[*lacking]] = IGNORED
@@ -367,26 +350,26 @@ def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
 def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
     """What the user may mean by fields of different lengths: another sample axis, or a lookup."""
     for key, field in fields.items():
-        for other in fields.values():
-            if len(field.values.shape) > 1 and field.values.shape == other.values.shape[1:]:
-                return (
-                    f"{field.stored.name} has the shape of one row of {other.stored.name}, as what is the same for all "
-                    f"samples; leave {key!r} out of fields, and add it to the batch in device_transform"
-                )
+        same = [
+            each
+            for each in fields.values()
+            if len(field.values.shape) > 1 and each.values.shape[1:] == field.values.shape
+        ]
+        if same:
+            what = f"{field.stored.name} has the shape of one row of {same[0].stored.name}, as what is the same for all"
+            return f"{what} samples; leave {key!r} out of fields, and add it to the batch in device_transform"
+    key, field = min(fields.items(), key=lambda item: item[1].stored.rows)
+    name = str(field.stored).removeprefix(f"{field.stored.path}:/")
+    if chosen and not field.spec.shape:
+        what = f"rows= chooses rows that all fields have; if {name} has one value for each chosen row, write"
+        return f"{what} fields={{{key!r}: Field({name!r}, per='anchor')}}"
+    question = next(filter(None, (_other_axis(key, field, fields) for key, field in fields.items())), "")
     longest = max(field.stored.rows for field in fields.values())
-    key = min(fields, key=lambda key: fields[key].stored.rows)
-    name = str(fields[key].stored).removeprefix(f"{fields[key].stored.path}:/")
-    if chosen and not fields[key].spec.shape:
-        return (
-            f"rows= chooses rows that all fields have; if {name} has one value for each chosen row, write "
-            f"fields={{{key!r}: Field({name!r}, per='anchor')}}"
-        )
-    questions = [_other_axis(key, field, fields) for key, field in fields.items()]
     return (
-        next(filter(None, questions), "")
-        + f"a sample takes the same row of each, or a window around it, and rows= chooses among these rows. If one row "
-        f"of {name} belongs to several of the {longest}, store its row number for each of them in a dataset, and write "
-        f"fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that dataset; {name} is then kept in memory"
+        f"{question}a sample takes the same row of each, or a window around it, and rows= chooses among these rows. "
+        f"If one row of {name} belongs to several of the {longest}, store its row number for each of them in a "
+        f"dataset, and write fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that dataset; {name} "
+        "is then kept in memory"
     )
 
 
@@ -397,14 +380,12 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
     axes = [axis for axis, n in enumerate(shape) if n in others]
     if field.values is not field.stored or not axes:
         return ""
-    letters = itertools.chain("HWDTABEFGIJKLMOPQRSUVXYZ", itertools.repeat("?"))
-    layout = "".join("N" if axis == axes[-1] else next(letters) for axis in range(len(shape)))
+    letters = iter("HWDTABEFGIJKLMOPQRSUVXYZ")
+    layout = "".join("N" if axis == axes[-1] else next(letters, "?") for axis in range(len(shape)))
     name, single = field.values.name, sorted(shape)[:-1] == [1]
     column = f", and for class numbers Field({name!r}, column=0, dtype='int64')" if single else ""
-    return (
-        f"are the samples of {name}, of shape {shape}, on axis {axes[-1]}? Then write "
-        f"layout={{{key!r}: {layout!r}}}{column}. Else: "
-    )
+    asked = f"are the samples of {name}, of shape {shape}, on axis {axes[-1]}?"
+    return f"{asked} Then write layout={{{key!r}: {layout!r}}}{column}. Else: "
 
 
 def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it", name: str = "", *, none: bool = False) -> Indices:
@@ -442,12 +423,16 @@ def log_warnings(part: StoredPart) -> None:
 
 def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts, in which samples of variable length are padded to the longest sample of all."""
-    longest: dict[str, int] = {}
+    padded = list[StoredPart]()
     for part in parts:
-        for key, field in part.fields.items():
+        fields = dict(part.fields)
+        for key, field in fields.items():
             if field.spec.ragged:
-                longest[key] = max(longest.get(key, 0), field.spec.shape[0])
-    return [part.padded(longest) for part in parts] if longest else list(parts)
+                longest = max(each.fields[key].spec.shape[0] for each in parts if key in each.fields)
+                spec = dataclasses.replace(field.spec, shape=(longest, *field.spec.shape[1:]))
+                fields[key] = dataclasses.replace(field, spec=spec)
+        padded.append(dataclasses.replace(part, fields=fields))
+    return padded
 
 
 def common_fields(parts: Sequence[StoredPart]) -> dict[str, FieldSpec]:
@@ -465,10 +450,8 @@ def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, F
     """Check that a part has the fields of the first part, with the same shapes, dtypes and classes."""
     where = f"/{first.group.strip('/')}" if part.path == first.path else first
     if list(part.fields) != list(first.fields):
-        raise FormatError(
-            f"{part}: has the fields {', '.join(part.fields)}, but {where} has {', '.join(first.fields)}; "
-            "parts of one source must agree"
-        )
+        has = f"has the fields {', '.join(part.fields)}, but {where} has {', '.join(first.fields)}"
+        raise FormatError(f"{part}: {has}; parts of one source must agree")
     for key, field in part.fields.items():
         mine, other = field.spec, known[key]
         if mine == other and (mine.meanings == other.meanings or not contradict(mine.named, other.named)):
@@ -480,9 +463,6 @@ def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, F
             every = list(dict.fromkeys([*other.named.values(), *mine.named.values()]))
             cure = f"; Field(…, classes={every}) numbers them by name" if every and not mine.texts else ""
         cure = "; give image_size to resize all images" if field.images else cure
-        raise FormatError(
-            f"{field.stored}: has samples of {one}, but in {where} they are {two}; "
-            f"{'parts' if part.group != '/' else 'files'} of one source must agree{cure}",
-            file=part.path,
-            dataset=field.stored.name,
-        )
+        alike = f"{'parts' if part.group != '/' else 'files'} of one source must agree{cure}"
+        what = f"{field.stored}: has samples of {one}, but in {where} they are {two}; {alike}"
+        raise FormatError(what, file=part.path, dataset=field.stored.name)

@@ -241,9 +241,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
     if coded.names or coded.mask is not None:
         values = coded.texts(values, group.path, "")
     codes, row = numbered(values, field, stored, where)
-    return StoredDataset(
-        group.path, name, codes.shape, CODES, 0, row, None, 1, filtered=False, external=stored.external, kept=codes
-    )
+    return StoredDataset(group.path, name, codes.shape, CODES, 0, row, external=stored.external, kept=codes)
 
 
 def numbered(

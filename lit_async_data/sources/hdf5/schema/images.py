@@ -138,7 +138,7 @@ def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[
     count, most = len(offsets), max(int(sizes.max()), 1)
     index = ChunkIndex((1, most), (count, 1), offsets, sizes, np.zeros_like(sizes), FilterPipeline((), most), 0)
     spec = FieldSpec((most,), np.dtype(np.uint8))
-    return StoredDataset(path, name, (count, most), spec.dtype, 0, spec, None, 1, filtered=False, index=index, **more)
+    return StoredDataset(path, name, (count, most), spec.dtype, 0, spec, index=index, **more)
 
 
 def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int] | None:

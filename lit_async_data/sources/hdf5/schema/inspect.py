@@ -63,9 +63,9 @@ class StoredDataset:
     dtype: np.dtype[Any]  # as stored, with byte order
     axis: int  # the stored axis that counts samples
     spec: FieldSpec
-    offset: int | None  # offset in the file of the raw values, if they are contiguous; else None
-    chunk_rows: int  # samples per chunk; 1 if the dataset is not chunked
-    filtered: bool  # whether its chunks have filters, so that each must be decoded as a whole
+    offset: int | None = None  # offset in the file of the raw values, if they are contiguous; else None
+    chunk_rows: int = 1  # samples per chunk; 1 if the dataset is not chunked
+    filtered: bool = False  # whether its chunks have filters, so that each must be decoded as a whole
     # Its chunk index, if chunks may be read without libhdf5; else None.
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
     external: ExternalFiles = ()

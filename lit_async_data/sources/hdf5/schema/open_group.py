@@ -109,4 +109,4 @@ class OpenGroup:
         dtype, inner = dataset.dtype.subdtype or (dataset.dtype, ())
         shape = (*dataset.shape, *inner)
         spec, chunk = FieldSpec(shape[1:], dtype), dataset.chunks[0] if dataset.chunks else 1
-        return StoredDataset(self.path, name, shape, dtype, 0, spec, None, chunk, False, external=external)
+        return StoredDataset(self.path, name, shape, dtype, 0, spec, None, chunk, external=external)
