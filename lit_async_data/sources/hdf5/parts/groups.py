@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import math
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -42,7 +41,7 @@ from lit_async_data.sources.hdf5.schema.conversion import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import StoredSequences, padded_spec
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
 from lit_async_data.sources.hdf5.schema.images import NO_IMAGE, datasets_as_rows, images_in_groups, place_of_image
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, in_group, open_dataset
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, context_of, in_group, open_dataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
@@ -52,8 +51,6 @@ from lit_async_data.sources.local_files.patterns import natural
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]  # of a field, by name; an entry for each sample
-# Groups that are compared with what libhdf5 finds each time, beside the first and the last.
-PROBES = 3
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
 # A field that this many first samples lack has a misspelt name; no more samples are listed.
@@ -135,19 +132,19 @@ def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str])
 
 def _names_of_samples(request: PartRequest) -> dict[str, str]:
     """The dataset of each field, with a ``*`` for the name of the group, or of the dataset, that is a sample."""
-    names = {key: field.dataset.strip("/") for key, field in request.fields.items()}
+    names = {key: field.dataset for key, field in request.fields.items()}
     if request.sample == "group":
-        return {key: full_name(EACH, field.dataset) for key, field in request.fields.items()}
+        within = {key: name if name.startswith("/") else f"{EACH}/{name}" for key, name in names.items()}
+        return {key: name.strip("/") for key, name in within.items()}
     if request.group is not None:
         raise ConfigError("does not go with sample='dataset'; write it before the names of fields: 'images/*'", "group")
-    first = next(iter(names.values()), "")
-    for key, name in names.items():
+    first = next(iter(names.values()), "").strip("/")
+    for key, name in ((key, name.strip("/")) for key, name in names.items()):
         names[key] = name if name or not request.fields[key].attr else first  # the attribute is that of the sample
         if names[key].count("*") != 1:
             what = f"{name!r} needs one *, which stands for the name of a sample, as in 'images/*'"
-            raise ConfigError(
-                f"{what}; on='group' is that name" if key == KEY else what, "on" if key == KEY else f"fields.{key}"
-            )
+            what, option = (f"{what}; on='group' is that name", "on") if key == KEY else (what, f"fields.{key}")
+            raise ConfigError(what, option)
     return names
 
 
@@ -344,11 +341,6 @@ def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, check
         refuse_external_link(group.file, full)
 
 
-def full_name(group: str, name: str) -> str:
-    """The name of a dataset from the root of the file."""
-    return name.strip("/") if name.startswith("/") else f"{group}/{name}".strip("/")
-
-
 def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
     """A dataset that is a sample, of any number of axes. `offset`, `index` and `slow` as where it holds many."""
     node: Any = group.node(name)
@@ -455,37 +447,24 @@ def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, colum
     ends = np.cumsum(counts)
     references = np.stack([lengths * (math.prod(shape[2:]) * dtype.itemsize), ends - counts, ends], axis=1)
     sequences = StoredSequences(stored, None, references, first.dtype, FieldSpec(shape[1:], dtype), chunks)
-    if "offsets" in columns and ((lengths != lengths[0]).any() or (chunks == chunks[0]).all()):
+    readable = first.offset is not None or first.index is not None or not ends[-1]
+    if "offsets" in columns and readable and ((lengths != lengths[0]).any() or (chunks == chunks[0]).all()):
         places = ChunkColumns(*(columns[each] for each in ChunkColumns._fields))
         plain = FilterPipeline((), first.nbytes)
         one = first.index or ChunkIndex(first.shape, (1,) * len(first.shape), *places, plain, 0)
         index = ChunkIndex((1, *one.shape), (len(names), *one.grid), *places, one.filters, one.fill)
-        if _verified(group, name, names, index, references):
-            return dataclasses.replace(sequences, rows=dataclasses.replace(stored, index=index))
+        _check_inside(group, name, names, index, ends)
+        return dataclasses.replace(sequences, rows=dataclasses.replace(stored, index=index))
     slow = first.slow or "its samples store it in different ways or in 4 GiB, or a library that decodes it is missing"
     return dataclasses.replace(sequences, rows=dataclasses.replace(stored, slow=slow))
 
 
-def _verified(group: OpenGroup, name: str, names: Array, index: ChunkIndex, references: Indices) -> bool:
-    """Whether probed samples have their chunks where the index says. Checks that all lie in the file."""
-    path, (_, firsts, ends) = group.path, references.T
-    filled = np.flatnonzero(ends - firsts)
+def _check_inside(group: OpenGroup, name: str, names: Array, index: ChunkIndex, ends: Indices) -> None:
+    """Check that the chunks of all samples lie in the file, behind its head."""
     head = group.file.userblock_size + superblock_bytes(group.file)
     end = os.fstat(group.file.id.get_vfd_handle()).st_size
     outside = (index.offsets >= 0) & ((index.offsets < head) | (index.offsets + index.sizes > end))
-    probed = filled[[0, -1, *(secrets.randbelow(len(filled)) for _ in range(PROBES))]] if len(filled) else filled
-    wrong = np.searchsorted(ends, outside.nonzero()[0][:1], side="right")
-    for number in (wrong if len(wrong) else np.unique(probed)).tolist():
-        full = in_group(name, names, number)
-        found = _inspect_sample(group, full)
-        if found.offset is None and found.index is None:
-            return False
-        listed = index.offsets[firsts[number] : ends[number]]
-        places = np.array([found.offset]) if found.index is None else found.index.offsets
-        if outside.any() or not np.array_equal(listed, places):
-            raise CorruptError(
-                f"{path}:/{full}: lies at byte {listed[0]}, where it cannot be; the file is damaged: restore it",
-                file=path,
-                dataset=full,
-            )
-    return True
+    if outside.any():
+        full = in_group(name, names, int(np.searchsorted(ends, outside.argmax(), side="right")))
+        what = f"lies at byte {index.offsets[outside.argmax()]}, where it cannot be; the file is damaged: restore it"
+        raise CorruptError(what, **context_of(group.path, full))

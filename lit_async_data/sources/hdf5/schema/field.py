@@ -42,7 +42,7 @@ class Field(ImageOptions):
             text is classes.
         null: What to do with empty text that is no class, and with values that are missing: codes −1 of categories,
             fill values of flags, what a mask beside the values marks. ``"error"``, ``"ignore"`` (−100), or ``"drop"``
-            the sample. ``"zero"``: it has none of several classes, in a column of the source's ``table``.
+            the sample. ``"zero"``: an all-zero row of several classes (only in columns of the source's ``table``).
         lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
             small table that is kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
@@ -122,20 +122,16 @@ class Field(ImageOptions):
         self._set("fill", _number("fill", self.fill))
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
-        if self.pad not in ("last", "zero", None):
-            raise ConfigError(f"{self.pad!r} is not one of last, zero", "pad")
+        _check_combination(self)
         if self.pad and self.rows is None:
             raise ConfigError(f"{self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row", "pad")
-        _check_combination(self)
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
             raise ConfigError(f"{self.mask_and_scale!r} is not true or false", "mask_and_scale")
-        if self.decode not in ("image", None):
-            raise ConfigError(f"{self.decode!r} is not image", "decode")
         for name in _VALUES if self.decode else ("channels", "lengths", *IMAGE):
             if name != "fill" and getattr(self, name) != _DEFAULTS[name]:
                 what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
-                raise ConfigError(f"{what}", name)
+                raise ConfigError(what, name)
         swapped = self.channels == "BGR" and self.image.target_mode.startswith("RGB")
         if self.channels != "RGB" and not swapped:
             raise ConfigError(f"{self.channels!r} is not RGB, nor BGR with mode RGB or RGBA", "channels")
@@ -155,9 +151,8 @@ class Field(ImageOptions):
             if each.stacked or each.attr or each.decode:
                 raise ConfigError(f"{each.dataset!r} is no dataset of numbers, as channels are; leave it out", "name")
             if (each.window, each.pad) != (fields[0].window, fields[0].pad):
-                raise ConfigError(
-                    f"{each.dataset} and {fields[0].dataset} have different ones; give them one", "window"
-                )
+                what = f"{each.dataset} and {fields[0].dataset} have different ones; give them one"
+                raise ConfigError(what, "window")
         for name, value in {"name": tuple(fields), "window": fields[0].window, "pad": fields[0].pad}.items():
             self._set(name, value)
 
@@ -214,9 +209,8 @@ class Field(ImageOptions):
     @property
     def steps(self) -> range:
         """The rows of a sample, relative to its own row."""
-        return (
-            range(*self.window) if isinstance(self.window, tuple) else range(self.window or 0, (self.window or 0) + 1)
-        )
+        first = self.window if isinstance(self.window, int) else 0
+        return range(*self.window) if isinstance(self.window, tuple) else range(first, first + 1)
 
     @property
     def rows(self) -> int | None:
@@ -232,6 +226,8 @@ VARIABLE = ("max_length", "fill", "ragged", "pad_side")
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
 _NO_NAME = ConfigError("missing; which dataset is it?", "name")
 _CHOICES = {
+    "pad": ("last", "zero", None),
+    "decode": ("image", None),
     "ragged": ("pad", "concat"),
     "pad_side": ("left", "right"),
     "kind": ("class", "number", "text", None),
