@@ -266,16 +266,12 @@ class HDF5Source(Source):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return tuple(
-            Part(
-                part.path,
-                part.group,
-                self._opened.names[part.path] + ("" if part.group == "/" else f":/{part.group}"),
-                part.anchors.count,
-                part.anchors.fingerprint(part.rows),
-            )
-            for part in self._opened.parts
-        )
+        found = list[Part]()
+        for part in self._opened.parts:
+            name = self._opened.names[part.path] + ("" if part.group == "/" else f":/{part.group}")
+            rows = part.anchors.fingerprint(part.rows)
+            found.append(Part(part.path, part.group, name, part.anchors.count, rows))
+        return tuple(found)
 
     @property
     def stored_parts(self) -> tuple[StoredPart, ...]:
@@ -383,7 +379,6 @@ def _check_choices(
 
 
 def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None) -> dict[str, Field]:
-    """The fields that files hold, and the one by which rows of a table are found."""
     stored = {key: field for key, field in chosen.items() if not joined or key not in joined.fields}
     for key, field in stored.items():
         if option := "separator" if field.separator else "null" * (field.null == "zero"):
@@ -395,7 +390,6 @@ def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None) -> d
 def _inspected(
     paths: Sequence[str], request: PartRequest, cache: IndexCache, joined: JoinedTable | None
 ) -> tuple[dict[str, FileIdentity], list[StoredPart]]:
-    """The identity of each file, and the parts of all."""
     inspect = inspect_file if request.sample == "row" else inspect_groups
     try:
         found = {path: inspect(path, request, cache) for path in paths}

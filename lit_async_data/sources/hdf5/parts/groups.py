@@ -354,13 +354,8 @@ def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
 
 
 def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns: Columns) -> StoredField:
-    where, path, field, names, lacking = (
-        f"fields.{key}",
-        group.path,
-        request.fields[key],
-        columns["names"],
-        columns["lacking"],
-    )
+    where, path, field = f"fields.{key}", group.path, request.fields[key]
+    names, lacking = columns["names"], columns["lacking"]
     having = np.delete(names, lacking)
     if "values" in columns:
         label, values = name + (f"@{field.attr}" if field.attr else ""), columns["values"]
@@ -433,7 +428,6 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
 
 
 def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, columns: Columns) -> StoredSequences:
-    """The datasets of all samples as one, as long as the longest."""
     path, lengths, counts = group.path, columns["lengths"], columns["counts"]
     first = _inspect_sample(group, in_group(name, names, int(lengths.argmax())))
     shape = (len(names), *first.shape)

@@ -202,11 +202,8 @@ def _column_and_what(on: Any) -> tuple[str, str | Field]:
     name = on.attr or os.path.basename(on.dataset) if isinstance(on, Field) else on
     column, what = next(iter(on.items())) if isinstance(on, Mapping) and len(on) == 1 else (name, on)
     if not isinstance(column, str):
-        raise ConfigError(
-            f"{on!r} does not say whose rows the table has: 'file', 'group', the name of a dataset, or "
-            "Field(attr=…); if the column of the table has another name, {COLUMN: one of these}",
-            "on",
-        )
+        what = f"{on!r} does not say whose rows the table has: 'file', 'group', the name of a dataset, or Field(attr=…)"
+        raise ConfigError(f"{what}; if the column of the table has another name, {{COLUMN: one of these}}", "on")
     return column, what if what in ("file", "group") else Field.of(what, "on.")
 
 
@@ -222,7 +219,6 @@ def _groups(part: StoredPart) -> list[str]:
 
 
 def _labels_of(field: Field, table: Table, whole: Table) -> Labels:
-    """The values of a column of the table. Its classes are those of the whole table, if the user gives none."""
     untyped, classes = table.origin.untyped and field.classes is None, field.classes
     name, split = field.dataset, field.separator
     kind = field.kind or ("number" if untyped and is_number(table.first(name, split)) else None)

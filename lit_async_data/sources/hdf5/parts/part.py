@@ -210,10 +210,8 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
         identity = FileIdentity.of(os.stat(path))
         tables: Tables = {}
         groups = chosen_groups(file, path, request.group, allow_external=request.allow_external)
-        return identity, [
-            _inspect_part(OpenGroup(file, path, group, cache, request.allow_external, tables), request)
-            for group in groups
-        ]
+        opened = [OpenGroup(file, path, group, cache, request.allow_external, tables) for group in groups]
+        return identity, [_inspect_part(group, request) for group in opened]
 
 
 def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
@@ -328,7 +326,6 @@ def kept_field(
 
 
 def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> StoredField:
-    """The attribute of the group of a part, or of a dataset in it, as a field of all rows."""
     name = group.name(field.dataset) if field.dataset else group.group
     node = group.node(name)
     if node is None:
@@ -339,7 +336,6 @@ def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> St
 
 
 def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
-    """A field that has a value for each anchor."""
     rows, numbers = np.unique(part.own_rows, return_index=True)
     if field.stored.rows != part.anchors.count or len(rows) < part.anchors.count:
         what = f"has {field.stored.rows} values for {part.anchors.count} anchors, at {len(rows)} different rows"
@@ -350,11 +346,8 @@ def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
 def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
     """What the user may mean by fields of different lengths: another sample axis, or a lookup."""
     for key, field in fields.items():
-        same = [
-            each
-            for each in fields.values()
-            if len(field.values.shape) > 1 and each.values.shape[1:] == field.values.shape
-        ]
+        shape = field.values.shape
+        same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:] == shape]
         if same:
             what = f"{field.stored.name} has the shape of one row of {same[0].stored.name}, as what is the same for all"
             return f"{what} samples; leave {key!r} out of fields, and add it to the batch in device_transform"
@@ -447,7 +440,6 @@ def common_fields(parts: Sequence[StoredPart]) -> dict[str, FieldSpec]:
 
 
 def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, FieldSpec]) -> None:
-    """Check that a part has the fields of the first part, with the same shapes, dtypes and classes."""
     where = f"/{first.group.strip('/')}" if part.path == first.path else first
     if list(part.fields) != list(first.fields):
         has = f"has the fields {', '.join(part.fields)}, but {where} has {', '.join(first.fields)}"

@@ -42,7 +42,6 @@ def check_distinct(files: Mapping[str, FileIdentity]) -> None:
 
 
 def checked_stride(stride: Any, rows: object) -> int:
-    """The stride, by default 1."""
     if stride is None:
         return 1
     whole = isinstance(stride, numbers.Integral) and not isinstance(stride, bool)
@@ -82,7 +81,6 @@ def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPa
 
 
 def _selected(parts: Sequence[StoredPart], rows: Any) -> list[StoredPart]:
-    """The parts, with samples at rows that are counted over all of them."""
     starts = np.cumsum([0, *(part.rows for part in parts)])
     given = row_numbers(rows, int(starts[-1]))
     which = np.searchsorted(starts, given, side="right") - 1
@@ -201,11 +199,8 @@ def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[St
         StoredSamples(part.path, part.group, part.rows, own, part.names) for part, own in zip(parts, rows, strict=True)
     ]
     kept = np.split(kept_samples(exclude, stored, name), np.cumsum([len(own) for own in rows])[:-1])
-    return [
-        part if mask.all() else part.at(own[mask])
-        for part, own, mask in zip(parts, rows, kept, strict=True)
-        if mask.any()
-    ]
+    masked = [each for each in zip(parts, rows, kept, strict=True) if each[2].any()]
+    return [part if mask.all() else part.at(own[mask]) for part, own, mask in masked]
 
 
 def found_names(part: StoredPart) -> dict[str, tuple[str, ...]]:

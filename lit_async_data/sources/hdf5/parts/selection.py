@@ -99,11 +99,8 @@ def _matching_groups(file: h5py.File, path: str, group: Any) -> list[str]:
     above, _, last = name.rpartition("/")
     if glob.has_magic(above):
         rest = f"; write the rest before names: group={above!r}, fields={{KEY: '{last}/NAME'}}"
-        raise ConfigError(
-            f"{group!r}: only the last component of a name may have wildcards"
-            f"{'' if glob.has_magic(last) or '/' in above else rest}",
-            "group",
-        )
+        rest = "" if glob.has_magic(last) or "/" in above else rest
+        raise ConfigError(f"{group!r}: only the last component of a name may have wildcards{rest}", "group")
     if not glob.has_magic(last) or (above or "/") not in file:
         if name not in file:
             raise MissingError(f"{path}: has no group {name!r}; check group=", file=path, dataset=name)

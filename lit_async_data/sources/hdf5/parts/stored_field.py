@@ -213,7 +213,6 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
 
 
 def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: str) -> StoredField:
-    """A field of one dataset of numbers, or of a lookup table of them."""
     coded = find_coded(group, group.name(field.dataset))
     _check_applicable(group, coded, field, where)
     looked_up = _looked_up(group, coded.name, field, layout, where)
@@ -265,7 +264,6 @@ def _check_applicable(group: OpenGroup, coded: Coded, field: Field, where: str) 
 
 
 def _looked_up(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
-    """The dataset that holds the delivered values."""
     try:
         return group.inspect_dataset(*group.split(name), layout)
     except NoSamplesError as error:
@@ -282,7 +280,6 @@ def _column_of(row: FieldSpec, column: int, stored: StoredDataset, where: str) -
 
 
 def _row_numbers(group: OpenGroup, name: str, where: str) -> StoredDataset:
-    """The dataset with the row of a lookup table for each row."""
     stored = group.inspect_dataset(*group.split(group.name(name)))
     values = stored.member or stored
     if values.spec.shape or values.dtype.kind not in "iu":
@@ -343,7 +340,6 @@ def numbered_row(
 
 
 def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) -> dict[str, StoredField]:
-    """A field whose channels are fields."""
     fields = [each[key] for each in found]
     first, axis = fields[0], int(fields[0].windowed)
     for each in fields:
@@ -367,7 +363,6 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
 
 
 def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredField:
-    """A field of numbers of text."""
     spec = delivered_spec(field, stored.spec, where)
     cast = Conversion(stored.path, stored.name, names=stored.names) if spec.dtype != stored.dtype else None
     return StoredField(stored, spec, conversion=cast, text=field)
@@ -384,7 +379,6 @@ def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None
 
 
 def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
-    """A field with the window of the user; and its mask if there is one."""
     windowed, step = field.rows is not None, field.steps.step
     spec = dataclasses.replace(of_key.spec, masked=windowed and bool(field.pad))
     window: dict[str, Any] = {"span": field.span, "windowed": windowed, "pad": field.pad, "step": step}

@@ -121,7 +121,6 @@ def _categories(group: OpenGroup, name: str, place: str) -> Coded:
 
 
 def _mask(group: OpenGroup, name: str) -> npt.NDArray[np.bool_]:
-    """Which rows have no value (AnnData's nullable arrays)."""
     mask = group.whole(f"{name}/mask", "")
     if mask.dtype != bool or mask.shape != group.whole(f"{name}/values", "").shape or mask.ndim != 1:
         what = f"{mask.dtype} {mask.shape} is no mask of its values; write the column again"

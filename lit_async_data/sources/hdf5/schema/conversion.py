@@ -81,12 +81,9 @@ def attribute(dataset: h5py.Dataset, name: str, default: Any = None) -> Any:
         return default
     value = np.asarray(dataset.attrs[name]).reshape(-1)
     if value.size != 1 or (name != "_Unsigned" and value.dtype.kind not in "iuf"):
-        raise FormatError(
-            f"{dataset.file.filename}:{dataset.name}: its attribute {name} is {dataset.attrs[name]!r}, not one number; "
-            "correct it, or leave out mask_and_scale",
-            file=dataset.file.filename,
-            dataset=dataset.name,
-        )
+        path, what = dataset.file.filename, f"its attribute {name} is {dataset.attrs[name]!r}, not one number"
+        what = f"{path}:{dataset.name}: {what}; correct it, or leave out mask_and_scale"
+        raise FormatError(what, file=path, dataset=dataset.name)
     single = value[0]
     return single.decode() if isinstance(single, bytes) else single
 
@@ -190,9 +187,5 @@ class Conversion:
             row = min(max(row + int(place[1]) * self.step, 0), self.last_row)
         name = f"{self.dataset.strip('/')}{self.member or ''}, row {row}"
         where = f"{self.file}:/{name if self.names is None else in_group(self.dataset, self.names, row)}"
-        raise FormatError(
-            f"{where}: {values[place]} {problem}; {cure}correct the file, or leave such rows out with rows=",
-            file=self.file,
-            dataset=self.dataset,
-            row=row,
-        )
+        what = f"{values[place]} {problem}; {cure}correct the file, or leave such rows out with rows="
+        raise FormatError(what, place=where, file=self.file, dataset=self.dataset, row=row)

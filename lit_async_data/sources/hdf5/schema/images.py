@@ -113,12 +113,10 @@ def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], byte
 
 
 def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:
-    """The error of an image, with its place."""
     return type(error)(str(error), file=stored.path, dataset=stored.name, row=row)
 
 
 def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> StoredDataset:
-    """The datasets of a group as chunks of one dataset, of one row each."""
     node, where = group.file[name], f"{group.path}:/{name.strip('/')}"
     if not names:
         raise NoSamplesError("holds no images; leave it out", file=group.path, dataset=name, place=where)
@@ -170,10 +168,7 @@ def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple
 def _lengths(group: OpenGroup, name: str, stored: StoredDataset, where: str) -> Indices:
     dataset = group.whole(name, f"{where}.lengths: ")
     if dataset.shape != (stored.rows,) or dataset.dtype.kind not in "iu":
-        raise FormatError(
-            f"{where}.lengths: {group.path}:{dataset.name} has dtype {dataset.dtype} and shape {dataset.shape}, not an "
-            f"integer for each of {stored.rows} images; leave it out, since an image knows where it ends",
-            file=group.path,
-            dataset=name,
-        )
+        has = f"{group.path}:{dataset.name} has dtype {dataset.dtype} and shape {dataset.shape}"
+        what = f"not an integer for each of {stored.rows} images; leave it out, since an image knows where it ends"
+        raise FormatError(f"{where}.lengths: {has}, {what}", file=group.path, dataset=name)
     return np.asarray(dataset[...], np.int64)

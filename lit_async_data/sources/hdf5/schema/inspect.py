@@ -149,20 +149,11 @@ def inspect_dataset(
     if member or ((images or in_heap) and len(shape) == 1):
         shape = (*shape, spec.shape[-1])
         index = index and _of_bytes(index, shape[-1])
+    place: dict[str, Any] = {"offset": offset, "index": index, "external": external, "slow": slow}
+    chunk_rows = min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1
+    filtered = dataset.id.get_create_plist().get_nfilters() > 0
     return StoredDataset(
-        path=path,
-        name=name,
-        shape=shape,
-        dtype=elements,
-        axis=axis,
-        spec=spec,
-        offset=offset,
-        chunk_rows=min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1,
-        filtered=dataset.id.get_create_plist().get_nfilters() > 0,
-        index=index,
-        external=external,
-        slow=slow,
-        member=taken,
+        path, name, shape, elements, axis, spec, chunk_rows=chunk_rows, filtered=filtered, member=taken, **place
     )
 
 
@@ -407,7 +398,6 @@ def _is_verified(dataset: h5py.Dataset, offset: int) -> bool:
 
 
 def _warn_of_codecs(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
-    """Warn of filters that an installation would make fast."""
     for each in filters_of(dataset):
         if each.codec is None or not each.codec.missing:
             continue
