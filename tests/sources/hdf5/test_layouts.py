@@ -3,11 +3,10 @@
 import tempfile
 
 import h5py
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.files.hdf5 import EARLY, INCREMENTAL, LATE, LIBVERS, PIPELINE, STORAGES, create, numbered, stored_as
+from support.files.hdf5 import EARLY, INCREMENTAL, LATE, LIBVERS, PIPELINE, create, numbered
 from support.sources.oracle import check
 
 pytestmark = pytest.mark.usefixtures("no_extra_codecs")
@@ -60,21 +59,3 @@ def test_a_dataset_that_grew_and_shrank_is_what_it_is_now(life, place):
                 part = tuple(slice(0, max(1, size - number)) for size in extent)
                 dataset[part] = numbered(extent)[part] + 1000 * number
         check(path, {"x": "data"}, layout="".join(letters))
-
-
-@pytest.mark.parametrize("lengths", [[1, 7, 2, 5, 3, 4, 3], [1] * 12], ids=str)
-@pytest.mark.parametrize("layout", ["NHW", "HNW", "HWN"])
-def test_files_of_many_kinds_and_lengths_are_one_dataset_in_natural_order(tmp_path, lengths, layout):
-    """Each is stored in another way; sample n of them all is n + a place."""
-    first = 0
-    for number, count in enumerate(lengths):
-        values = np.arange(first, first + count).reshape(-1, 1, 1) * 10 + numbered((3, 2))
-        values = np.moveaxis(values, 0, layout.index("N")).astype(["i4", ">i4"][number % 2])
-        arguments, _ = stored_as(list(STORAGES)[number % len(STORAGES)], values.shape)
-        options = {"libver": LIBVERS[number % len(LIBVERS)], "userblock_size": 512 * (number % 2)}
-        with h5py.File(tmp_path / f"part{number}.h5", "w", **options) as file:
-            create(file, "data", dtype=values.dtype, **arguments)[...] = values
-            file["labels"] = np.arange(first, first + count).astype(["u1", ">i8"][number % 2])
-        first += count
-    model = check(str(tmp_path / "part*.h5"), {"x": "data", "y": "labels"}, layout={"x": layout})
-    assert model.values["y"].tolist() == list(range(sum(lengths)))

@@ -177,20 +177,6 @@ def test_filters_in_any_order_and_number(path, filters):
         check(path, {"x": dtype}, reading=reading)
 
 
-@pytest.mark.parametrize(
-    "chunks",
-    [(1, 1, 1), (13, 1, 1), (2, 3, 4), (4, 7, 5), (5, 6, 2), (7, 4, 3), (1, 1, 5), (16, 8, 8), (16, 4, 8), (64, 64, 9)],
-    ids=str,
-)
-@pytest.mark.parametrize("filters", [[], ["shuffle", "gzip"]], ids=str)
-def test_chunks_of_any_shape(path, chunks, filters):
-    with h5py.File(path, "w") as file:
-        options = {"chunks": chunks, "filters": filters, "maxshape": (64, 64, 64)}
-        create(file, "data", SHAPE, "f8", **options)[...] = numbered(SHAPE, "f8")
-    for layout in ("NHW", "HNW", "HCN"):
-        check(path, {"x": "data"}, layout=layout, reading="decoded")
-
-
 FILLS = {
     "0": {},
     "7": {"fill": 7},

@@ -123,12 +123,6 @@ def test_files_without_rows_are_left_out_with_one_line_that_lists_them(tmp_path,
     assert read(pickle.loads(pickle.dumps(source)), [0, 6])["y"].tolist() == [1, 3]
 
 
-def test_groups_without_rows_are_left_out_too(h5, caplog):
-    path = h5(**{f"p_{number}/x": np.arange(rows) for number, rows in SIZES.items()})
-    check(path, {"x": Field("x", window=(0, 2))}, group="p_*")
-    assert caplog.messages == [f"2 of 4 parts hold no samples and are left out: {path}:/p_2, {path}:/p_10"]
-
-
 def test_where_no_part_has_rows_that_is_an_error(h5):
     empty = {"data": np.zeros((0, 3)), "labels": np.arange(0)}
     one, two = h5("1.h5", **empty), h5("2.h5", **empty)
@@ -216,14 +210,8 @@ def test_messages_say_that_an_array_counts_over_all_parts_and_how_to_choose_by_p
     counted = ["over the rows of all 3 parts, put end to end", "rows={'patient_1': […], …}", "a list with an array"]
     error = refused(ConfigError, [*said, *counted], patients(), fields, group="patient_*", rows=np.array(rows))
     assert "sort" not in str(error)
-
-
-def test_of_one_part_no_message_speaks_of_several(h5):
-    for rows in ([5], [True], [4]):
-        error = refused(
-            ConfigError, ["rows: "], h5(y=np.arange(5)), {"y": Field("y", window=(0, 2))}, rows=np.array(rows)
-        )
-        assert "parts, put end" not in str(error)
+    alone = refused(ConfigError, ["rows: "], patients("y.h5"), fields, group="patient_1", rows=np.array([4]))
+    assert "parts, put end" not in str(alone)
 
 
 def test_windows_along_another_axis_are_not_answered_by_repeating_recordings(h5):

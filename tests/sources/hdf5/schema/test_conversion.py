@@ -179,33 +179,17 @@ def test_a_label_outside_its_classes_is_refused_when_it_is_read(h5, classes, bad
     assert read_from(path, fields, [0, 1, ROWS - 1])["y"].tolist() == [0, 1, (ROWS - 1) % 3]
 
 
-def test_a_bad_value_in_a_window_is_named_by_its_own_row(h5):
-    values = numbered((29,), "f4")
-    values[13] = 0.5
-    path, fields = h5(data=values), {"x": Field("data", dtype="int32", window=(0, 4))}
-    for sample in (5, 6):
-        error = refused_when_read(SourceError, [path, "data", 13], path, fields, [0, sample], stride=2)
-        assert error.row in (None, 13)
-    assert read_from(path, fields, [4, 7], stride=2)["x"].tolist() == [[8, 9, 10, 11], [14, 15, 16, 17]]
-
-
-def test_an_index_that_is_not_in_the_table_is_refused_in_a_window_too(h5):
-    who = np.zeros(29, "i4")
-    who[13] = 5
-    path, fields = h5(age=numbered((5,)), who=who), {"x": Field("age", lookup="who", window=(0, 4))}
-    refused_when_read(SourceError, [13, 5], path, fields, [12])
-
-
-def test_a_bad_value_in_a_padded_window_is_named_by_its_own_row(h5):
-    path = h5(y=np.array([7, 0, 1, 1, 7]))
-    for row, window in (0, (-2, 3)), (4, (2, 4)):
-        fields = {"y": Field("y", window=window, pad="last", classes=["a", "b"])}
-        assert refused_when_read(FormatError, [row, 7], path, fields, [row]).row == row
-
-
-def test_a_bad_value_in_a_window_with_a_step_is_named_by_its_row_and_by_a_sample_that_reads_it(h5):
-    path = h5(y=np.array([0] * 8 + [7] + [0] * 3))
-    fields = {"y": Field("y", window=(0, 7, 3), classes=["a", "b"])}
-    error = refused_when_read(FormatError, [8, 7], path, fields, [3, 1, 0, 2])
-    assert (error.row, error.sample_id) == (8, 2)
-    assert read_from(path, fields, [0, 1])["y"].tolist() == [[0, 0, 0], [0, 0, 0]]
+@pytest.mark.parametrize(
+    ("values", "field", "samples", "named"),
+    [
+        ([0] * 13 + [0.5] + [0] * 6, Field("y", dtype="int32", window=(0, 4)), [0, 10], (13, 10)),
+        ([0] * 13 + [7] + [0] * 6, Field("age", lookup="y", window=(0, 4)), [12], (13, 12)),
+        ([7, 0, 1, 1, 7], Field("y", window=(-2, 3), pad="last", classes=["a", "b"]), [0], (0, 0)),
+        ([7, 0, 1, 1, 7], Field("y", window=(2, 4), pad="last", classes=["a", "b"]), [4], (4, 4)),
+        ([0] * 8 + [7] + [0] * 3, Field("y", window=(0, 7, 3), classes=["a", "b"]), [3, 1, 0, 2], (8, 2)),
+    ],
+)
+def test_a_bad_value_in_a_window_is_named_by_its_row_and_by_a_sample_that_reads_it(h5, values, field, samples, named):
+    path = h5(age=numbered((5,)), y=np.array(values))
+    error = refused_when_read(FormatError, [path, "y", named[0]], path, {"y": field}, samples)
+    assert (error.row, error.sample_id) == named
