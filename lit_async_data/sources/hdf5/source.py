@@ -112,7 +112,7 @@ class HDF5Source(Source):
             mapping by batch key. Batches come out as N, then C, then the rest as stored. A field without a layout has
             its samples on axis 0, and no axis moves.
         group: The group of the datasets, or a pattern of groups of one level (``"patient_*"``), or a list of these.
-            Each group is a part; those of a pattern come in natural order. Parts without rows are left out.
+            Each group is a part; groups of a pattern come in natural order. Parts without rows are left out.
         sample: What a sample is: ``"row"`` of datasets, or ``"group"``: each group that ``group`` matches, or each file
             without ``group``. A field is then a whole dataset, of one type and shape in all groups but for their
             lengths, or an encoded image; or an attribute (`Field`). ``layout`` has no ``N``. ``"dataset"``: each that

@@ -55,7 +55,7 @@ Columns = dict[str, Array]  # of a field, by name; an entry for each sample
 PROGRESS_S = 10.0
 # A field that this many first samples lack has a misspelt name; no more samples are listed.
 MISSES = 1000
-# What a field of a group may have: it has no rows.
+# Options of fields where a group is a sample: fields have no rows then.
 OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null", *VARIABLE}
 ENCODED = {"name", "decode", "channels", *IMAGE}
 
@@ -140,7 +140,7 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
         raise ConfigError("does not go with sample='dataset'; write it before the names of fields: 'images/*'", "group")
     first = next(iter(names.values()), "").strip("/")
     for key, name in ((key, name.strip("/")) for key, name in names.items()):
-        names[key] = name if name or not request.fields[key].attr else first  # the attribute is that of the sample
+        names[key] = name if name or not request.fields[key].attr else first  # an attribute of the sample itself
         if names[key].count("*") != 1:
             what = f"{name!r} needs one *, which stands for the name of a sample, as in 'images/*'"
             what, option = (f"{what}; on='group' is that name", "on") if key == KEY else (what, f"fields.{key}")
@@ -149,7 +149,7 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
 
 
 def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[str], dict[str, tuple[Any, str]]]:
-    """What the ``*`` stands for in the first name, in natural order; and for each name, the group that it lies in."""
+    """The names of samples by the first pattern, in natural order; for each field, its group and own name."""
     import h5py
 
     above, found = dict[str, tuple[Any, str]](), list[str]()
@@ -174,7 +174,7 @@ class _Lister:
 
     def __init__(self, group: OpenGroup, field: Field) -> None:
         self._group, self._field = group, field
-        self._kind: _Values | _Images | _Places | None = None  # that of the first sample that has the field
+        self._kind: _Values | _Images | _Places | None = None  # as the first sample with the field
         self._lacking, self._why = array.array("q"), list[bytes]()
         self._missing, self._unlike = list[tuple[Exception, str]](), ""  # of the first such sample
 
@@ -318,7 +318,7 @@ class _Places:
             places.extend(each)
 
     def columns(self, entries: Indices) -> Columns:
-        """As listed; the places are those of all chunks of the first sample, then of the second, and so on."""
+        """Lengths, numbers and shapes of chunks; and the places of all chunks, sample by sample."""
         chunks = np.array(self._chunks).reshape(len(self._lengths), -1)[entries]
         every, found = np.array(self._counts, np.int64), {"lengths": np.array(self._lengths)[entries]}
         found |= {"counts": every[entries], "chunks": chunks.ravel()}
@@ -359,7 +359,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
     having = np.delete(names, lacking)
     if "values" in columns:
         label, values = name + (f"@{field.attr}" if field.attr else ""), columns["values"]
-        if field.attr and values.dtype.kind in "iu":  # the first names those of all
+        if field.attr and values.dtype.kind in "iu":  # the enumeration of the first sample names all values
             full = in_group(name, having, 0)
             values = values.astype(value_of(group.node(full or "/").id, field, path, full).dtype)
         return kept_field(path, label, values, field, where=where, names=names, lacking=lacking)
@@ -384,7 +384,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
 
 
 def _coded_alike(group: OpenGroup, name: str, names: Any) -> Coded:
-    """What the numbers of the first group stand for; an error if those of another stand for something else."""
+    """The names of numbers in the first group; an error if another group has other names."""
     first = find_coded(group, in_group(name, names, 0))
     for number in range(len(names)) if first.names or first.mask is not None else ():
         full = in_group(name, names, number)

@@ -28,7 +28,7 @@ from lit_async_data.sources.table.labels import Labels
 from lit_async_data.sources.table.row_origin import NoColumnError, quoted
 from lit_async_data.sources.table.table import Table, TableReader
 
-#: What rows of the table belong to: ``"file"``, ``"group"``, or values; by the column that names it, if it differs.
+#: The owners of rows of the table: ``"file"``, ``"group"``, or ids; by the column, if that has another name.
 On = str | Field | Mapping[str, FieldLike]
 Unmatched = Literal["error", "skip"]
 # The key of the field that rows of the table are found by, while parts are inspected.
@@ -94,7 +94,7 @@ class JoinedTable:
             numbers = {name: number for number, name in enumerate(dict.fromkeys(itertools.chain(*found)))}
             units = {name: ends_of(name) for name in numbers}
             own = [np.array([numbers[name] for name in each]) for each in found]
-        rows = self._kept(np.append(self._rows_of(units), -1))  # the last is that of samples without an id
+        rows = self._kept(np.append(self._rows_of(units), -1))  # the last row: for samples without an id
         return [self._joined(part, rows[np.maximum(each, -1)], order) for part, each in zip(parts, own, strict=True)]
 
     def _ids(self, parts: Sequence[StoredPart]) -> list[Indices]:
@@ -198,7 +198,7 @@ def _few(texts: Sequence[str]) -> str:
 
 
 def _column_and_what(on: Any) -> tuple[str, str | Field]:
-    """The column of the table that names files, groups or subjects, and what names them in the files."""
+    """The column of files, groups or ids in the table; and the field of ids in the files, ``"file"`` or ``"group"``."""
     name = on.attr or os.path.basename(on.dataset) if isinstance(on, Field) else on
     column, what = next(iter(on.items())) if isinstance(on, Mapping) and len(on) == 1 else (name, on)
     if not isinstance(column, str):

@@ -46,12 +46,12 @@ READ_BY_H5PY = "%s: is read by h5py, one thread at a time: %s"
 
 @dataclasses.dataclass(frozen=True)
 class PartRequest:
-    """What the user asks of each part."""
+    """The user's choices for each part."""
 
     fields: Mapping[str, Field]
     layouts: Mapping[str, str]  # letters of the axes, by batch key, where given
     group: str | Sequence[str] | None
-    sample: str  # what is one: ``row``, ``group`` or ``dataset``
+    sample: str  # ``row``, ``group`` or ``dataset``
     rows: str | None  # name of a dataset with row numbers or a mask, or None
     stride: int
     allow_external: bool
@@ -73,7 +73,7 @@ class StoredPart:
     fields: Mapping[str, StoredField]
     anchors: WindowStarts  # the row of each sample
     empty: FormatError | None = None  # why there are no fields; None if there are
-    names: npt.NDArray[np.bytes_] | None = None  # what the ``*`` stands for in each row, as bytes
+    names: npt.NDArray[np.bytes_] | None = None  # the name in place of ``*`` for each row, as bytes
     # The row of the table of each row, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
     lacking: Mapping[str, Lacking] = dataclasses.field(default_factory=dict)  # by field
@@ -145,7 +145,7 @@ class StoredPart:
         stored, (rows, why) = self.fields[key].values, self.lacking[key]
         what = why[np.searchsorted(rows, row)].decode()
         kind = CorruptError if self.names is None else FormatError if what else MissingError
-        whole = dataclasses.replace(stored, names=self.names)  # its own names are those of samples that have a value
+        whole = dataclasses.replace(stored, names=self.names)  # with the names of all samples
         return kind(f"{whole.at(row)}: {what or 'is missing; write it'}", file=self.path, dataset=stored.name, row=row)
 
     def group_of(self, row: int) -> str:
@@ -158,7 +158,7 @@ class StoredPart:
         return self.table_rows[rows if len(self.table_rows) > 1 else np.zeros_like(rows)]
 
     def column(self, name: str, *, allow_external: bool) -> tuple[npt.NDArray[Any], Coded]:
-        """The value of a dataset with one axis at the row of every sample, and what numbers stand for.
+        """The value of a dataset with one axis at the row of every sample, and the names of numbers.
 
         Text stays text; categories are text, and None where there is no value.
         """
@@ -344,7 +344,7 @@ def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
 
 
 def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
-    """What the user may mean by fields of different lengths: another sample axis, or a lookup."""
+    """Advice on fields of different lengths: another sample axis, or a lookup."""
     for key, field in fields.items():
         shape = field.values.shape
         same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:] == shape]

@@ -204,7 +204,7 @@ def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[St
 
 
 def found_names(part: StoredPart) -> dict[str, tuple[str, ...]]:
-    """What the numbers of fields of text stand for, where the user did not say."""
+    """The texts of fields of text, where the user gave no classes."""
     fields = part.fields.items()
     return {key: field.texts for key, field in fields if field.text and not field.text.classes}
 

@@ -76,7 +76,7 @@ def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where:
 
 
 def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None, *, allow_external: bool) -> list[str]:
-    """The groups of a file that match, those of a pattern in natural order. Opens none of them."""
+    """The groups of a file that match, in natural order for a pattern. Opens none of them."""
     for name in ([group] if isinstance(group, str) else group or ()) if not allow_external else ():
         refuse_external_link(file, str(name))
     if isinstance(group, str) or not isinstance(group, Sequence) or not group:

@@ -1,4 +1,4 @@
-"""`StoredField`: one field of one part: what is read for it, and how that is converted; and the rows of its windows."""
+"""`StoredField`: the dataset, windows and conversion of a field of a part; `WindowStarts`: the row of each sample."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class StoredField:
     # Its rows, if they have variable lengths but are no ranges of one dataset; else None.
     sequences: StoredSequences | None = None
     fill: float = 0  # what samples of variable length are padded with
-    text: Field | None = None  # what the user asked for, if its values are numbers of text; else None
+    text: Field | None = None  # the user's field, if its values are numbers of text; else None
     channels: tuple[StoredField, ...] = ()  # the fields that are its channels; empty if it is of one dataset
     # If it has a value for each anchor: their rows, ascending, and the number of each; else None.
     at: tuple[Indices, Indices] | None = None
@@ -156,7 +156,7 @@ class StoredField:
 
     @property
     def reach(self) -> Span:
-        """The rows around an anchor that are read; with ``pad`` those of a window that was moved into the part too."""
+        """The rows read around an anchor; with ``pad`` also where the window was moved into the part."""
         begin, end = self.span
         return (min(begin, 1 + begin - end), max(end, end - begin)) if self.pad else self.span
 
@@ -324,7 +324,7 @@ def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing:
 def numbered_row(
     coded: Coded, field: Field, row: FieldSpec, stored: StoredDataset, where: str
 ) -> tuple[Numbering | None, FieldSpec]:
-    """What to deliver for the numbers of rows, and rows of that; None for values that are no numbers of classes."""
+    """The numbers to deliver for stored ones, and the delivered rows; None for values other than whole numbers."""
     if row.dtype.kind not in "iub":
         if field.classes is None:
             return None, row
@@ -412,7 +412,7 @@ def _inspect_ranges(
 
 
 def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:
-    """A field whose rows have different lengths and are padded, and that of their lengths."""
+    """A field of padded samples, and the field of their lengths."""
     if isinstance(found, StoredRanges):
         sequences, lengths = None, None if found.columns else found.lengths
     else:

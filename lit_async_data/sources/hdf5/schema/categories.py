@@ -37,7 +37,7 @@ _FALSE_TRUE = ("FALSE", "TRUE")  # as h5py stores booleans
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Coded:
-    """Where the numbers of a field are, and what they stand for."""
+    """The dataset of numbers of a field, and their names."""
 
     name: str  # of the dataset, and the member of its values
     names: Mapping[int, str] = dataclasses.field(default_factory=dict)  # of numbers; empty if the file has no names
@@ -132,7 +132,7 @@ def _flags(dataset: h5py.Dataset, name: str) -> Coded:
     numbers: Any = np.ravel(dataset.attrs.get("flag_values", ()))
     given = np.ravel(dataset.attrs.get("flag_meanings", "")).tolist()
     texts = " ".join(each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in given).split()
-    # Flags with masks are bits, of which a number has several.
+    # With masks, flags are bits, and a number has several.
     if numbers.dtype.kind not in "iu" or not len(numbers) == len(texts) > 0 or "flag_masks" in dataset.attrs:
         return Coded(name)
     names = dict(zip(numbers.tolist(), texts, strict=True))
@@ -147,16 +147,16 @@ def _fills(dataset: h5py.Dataset, numbers: Any) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Numbering:
-    """The number to deliver for each stored one: that of its name among the classes, or the number itself."""
+    """The number to deliver for each stored one: the place of its name among the classes, or the number itself."""
 
-    targets: Mapping[int, int]  # what is delivered for stored numbers; `MISSING` or `UNLISTED` if that is nothing
+    targets: Mapping[int, int]  # delivered by stored number; `MISSING` or `UNLISTED` for none
     classes: tuple[str, ...]  # names of the delivered numbers 0, 1, 2, …; none if numbers are delivered as stored
     names: Mapping[int, str]  # of stored numbers
-    unnamed: int | None = UNNAMED  # what is delivered for numbers that are no targets; None for the number itself
+    unnamed: int | None = UNNAMED  # delivered for all other numbers; None for the number itself
 
     @classmethod
     def of(cls, coded: Coded, classes: Sequence[str] | None, dtype: np.dtype[Any]) -> Numbering:
-        """The classes of the user, else those of the file, if its numbers begin with 0 and have no gaps."""
+        """By the classes of the user, or else of the file, if its numbers begin with 0 and have no gaps."""
         names, places = coded.names, {text: number for number, text in enumerate(classes or ())}
         if dtype.kind == "b" and not {each.upper() for each in places}.isdisjoint(_FALSE_TRUE):
             names = dict(enumerate(next((c for c in places if c.upper() == each), each) for each in _FALSE_TRUE))
@@ -164,7 +164,7 @@ class Numbering:
             listed = tuple(names[number] for number in sorted(names))
             counted = sorted(names) == list(range(len(names))) and (coded.place or len({*listed}) == len(listed))
             classes = listed if counted else ()
-        # Without names, or with those of the file, a number is the place of its name.
+        # Without names, or with classes of the file, a number is the place of its name.
         targets = {number: places.get(text, UNLISTED) for number, text in names.items()} if places else {}
         targets = targets or {number: number for number in range(len(classes))}
         unnamed = UNNAMED if classes and not coded.is_open else MISSING if places else None
@@ -246,7 +246,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
 def numbered(
     values: npt.NDArray[Any], field: Field, stored: StoredDataset, where: str
 ) -> tuple[npt.NDArray[np.int64], FieldSpec]:
-    """A number for each text, and the field with what they stand for: the user's classes, or all texts.
+    """A number for each text, and the field with their names: the user's classes, or all texts.
 
     `IGNORED` stands for empty text, unless that is a class.
     """

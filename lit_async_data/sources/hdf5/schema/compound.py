@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A member: the names on the way to it, its type and that of the record as stored, and the values of a row."""
+    """A member: the names on the way to it, its stored type, the stored type of the record, and the values of a row."""
 
     path: tuple[str, ...]
     dtype: np.dtype[Any]
@@ -36,7 +36,7 @@ class Member:
 
 
 def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
-    """The names on the way to a member, and its type, as libhdf5 has it; without a name, those of all values."""
+    """The names on the way to a member, and its type in libhdf5; without a name, the type of whole values."""
     found = members(dataset.dtype if name else np.dtype(bool))
     if name not in found:
         where = f"{context['file']}:/{context['dataset'].strip('/')}"

@@ -116,7 +116,7 @@ class Conversion:
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
         """Convert the values of samples, shape (n, …) in native byte order, to a dtype.
 
-        ``rows`` has the first row of each sample, for `FormatError` to name the one whose value is outside the table or
+        ``rows`` has the first row of each sample, for `FormatError` to name a row whose value is outside the table or
         the classes, is missing, or would be changed by the cast.
         """
         places: Array | None = None

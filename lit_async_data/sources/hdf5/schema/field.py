@@ -1,4 +1,4 @@
-"""`Field`: what a batch takes from a dataset; a frozen dataclass that validates itself."""
+"""`Field`: the part of a batch that comes from a dataset; a frozen dataclass that validates itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Field(ImageOptions):
             `BatchSpec.names` gives. ``"class"`` and ``"number"``: what to take the text of a table's column for. None:
             text is classes.
         null: What to do with empty text that is no class, and with values that are missing: codes −1 of categories,
-            fill values of flags, what a mask beside the values marks. ``"error"``, ``"ignore"`` (−100), or ``"drop"``
+            fill values of flags, values marked by a mask beside them. ``"error"``, ``"ignore"`` (−100), or ``"drop"``
             the sample. ``"zero"``: an all-zero row of several classes (only in columns of the source's ``table``).
         lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
             small table that is kept in memory.
@@ -60,14 +60,14 @@ class Field(ImageOptions):
             label of each event. None: for each row of the part.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
             as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, bytes of one length
-            with zeros at the end, or, if ``name`` is a group, what its ``offsets`` cut from its ``values``, or else a
-            dataset in it; those come in natural order.
+            with zeros at the end. If ``name`` is a group, images lie in its ``values`` between its
+            ``offsets``, or each is a dataset in it, in natural order.
         channels: What an ordinary decoder makes of the stored images. ``"BGR"``: red and blue change places, since RGB
             arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
         lengths: A dataset with the number of bytes of each image. None: an image ends before the zeros behind it.
         fill: Value of padding, also of samples of variable length, such as −100 for labels that a loss leaves out.
-        separator: In a column of the source's ``table``, separates several classes in one cell, of which a sample then
-            has a vector of 0 and 1, or the numbers of a vector.
+        separator: In a column of the source's ``table``, separates several classes in one cell, which become a
+            vector of 0 and 1, or the numbers of a vector.
 
     The other options are those of images, also in tables: `ImageOptions`, a base class.
 
@@ -220,9 +220,9 @@ class Field(ImageOptions):
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
-# What only samples of variable length have; images have a fill, too.
+# Options of samples of variable length; images have a fill, too.
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
-# What only values have, not images.
+# Options of values, not of images.
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
 _NO_NAME = ConfigError("missing; which dataset is it?", "name")
 _CHOICES = {

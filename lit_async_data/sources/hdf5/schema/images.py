@@ -93,12 +93,12 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
 
 
 def images_in_groups(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:
-    """Images of which each is a dataset in a group of its own."""
+    """Images that are datasets, each in a group of its own."""
     return StoredImages(stored, _decoder(field, stored, bytes_of), field.channels == "BGR", None, (), None, alone=True)
 
 
 def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> ImageDecoder:
-    """The decoder of all images. Unless the user gives their size, it is that of the first in 16 rows that is one."""
+    """The decoder of all images. Unless the user gives their size, the first good image in 16 rows gives it."""
 
     def attempt(row: int) -> ImageDecoder:
         where = stored.at(row)

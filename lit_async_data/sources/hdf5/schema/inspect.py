@@ -94,7 +94,7 @@ class StoredDataset:
 
 
 def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
-    """A name with a ``*`` for a group or dataset that is a sample, with that of a row in its place."""
+    """A name with the group or dataset of a row in place of its ``*``."""
     return name.replace("*", names[row].decode(errors="surrogateescape"), 1).strip("/")
 
 
@@ -158,7 +158,7 @@ def inspect_dataset(
 
 
 def _of_bytes(index: ChunkIndex, width: int) -> ChunkIndex:
-    """The index of values as that of their bytes, on an axis of their own."""
+    """The index of the bytes of values, on an axis of their own."""
     fill = np.frombuffer(index.fill.tobytes(), np.uint8) if isinstance(index.fill, np.void) else 0
     return dataclasses.replace(index, shape=(*index.shape, width), grid=(*index.grid, 1), fill=fill)
 
@@ -237,7 +237,7 @@ def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: s
 
 
 def _suggestion(file: h5py.File, name: str, advice: str) -> str:
-    """What the user may have meant by the name of a missing dataset."""
+    """A suggestion for the name of a missing dataset."""
     import difflib
 
     import h5py
