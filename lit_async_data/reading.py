@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import numbers
 import os
@@ -27,7 +28,7 @@ from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile, Visit
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.system import OURS, usable_cores
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         self.path = path
         file = open_h5py(path)
         self._group = OpenGroup(file, path, "/", cache, allow_external)
-        self._identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle())).with_pieces(path)
+        self._identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         self._main = OpenFile(path, self._identity)
         self._main.check()
         self._slabs, self._room = ChunkCache(), list[object]()
@@ -167,7 +168,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         blocks = _blocks(chosen, reader.rows, min(work, most)) if out.size else []
 
         def fill(places: slice | Indices) -> None:
-            with Visit(file), as_source_errors(str(stored), "cannot be read", file=self.path, dataset=dataset):
+            with as_source_errors(str(stored), "cannot be read", file=self.path, dataset=dataset):
                 if not out.ndim:
                     out[()] = file.dataset(stored.name, 0)[()]
                 elif not isinstance(places, slice):
@@ -180,17 +181,21 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
                     reader.read(chosen[places], out[places])
 
         several = len(blocks) > 1 and self._threads > 1
-        collections.deque((self._pool.map if several else map)(fill, blocks), maxlen=0)
+        each = (functools.partial(fill, places) for places in blocks)
+        collections.deque((self._pool.map if several else map)(file.during, each), maxlen=0)
         return member_of(out, member).copy() if member else out
 
     def _opened(self, name: str) -> tuple[StoredDataset, OpenFile, Reader, tuple[str, ...]]:
         if not isinstance(name, str) or not name.strip("/"):
             raise ConfigError(f"{name!r} names none; give one of {self.path}", "dataset")
         where = f"{self.path}:/{name.strip('/')}"
-        with Visit(self._main), as_source_errors(where, "cannot be read", file=self.path, dataset=name):
+
+        def inspected() -> tuple[StoredDataset, tuple[str, ...]]:
             of, member = self._group.split(name)
-            path = self._group.whole_member(name, "")[1] if member else ()
-            stored = self._group.inspect_any(of)
+            return self._group.inspect_any(of), self._group.whole_member(name, "")[1] if member else ()
+
+        with as_source_errors(where, "cannot be read", file=self.path, dataset=name):
+            stored, path = self._main.during(inspected)
         file = OpenFile(self.path, self._identity, external=stored.external) if stored.external else self._main
         reader = fastest_reader(stored, file, self._slabs, name)
         self._room.append(self._slabs.reserve({name: max(2 * reader.slab_bytes, RECENT_BYTES)}, 0))

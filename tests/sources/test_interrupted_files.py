@@ -51,13 +51,6 @@ def missing(folder):
         fetched(str(folder / "gone"), 1000, RootDirectory(str(folder)))
 
 
-def identity(folder):
-    path = str(folder / "old")
-    identity = FileIdentity.of(os.stat(path)).with_pieces(path)
-    with open(path, "rb") as file:
-        assert identity.matches(file.fileno())
-
-
 def handles(folder):
     path = str(folder / "old")
     file = OpenFile(path, FileIdentity.of(os.stat(path)))
@@ -91,8 +84,7 @@ def read(folder):
     files = OpenFiles([OpenFile(path, FileIdentity.of(os.stat(path)))])
     ended = False
     try:
-        with files.use(0):
-            assert os.pread(files[0].descriptor(), 100, 0) == DATA
+        assert files.use(0).during(lambda: os.pread(files[0].descriptor(), 100, 0)) == DATA
         ended = True
         files.close()
     except KeyboardInterrupt:
@@ -108,7 +100,6 @@ STEPS = {
     "a link": functools.partial(of_a_table, "link"),
     "straight to its place": straight,
     "one that is not there": missing,
-    "what a file was": identity,
     "handles": handles,
     "a reader": read,
     "no HDF5 file": no_hdf5,

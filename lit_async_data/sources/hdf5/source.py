@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -60,7 +59,7 @@ from lit_async_data.sources.hdf5.parts.selection import (
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
 from lit_async_data.sources.hdf5.readers.values import with_categories
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.storage.identity import PIECE_BYTES, PIECES, FileIdentity, random_piece
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.bad_lists import Exclude
 
 
@@ -395,10 +394,8 @@ def _inspected(
         found = {path: inspect(path, request, cache) for path in paths}
     except MissingError as error:
         raise (error if joined is None else joined.missing(error)) from error.__cause__
-    check_distinct({path: identity for path, (identity, _) in found.items()})
-    identities = {
-        path: identity.with_pieces(path, list(_pieces(parts, identity))) for path, (identity, parts) in found.items()
-    }
+    identities = {path: identity for path, (identity, _) in found.items()}
+    check_distinct(identities)
     return identities, [part for _, parts in found.values() for part in parts]
 
 
@@ -407,21 +404,3 @@ def _fits(part: StoredPart, grouping_key: str) -> bool:
     rows = part.fields[grouping_key].values.chunk_rows
     others = (field for key, field in part.fields.items() if key != grouping_key and field.values.filtered)
     return all(field.values.chunk_rows <= rows and field.span[1] - field.span[0] == 1 for field in others)
-
-
-def _pieces(parts: Sequence[StoredPart], identity: FileIdentity) -> Iterator[tuple[int, int]]:
-    """Offsets and sizes of random pieces that show whether a file has changed, from its datasets in turn."""
-    import secrets
-
-    datasets = list({d.name: d for part in parts for field in part.fields.values() for d in field.datasets}.values())
-    secrets.SystemRandom().shuffle(datasets)
-    for stored in itertools.islice(itertools.cycle(datasets), PIECES):
-        if stored.offset is not None:
-            yield random_piece(stored.offset, stored.nbytes)
-        elif stored.index is None or not len(stored.index.offsets):
-            yield random_piece(0, identity.size)  # only libhdf5 knows where its values are
-        else:
-            number = secrets.randbelow(len(stored.index.offsets))
-            begin, size = int(stored.index.offsets[number]), int(stored.index.sizes[number])
-            if begin >= 0:  # the end of a chunk holds the checksum, which changes with every byte
-                yield begin + max(size - PIECE_BYTES, 0), min(size, PIECE_BYTES)

@@ -12,7 +12,6 @@ import pytest
 
 from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.errors import CorruptError, MissingError, SourceError
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.local_files.descriptors import ADVICE, advice_on
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
@@ -98,17 +97,6 @@ def test_patterns_of_folders_that_are_not_there_or_forbidden_match_nothing(tmp_p
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(MissingError, match="matches no file"):
         HDF5Source(str(tmp_path / "*.h5"), ["x"])
-
-
-def test_a_file_whose_state_cannot_be_taken_is_not_called_missing(data):
-    path = str(data / "a.h5")
-    state = FileIdentity.of(os.stat(path))
-    with no_descriptors(), pytest.raises(SourceError, match=r"a.h5: cannot be opened: .*ulimit -n") as caught:
-        state.with_pieces(path)
-    assert type(caught.value) is SourceError
-    os.unlink(path)
-    with pytest.raises(MissingError, match="the file is gone"):
-        state.with_pieces(path)
 
 
 def test_advice_follows_the_causes_of_an_error():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import errno
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +36,6 @@ from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.images.alignment import Alignment, Places
-from lit_async_data.sources.local_files.retrying import errno_of
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -333,21 +330,14 @@ class PartReaders:
         alignment = self.parts[0].alignment
         read = functools.partial(PartReader.read, out=spec.empty(1, alignment.keys), keys=None)
         if alignment.keys:
-            found = first_good(int(self.starts[-1]), lambda sample: [*self._of_each_part(np.array([sample]), read)])
+            found = first_good(int(self.starts[-1]), lambda sample: self._of_each_part(np.array([sample]), read))
             alignment.check_modes(found[0])
             self.close()
 
     def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         own = samples - self.starts[part]
         try:
-            try:
-                self._read_open(part, own, out, keys)
-            except (SourceError, OSError) as error:
-                if errno_of(error.__cause__ or error) != errno.ESTALE:
-                    raise
-                # The file server has forgotten the open file. Opened again, it must be the same one: see `check`.
-                self._files[self._file_of[part]].close()
-                self._read_open(part, own, out, keys)
+            self._during(part, lambda reader: reader.read(own, out, keys))
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
                 sample = self._stored[part].sample(error.dataset, error.row, own)
@@ -355,32 +345,28 @@ class PartReaders:
                 error.sample_id = None if sample is None else int(self.starts[part]) + sample
                 raise error from cause
             raise
+
+    def _during(self, part: int, call: Callable[[PartReader], T]) -> T:
+        """Call a function with the reader of a part, whose file is open and checked meanwhile."""
+        file, reader = self._files.use(self._file_of[part]), self.parts[part]
+        try:
+            return file.during(lambda: call(reader))
+        except SourceError:
+            raise  # some of them are also an OSError
         except (OSError, MemoryError) as error:
-            raise self._unreadable(part, error) from error
-
-    def _read_open(self, part: int, own: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
-        with self._files.use(self._file_of[part]):
-            self.parts[part].read(own, out, keys)
-
-    def _unreadable(self, part: int, error: BaseException) -> SourceError:
-        path = self._stored[part].path
-        return source_error(error, path, "cannot be read", file=path)
+            raise source_error(error, file.path, "cannot be read", file=file.path) from error
 
     def fetch(self, samples: Indices) -> bool:
-        return any(list(self._of_each_part(samples, PartReader.fetch)))
+        return any(self._of_each_part(samples, PartReader.fetch))
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
-        decode = functools.partial(PartReader.decode, chunk_group=chunk_group)
-        collections.deque(self._of_each_part(self._with_group(samples), decode), maxlen=0)
+        self._of_each_part(self._with_group(samples), functools.partial(PartReader.decode, chunk_group=chunk_group))
 
-    def _of_each_part(self, samples: Indices, call: Callable[[PartReader, Indices], T]) -> Iterator[T]:
-        """Call a method of the reader of each part, with its samples and with its file open."""
-        for part, where in self.by_part(samples):
-            try:
-                with self._files.use(self._file_of[part]):
-                    yield call(self.parts[part], samples[where] - self.starts[part])
-            except (OSError, MemoryError) as error:
-                raise self._unreadable(part, error) from error
+    def _of_each_part(self, samples: Indices, call: Callable[[PartReader, Indices], T]) -> list[T]:
+        return [
+            self._during(part, lambda reader, own=samples[where] - self.starts[part]: call(reader, own))
+            for part, where in self.by_part(samples)
+        ]
 
     def memory(self, chunks: int) -> MemoryNeeds:
         return self._memory.needs(chunks)

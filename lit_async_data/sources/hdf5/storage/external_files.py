@@ -67,7 +67,7 @@ def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed
     if linked:
         found.add(os.path.abspath(dataset.file.filename))
     found.discard(here)
-    return tuple((path, FileIdentity.of(os.stat(path)).with_pieces(path)) for path in sorted(found))
+    return tuple((path, FileIdentity.of(os.stat(path))) for path in sorted(found))
 
 
 def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], above: frozenset[tuple[str, str]]) -> None:

@@ -1,7 +1,9 @@
-"""Files that are rewritten in place with their old mtime while a source has them open."""
+"""Files that change while a source has them open: rewritten with their old mtime, renamed, linked, or unlinked."""
 
 import os
 import pickle
+import shutil
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -11,7 +13,7 @@ from support.sources.oracle import read
 
 from lit_async_data import ChangedError, HDF5Source
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
-from lit_async_data.sources.hdf5.storage import identity
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 
 COUNT = 400
 VALUES = np.random.default_rng(0).integers(0, 100, (COUNT, 8), dtype=np.int32)
@@ -48,7 +50,7 @@ def test_a_file_rewritten_with_its_old_time_is_an_error(path):
     source = HDF5Source(path, ["data"])
     assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
     rewritten(path)
-    said = r"x\.h5: was written to .*, and its modification time was set back; build"
+    said = r"x\.h5: was written to and its modification time set back, .* since the source was built; build"
     for each in (source, pickle.loads(pickle.dumps(source))):
         with pytest.raises(ChangedError, match=said):
             read(each, np.arange(10))
@@ -64,29 +66,54 @@ def test_a_file_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
         read(source, np.arange(10))
 
 
-def with_another_ctime(path):
-    before = os.stat(path).st_ctime_ns
-    while os.stat(path).st_ctime_ns == before:
-        os.chmod(path, 0o600)
+CHANGES = {
+    "renamed": lambda path: os.rename(path, path + "2"),
+    "unlinked": os.unlink,
+    "replaced": lambda path: os.replace(shutil.copy2(path, path + "2"), path),
+    "linked": lambda path: os.link(path, path + "2"),
+}
 
 
-def test_new_permissions_are_no_change_and_compared_once(path, monkeypatch):
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_open_file_with_other_names_is_read_on(path, change):
     source = HDF5Source(path, ["data"])
-    read(source, np.arange(10))
-    with_another_ctime(path)
-    compared, once = [], identity.FileIdentity.matches
-    monkeypatch.setattr(identity.FileIdentity, "matches", lambda *asked: compared.append(1) or once(*asked))
-    for _ in range(3):
+    read(source, [0])
+    CHANGES[change](path)
+    for _ in range(2):
         assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
-    assert len(compared) == 1
+
+
+def test_a_ctime_alone_is_a_change_while_the_file_is_in_its_place(tmp_path):
+    path, other = str(tmp_path / "x"), str(tmp_path / "y")
+    for each in (path, other):
+        Path(each).write_bytes(b"1234")
+    was = FileIdentity.of(os.stat(path))
+    later = was._replace(ctime_ns=was.ctime_ns + 1)
+    assert was.difference(was, path) is None
+    assert "or its permissions" in was.difference(later, path)
+    for names in (later._replace(links=0), later._replace(links=2)):
+        assert was.difference(names, path) is None
+    for elsewhere in (other, path + "3"):  # renamed, and another file in its place or none
+        assert was.difference(later, elsewhere) is None
+    assert was.difference(later._replace(mtime_ns=5, links=2), path) == "was written to"
+    assert was.difference(later._replace(size=3, mtime_ns=5), path) == "shrank from 4 to 3 bytes"
+    assert was.difference(FileIdentity.of(os.stat(other)), path) == "was replaced by another file"
+
+
+def test_after_a_change_of_its_names_a_file_may_not_be_rewritten_either(path):
+    source = HDF5Source(path, ["data"])
+    read(source, [0])
+    os.link(path, path + "2")
+    read(source, [0])
+    rewritten(path)
+    with pytest.raises(ChangedError, match="set back"):
+        read(source, [0])
 
 
 def test_external_files_are_compared_too(h5):
     other = h5("other.h5", data=VALUES)
     source = HDF5Source(h5(data=h5py.ExternalLink("other.h5", "data")), ["data"], allow_external=True)
     read(source, np.arange(10))
-    with_another_ctime(other)
-    assert (read(source, np.arange(COUNT))["data"] == VALUES).all()
     rewritten(other)
     with pytest.raises(ChangedError, match=r"other\.h5: was written to"):
         read(source, np.arange(10))

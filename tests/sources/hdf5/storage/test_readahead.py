@@ -12,6 +12,7 @@ from lit_async_data.engine.pipeline.ahead import Ahead
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.order.shares import Shares
 from lit_async_data.sources.hdf5.storage import open_file, readahead
+from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.testing import ArraySource
 
 VALUES = np.arange(50 * 6, dtype=">i4").reshape(50, 6)
@@ -58,10 +59,14 @@ def test_nothing_in_memory_is_fetched_and_few_rows_are_probed(h5, monkeypatch, o
     assert kernel.asked == asked  # the last probe found its rows in memory
 
 
+def opened(path):
+    return open_file.OpenFile(str(path), FileIdentity.of(path.stat()))
+
+
 def test_large_pieces_are_fetched_in_several_calls(monkeypatch, tmp_path):
     (tmp_path / "x").write_bytes(b"x")
     kernel = Kernel(monkeypatch)
-    file = open_file.OpenFile(str(tmp_path / "x"), None)
+    file = opened(tmp_path / "x")
     readahead.ReadAhead(file).fetch(np.array([100, -1]), 2 * readahead.MAX_FETCH_BYTES + 1)
     file.close()
     sizes = [end - begin for begin, end in kernel.fetched]
@@ -71,7 +76,7 @@ def test_large_pieces_are_fetched_in_several_calls(monkeypatch, tmp_path):
 def test_one_thread_at_a_time_has_pieces_fetched(tmp_path, monkeypatch):
     """1. The main thread asks for its first piece. 2. Another thread comes to the lock. 3. Both go on."""
     (tmp_path / "x").write_bytes(b"x")
-    file = open_file.OpenFile(str(tmp_path / "x"), None)
+    file = opened(tmp_path / "x")
     ahead, lock, here, came = readahead.ReadAhead(file), threading.Lock(), [], threading.Event()
     other = threading.Thread(target=lambda: ahead.fetch(np.array([0, 20, 40]), 10))
 
