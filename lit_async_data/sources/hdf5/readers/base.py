@@ -40,17 +40,12 @@ class Reader:
     cacheable_bytes = 0
     thread_bytes = 0
 
-    def read(self, rows: Indices, out: Array) -> None:
-        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order."""
-        self.read_random(rows, out, None)  # a reader has one of both methods
+    def read(self, rows: Indices, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
+        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order.
 
-    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> list[Shown]:  # noqa: ARG002
-        """Read rows as `read` does; of images that are cropped at random, the part that each key selects.
-
-        Returns what each image shows; nothing if rows are no images.
+        Of images that are cropped at random, each key selects the part. Returns what images show, None for others.
         """
-        self.read(rows, out)
-        return []
+        raise NotImplementedError
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         """Fill ``out`` of shape ``(counts.sum(), *stored_shape)`` with ranges of rows, one after the other.
@@ -62,19 +57,15 @@ class Reader:
             if count:
                 self.read(np.arange(first, first + count), out[end - count : end])
 
-    def fetch(self, rows: Indices) -> bool:
-        """Have the kernel read these rows from the disk; returns whether some of them were not in memory."""
-        return self.fetch_ranges(rows, np.ones(len(rows), np.int64))
+    def fetch(self, _firsts: Indices, _counts: Indices | None, /) -> bool:
+        """Have the kernel read ranges of rows from the disk; returns whether some of them were not in memory.
 
-    def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:  # noqa: ARG002
+        Without counts, these are single rows.
+        """
         return False
 
-    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
-        """Decode the chunks of these rows for a group of chunks, unless they are cached or being decoded."""
-        self.decode_ranges(rows, np.ones(len(rows), np.int64), chunk_group)
-
-    def decode_ranges(self, firsts: Indices, counts: Indices, chunk_group: ChunkGroup | None) -> None:
-        pass
+    def decode(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
+        """Decode the chunks of these ranges for a group of chunks, unless they are cached or being decoded."""
 
 
 class StridedReader(Reader):
@@ -83,10 +74,9 @@ class StridedReader(Reader):
     reading: Reading = "copied"
 
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
-        self._stored = stored
-        self._file = file
+        self._stored, self._file = stored, file
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         assert stored.offset is not None
         raw = self._file.map(random_access=False)[stored.offset : stored.offset + stored.nbytes]
@@ -103,7 +93,7 @@ class KeptReader(Reader):
     def __init__(self, values: Array) -> None:
         self._values = values
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         out[...] = self._values[rows] if len(self._values) > 1 else self._values
 
 
@@ -114,10 +104,9 @@ class H5pyReader(Reader):
     """
 
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
-        self._stored = stored
-        self._file = file
+        self._stored, self._file = stored, file
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         for first, end, where in runs(rows):
             values = h5py_rows(self._stored, self._file, first, end)
             out[where] = checked_labels(values, self._stored, out.dtype, np.arange(first, end))
@@ -207,6 +196,6 @@ def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
     return Pieces(chunk, begin - chunk * rows, count, wheres[which] + begin - firsts[which])
 
 
-def touched(firsts: Indices, counts: Indices, rows: int) -> Indices:
-    """The distinct chunks, of this many rows, that ranges touch."""
-    return distinct_of(pieces(firsts, counts, rows).chunk)
+def touched(firsts: Indices, counts: Indices | None, rows: int) -> Indices:
+    """The distinct chunks, of this many rows, that ranges touch, or single rows."""
+    return distinct_of(firsts // rows if counts is None else pieces(firsts, counts, rows).chunk)

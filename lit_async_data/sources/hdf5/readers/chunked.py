@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.due import ChunkGroup
-from lit_async_data.order.permutation import Indices
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels, pieces, touched
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
@@ -47,7 +47,7 @@ class ChunkedReader(Reader):
         self.cacheable_bytes = -(-stored.rows // decoder.rows) * slab_bytes
         self._name = object()  # not the reader itself, which would make a reference cycle with the cache
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         missing = self._kept.copy_rows(
             rows, out, lambda values, which: checked_labels(values, self._stored, out.dtype, which)
         )
@@ -127,33 +127,22 @@ class ChunkedReader(Reader):
             slab = self._decode(int(rows[where]))
             out[where] = checked_labels(slab, self._stored, out.dtype, rows[where : where + 1])[0]
 
-    def fetch(self, rows: Indices) -> bool:
-        return self._fetch(distinct_of(rows // self.rows))
+    def fetch(self, firsts: Indices, counts: Indices | None, /) -> bool:
+        numbers = self._missing(firsts, counts, None)
+        return len(numbers) > 0 and self.decoder.fetch(numbers)
 
-    def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:
-        return self._fetch(touched(firsts, counts, self.rows))
-
-    def _fetch(self, slabs: Indices) -> bool:
-        numbers = self._recent.missing(self._name, self._kept.missing(slabs), None)
-        if not len(numbers):
-            return False
-        self.decoder.fetch(numbers)
-        return self.decoder.cold
-
-    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
-        self._decode_slabs(distinct_of(rows // self.rows), chunk_group)
-
-    def decode_ranges(self, firsts: Indices, counts: Indices, chunk_group: ChunkGroup | None) -> None:
-        self._decode_slabs(touched(firsts, counts, self.rows), chunk_group)
-
-    def _decode_slabs(self, slabs: Indices, chunk_group: ChunkGroup | None) -> None:
-        numbers = self._recent.missing(self._name, self._kept.missing(slabs), chunk_group)
+    def decode(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
+        numbers = self._missing(firsts, counts, chunk_group)
         if not len(numbers):
             return
         self.decoder.fetch(numbers)
         for number in numbers.tolist() if not self._single_rows else ():
             decode = functools.partial(self._decode, number)
             self._recent.get((self._name, number), decode, wait=False, chunk_group=chunk_group)
+
+    def _missing(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None) -> Indices:
+        """The slabs of these rows that are not cached; the others are assigned to the group."""
+        return self._recent.missing(self._name, self._kept.missing(touched(firsts, counts, self.rows)), chunk_group)
 
 
 def _group_by_slab(numbers: Indices) -> list[tuple[int, Indices]]:

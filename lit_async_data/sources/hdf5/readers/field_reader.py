@@ -31,8 +31,8 @@ class FieldReader(Reader):
         # Whether rows are not read as ranges: there are gaps, or nothing to gain.
         self._one_by_one = field.length == 1 or field.step > 1 or field.images is not None
 
-    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> list[Shown]:
-        shown = list[Shown]()
+    def read(self, rows: Indices, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
+        shown = None
         if self._field.images is None:
             self._read_converted(rows, out)
         else:
@@ -75,36 +75,34 @@ class FieldReader(Reader):
             self._read(block_rows, values[: len(block_rows)])
             out[places] = field.conversion(values[: len(block_rows)], block_rows + begin, out.dtype)
 
-    def _read(self, rows: Indices, out: Array, keys: Words | None = None) -> list[Shown]:
+    def _read(self, rows: Indices, out: Array, keys: Words | None = None) -> list[Shown] | None:
         field = self._field
         if self._one_by_one:
             wanted = field.window_rows(rows)
             every = None if keys is None else np.repeat(keys, wanted.shape[1])
-            return self._reader.read_random(wanted.ravel(), out.reshape(-1, *out.shape[1 + field.windowed :]), every)
-        begins = field.begins(rows)
+            return self._reader.read(wanted.ravel(), out.reshape(-1, *out.shape[1 + field.windowed :]), every)
+        begins, counts = field.begins(rows), np.full(len(rows), field.length)
         short = field.length < out.shape[1]  # a part that is shorter than a window
         values = np.empty((len(rows), field.length, *out.shape[2:]), out.dtype) if short else out
-        self._reader.read_ranges(begins, self._counts(rows), values.reshape(-1, *out.shape[2:]))
+        self._reader.read_ranges(begins, counts, values.reshape(-1, *out.shape[2:]))
         wanted = rows + field.span[0]
         moved = np.arange(len(rows)) if short else np.flatnonzero(begins != wanted)
         if moved.size:
             inside = np.clip(wanted[moved, None] + np.arange(out.shape[1]), 0, field.stored.rows - 1)
             out[moved] = values[moved[:, None], inside - begins[moved, None]]
-        return []
+        return None
 
-    def _counts(self, rows: Indices) -> Indices:
-        return np.full(len(rows), self._field.length)
-
-    def fetch(self, rows: Indices) -> bool:
+    def _ranges(self, rows: Indices) -> tuple[Indices, Indices | None]:
+        """The rows that samples need: as ranges, or one by one."""
         if self._one_by_one:
-            return self._reader.fetch(self._field.window_rows(rows).ravel())
-        return self._reader.fetch_ranges(self._field.begins(rows), self._counts(rows))
+            return self._field.window_rows(rows).ravel(), None
+        return self._field.begins(rows), np.full(len(rows), self._field.length)
 
-    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
-        if self._one_by_one:
-            self._reader.decode(self._field.window_rows(rows).ravel(), chunk_group)
-        else:
-            self._reader.decode_ranges(self._field.begins(rows), self._counts(rows), chunk_group)
+    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
+        return self._reader.fetch(*self._ranges(rows))
+
+    def decode(self, rows: Indices, _: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
+        self._reader.decode(*self._ranges(rows), chunk_group)
 
 
 class MaskReader(Reader):
@@ -115,7 +113,7 @@ class MaskReader(Reader):
     def __init__(self, field: StoredField) -> None:
         self._field = field
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         out[...] = real_rows(rows, self._field)
 
 
@@ -133,14 +131,13 @@ class RangesReader(Reader):
         self._stored, self._elements = stored, elements
         self.reading = elements[0].reading
 
-    def fetch(self, rows: Indices) -> bool:
+    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
         places = self._stored.places(rows)
-        cold = [reader.fetch_ranges(*places) for reader in self._elements]
-        return any(cold)
+        return any([reader.fetch(*places) for reader in self._elements])  # noqa: C419  # each of them
 
-    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
+    def decode(self, rows: Indices, _: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
         for reader in self._elements:
-            reader.decode_ranges(*self._stored.places(rows), chunk_group)
+            reader.decode(*self._stored.places(rows), chunk_group)
 
 
 class SparseReader(RangesReader):
@@ -151,7 +148,7 @@ class SparseReader(RangesReader):
         # Zeroing and scattering takes longer than copying the stored values, and mostly without the GIL.
         self.reading = "decoded" if "decoded" in (values.reading, columns.reading) else values.reading
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         assert stored.columns is not None
         begins, counts = stored.places(rows)
@@ -179,7 +176,7 @@ class SparseReader(RangesReader):
 class PaddedReader(RangesReader):
     """Samples of variable length, padded with zeros."""
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         begins, counts = self._stored.places(rows)
         values = np.empty((counts.sum(), *out.shape[2:]), self._stored.values.dtype.newbyteorder("="))
         self._elements[0].read_ranges(begins, counts, values)

@@ -44,7 +44,7 @@ class ImageReader(Reader):
         self._file, self._ahead = file, ReadAhead(file)
         self._block = max(BLOCK_BYTES // self._stored.shape[1], 1)
 
-    def read_random(self, rows: Indices, out: Array, keys: Words | None) -> list[Shown]:
+    def read(self, rows: Indices, out: Array, keys: Words | None = None, /) -> list[Shown]:
         images, decode_s, nbytes, shown = self._images, 0.0, 0, list[Shown]()
         drawn = [None] * len(rows) if keys is None else keys.tolist()
         for first in range(0, len(rows), self._block):
@@ -83,7 +83,7 @@ class ImageReader(Reader):
         """A function from the place of a row, and what errors call it, to its bytes."""
         heap = self._images.heap
         if self._ahead.cold and (heap is not None or self._rows is None):
-            self.fetch(rows)
+            self.fetch(rows, None)
         if self._rows is None:
             return lambda place, where: self._alone(int(rows[place]), where)
         stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
@@ -104,20 +104,18 @@ class ImageReader(Reader):
             value = self._file.dataset(name, 0, kept=not names)[() if names else row]
             return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
 
-    def fetch(self, rows: Indices) -> bool:
+    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
         index, heap = self._stored.index, self._images.heap
-        cold = False if self._rows is None else self._rows.fetch(rows)
-        if heap is not None and self._rows is not None:
-            stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
-            self._rows.read(rows, stored)
-            lengths, addresses, _ = heap.references(stored).T
-            self._ahead.fetch(addresses, lengths + 2 * HEAD)
-        elif self._rows is None and index is not None:
-            self._ahead.fetch(index.offsets[rows], index.sizes[rows].astype(np.int64))
-        else:
+        if self._rows is None:
+            return index is not None and self._ahead.fetch(index.offsets[rows], index.sizes[rows].astype(np.int64))
+        cold = self._rows.fetch(rows, None)
+        if heap is None:
             return cold
-        return cold or self._ahead.cold
+        stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
+        self._rows.read(rows, stored)
+        lengths, addresses, _ = heap.references(stored).T
+        return self._ahead.fetch(addresses, lengths + 2 * HEAD) or cold
 
-    def decode(self, rows: Indices, chunk_group: ChunkGroup | None) -> None:
+    def decode(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
         if self._rows is not None:
-            self._rows.decode(rows, chunk_group)
+            self._rows.decode(firsts, counts, chunk_group)

@@ -113,12 +113,12 @@ class PartReader:
                 places = array[channel] if channel else array
                 apart = places.strides[-1] != places.itemsize  # single numbers
                 values = np.empty(places.shape, places.dtype) if apart else places
-                images = reader.read_random(own, values, keys)
+                images = reader.read(own, values, keys)
                 if apart:
                     places[...] = values
                 if key in self.alignment.keys:
                     window = range(*self._part.fields[key].span, self._part.fields[key].step)
-                    shown[key] = dict(zip(itertools.product(range(len(own)), window), images, strict=True))
+                    shown[key] = dict(zip(itertools.product(range(len(own)), window), images or (), strict=True))
         for key, (sample, offset), what in self.alignment.mismatches(shown):
             field = self._part.fields[key]
             row = int(np.clip(field.own(rows)[sample] + offset, 0, field.stored.rows - 1))
@@ -128,13 +128,12 @@ class PartReader:
     def fetch(self, samples: Indices) -> bool:
         """Have the kernel read samples from the disk; returns whether some of them were not in memory."""
         rows = self._part.anchors.rows(samples)
-        cold = [reader.fetch(own) for reader, own in self._with_rows(rows)]
-        return any(cold)
+        return any([reader.fetch(own, None) for reader, own in self._with_rows(rows)])  # noqa: C419  # each of them
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
         rows = self._part.anchors.rows(samples)
         for reader, own in self._with_rows(rows):
-            reader.decode(own, chunk_group)
+            reader.decode(own, None, chunk_group)
 
     def _with_rows(self, rows: Indices) -> Iterator[tuple[Reader, Indices]]:
         for key, field in self._part.fields.items():
@@ -337,7 +336,7 @@ class PartReaders:
     def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         own = samples - self.starts[part]
         try:
-            self._during(part, lambda reader: reader.read(own, out, keys))
+            self._during(part, PartReader.read, own, out, keys)
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
                 sample = self._stored[part].sample(error.dataset, error.row, own)
@@ -346,11 +345,11 @@ class PartReaders:
                 raise error from cause
             raise
 
-    def _during(self, part: int, call: Callable[[PartReader], T]) -> T:
-        """Call a function with the reader of a part, whose file is open and checked meanwhile."""
-        file, reader = self._files.use(self._file_of[part]), self.parts[part]
+    def _during(self, part: int, call: Callable[..., T], *given: Any) -> T:
+        """Call a method of the reader of a part, whose file is open and checked meanwhile."""
+        file = self._files.use(self._file_of[part])
         try:
-            return file.during(lambda: call(reader))
+            return file.during(functools.partial(call, self.parts[part], *given))
         except SourceError:
             raise  # some of them are also an OSError
         except (OSError, MemoryError) as error:
@@ -363,10 +362,7 @@ class PartReaders:
         self._of_each_part(self._with_group(samples), functools.partial(PartReader.decode, chunk_group=chunk_group))
 
     def _of_each_part(self, samples: Indices, call: Callable[[PartReader, Indices], T]) -> list[T]:
-        return [
-            self._during(part, lambda reader, own=samples[where] - self.starts[part]: call(reader, own))
-            for part, where in self.by_part(samples)
-        ]
+        return [self._during(part, call, samples[where] - self.starts[part]) for part, where in self.by_part(samples)]
 
     def memory(self, chunks: int) -> MemoryNeeds:
         return self._memory.needs(chunks)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.order.permutation import Indices
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.sources.hdf5.readers.base import Pieces, Reader, checked_labels, pieces
+from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 from lit_async_data.sources.hdf5.storage.readahead import ReadAhead
@@ -54,9 +54,9 @@ class RawReader(Reader):
         self._chunk_rows = stored.rows if stored.index is None else stored.index.shape[0]
         self._ahead = ReadAhead(file)
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         if self._ahead.cold:
-            self.fetch(rows)
+            self.fetch(rows, None)
         stored = self._stored
         as_stored = out.dtype == self._native
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
@@ -68,10 +68,10 @@ class RawReader(Reader):
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         if self._ahead.cold:
-            self.fetch_ranges(firsts, counts)
+            self.fetch(firsts, counts)
         target = out.view(np.uint8).reshape(len(out), self._row_bytes)
         apart = not out.flags.c_contiguous
-        cut = self._pieces(firsts, counts)
+        cut = pieces(firsts, counts, self._chunk_rows)
         begins = self._offsets(cut.chunk * self._chunk_rows + cut.inside)
         uniform = len(begins) > 0 and bool((cut.rows == cut.rows[0]).all()) and bool((begins >= 0).all())
         if uniform and self._mapped and not apart:
@@ -86,9 +86,6 @@ class RawReader(Reader):
         if not self._stored.dtype.isnative:
             out.byteswap(inplace=True)
 
-    def _pieces(self, firsts: Indices, counts: Indices) -> Pieces:
-        return pieces(firsts, counts, self._chunk_rows)
-
     def _read_piece(self, begin: int, out: Bytes) -> None:
         if begin < 0:
             out[...] = self._fill()
@@ -102,15 +99,11 @@ class RawReader(Reader):
         assert stored.index is not None
         return np.full(stored.shape[1:], stored.index.fill, stored.dtype).reshape(-1).view(np.uint8)
 
-    def fetch_ranges(self, firsts: Indices, counts: Indices) -> bool:
-        """Have the kernel fetch these rows from disk, if a probe finds some of them cold."""
-        cut = self._pieces(firsts, counts)
-        self._ahead.fetch(self._offsets(cut.chunk * self._chunk_rows + cut.inside), cut.rows * self._row_bytes)
-        return self._ahead.cold
-
-    def fetch(self, rows: Indices) -> bool:
-        self._ahead.fetch(self._offsets(rows), self._row_bytes)
-        return self._ahead.cold
+    def fetch(self, firsts: Indices, counts: Indices | None, /) -> bool:
+        if counts is None:
+            return self._ahead.fetch(self._offsets(firsts), self._row_bytes)
+        cut = pieces(firsts, counts, self._chunk_rows)
+        return self._ahead.fetch(self._offsets(cut.chunk * self._chunk_rows + cut.inside), cut.rows * self._row_bytes)
 
     def _offsets(self, rows: Indices) -> Indices:
         """Offset in the file of each row; -1 if it was never written."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import CorruptError
-from lit_async_data.order.permutation import Indices
+from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
@@ -35,7 +35,7 @@ class GroupsReader(Reader):
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
         self._stored, self._file = stored, file
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         for place, row in enumerate(rows.tolist()):
             with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=stored.name, row=row):
@@ -57,10 +57,10 @@ class SequenceReader(Reader):
         if sequences.heap is None and sequences.rows.index is None:
             self.reading = "locked"  # by h5py
 
-    def read(self, rows: Indices, out: Array) -> None:
+    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         if self._ahead.cold:
-            self.fetch(rows)
+            self.fetch(rows, None)
         out[...] = 0
         began = time.perf_counter()
         for place, row in enumerate(rows.tolist()):
@@ -71,9 +71,8 @@ class SequenceReader(Reader):
             out[place, : len(values)] = values
         CLOCK.decoded(time.perf_counter() - began, int(self._pieces(rows)[1].sum()), out.nbytes)
 
-    def fetch(self, rows: Indices) -> bool:
-        self._ahead.fetch(*self._pieces(rows))
-        return self._ahead.cold
+    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
+        return self._ahead.fetch(*self._pieces(rows))
 
     def _values(self, row: int) -> Array:
         reference, where = self._sequences.references[row].tolist(), self._stored.at(row)

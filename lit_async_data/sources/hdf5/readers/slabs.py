@@ -71,12 +71,12 @@ class IndexedSlabDecoder:
 
     @property
     def cold(self) -> bool:
-        """Whether the last probe found chunks that are not in memory."""
         return self._ahead.cold
 
-    def fetch(self, numbers: Indices) -> None:
+    def fetch(self, numbers: Indices) -> bool:
+        """Have the kernel read the chunks of slabs; returns whether some of them were not in memory."""
         chunks = (self._first + numbers[:, None] * self._stride).ravel()
-        self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
+        return self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
 
     def decode(self, number: int) -> Array:
         """A slab: an array of shape ``(n, *stored sample shape)`` in native byte order."""
@@ -204,7 +204,8 @@ class H5pySlabDecoder:
         # The values that libhdf5 returns, and its own buffer. Only one thread at a time decodes.
         self.thread_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
 
-    def fetch(self, numbers: Indices) -> None: ...
+    def fetch(self, _numbers: Indices) -> bool:
+        return False
 
     def decode(self, number: int) -> Array:
         first, began = number * self.rows, time.perf_counter()

@@ -198,7 +198,8 @@ class OpenFile:
 
         handles = self._opened()
         with self._opening:
-            if handles.h5py is None:
+            file = handles.h5py
+            if file is None:
                 file = open_h5py(self.path)
                 # h5py opens by path, which may lead to another file than the descriptor by now.
                 self._refuse_changed(file.id.get_vfd_handle())
@@ -208,7 +209,7 @@ class OpenFile:
             access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
             # Hash slots: a prime well above the number of cached chunks, as HDF5 advises.
             access.set_chunk_cache(12421, max(H5PY_CACHE_BYTES, 2 * chunk_bytes) if chunk_bytes else 0, 0.75)
-            dataset = h5py.Dataset(h5py.h5d.open(handles.h5py.id, name.encode(), access))
+            dataset = h5py.Dataset(h5py.h5d.open(file.id, name.encode(), access))
             check_filters(dataset, self.path, name)
             if kept:
                 handles.datasets[name] = dataset

@@ -26,8 +26,8 @@ class ReadAhead:
         self.cold = True  # whether the last probe found a piece that is not in memory
         self._lock = threading.Lock()
 
-    def fetch(self, offsets: Indices, sizes: Indices | int) -> None:
-        """Tell the kernel to fetch pieces if some of them are not in memory. Returns before they are there.
+    def fetch(self, offsets: Indices, sizes: Indices | int) -> bool:
+        """Tell the kernel to fetch pieces if some of them are not in memory; returns whether, before they are there.
 
         Offsets are negative for pieces that were never written.
         """
@@ -36,7 +36,7 @@ class ReadAhead:
         descriptor = self._file.descriptor()
         self.cold = any(is_cold(descriptor, at) for at in begins[:: max(len(begins) // PROBES, 1)].tolist())
         if not self.cold:
-            return
+            return False
         pieces = _merged(begins, ends)
         # One thread at a time for each dataset: each call releases the GIL, and threads that do this at once pass it
         # on at each of them. With two, a cold file came at 0.4 of the rate.
@@ -44,6 +44,7 @@ class ReadAhead:
             for first, end in pieces:
                 for begin in range(first, end, MAX_FETCH_BYTES):
                     os.posix_fadvise(descriptor, begin, min(MAX_FETCH_BYTES, end - begin), os.POSIX_FADV_WILLNEED)
+        return True
 
 
 def _merged(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
