@@ -36,7 +36,7 @@ class IndexCache:
 
     def load(self, key: IndexKey) -> dict[str, Array] | None:
         """The kept columns of a dataset in its current state, by name; None if no file holds them."""
-        if self._folder is None or not _is_kept(key):
+        if self._folder is None:
             return None
         data = self._folder.load(str(key), _name(key), _head(key))
         if data is None:
@@ -49,15 +49,12 @@ class IndexCache:
 
     def store(self, key: IndexKey, columns: Mapping[str, Array]) -> None:
         """Keep the columns of a dataset. Processes may do so at once, and failing to do so is no error."""
-        if self._folder is None or not _is_kept(key) or changed_recently(key.mtime_ns, key.ctime_ns):
+        small = key.chunk and key.chunks < FEWEST_CHUNKS
+        if self._folder is None or small or changed_recently(key.mtime_ns, key.ctime_ns):
             return
         listed = json.dumps([(name, each.dtype.str, len(each)) for name, each in columns.items()]).encode()
         body = b"".join([listed, b"\n", *(each.tobytes() for each in columns.values())])
         self._folder.store(str(key), _name(key), _head(key), body)
-
-
-def _is_kept(key: IndexKey) -> bool:
-    return not key.chunk or key.chunks >= FEWEST_CHUNKS
 
 
 def _name(key: IndexKey) -> str:

@@ -31,9 +31,7 @@ class IndexKey:
     inode: int  # the device number differs between machines and mounts, so it is left out
     size: int
     mtime_ns: int
-    # Time of the last change, which no program can set. A cached index must have the same; it does not count for
-    # equality, since chmod and new hard links change it too.
-    ctime_ns: int = dataclasses.field(compare=False)
+    ctime_ns: int
     dtype: str
     shape: tuple[int, ...]
     chunk: tuple[int, ...]

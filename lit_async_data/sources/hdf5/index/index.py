@@ -21,18 +21,16 @@ from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5.index.cache import IndexCache
 from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.index.records import (
-    NOT_FOUND,
-    check_records,
+    checked_columns,
     columns_of,
     corners_known,
     corrupt_error,
     element_bytes,
     grid_of,
-    plausible,
 )
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES
-from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk
+from lit_async_data.sources.hdf5.storage.stored_chunk import is_found, read_chunk
 from lit_async_data.sources.local_files.retrying import errno_of, retry_once
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ MOST_CHUNK_BYTES = 2**30
 MOST_CHUNKS = 5 * 10**7
 # Chunks that are compared with what libhdf5 reads: the first, the last and random ones.
 PROBES = 5
+NOT_FOUND = "is listed, but libhdf5 does not find it"
 # The one `unsupported_reason` that installing a library removes.
 NOT_INSTALLED = "the library that decodes its filters is not installed"
 
@@ -92,11 +91,25 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
 
 
 def check_unindexed(dataset: h5py.Dataset) -> None:
-    """Check the records of a dataset that h5py reads, since it would follow them anywhere."""
-    if dataset.chunks is None or not in_one_file(dataset):
+    """Check the records of a dataset that h5py reads, and that libhdf5 finds each chunk that it lists.
+
+    In a damaged B-tree it may not find some, and h5py then reads fill values.
+    """
+    if dataset.chunks is None or not in_one_file(dataset) or math.prod(grid_of(dataset)) > MOST_CHUNKS:
         return
-    if math.prod(grid_of(dataset)) <= MOST_CHUNKS:
-        check_records(dataset)
+    written = np.flatnonzero(checked_columns(dataset)[0].offsets >= 0)
+    grid, may_lack = grid_of(dataset), 0
+    if not corners_known(dataset):  # only how many are written
+        may_lack, written = math.prod(grid) - len(written), np.arange(math.prod(grid))
+    for corner in map(tuple, (np.stack(np.unravel_index(written, grid), axis=1) * dataset.chunks).tolist()):
+        if not retry_once(functools.partial(is_found, dataset, corner)):
+            may_lack -= 1
+            if may_lack < 0:
+                raise corrupt_error(dataset, corner, NOT_FOUND)
+
+
+def _corner(number: int, grid: tuple[int, ...], chunk: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(n) * c for n, c in zip(np.unravel_index(number, grid), chunk, strict=True))
 
 
 def in_one_file(dataset: h5py.Dataset) -> bool:
@@ -133,12 +146,9 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
     Raises `CorruptError` if libhdf5 does not find chunks where it lists them.
     """
     key = IndexKey.of(dataset)
-    kept = cache.load(key)
-    if kept is not None:
-        cached = Columns(**kept)
+    if (kept := cache.load(key)) is not None:
         with contextlib.suppress(CorruptError):
-            index = _verified(dataset, cached) if plausible(dataset, cached) else None
-            if index is not None:
+            if (index := _verified(dataset, Columns(**kept))) is not None:
                 return index
         _log.warning("%s: the cached index of chunks is wrong; building it again", key)
     built = columns_of(dataset)
@@ -184,7 +194,7 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     between = np.random.default_rng(secrets.randbits(128)).integers(len(written), size=PROBES - 2).tolist()
     edges = _edge_chunks(dataset, index)
     for number in {*(int(written[each]) for each in (0, -1, *between)), *edges}:
-        corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))
+        corner = _corner(number, index.grid, index.shape)
         handle, size, offset = dataset.file.id.get_vfd_handle(), int(index.sizes[number]), int(index.offsets[number])
         try:
             mask, stored = retry_once(functools.partial(read_chunk, dataset, corner))
@@ -192,12 +202,12 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
         except LIBRARY_ERRORS as error:
             if errno_of(error) in REMEDIES:
                 raise
-            raise corrupt_error(dataset.file.filename, dataset.name or "", corner, NOT_FOUND) from error
+            raise corrupt_error(dataset, corner, NOT_FOUND) from error
         if mask != index.masks[number] or found != stored:
             if dataset.file.userblock_size:
                 return False
             problem = f"libhdf5 finds it elsewhere than at byte {offset}, where it lists it"
-            raise corrupt_error(dataset.file.filename, dataset.name or "", corner, problem)
+            raise corrupt_error(dataset, corner, problem)
         if number in edges and not _is_filtered(dataset, index, corner, found):
             return False
     return True
