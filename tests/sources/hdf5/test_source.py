@@ -123,7 +123,7 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
     room, held, over = source.reserve(0, 0), threading.Event(), threading.Event()
 
     def hold():
-        with source._reader.cache._lock:
+        with source._reader.cache.room.lock:
             held.set()
             over.wait(30)
 

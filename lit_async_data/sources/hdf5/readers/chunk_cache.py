@@ -1,4 +1,4 @@
-"""`ChunkCache`: decoded slabs: a room for each dataset, and one for what is kept; both are parts of ``memory_budget``.
+"""`ChunkCache`: decoded slabs: a room for each dataset, and one for kept slabs; both are parts of ``memory_budget``.
 
 A *slab* is a range of rows that is decoded together: the chunks that share these rows, as one array, rows first.
 """
@@ -6,13 +6,12 @@ A *slab* is a range of rows that is decoded together: the chunks that share thes
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,26 @@ GROUPS = 8
 Cached = collections.deque[tuple[int, Array, Indices] | None]
 
 
+class Room:
+    """The bytes that loaders have reserved for slabs, and the lock of all slabs."""
+
+    def __init__(self) -> None:
+        # Garbage collection can close a loader, and give its room back, while its thread holds the lock.
+        self.lock = threading.RLock()
+        self.reserved: dict[object, tuple[Mapping[str, int], int]] = {}
+        self.recent = collections.Counter[str]()  # by dataset
+        self.kept = self.taken = 0  # bytes that kept slabs may take, and those that they take
+
+    def count(self) -> None:
+        counted: dict[object, tuple[Mapping[str, int], int]] = {object(): ({}, 0)}
+        while counted != self.reserved:  # again, if garbage collection has given room back
+            counted = dict(self.reserved)
+            self.kept = sum(kept for _, kept in counted.values())
+            self.recent = collections.Counter()
+            for recent, _ in counted.values():
+                self.recent.update(recent)
+
+
 class ChunkCache:
     """The decoded slabs of a source. Thread-safe.
 
@@ -42,87 +61,73 @@ class ChunkCache:
     """
 
     def __init__(self) -> None:
-        # Garbage collection can close a loader, and give its room back, while its thread holds the lock.
-        self._lock = threading.RLock()
+        self.room = Room()
         self._recent: dict[str, RecentSlabs] = {}
-        self._room = KeptRoom(self._lock)
         self._kept: list[KeptSlabs] = []
-        self._reserved: dict[object, tuple[Mapping[str, int], int]] = {}
 
     def recent(self, dataset: str) -> RecentSlabs:
         """The recent slabs of a dataset, in all files."""
-        return self._recent.setdefault(dataset, RecentSlabs(self._lock))
+        return self._recent.setdefault(dataset, RecentSlabs(dataset, self.room))
 
     def kept(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> KeptSlabs:
         """The kept slabs of a dataset of one file; see `KeptSlabs`."""
-        self._kept.append(KeptSlabs(samples, rows, shape, dtype, self._room))
+        self._kept.append(KeptSlabs(samples, rows, shape, dtype, self.room))
         return self._kept[-1]
 
     def reserve(self, recent: Mapping[str, int], kept: int) -> Reservation:
         """Add room for recent slabs of each dataset, and for kept ones."""
         key = object()
         reservation = Reservation(functools.partial(self._give_back, key))
-        for dataset in recent:
-            self.recent(dataset)
-        self._reserved[key] = recent, kept
-        self._resize()
+        self.room.reserved[key] = recent, kept
+        with self.room.lock:
+            self.room.count()
         return reservation
 
     def _give_back(self, key: object) -> None:
-        self._reserved.pop(key, None)
-        self._resize()
-
-    def _resize(self) -> None:
-        reserved: list[tuple[Mapping[str, int], int]] | None = None
-        with self._lock:
-            while reserved != list(self._reserved.values()):  # again, if garbage collection has given room back
-                reserved = list(self._reserved.values())
-                for dataset, slabs in list(self._recent.items()):
-                    slabs.room = sum(recent.get(dataset, 0) for recent, _ in reserved)
-                    if not slabs.room:
-                        slabs.clear()  # with less room, the next slab evicts others
-                self._room.nbytes = sum(kept for _, kept in reserved)
-                for table in self._kept if self._room.taken > self._room.nbytes else ():
-                    table.clear()
+        room = self.room
+        room.reserved.pop(key, None)
+        with room.lock:
+            room.count()
+            for dataset, slabs in list(self._recent.items()):
+                if not room.recent[dataset]:
+                    slabs.clear()  # with less room, the next slab evicts others
+            for table in self._kept if room.taken > room.kept else ():
+                table.clear()
 
     def clear(self) -> None:
-        with self._lock:
+        with self.room.lock:
             for recent in self._recent.values():
                 recent.clear()
             for kept in self._kept:
                 kept.clear()
 
 
-class _Entry(NamedTuple):
-    group: int  # number of the group of chunks that needs it
-    slab: Array
-
-
 class _Held:
-    """Slabs, and their keys by group, in the order of decoding."""
+    """Slabs with the numbers of their groups, and the keys of each group in the order of decoding."""
 
     def __init__(self) -> None:
-        self.slabs: dict[Hashable, _Entry] = {}
-        self._by_group: dict[int, collections.OrderedDict[Hashable, None]] = {}
+        self.slabs: dict[Hashable, tuple[int, Array]] = {}
+        self._by_group: dict[int, dict[Hashable, None]] = {}
         self._nbytes = 0
 
-    def add(self, key: Hashable, slab: Array, group: int) -> None:
-        self.slabs[key] = _Entry(group, slab)
-        self._by_group.setdefault(group, collections.OrderedDict())[key] = None
-        self._nbytes += slab.nbytes
+    def put(self, key: Hashable, slab: Array, group: int, room: int) -> None:
+        """Assign a slab to a group if there is room, in place of slabs of the earliest groups."""
+        self._remove(key)
+        while self.slabs and self._nbytes + slab.nbytes > room >= slab.nbytes:
+            self._remove(next(iter(self._by_group[min(self._by_group)])))
+        if slab.nbytes <= room:
+            self.slabs[key] = group, slab
+            self._by_group.setdefault(group, {})[key] = None
+            self._nbytes += slab.nbytes
 
-    def remove(self, key: Hashable) -> None:
-        group, slab = self.slabs.pop(key)
-        keys = self._by_group[group]
-        del keys[key]
-        if not keys:
+    def _remove(self, key: Hashable) -> None:
+        if (entry := self.slabs.pop(key, None)) is None:
+            return
+        group, slab = entry
+        del self._by_group[group][key]
+        if not self._by_group[group]:
             del self._by_group[group]
         self._nbytes -= slab.nbytes
-
-    def evict(self, most: int) -> None:
-        """Remove slabs until the others take at most this many bytes."""
-        while self._nbytes > most:
-            self.remove(next(iter(self._by_group[min(self._by_group)])))
 
 
 class RecentSlabs:
@@ -133,9 +138,8 @@ class RecentSlabs:
     that was decoded late would evict one that is still needed.)
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock = lock
-        self.room = 0
+    def __init__(self, dataset: str, room: Room) -> None:
+        self._dataset, self._room, self._lock = dataset, room, room.lock
         self._held = _Held()
         self._groups: dict[ChunkGroup, int] = {}  # numbers of the latest ones, in order
         self._newest = 0
@@ -154,7 +158,7 @@ class RecentSlabs:
             while True:
                 with self._lock:
                     if (entry := self._held.slabs.get(key)) is not None:
-                        return entry.slab
+                        return entry[1]
                     other = self._decoding.get(key)
                     if other is None:
                         own = self._decoding[key] = Gate()
@@ -174,10 +178,7 @@ class RecentSlabs:
                 own.open()
 
     def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
-        """Look up several slabs, by their numbers, each with the places that need it.
-
-        Returns a queue of the cached ones (number, slab, places), which ends with None; and the other groups.
-        """
+        """Look up slabs by their numbers, each with the places that need it; returns the cached ones and the others."""
         cached: Cached = collections.deque()
         others = []
         with self._lock:
@@ -186,7 +187,7 @@ class RecentSlabs:
                 if entry is None:
                     others.append((number, where))
                 else:
-                    cached.append((number, entry.slab, where))
+                    cached.append((number, entry[1], where))
         cached.append(None)
         return cached, others
 
@@ -196,8 +197,8 @@ class RecentSlabs:
             keys = [(name, number) for number in numbers.tolist()]
             group, slabs = self._group_number(chunk_group), self._held.slabs
             for key in keys if chunk_group else ():
-                if key in slabs and slabs[key].group != group:
-                    self._put(key, slabs[key].slab, group)
+                if key in slabs and slabs[key][0] != group:
+                    self._put(key, slabs[key][1], group)
             return np.array([key[1] for key in keys if key not in slabs and key not in self._decoding], np.int64)
 
     def clear(self) -> None:
@@ -205,14 +206,9 @@ class RecentSlabs:
         self._held = _Held()
 
     def _put(self, key: Hashable, slab: Array, group: int) -> None:
-        """Assign a slab to a group, if there is room. Hold the lock."""
-        held = self._held
+        """Hold the lock."""
         try:
-            if key in held.slabs:
-                held.remove(key)
-            if slab.nbytes <= self.room:
-                held.evict(self.room - slab.nbytes)
-                held.add(key, slab, group)
+            self._held.put(key, slab, group, self._room.recent[self._dataset])
         except BaseException:
             self.clear()  # an interrupt came in the middle
             raise
@@ -227,19 +223,10 @@ class RecentSlabs:
         return self._groups[chunk_group]
 
 
-@dataclasses.dataclass
-class KeptRoom:
-    """Bytes that all kept slabs may take, and those that they take. Change them under the lock of the cache."""
-
-    lock: threading.RLock
-    nbytes: int = 0
-    taken: int = 0
-
-
 class KeptSlabs:
     """Slabs of a dataset of one file that are kept for good, as many as fit, in one table of rows. Thread-safe."""
 
-    def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: KeptRoom) -> None:
+    def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: Room) -> None:
         self._rows, self._shape, self._dtype = rows, shape, dtype
         self._room, self._lock = room, room.lock
         self._slab_bytes = rows * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -252,19 +239,18 @@ class KeptSlabs:
 
     @property
     def enabled(self) -> bool:
-        return self._room.nbytes > 0 and not self._refused
+        return self._room.kept > 0 and not self._refused
 
     def missing(self, numbers: Indices) -> Indices:
-        content = self._content
-        return numbers if content is None else numbers[self._places(content[1], numbers) < 0]
+        found = self._found(numbers)
+        return numbers if found is None else numbers[found[1] < 0]
 
     def slab(self, number: int) -> Array | None:
         """A slab, if cached. The last one of a dataset may have extra rows at its end."""
-        content = self._content
-        place = -1 if content is None else int(self._places(content[1], number))
-        if content is None or place < 0:
+        found = self._found(number)
+        if found is None or found[1] < 0:
             return None
-        return content[0][place * self._rows : (place + 1) * self._rows]
+        return found[0][found[1] * self._rows : (found[1] + 1) * self._rows]
 
     def copy_rows(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
         """Copy the cached ones of some rows to their places in ``out``.
@@ -272,12 +258,13 @@ class KeptSlabs:
         Returns the places of the others; None if there are none. ``check`` converts values, of these rows, whose dtype
         is not that of ``out``.
         """
-        content = self._content
-        if content is None:
+        if self._content is None:
             return np.arange(len(rows))
-        table, place = content
         slabs, inside = np.divmod(rows, self._rows)
-        places = self._places(place, slabs)
+        found = self._found(slabs)
+        if found is None:  # cleared meanwhile
+            return np.arange(len(rows))
+        table, places = found
         cached = places >= 0
         table_rows = places * self._rows + inside
         if cached.all() and out.dtype == self._dtype:
@@ -289,8 +276,7 @@ class KeptSlabs:
 
     def put(self, number: int, slab: Array) -> None:
         with self._lock:
-            begin = self._next_row(number)
-            content = self._content
+            begin, content = self._next_row(number), self._content
         if begin is None or content is None:
             return
         table, place = content
@@ -301,7 +287,7 @@ class KeptSlabs:
 
     def _next_row(self, number: int) -> int | None:
         """Where a slab goes in the table; None if it is there, or does not fit. Hold the lock."""
-        most = min(self._slabs, self._room.nbytes // self._slab_bytes)
+        most = min(self._slabs, self._room.kept // self._slab_bytes)
         if self._content is None or len(self._content[0]) == self._next * self._rows < most * self._rows:
             # When a table is full and another loader has added room, a larger one starts empty.
             self.clear()
@@ -310,7 +296,7 @@ class KeptSlabs:
             return None
         table, place = self._content
         begin = self._next * self._rows
-        fits = self._room.taken + self._slab_bytes <= self._room.nbytes
+        fits = self._room.taken + self._slab_bytes <= self._room.kept
         if place[number] >= 0 or begin >= len(table) or not fits:
             return None
         self._next += 1
@@ -334,9 +320,12 @@ class KeptSlabs:
         self._room.taken -= self._next * self._slab_bytes
         self._content, self._next = None, 0
 
-    def _places(self, place: Indices, numbers: Any) -> Any:
+    def _found(self, numbers: Any) -> tuple[Array, Any] | None:
+        """The table, and the places of slabs in it."""
         # 1. A thread writes a slab, and then its place. 2. Another sees the place, but not yet the slab: a processor
         # such as ARM may make writes of one thread visible to others in another order. The GIL prevented that; without
         # it, only a lock that both threads take does. See test_places_are_read_and_written_under_the_lock.
+        if (content := self._content) is None:
+            return None
         with self._lock:
-            return place[numbers]
+            return content[0], content[1][numbers]
