@@ -7,13 +7,15 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image
 from support.device.training_loop import pretend
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data
-from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.testing import ArraySource
 
 PACKAGE = Path(lit_async_data.__file__).parent
@@ -65,6 +67,17 @@ def test_a_batch_takes_few_calls(file, field, most, monkeypatch):
     source = HDF5Source(file, {"x": field, "y": "label"})
     with contextlib.closing(source), AsyncLoader(source, options) as loader:
         check(calls_of_batches(loader), most)
+
+
+def test_a_batch_of_cropped_jpegs_takes_few_calls(tmp_path):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8))
+    for number in range(64):
+        image.save(tmp_path / f"{number}.jpg")
+    table = pa.table({"path": [f"{number}.jpg" for number in range(64)] * 25, "y": list(range(1600))})
+    crop = {"image_size": 32, "resize": "random_crop"}
+    source = ManifestSource(table, {"x": "path", "y": "y"}, root=tmp_path, **crop)
+    with AsyncLoader(source, {"batch_size": 32, "workers": 0}) as loader:
+        check(calls_of_batches(loader), 1200)
 
 
 def test_a_batch_takes_few_calls_of_the_loops_thread_on_its_way_to_a_device(monkeypatch, one_batch_per_slot):

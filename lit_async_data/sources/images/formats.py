@@ -133,7 +133,7 @@ def _jpeg(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
         library = importlib.import_module("simplejpeg")
     except ImportError:
         raise ConfigError("simplejpeg is missing; install it by pip install simplejpeg", "image") from None
-    width, height = (-(-side // factor) for side in head.size)
+    width, height = -(-head.size[0] // factor), -(-head.size[1] // factor)
     size = {"min_height": height, "min_width": width, "min_factor": factor}
     try:
         pixels: Bytes = library.decode_jpeg(data, _COLOURS[head.mode], buffer=out, **size)

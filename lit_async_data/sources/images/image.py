@@ -1,4 +1,4 @@
-"""Decodes images into arrays and resizes them, by libraries that release the GIL.
+"""`ImageDecoder`: decodes images into arrays and resizes them, by libraries that release the GIL.
 
 Pillow is part of the extra ``manifest`` and is imported with the first image. Its settings hold for the whole process
 and are not changed.
@@ -7,24 +7,31 @@ and are not changed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from lit_async_data.batch.spec import Array, Bytes
+from lit_async_data.batch.spec import Array, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
+from lit_async_data.order.permutation import Words
 from lit_async_data.sources.images.alignment import Shown
 from lit_async_data.sources.images.formats import Format, Head, format_of
-from lit_async_data.sources.images.image_shape import Box, Crop, ImageShape, crop_of, whole_pixels
+from lit_async_data.sources.images.image_shape import (
+    Box,
+    Crop,
+    Draw,
+    ImageShape,
+    crop_of,
+    draws_of,
+    whole_pixels,
+)
 from lit_async_data.sources.images.modes import check_mode, values_of
 from lit_async_data.sources.images.orientation import UPRIGHT, mirrored, upright, upright_size
 from lit_async_data.system import after_fork_in_child
-
-if TYPE_CHECKING:
-    import torch
 
 # An image is decoded at half, a quarter or an eighth of its size, where its format can, if this many times the output
 # pixels remain in each direction. On photographs this changes values about as much as JPEG compression itself (0.4 to
@@ -42,11 +49,61 @@ _turn = threading.Lock()
 after_fork_in_child(_turn._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str) -> Shown:
+@dataclasses.dataclass(frozen=True)
+class ImageDecoder:
+    """Images of any size as arrays of one shape, stored as (H, W, C) and delivered as (C, H, W).
+
+    Attributes:
+        head: The first bytes of each file, if the rest of it is a stored sample; None if samples must be decoded.
+        advice: What to do if files have different shapes.
+    """
+
+    shape: ImageShape
+    size: tuple[int, int]
+    head = None
+    images = True
+    advice = (
+        "give image_size to resize all images, or deliver them as they are by a DataLoader with a collate_fn under "
+        "prefetched(...)"
+    )
+
+    @staticmethod
+    def of(shape: ImageShape, data: bytes, where: str) -> ImageDecoder:
+        """The decoder of a field: the size is given, or that of the first file."""
+        size: Any = shape.image_size or size_of(data, shape, where)
+        return ImageDecoder(shape, size)
+
+    @property
+    def spec(self) -> FieldSpec:
+        """uint8, or uint16 in that mode; channels first."""
+        return FieldSpec((self.shape.channels, *self.size), self.shape.dtype, channel=2)
+
+    @property
+    def is_random(self) -> bool:
+        return self.shape.resize == "random_crop"
+
+    @property
+    def fits_all(self) -> bool:
+        """Whether images of all sizes become samples of one shape."""
+        return self.shape.image_size is not None
+
+    def draws(self, keys: Words | None, count: int) -> Sequence[Draw]:
+        return draws_of(self.shape, keys, count)
+
+    def decode(self, data: bytes, out: Array, draw: Draw, where: str) -> Shown:
+        """Decode a file into an array of the stored shape."""
+        return decode(data, self.shape, out, draw, where)
+
+    def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
+        size = size_of(data, self.shape, where)
+        return (*(self.size if self.fits_all else size), self.shape.channels)
+
+
+def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> Shown:
     """Decode an image, resize it, and write it to ``out``: shape (H, W, C), undefined after an error.
 
     Applies the orientation in EXIF or XMP. CMYK and palettes become colours, and a grey image has equal R, G and B;
-    mode P delivers the stored numbers of a palette instead. ``key`` selects a random crop; None: the middle.
+    mode P delivers the stored numbers of a palette instead. ``draw`` selects a random crop.
 
     A file that ends too soon is an error, and so are a changed byte in a PNG and a JPEG that libjpeg warns of. The
     other formats have no checksums: changed bytes can become changed pixels, in most JPEGs too.
@@ -55,22 +112,29 @@ def decode(data: Any, shape: ImageShape, out: Array, key: int | None, where: str
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
     stored = bytes(data)  # no copy of bytes
     kind = format_of(stored, where)
-    with _damage_named(kind, where):
+    try:
         head = _checked_head(kind, stored, shape, where)
         height, width = upright_size(head.size, head.turned)
         if shape.image_size is None and out.shape[:2] != (height, width):
-            raise FormatError(
+            raise FormatError(  # noqa: TRY301
                 f"{where}: {height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]} are expected; "
                 "give image_size to resize all images"
             )
-        crop = crop_of(shape, height, width, (out.shape[0], out.shape[1]), key)
+        crop = crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
         factor = _factor(kind, crop, shape)
         with _turn if height * width > _LARGE * factor**2 else contextlib.nullcontext():
             out = _filled(out, crop, shape)
             decoded = kind.decode(stored, head, factor, out if _as_stored(head, crop, shape, out) else None)
             if decoded is not out:
-                pixels = upright(values_of(decoded, head, shape), head.turned)
-                write_resized(pixels, _reduced(head, crop, factor, shape), shape, out)
+                pixels = values_of(decoded, head, shape)
+                if head.turned != UPRIGHT:
+                    pixels = upright(pixels, head.turned)
+                box = crop.box if factor == 1 else _reduced(head, crop.box, factor, shape)
+                write_resized(pixels, box, shape, out)
+    except (MemoryError, ConfigError, FormatError):
+        raise
+    except Exception as error:
+        raise _damage(kind, error, where) from error
     return Shown((height, width), max(head.turned, head.was_turned), head.mode)
 
 
@@ -78,25 +142,24 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     """(height, width) of an image after orientation, without decoding it; see `decode`."""
     stored = bytes(data)
     kind = format_of(stored, where)
-    with _damage_named(kind, where):
+    try:
         head = _checked_head(kind, stored, shape, where)
+    except (MemoryError, ConfigError, FormatError):
+        raise
+    except Exception as error:
+        raise _damage(kind, error, where) from error
     return upright_size(head.size, head.turned)
 
 
-@contextlib.contextmanager
-def _damage_named(kind: Format, where: str) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, ConfigError, FormatError):
-        raise
-    except ImportError:
-        raise ConfigError("Pillow is missing; install it by pip install pillow", "image") from None
-    except Exception as error:  # Pillow raises many types of errors for damaged data
-        said = isinstance(error, ValueError | OSError | SyntaxError)  # other types name internals of a decoder
-        reason = str(error) if said else "its data are inconsistent or end too soon"
-        raise CorruptError(
-            f"{where}: the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
-        ) from error
+def _damage(kind: Format, error: Exception, where: str) -> Exception:
+    """The error to raise for one of a decoder: Pillow raises many types for damaged data."""
+    if isinstance(error, ImportError):
+        return ConfigError("Pillow is missing; install it by pip install pillow", "image")
+    said = isinstance(error, ValueError | OSError | SyntaxError)  # other types name internals of a decoder
+    reason = str(error) if said else "its data are inconsistent or end too soon"
+    return CorruptError(
+        f"{where}: the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
+    )
 
 
 def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> Head:
@@ -138,11 +201,9 @@ def _as_stored(head: Head, crop: Crop, shape: ImageShape, out: Array) -> bool:
     return fits and head.turned == UPRIGHT and head.mode == shape.target_mode and crop.box == (0, 0, width, height)
 
 
-def _reduced(head: Head, crop: Crop, factor: int, shape: ImageShape) -> Box:
+def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
     """The box to deliver, in the upright pixels of the reduced image."""
-    if factor == 1:
-        return crop.box
-    left, upper, right, lower = crop.box
+    left, upper, right, lower = box
     # The stored size is divided, but both sides by the same factor.
     height, width = upright_size(head.size, head.turned)
     # The last column and row may extend beyond the image; in a mirrored image they come first.
@@ -170,9 +231,9 @@ def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> Non
         shape: Gives the interpolation.
         out: Same dtype, shape (height, width, channels); a grey image may fill several channels.
     """
-    if all(float(edge).is_integer() for edge in box):
+    left, upper, right, lower = map(int, box)
+    if (left, upper, right, lower) == box:
         # Crop first, as torchvision does, so that pixels outside of the part do not affect its edge.
-        left, upper, right, lower = (int(edge) for edge in box)
         pixels, box = pixels[upper:lower, left:right], (0, 0, right - left, lower - upper)
         if pixels.shape[:2] == out.shape[:2]:
             out[...] = pixels
@@ -187,30 +248,27 @@ def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> Non
 def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
     if not (_dense(pixels) and pixels.flags.writeable):
         pixels = np.array(pixels, order="C")  # otherwise torch copies in its own threads, or warns
-    straight = _dense(out) and out.shape[2] == pixels.shape[2]
+    straight = out.shape[2] == pixels.shape[2] and _dense(out)
     found = out if straight else np.empty((*out.shape[:2], pixels.shape[2]), np.uint8)
-    _kernel(interpolation)(_channels_first(pixels), out.shape[:2], False, None, None, out=_channels_first(found))
+    kernel, tensor = _kernel(interpolation)
+    given, result = tensor(pixels[None].transpose(0, 3, 1, 2)), tensor(found[None].transpose(0, 3, 1, 2))
+    kernel(given, out.shape[:2], False, None, None, out=result)
     if not straight:
         out[...] = found
 
 
 @functools.cache
-def _kernel(interpolation: str) -> Any:
+def _kernel(interpolation: str) -> tuple[Any, Any]:
+    """The kernel, and the function that makes a tensor of an array."""
     import torch  # with the first image that is resized: a reader process takes a second to import it
 
-    return getattr(torch.ops.aten, _KERNELS[interpolation]).out
+    return getattr(torch.ops.aten, _KERNELS[interpolation]).out, torch.from_numpy
 
 
 def _dense(pixels: Bytes) -> bool:
     # numpy calls a single row or column contiguous whatever its strides; torch would use these strides.
     _, width, channels = pixels.shape
     return pixels.strides == (width * channels, channels, 1)
-
-
-def _channels_first(pixels: Bytes) -> torch.Tensor:
-    import torch
-
-    return torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))
 
 
 def _by_pillow(pixels: Array, box: Box, size: tuple[int, int], interpolation: str) -> Array:

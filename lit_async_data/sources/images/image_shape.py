@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 import zlib
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.permutation import derived_key
+from lit_async_data.order.permutation import Words, derived_keys
 
 # Channels of each mode. Values have 8 bits, in mode DEEP 16.
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "P": 1, "uint16": 1}
@@ -99,24 +100,24 @@ class ImageShape(ImageOptions):
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    @property
+    @functools.cached_property
     def target_mode(self) -> str:
         """The mode of what is delivered."""
         return "RGB" if self.mode is None else self.mode
 
-    @property
+    @functools.cached_property
     def channels(self) -> int:
         return CHANNELS[self.target_mode]
 
-    @property
+    @functools.cached_property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint16 if self.target_mode == DEEP else np.uint8)
 
-    @property
+    @functools.cached_property
     def resampling(self) -> str:
         return self.interpolation or ("nearest" if self.target_mode == INDICES else "bilinear")
 
-    @property
+    @functools.cached_property
     def alpha(self) -> bool:
         """Whether the last channel is opacity."""
         return self.target_mode.endswith("A")
@@ -181,11 +182,23 @@ class Crop(NamedTuple):
     corner: tuple[int, int] = (0, 0)  # row and column of the output where it begins
 
 
-def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int], key: int | None) -> Crop:
-    """The part of an image of some height and width to deliver as the target (H, W); without a key, of the middle."""
-    if shape.resize == "random_crop" and key is not None:
-        key = key if shape.draw is None else derived_key(key, zlib.crc32(shape.draw.encode()))
-        return Crop(_random_box(shape, height, width, key), target)
+#: Random words that select the part of an image; None for the middle.
+Draw = Sequence[int] | None
+
+
+def draws_of(shape: ImageShape, keys: Words | None, count: int) -> Sequence[Draw]:
+    """The draw of each of several images, from their keys."""
+    if keys is None or shape.resize != "random_crop":
+        return [None] * count
+    keys = keys if shape.draw is None else derived_keys(keys, zlib.crc32(shape.draw.encode()))
+    drawn: list[Draw] = derived_keys(keys[:, None], np.arange(4 * _TRIES)).tolist()
+    return drawn
+
+
+def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int], draw: Draw) -> Crop:
+    """The part of an image of some height and width to deliver as the target (H, W)."""
+    if draw is not None:
+        return Crop(_random_box(shape, height, width, draw), target)
     if shape.resize in ("crop", "random_crop"):
         return Crop(_middle_box(height, width, target), target)
     if shape.resize == "pad":
@@ -216,7 +229,7 @@ def _padded(height: int, width: int, target: tuple[int, int]) -> Crop:
     return Crop((0, 0, width, height), size, ((tall - size[0]) // 2, (wide - size[1]) // 2))
 
 
-def _random_box(shape: ImageShape, height: int, width: int, key: int) -> Box:
+def _random_box(shape: ImageShape, height: int, width: int, draw: Sequence[int]) -> Box:
     """A box of random area and aspect ratio, distributed as torchvision.transforms.RandomResizedCrop.
 
     The share of the area and the logarithm of width / height are uniform. A box that does not fit is drawn again, up to
@@ -224,13 +237,15 @@ def _random_box(shape: ImageShape, height: int, width: int, key: int) -> Box:
     with convolutions" (CVPR 2015).
     """
     least, most = math.log(shape.ratio[0]), math.log(shape.ratio[1])
-    for turn in range(_TRIES):
-        area = height * width * (shape.scale[0] + (shape.scale[1] - shape.scale[0]) * _uniform(key, 4 * turn))
-        ratio = math.exp(least + (most - least) * _uniform(key, 4 * turn + 1))
+    for turn in range(0, 4 * _TRIES, 4):
+        first, second, third, fourth = draw[turn : turn + 4]
+        # With 53 bits, in [0, 1); whole numbers are uniform up to a bias of their limit / 2⁶⁴.
+        share, shift = (first >> 11) * 2.0**-53, (second >> 11) * 2.0**-53
+        area = height * width * (shape.scale[0] + (shape.scale[1] - shape.scale[0]) * share)
+        ratio = math.exp(least + (most - least) * shift)
         wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < tall <= height:
-            upper = _below(height - tall + 1, key, 4 * turn + 2)
-            left = _below(width - wide + 1, key, 4 * turn + 3)
+            upper, left = third * (height - tall + 1) >> 64, fourth * (width - wide + 1) >> 64
             return left, upper, left + wide, upper + tall
     wide, tall = width, height
     if width / height < shape.ratio[0]:
@@ -239,13 +254,3 @@ def _random_box(shape: ImageShape, height: int, width: int, key: int) -> Box:
         wide = max(round(height * shape.ratio[1]), 1)
     upper, left = (height - tall) // 2, (width - wide) // 2
     return left, upper, left + wide, upper + tall
-
-
-def _uniform(key: int, number: int) -> float:
-    """The ``number``-th draw from a key, in [0, 1) with 53 bits."""
-    return (derived_key(key, number) >> 11) * 2.0**-53
-
-
-def _below(limit: int, key: int, number: int) -> int:
-    """A whole number in ``range(limit)``, uniform up to a bias of limit / 2⁶⁴."""
-    return derived_key(key, number) * limit >> 64

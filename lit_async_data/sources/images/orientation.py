@@ -20,11 +20,10 @@ _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
     """The orientation, 1 to 8; 1 (as stored) if there is none or it cannot be read. XMP counts if EXIF has none."""
-    value = _exif_orientation(exif)
-    if value is None:
-        match = _XMP.search(xmp)
-        value = int(match[1]) if match else UPRIGHT
-    return value if 1 <= value <= 8 else UPRIGHT
+    value = _exif_orientation(exif) if exif else None
+    if value is None and xmp and (match := _XMP.search(xmp)):
+        value = int(match[1])
+    return value if value in range(1, 9) else UPRIGHT
 
 
 def _exif_orientation(exif: bytes) -> int | None:
@@ -35,13 +34,11 @@ def _exif_orientation(exif: bytes) -> int | None:
     try:
         (start,) = struct.unpack_from(order + "I", block, 4)
         (entries,) = struct.unpack_from(order + "H", block, start)
-        for number in range(entries):
-            tag, kind, count = struct.unpack_from(order + "HHI", block, start + 2 + 12 * number)
+        for entry in range(start + 2, start + 2 + 12 * entries, 12):
+            tag, kind, count = struct.unpack_from(order + "HHI", block, entry)
             if tag == ORIENTATION:
                 letter = {_SHORT: "H", _LONG: "I"}.get(kind) if count == 1 else None
-                return (
-                    int(struct.unpack_from(order + letter, block, start + 10 + 12 * number)[0]) if letter else UPRIGHT
-                )
+                return int(struct.unpack_from(order + letter, block, entry + 8)[0]) if letter else UPRIGHT
     except struct.error:
         pass  # the block is shorter than its entries
     return None

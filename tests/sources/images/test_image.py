@@ -18,8 +18,10 @@ from lit_async_data.sources.images.orientation import mirrored
 @pytest.mark.parametrize(("factor", "turned"), [(2, 1), *((4, turned) for turned in range(1, 9)), (8, 6)])
 def test_a_jpeg_that_is_much_larger_is_decoded_smaller_with_little_change(photo, factor, turned, monkeypatch):
     seen, parts = [], []
-    upright, write_resized = images.upright, images.write_resized
-    monkeypatch.setattr(images, "upright", lambda found, way: seen.append(found.shape[1]) or upright(found, way))
+    values_of, write_resized = images.values_of, images.write_resized
+    monkeypatch.setattr(
+        images, "values_of", lambda found, *rest: seen.append(found.shape[1]) or values_of(found, *rest)
+    )
     monkeypatch.setattr(
         images, "write_resized", lambda found, *rest: parts.append(rest[0]) or write_resized(found, *rest)
     )

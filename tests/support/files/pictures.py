@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from lit_async_data.sources.images import image as images
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.image_shape import ImageShape, draws_of
 
 KINDS = {
     "jpeg": ("JPEG", {"quality": 90}),
@@ -55,8 +55,14 @@ def decoded(data, shape=None, size=None, key=None):
     shape = shape or ImageShape()
     height, width = size or shape.image_size or images.size_of(data, shape, WHERE)
     out = np.full((height, width, shape.channels), 77, shape.dtype)
-    images.decode(data, shape, out, key, WHERE)
+    images.decode(data, shape, out, draw_of(shape, key), WHERE)
     return out
+
+
+def draw_of(shape, key):
+    """The draw of one image from its key; None: the middle."""
+    (draw,) = draws_of(shape, None if key is None else np.array([key], np.uint64), 1)
+    return draw
 
 
 def plainly(data, mode, size=None, box=None, resample=Image.Resampling.BILINEAR):

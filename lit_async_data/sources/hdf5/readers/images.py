@@ -46,7 +46,7 @@ class ImageReader(Reader):
 
     def read(self, rows: Indices, out: Array, keys: Words | None = None, /) -> list[Shown]:
         images, decode_s, nbytes, shown = self._images, 0.0, 0, list[Shown]()
-        drawn = [None] * len(rows) if keys is None else keys.tolist()
+        drawn = images.decoder.draws(keys, len(rows))
         for first in range(0, len(rows), self._block):
             block = rows[first : first + self._block]
             bytes_of = self._bytes_of(block)

@@ -23,7 +23,7 @@ from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors
 from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
-from lit_async_data.sources.images.decoder import ImageDecoder
+from lit_async_data.sources.images.image import ImageDecoder
 from lit_async_data.sources.local_files.patterns import natural
 
 NO_IMAGE = "does not hold one image in this file, as uint8 on one axis or as one value of bytes"

@@ -21,7 +21,7 @@ from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.images.alignment import Alignment, Places, Shown
-from lit_async_data.sources.images.decoder import ImageDecoder
+from lit_async_data.sources.images.image import ImageDecoder
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files.bad_lists import Exclude
 from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, check_no_folders, kind_of, within
@@ -72,20 +72,20 @@ class FileField:
 
     def read(self, samples: Indices, out: Array, keys: Words | None) -> Places:
         """Decode the files of samples; without keys, the middle of each. Returns what images show, by place."""
-        drawn = [None] * len(samples) if keys is None else keys.tolist()
+        drawn = self.decoder.draws(keys, len(samples))
         paths, known = self.paths.of(samples), self.decoder.head
         if out.dtype != self.spec.dtype or not out.flags.c_contiguous:
             known = None  # the decoder raises, or copies
         head = bytearray(known or b"")
         nbytes = len(head) + self.spec.nbytes
         decode_s, stored, shown = 0.0, 0, dict[int, Shown]()
-        for place, (path, key) in enumerate(zip(paths, drawn, strict=True)):
+        for place, (path, draw) in enumerate(zip(paths, drawn, strict=True)):
             try:
                 if known is not None and self._prefetcher.fill(path, (head, out[place, ...]), nbytes) and head == known:
                     continue  # takes half the time: the file holds the sample as the batch does
                 data = self._prefetcher.read(path)
                 began = time.perf_counter()
-                if image := self.decoder.decode(data, out[place, ...], key, path):
+                if image := self.decoder.decode(data, out[place, ...], draw, path):
                     shown[place] = image
                 decode_s += time.perf_counter() - began
                 stored += len(data)

@@ -161,7 +161,10 @@ class Paths:
     def of(self, samples: Indices) -> list[str]:
         """Absolute paths of the files of samples. Does not access the files."""
         texts = self.rows.table.text(self.column, samples)
-        return [self._path_of(text, sample) for sample, text in zip(samples.tolist(), texts, strict=True)]
+        try:
+            return list(map(self.root.path_of, texts))
+        except SourceError:  # names the row
+            return [self._path_of(text, sample) for sample, text in zip(samples.tolist(), texts, strict=True)]
 
     def named(self, samples: Indices) -> list[str]:
         """As `of`, but paths that the source refuses come as they stand in the table."""

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import io
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from numpy.lib import format as npy_format
 
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.sources.images.decoder import ImageDecoder
+from lit_async_data.order.permutation import Words
+from lit_async_data.sources.images.image import ImageDecoder
+from lit_async_data.sources.images.image_shape import Draw
 
 # Most characters of a header: numpy parses it as Python, and a longer one could crash the parser.
 _MAX_HEADER = 10_000
@@ -46,7 +49,10 @@ class NpyDecoder:
         head = bytes(data[: header.start]) if is_stored_sample else None
         return NpyDecoder(FieldSpec(header.shape, delivered), dtype, head)
 
-    def decode(self, data: bytes, out: Array, key: int | None, where: str) -> None:  # noqa: ARG002  # nothing is drawn
+    def draws(self, keys: Words | None, count: int) -> Sequence[None]:  # noqa: ARG002  # nothing is drawn
+        return [None] * count
+
+    def decode(self, data: bytes, out: Array, draw: Draw, where: str) -> None:  # noqa: ARG002
         if out.dtype == self.stored:
             decode_npy(data, out, where)
         else:

@@ -55,7 +55,7 @@ class FilePrefetcher:
         self._begin()
 
     def _begin(self) -> None:
-        self._cold = 0.0
+        self._cold = 0.0  # without a lock: concurrent updates lose one file, which does not matter
         self._process = ProcessGuard()
         self._lock = threading.RLock()  # reentrant: garbage collection can close a loader inside it
         # Guarded by the lock:
@@ -89,7 +89,7 @@ class FilePrefetcher:
         """Read a file into its destination if it is in the page cache and has the right size; see `filled`."""
         if self.files or not filled(path, parts, nbytes, self._root):
             return False
-        self._record(cold=False)
+        self._cold -= self._cold / _AVERAGED_FILES
         return True
 
     @property
@@ -197,9 +197,5 @@ class FilePrefetcher:
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         data, cold = fetched(path, most_bytes, self._root)
-        self._record(cold=cold)
-        return data
-
-    def _record(self, *, cold: bool) -> None:
-        # Without a lock: concurrent updates lose one file, which does not matter.
         self._cold += (cold - self._cold) / _AVERAGED_FILES
+        return data

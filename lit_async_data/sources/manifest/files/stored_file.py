@@ -83,10 +83,8 @@ class RootDirectory:
         except OSError as error:
             if error.errno not in _LINK_ERRORS:
                 raise
-        else:
-            return
-        self._check(path, path)
-        open_into(opened, path, _FLAGS)
+            self._check(path, path)
+            open_into(opened, path, _FLAGS)
 
     def _check_folder(self, path: str) -> None:
         folder = path[: max(path.rfind("/"), path.rfind(os.sep))]
@@ -161,7 +159,13 @@ def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[b
     try:
         root.open(path, opened)
         (number,) = opened
-        status = _checked_status(number, path, most_bytes)
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            what = "not a file, but a folder, pipe or device; give the path of a file"
+            raise FormatError(f"{path}: {what}", file=path)
+        if status.st_size > most_bytes:
+            what = f"{status.st_size} bytes, more than the limit of {most_bytes}; leave it out"
+            raise FormatError(f"{path}: {what}", file=path)
         cold = is_cold(number, 0)
         data = _all_bytes(number, path, status.st_size)
         if os.fstat(number).st_mtime_ns != status.st_mtime_ns:
@@ -179,17 +183,6 @@ def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[b
 
 def _changed(path: str) -> ChangedError:
     return ChangedError(f"{path}: changed while it was read; do not write to it during training", file=path)
-
-
-def _checked_status(number: int, path: str, most_bytes: int) -> os.stat_result:
-    status = os.fstat(number)
-    if not stat.S_ISREG(status.st_mode):
-        raise FormatError(f"{path}: not a file, but a folder, pipe or device; give the path of a file", file=path)
-    if status.st_size > most_bytes:
-        raise FormatError(
-            f"{path}: {status.st_size} bytes, more than the limit of {most_bytes}; leave it out", file=path
-        )
-    return status
 
 
 def _all_bytes(number: int, path: str, size: int) -> bytes:
