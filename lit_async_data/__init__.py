@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
     from lit_async_data.sources.manifest.fields.column import Column as Column
     from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
-    from lit_async_data.sources.torch_dataset.source import DatasetSource as DatasetSource
+    from lit_async_data.sources.torch_dataset import DatasetSource as DatasetSource
 
 __version__ = "0.1.0"
 
@@ -63,7 +63,7 @@ _HOMES = {
     "ConcatSource": "sources.composed.concat",
     "ConfigError": "errors",
     "CorruptError": "errors",
-    "DatasetSource": "sources.torch_dataset.source",
+    "DatasetSource": "sources.torch_dataset",
     "DevicePrefetcher": "lightning.prefetcher",
     "Field": "sources.hdf5.schema.field",
     "FieldSpec": "batch.spec",

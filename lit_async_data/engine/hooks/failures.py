@@ -1,27 +1,26 @@
-"""What a host hook returned, as arrays of a batch; or an error that names the hook, the sample and its file.
+"""Results of host hooks as arrays of a batch; or errors that name the hook, the sample and its file.
+
+`failure` puts the words for the samples in place of ``{}`` in the message of an `UnfitError` raised here.
+
 
 Reader processes import this module, so it imports no torch.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from lit_async_data.batch.spec import TENSOR_TYPES, Array
+from lit_async_data.batch.spec import Array
 from lit_async_data.errors import TransformError, few
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.checks import UnfitError, as_array
 from lit_async_data.sources.contract.source import Source
 
 # The end of the error where a host hook changes the length of a sample of a concatenated field.
 FIXED = "with ragged='concat' only device_transform may change a length"
-
-
-class UnfitError(Exception):
-    """A value cannot become part of a batch. The message says why, with a ``{}`` for the words for the samples."""
 
 
 def failure(where: str, source: Source, samples: Indices, what: str) -> TransformError:
@@ -99,39 +98,4 @@ def named_array(key: object, value: object) -> Array:
     try:
         return as_array(value)
     except UnfitError as error:
-        raise UnfitError(f"field {key!r} of {{}} {error}") from None
-
-
-def as_array(value: Any) -> Array:
-    """A value as an array, without a copy where there is memory to share. Numbers of Python: int64, float32, bool."""
-    array: Array
-    if isinstance(value, np.ndarray | np.generic | bool) and not isinstance(value, np.ma.MaskedArray):
-        array = np.asarray(value)
-    elif isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise UnfitError(f"is {value}, which does not fit into int64; return it as a float")
-        array = np.asarray(value, np.int64)
-    elif isinstance(value, float):
-        array = np.asarray(value, np.float32)
-    elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
-        array = _tensor_array(value)
-    else:
-        hint = "numpy.asarray(…) of it" if hasattr(value, "__array__") else "an array or a number, or leave it out"
-        raise UnfitError(f"is a {type(value).__name__}; return {hint}")
-    if (array.dtype.kind, array.dtype.itemsize) not in TENSOR_TYPES:
-        raise UnfitError(f"is an array of {array.dtype}, which no tensor can hold; return numbers, or leave it out")
-    return array
-
-
-def _tensor_array(tensor: Any) -> Array:
-    if not tensor.is_cpu:
-        raise UnfitError(f"is a tensor on {tensor.device}; return it on the CPU, the loader copies batches")
-    try:
-        # `force` also detaches the tensor and resolves conjugates.
-        array: Array = tensor.numpy(force=True)
-    except (TypeError, RuntimeError):
-        raise UnfitError(
-            f"is a tensor of {tensor.dtype}, {tensor.layout}, which numpy cannot hold; return a dense tensor of "
-            "another dtype, such as .float(), and cast it in device_transform"
-        ) from None
-    return array
+        raise UnfitError(f"field {key!r} of {{}} is {error}") from None

@@ -17,12 +17,13 @@ import numpy as np
 from lit_async_data.batch.spec import NOTHING, Array, BatchSpec, FieldSpec, length_key, most_elements
 from lit_async_data.engine.hooks.callables import Function, Hook, check_callable
 from lit_async_data.engine.hooks.calls import HookCalls, Made
-from lit_async_data.engine.hooks.failures import FIXED, UnfitError, failure, named_array, with_rows
+from lit_async_data.engine.hooks.failures import FIXED, failure, named_array, with_rows
 from lit_async_data.engine.hooks.transformation import Outcome, Transformation, delivered, put_samples
 from lit_async_data.errors import TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.checks import UnfitError
 from lit_async_data.sources.contract.pickling import why_not_pickled
 from lit_async_data.sources.contract.randomness import put_back
 from lit_async_data.sources.contract.source import Source, read

@@ -12,9 +12,10 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, BatchLayout, BatchSpec, Bytes
 from lit_async_data.engine.hooks.calls import HookCalls, Made
-from lit_async_data.engine.hooks.failures import UnfitError, failure, fitting, fitting_rows, other_keys
+from lit_async_data.engine.hooks.failures import failure, fitting, fitting_rows, other_keys
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.checks import UnfitError
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
 # Reads samples into arrays for all fields of a source.

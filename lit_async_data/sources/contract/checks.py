@@ -1,14 +1,19 @@
-"""Checks of what users give: is it a source, do its fields match, has it such a field; the first good sample."""
+"""Checks of what users give: sources, their fields, values that their code returns; the first good sample.
+
+Reader processes import this module, so it imports no torch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import contradict, listed_names, longest_of
+from lit_async_data.batch.spec import TENSOR_TYPES, Array, contradict, listed_names, longest_of
 from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.sources.contract.source import Source, read_all
 
@@ -83,3 +88,37 @@ def values_of(source: Source, key: str, option: str, *, several: bool = False) -
         raise ConfigError(f"{key} has samples of shape {field.shape}; name a field with one number per sample", option)
     values = read_all(source, key)
     return values if several else values.reshape(-1)
+
+
+class UnfitError(Exception):
+    """A value cannot become part of a batch; the message says what it is and what to return."""
+
+
+def as_array(value: Any) -> Array:
+    """A value as an array, without a copy where there is memory to share. Numbers of Python: bool, int64, float64."""
+    array: Array
+    if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
+        if not value.is_cpu:
+            raise UnfitError(f"a tensor on {value.device}; return it on the CPU, the loader copies batches")
+        try:
+            array = value.numpy(force=True)  # also detaches the tensor and resolves conjugates
+        except (TypeError, RuntimeError):
+            raise UnfitError(
+                f"a tensor of {value.dtype}, {value.layout}, which numpy cannot hold; return a dense tensor of another "
+                "dtype, such as .float(), and cast it in device_transform"
+            ) from None
+    elif isinstance(value, np.ndarray | np.generic | int | float) and not isinstance(value, np.ma.MaskedArray):
+        try:
+            array = np.asarray(value, np.int64 if isinstance(value, int) and not isinstance(value, bool) else None)
+        except OverflowError:
+            raise UnfitError(f"{value}, which does not fit into int64; return it as a float") from None
+    else:
+        hint = "an array or a number, or leave it out"
+        if isinstance(value, Mapping | tuple | list):
+            hint = "its values under keys of their own, or an array of numbers"
+        elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+            hint = "numpy.asarray(…) of it"
+        raise UnfitError(f"a {type(value).__name__}, which no tensor can hold; return {hint}")
+    if (array.dtype.kind, array.dtype.itemsize) not in TENSOR_TYPES:
+        raise UnfitError(f"an array of {array.dtype}, which no tensor can hold; return numbers, or leave it out")
+    return array

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lit_async_data import AsyncLoader, DatasetSource
-from lit_async_data.sources.torch_dataset import source as dataset_source
+from lit_async_data.sources import torch_dataset as dataset_source
 
 
 class Lazy(Dataset):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import logging
+import math
 import os
 import pickle
 import threading
@@ -22,9 +23,9 @@ from lit_async_data.errors import ChangedError, ConfigError, FormatError, ReadEr
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.by_value import Pickler
 from lit_async_data.sources.contract.changes import Path, Watch, values_in
+from lit_async_data.sources.contract.checks import UnfitError, as_array
 from lit_async_data.sources.contract.randomness import READING, put_back, seed_generators
 from lit_async_data.sources.contract.source import Source, check_range
-from lit_async_data.sources.torch_dataset.values import ALTERNATIVE, UnfitError, as_array, fill_from_equal
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 COLLECTED_BYTES = 4 * 2**20
 # Larger pickles are not kept. Arrays and tensors are not copied, and count for nothing.
 MOST_BYTES = 2**28
+# torch copies fewer elements than this in the calling thread. For more it uses its thread pool, which the training step
+# needs.
+GRAIN = 32768
+ALTERNATIVE = "prefetched(loader) takes a DataLoader of your own for such batches"
 # Separate the keys of random numbers for samples from those for ``set_epoch``; other keys follow in `calls.py`.
 SAMPLE_KEYS, EPOCH_KEYS = 0, 1
 
@@ -264,7 +269,7 @@ class DatasetSource(Source):
         return samples
 
     def _fill(self, array: Array, key: str, numbers: list[int], values: list[Any]) -> None:
-        if fill_from_equal(array, values):
+        if _fill_from_equal(array, values):
             return
         for place, (number, value) in enumerate(zip(numbers, values, strict=True)):
             array[place] = self._checked_array(number, key, value)
@@ -277,9 +282,12 @@ class DatasetSource(Source):
 
     def _array(self, number: int, key: str, value: Any) -> Array:
         try:
-            return as_array(value)
+            array = as_array(value)
+            # Whole-number scalars become int64.
+            return array if array.ndim or array.dtype.kind not in "iu" else as_array(array.item())
         except UnfitError as error:
-            raise FormatError(f"{self.name}[{number}], field {key!r}: {error}", sample_id=number) from None
+            what = f"{self.name}[{number}], field {key!r}: {error}, or: {ALTERNATIVE}"
+            raise FormatError(what, sample_id=number) from None
 
     def _checked_array(self, number: int, key: str, value: Any) -> Array:
         """A value as an array of the shape of sample 0, and of a dtype that casts safely to its dtype."""
@@ -343,6 +351,35 @@ def _by_key(sample: Any) -> Mapping[Any, Any]:
 @functools.cache
 def _names(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
+
+
+def _fill_from_equal(array: Array, values: list[Any]) -> bool:
+    """Fill an array in one call, faster than one by one, if all values are like it and of one kind.
+
+    Else the caller converts each value.
+    """
+    kinds = set(map(type, values))
+    if kinds == {torch.Tensor}:
+        return _stack(torch.from_numpy(array), values)
+    if array.ndim > 1 or (kinds, array.dtype) not in (({int}, np.int64), ({float}, np.float64)):
+        return False
+    try:
+        array[...] = values
+    except OverflowError:
+        return False
+    return True
+
+
+def _stack(target: torch.Tensor, tensors: list[Any]) -> bool:
+    dtype, shape = target.dtype, target.shape[1:]
+    if math.prod(shape) >= GRAIN:
+        return False
+    for tensor in tensors:
+        if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_cpu or tensor.layout != torch.strided:
+            return False
+    with torch.no_grad():
+        torch.stack(tensors, out=target)
+    return True
 
 
 # -- a dataset as it was before its first sample was read, for other processes -----------------------------------------
