@@ -93,22 +93,16 @@ def _lists_of_categories(column: Any) -> Any:
 
 
 def _single_dictionary(column: Any) -> Any:
-    library = arrow()
-    kind = column.type
-    plain = not is_text(kind.value_type) or any(chunk.dictionary.null_count for chunk in column.chunks)
-    if plain:
-        # A null in the dictionary would count as a category.
-        decoded = [chunk.dictionary_decode() for chunk in column.chunks]
-        return as_single_array(library.chunked_array(decoded, kind.value_type))
-    orders, chunks = orders_of(column), []
-    ordered = len(orders) == 1
-    if ordered:  # first, since unifying keeps the order of the first dictionary
-        entries, no_codes = library.array(orders[0], library.large_string()), library.array([], library.int32())
-        chunks.append(library.DictionaryArray.from_arrays(no_codes, entries, ordered=True))
-    for chunk in column.chunks:
-        entries, codes = chunk.dictionary.cast(library.large_string()), chunk.indices.cast(library.int32())
-        chunks.append(library.DictionaryArray.from_arrays(codes, entries, ordered=ordered))
-    return _concatenated(library.chunked_array(chunks).unify_dictionaries())
+    """Categories of text stay categories; other dictionaries become plain values."""
+    library, kind, text = arrow(), column.type.value_type, arrow().large_string()
+    if not is_text(kind):
+        return as_single_array(library.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], kind))
+    texts = [chunk.dictionary.cast(text).take(chunk.indices) for chunk in column.chunks]
+    plain = _concatenated(library.chunked_array(texts, text))
+    if len(orders := orders_of(column)) != 1:
+        return plain.dictionary_encode()
+    order = library.array(orders[0], text)
+    return library.DictionaryArray.from_arrays(arrow("compute").index_in(plain, order), order, ordered=True)
 
 
 def orders_of(column: Any) -> list[list[str]]:
@@ -117,7 +111,7 @@ def orders_of(column: Any) -> list[list[str]]:
         return []
     orders = [chunk.dictionary.to_pylist() for chunk in column.chunks]
     longest: list[str] = max(orders, key=len, default=[])
-    return [longest, *(order for order in orders if not _is_part_of(longest, order))][:2]
+    return [longest, *(order for order in orders if order != [name for name in longest if name in order])][:2]
 
 
 def without_runs(table: Any) -> Any:
@@ -127,11 +121,6 @@ def without_runs(table: Any) -> Any:
             decoded = [arrow("compute").run_end_decode(chunk) for chunk in table.column(place).chunks]
             table = table.set_column(place, field.name, arrow().chunked_array(decoded, field.type.value_type))
     return table
-
-
-def _is_part_of(longest: Sequence[str], order: Sequence[str]) -> bool:
-    names = set(order)
-    return [name for name in longest if name in names] == order
 
 
 def is_ordered(kind: Any) -> bool:

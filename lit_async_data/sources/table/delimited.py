@@ -68,7 +68,11 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
     try:
         check_columns(header, wanted, origin)
     except NoColumnError as error:
-        raise _header_error(delimiter, header, error, origin) from None
+        hint = "if its first line is a row, put a line of names before it, or give pandas.read_csv(…, names=[…])"
+        for other in _DELIMITERS:
+            if error.dataset in [name.strip(' "') for name in delimiter.join(header).split(other)]:
+                hint = f"its cells seem to be separated by {quoted(other)}; set delimiter={quoted(other)}"
+        raise NoColumnError(f"{error}; {hint}", file=error.file, dataset=error.dataset) from None
     library = arrow()
     last_row = delimiter.join([_END] * len(header))
     try:
@@ -92,26 +96,6 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
 
 def _row_error(path: str, row: int, message: str) -> ManifestError:
     return RowOrigin.of_file(path, row + 1).error(message, row=row)
-
-
-def _header_error(delimiter: str, header: list[str], error: NoColumnError, origin: RowOrigin) -> ManifestError:
-    """The error of a first line without a column: it may use another delimiter, or be no header."""
-    line = delimiter.join(header)
-    if line[:4].lower() == "sep=" and len(line) <= len("sep=,") + 1:
-        return origin.error(
-            f"begins with a line {quoted(line[:5])}, which only Excel reads; remove it, and set "
-            f"delimiter={quoted(line[4:5])}"
-        )
-    for other in _DELIMITERS:
-        names = [name.strip(' "') for name in line.split(other)]
-        if other != delimiter and len(names) > 1 and (error.dataset in names or len(header) == 1):
-            return origin.error(
-                f"has no column {quoted(error.dataset)}; its cells seem to be separated by {quoted(other)}, not "
-                f"{quoted(delimiter)}; set delimiter={quoted(other)}",
-                column=error.dataset,
-            )
-    hint = "; if its first line is a row, put a line of names before it, or give pandas.read_csv(…, names=[…])"
-    return NoColumnError(f"{error}{hint}", file=error.file, dataset=error.dataset)
 
 
 def _parsed(
@@ -144,6 +128,8 @@ def _parsed(
 
 
 class _Joined(io.RawIOBase):
+    """Streams, one after the other."""
+
     def __init__(self, *streams: Any) -> None:
         super().__init__()
         self._streams = list(streams)
@@ -152,13 +138,11 @@ class _Joined(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        parts, left = [], size
-        while self._streams and left > 0:
-            parts.append(self._streams[0].read(left))
-            left -= len(parts[-1])
-            if not parts[-1]:
-                del self._streams[0]
-        return b"".join(parts)
+        while self._streams:
+            if part := self._streams[0].read(size):
+                return bytes(part)
+            del self._streams[0]
+        return b""
 
 
 def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:

@@ -25,6 +25,7 @@ from lit_async_data.sources.table.row_origin import (
     quoted,
 )
 
+_NONE = np.empty(0, np.int64)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # What to do with files of other formats.
 _OTHER_FORMATS = {
@@ -251,17 +252,28 @@ def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
 
 
 def _read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> _Read:
-    library = arrow()
+    """Read one group of rows after the other: those without a row that the filters keep are not decoded."""
+    tables, kept, start = [], [], 0
+    filtering = list(dict.fromkeys(each.column for each in filters))
     with _parquet_file(path) as file:
         check_columns(file.schema_arrow.names, _all_names(wanted, filters), RowOrigin.of_file(path))
         try:
-            if not filters:
-                return _Read(_all_rows(file, list(wanted)), file.metadata.num_rows, None)
-            return _matching_rows(file, wanted, filters, path)
-        except (library.ArrowException, OSError) as error:
+            for group in range(file.num_row_groups):
+                rows = np.arange(start, start := start + file.metadata.row_group(group).num_rows)
+                if filters:
+                    origin = RowOrigin([path], np.array([0, start]), rows)
+                    mask = rows_meeting(filters, file.read_row_group(group, columns=filtering), origin)
+                    kept.append(rows[mask])
+                    if mask.any():
+                        tables.append(file.read_row_group(group, columns=list(wanted)).filter(arrow().array(mask)))
+                else:
+                    tables.append(file.read_row_group(group, columns=list(wanted)))
+        except (arrow().ArrowException, OSError) as error:
             raise CorruptError(
                 f"{printable_path(path)}: does not decode: {quoted(str(error))}; write it again", file=path
             ) from error
+        tables = tables or [file.schema_arrow.empty_table().select(list(wanted))]
+    return _Read(arrow().concat_tables(tables), start, np.concatenate([_NONE, *kept]) if filters else None)
 
 
 def _parquet_file(path: str) -> Any:
@@ -270,27 +282,3 @@ def _parquet_file(path: str) -> Any:
     except (arrow().ArrowException, OSError) as error:
         origin = RowOrigin.of_file(path)
         raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
-
-
-def _all_rows(file: Any, wanted: list[str]) -> Any:
-    try:
-        return file.read(columns=wanted)
-    except arrow().ArrowNotImplementedError:  # pyarrow reads lists of categories one row group at a time only
-        groups = [file.read_row_group(group, columns=wanted) for group in range(file.num_row_groups)]
-        return arrow().concat_tables(groups)
-
-
-def _matching_rows(file: Any, wanted: Sequence[str], filters: Sequence[Filter], path: str) -> _Read:
-    filter_columns = list(dict.fromkeys(each.column for each in filters))
-    tables, kept, start = [], [], 0
-    for group in range(file.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        origin = RowOrigin([path], np.array([0, start + rows]), np.arange(start, start + rows))
-        mask = rows_meeting(filters, file.read_row_group(group, columns=filter_columns), origin)
-        if mask.any():
-            tables.append(file.read_row_group(group, columns=list(wanted)).filter(arrow().array(mask)))
-            kept.append(np.flatnonzero(mask) + start)
-        start += rows
-    if not tables:
-        return _Read(file.schema_arrow.empty_table().select(list(wanted)), start, np.empty(0, np.int64))
-    return _Read(arrow().concat_tables(tables), start, np.concatenate(kept))

@@ -66,7 +66,11 @@ def test_a_wrong_result_is_the_error_of_its_batch_alone(kind, result, message):
             r"returned a list for sample 0 \(row 0 of ArraySource\); return a dict with an array",
         ),
         ("sample", lambda s: {}, r"returned no field for sample 0 \(row 0 of ArraySource\); return at least one"),
-        ("sample", lambda s: {"x": "text"}, r"field 'x' of sample 0 \(.*\) is a str, .*; return an array or a number, or"),
+        (
+            "sample",
+            lambda s: {"x": "text"},
+            r"field 'x' of sample 0 \(.*\) is a str, .*; return an array or a number",
+        ),
         ("sample", lambda s: {"x": None}, r"field 'x' of sample 0 \(.*\) is a NoneType, .*; return"),
         (
             "sample",

@@ -131,7 +131,7 @@ def test_any_delimiter_and_encoding(name, delimiter, encoding, end, file):
 )
 def test_another_delimiter_is_named(delimiter, name, file):
     path = file(name, labelled(delimiter))
-    with pytest.raises(ManifestError, match=r"has no column 'label'; its cells seem to be separated by") as caught:
+    with pytest.raises(ManifestError, match=r"has no column 'label'; .*; its cells seem to be separated by") as caught:
         Table.of(path, ["label"])
     assert f"set delimiter={delimiter!r}" in str(caught.value)
     assert caught.value.file == path
