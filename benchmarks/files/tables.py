@@ -26,7 +26,7 @@ from pyarrow import csv as arrow_csv
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.sources.images import image
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.files.decoders import decode_npy
+from lit_async_data.sources.manifest.fields.fields import decode_npy
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
 
 Array = npt.NDArray[Any]

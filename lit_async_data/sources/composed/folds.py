@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, few
-from lit_async_data.sources.composed.sides import UNUSED
+from lit_async_data.sources.composed.groups import UNUSED
 from lit_async_data.sources.composed.split import Drawn, Split, draw, parted, warn_of_untrained
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source

@@ -1,19 +1,22 @@
-"""`Groups`: which samples belong together. Group names do not change when files are added."""
+"""`Groups`: which samples belong together, and the side of a split that each group goes to.
+
+Group names do not change when files are added.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import AsyncDataError, ConfigError, MissingError, counted
+from lit_async_data.errors import AsyncDataError, ConfigError, MissingError, counted, few
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.order.weights import IGNORED
+from lit_async_data.order.weights import IGNORED, SampleClasses
 from lit_async_data.sources.contract.derived import grouped_by_path
 from lit_async_data.sources.contract.places import EACH, Places, numbered
 from lit_async_data.sources.contract.source import Source
@@ -21,6 +24,8 @@ from lit_async_data.sources.contract.source import Source
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
 RULES = ("file", "group", "time")
 RULE, COLUMN = "rule:", "column:"
+# The side of groups and samples that are on none.
+UNUSED = -1
 
 
 class Groups(NamedTuple):
@@ -233,3 +238,86 @@ def text_of(value: Any, option: str = "groups") -> str:
     if isinstance(value, int | np.integer | np.bool_):
         return str(int(value))
     raise ConfigError(f"{value!r} is neither a whole number nor text; convert it", option)
+
+
+# -- the side of each group of a split ---------------------------------------------------------------------------------
+
+
+def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words, labels: SampleClasses | None = None) -> Indices:
+    """The side of each group, or `UNUSED`: sides hold their shares of samples as nearly as groups allow.
+
+    Large groups are dealt first, groups of about the same size (a power of two) in the order of their keys, and the
+    last ones to empty sides. A group goes to the side where Σ (share filled)² grows least, summed over classes and all
+    samples.
+    """
+    if len(groups.names) < len(shares):
+        raise ConfigError(
+            f"{len(shares)} sides or folds need as many groups, and the number of groups ({groups.what}) is "
+            f"{len(groups.names)}; ask for fewer, or choose smaller groups",
+            "split",
+        )
+    codes, classes = groups.codes, np.zeros_like(groups.codes)
+    if labels is not None:  # class 0 are all samples
+        codes, classes = np.append(codes, codes[labels.samples]), np.append(classes, labels.classes + 1)
+    pairs, counts = np.unique(codes * (classes.max() + 1) + classes, return_counts=True)
+    group, which = np.divmod(pairs, classes.max() + 1)
+    totals = np.bincount(classes)
+    weights = counts if labels is None else np.bincount(group, (counts / totals[which]) ** 2)
+    parts = list(zip(which.tolist(), counts.tolist(), (counts / totals[which] ** 2.0).tolist(), strict=True))
+    first = np.searchsorted(group, np.arange(len(groups.names) + 1)).tolist()
+    rest = 1 - sum(shares)
+    wanted = [*shares, rest] if rest > 0 else list(shares)
+    held, sides = [[0.0] * len(wanted) for _ in totals], np.full(len(groups.names), UNUSED)
+    empty = set(range(len(shares)))
+    order = np.lexsort((keys, -np.frexp(weights)[1])).tolist()
+    for turn, number in enumerate(order):
+        own = parts[first[number] : first[number + 1]]
+        among = sorted(empty) if len(order) - turn == len(empty) else range(len(wanted))
+        side = min(among, key=lambda side: sum([(held[c][side] + n / 2) * f for c, n, f in own]) / wanted[side])
+        for c, n, _ in own:
+            held[c][side] += n
+        empty.discard(side)
+        sides[number] = side if side < len(shares) else UNUSED
+    return sides
+
+
+def dealt(keys: Words, turns: Indices, shares: Sequence[float], labels: SampleClasses | None) -> Indices:
+    """The side of each sample that is drawn alone: in turn, one class after the other.
+
+    Within a class, a side takes neighbours in the order of their keys, so that few samples change sides when others are
+    added. Samples that occur twice or have several labels are drawn as groups.
+    """
+    distinct, codes = np.unique(keys, return_inverse=True)
+    if len(distinct) < len(keys) or (labels is not None and labels.several):
+        return drawn_sides(Groups(codes, list(map(str, distinct)), "sample"), shares, distinct, labels)[codes]
+    classes = np.zeros_like(codes)
+    if labels is not None:
+        classes[labels.samples] = labels.classes + 1
+    order, sides = np.lexsort((codes, classes)), np.empty_like(codes)
+    sides[order] = turns[np.lexsort((turns, classes[order]))]
+    return sides
+
+
+def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
+    """The side of each group that the user has given by name; `UNUSED` for the others."""
+    numbers = {name: number for number, name in enumerate(groups.names)}
+    sides, taken = np.full(len(numbers), UNUSED), dict[str, str]()
+    for side, (key, values) in enumerate(given.items()):
+        names = [text_of(value, "split") for value in values]
+        if not names:
+            raise ConfigError(f"{key} = {values!r} names no group ({groups.what}); leave it out, or name one", "split")
+        unknown = [name for name in names if name not in numbers]
+        if unknown:
+            raise ConfigError(
+                f"{key} names {few(unknown)}, but there is no such group ({groups.what}); there are "
+                f"{few(list(groups.names))}",
+                "split",
+            )
+        for name in names:
+            if name in taken:
+                raise ConfigError(
+                    f"the group {name} ({groups.what}) is in {taken[name]} and in {key}; name it once", "split"
+                )
+            taken[name] = key
+            sides[numbers[name]] = side
+    return sides

@@ -17,8 +17,19 @@ from lit_async_data.errors import AsyncDataError, ConfigError, counted, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import SampleClasses
-from lit_async_data.sources.composed.groups import RULE, Groups, check_rule, complete, groups_of, hashed, stored_values
-from lit_async_data.sources.composed.sides import UNUSED, dealt, drawn_sides, named_sides
+from lit_async_data.sources.composed.groups import (
+    RULE,
+    UNUSED,
+    Groups,
+    check_rule,
+    complete,
+    dealt,
+    drawn_sides,
+    groups_of,
+    hashed,
+    named_sides,
+    stored_values,
+)
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
 from lit_async_data.sources.contract.derived import places_of

@@ -10,8 +10,7 @@ import collections
 import functools
 import sys
 import types
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -113,20 +112,20 @@ def _is_of(kind: type, packages: tuple[str, ...]) -> bool:
 
 
 def _mark(value: Any) -> Any:
-    """What stands for a value in comparisons. It does not keep large values alive."""
+    """What stands for a value in comparisons. It keeps the value alive, so that no other has its `id`."""
     kind, torch = type(value), sys.modules.get("torch")
     if kind in PLAIN:
         return kind, value
     if isinstance(value, HOLDERS):
         return kind  # what is in it is compared
     if kind in CONTAINERS:
-        return kind, _Itself(value)
+        return kind, id(value), value
     is_array = isinstance(value, np.ndarray | np.generic)
     if torch is not None and isinstance(value, torch.Tensor):
         is_array = value.device.type == "cpu" and value.layout is torch.strided
     if is_array and value.dtype != object and np.prod(value.shape) <= MOST_ELEMENTS:
         return kind, str(value.dtype), repr(value.tolist())
-    return (kind, repr(value)) if kind in (float, complex) else _Itself(value)  # NaN is not equal to itself
+    return (kind, repr(value)) if kind in (float, complex) else (id(value), value)  # NaN is not equal to itself
 
 
 def _is_gained(path: Path, before: dict[Path, Any], now: dict[Path, Any]) -> bool:
@@ -138,22 +137,6 @@ def _is_gained(path: Path, before: dict[Path, Any], now: dict[Path, Any]) -> boo
         path = path[:-1]
     container = there[path[:-1]]
     return isinstance(container, tuple) and container[0] in CONTAINERS
-
-
-class _Itself:
-    """Equal for the same object only."""
-
-    def __init__(self, value: Any) -> None:
-        self._get: Callable[[], Any]
-        try:
-            self._get = weakref.ref(value)
-        except TypeError:
-            self._get = lambda: value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and (value := self._get()) is not None and value is other._get()
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 _GONE = object()

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.sources.images.formats import UPRIGHT
 from lit_async_data.sources.images.image_shape import INDICES, ImageShape
 from lit_async_data.sources.images.modes import GREYS, PALETTES
-from lit_async_data.sources.images.orientation import UPRIGHT
 
 
 class Shown(NamedTuple):

@@ -114,15 +114,6 @@ def orders_of(column: Any) -> list[list[str]]:
     return [longest, *(order for order in orders if order != [name for name in longest if name in order])][:2]
 
 
-def without_runs(table: Any) -> Any:
-    """The table with its run-end encoded columns decoded: Arrow filters and compares no others."""
-    for place, field in enumerate(table.schema):
-        if arrow("types").is_run_end_encoded(field.type):
-            decoded = [arrow("compute").run_end_decode(chunk) for chunk in table.column(place).chunks]
-            table = table.set_column(place, field.name, arrow().chunked_array(decoded, field.type.value_type))
-    return table
-
-
 def is_ordered(kind: Any) -> bool:
     """Whether a type is ordered categorical text, or lists of it."""
     return is_ordered(kind.value_type) if is_list(kind) else is_categorical(kind) and bool(kind.ordered)

@@ -1,22 +1,23 @@
-"""Reads the requested columns and rows of a table, from files of any format or from memory."""
+"""Reads the requested columns of the rows that filters keep, from files of any format or from memory."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, CorruptError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.local_files.descriptors import advice_on, listing, raise_if_none_left
 from lit_async_data.sources.local_files.patterns import files_matching, is_pattern, natural
 from lit_async_data.sources.table import delimited, json_lines
-from lit_async_data.sources.table.arrow import arrow, without_runs
+from lit_async_data.sources.table.arrow import arrow, as_single_array, booleans_of, is_text
 from lit_async_data.sources.table.delimited import DEFAULT_FORMAT, TextFormat
-from lit_async_data.sources.table.filters import Filter, rows_meeting
 from lit_async_data.sources.table.row_origin import (
     NoColumnError,
     RowOrigin,
@@ -24,6 +25,7 @@ from lit_async_data.sources.table.row_origin import (
     printable_path,
     quoted,
 )
+from lit_async_data.sources.table.text import as_numbers, check_text
 
 _NONE = np.empty(0, np.int64)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -40,6 +42,84 @@ _OTHER_FORMATS |= dict.fromkeys((".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"), 
 _OTHER_FORMATS |= dict.fromkeys((".arrow", ".ipc"), _OTHER_FORMATS[".feather"])
 _OTHER_FORMATS |= dict.fromkeys((".tab", ".dat", ".psv"), _OTHER_FORMATS[".txt"])
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".ndjson.gz")
+# How filters compare.
+_COMPARE = {
+    "==": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+}
+_OPERATORS = (*_COMPARE, "in", "not in")
+
+
+class Filter(NamedTuple):
+    """A condition that rows must meet. A row without a value meets none."""
+
+    column: str
+    operator: str
+    value: Any
+
+    @property
+    def values(self) -> list[Any]:
+        return [self.value] if self.operator in _COMPARE else list(self.value)
+
+
+def filters_of(given: Any) -> tuple[Filter, ...]:
+    """The filters in a list of ``[column, operator, value]``; rows must meet all of them."""
+    if given is None:
+        return ()
+    if not _is_list(given) or not all(_is_list(each) and len(each) == 3 for each in given):
+        raise ConfigError(f"{quoted(given)} is not a list of [column, operator, value]", "filters")
+    return tuple(_checked(Filter(*each)) for each in given)
+
+
+def _checked(given: Filter) -> Filter:
+    if not isinstance(given.column, str) or given.operator not in _OPERATORS:
+        raise ConfigError(
+            f"{quoted(list(given))} is not [column, operator, value]; operators are {', '.join(_OPERATORS)}", "filters"
+        )
+    if given.operator not in _COMPARE and (not _is_list(given.value) or not given.value):
+        raise ConfigError(f"{given.operator!r} needs a list of values, not {quoted(given.value)}", "filters")
+    if any(one is None or one != one or _is_list(one) or isinstance(one, dict) for one in given.values):  # noqa: PLR0124
+        raise ConfigError(
+            f"{quoted(given.value)} cannot be compared with; rows without a value never meet a filter", "filters"
+        )
+    return given
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def rows_meeting(filters: Sequence[Filter], table: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
+    mask = np.ones(table.num_rows, np.bool_)
+    for each in filters:
+        mask &= _met(each, as_single_array(table.column(each.column)), origin)
+    return mask
+
+
+def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
+    library, compute, values = arrow(), arrow("compute"), given.values
+    if arrow("types").is_dictionary(array.type):
+        array = array.dictionary_decode()
+    check_text(array, given.column, origin)
+    if is_text(array.type) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+        array = as_numbers(array, given.column, origin)
+    unfit = ConfigError(
+        f"column {quoted(given.column)} holds {array.type}, which cannot be compared by "
+        f"{given.operator} {quoted(given.value)}; give a value of that type",
+        "filters",
+    )
+    if any(isinstance(value, bool) != bool(arrow("types").is_boolean(array.type)) for value in values):
+        raise unfit
+    compare = getattr(compute, _COMPARE.get(given.operator, "equal"))
+    try:
+        mask = functools.reduce(compute.or_kleene, (compare(array, value) for value in values))
+    except (library.ArrowException, TypeError, OverflowError) as error:
+        raise unfit from error
+    return booleans_of(compute.invert(mask) if given.operator == "not in" else mask)
 
 
 def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[str]:
@@ -87,7 +167,7 @@ def read_table(
     else:
         _check_no_text_format(text_format, "a table in memory")
         folder, given = given if isinstance(given, FolderTable) else (None, given)
-        read = _filtered_table(without_runs(_from_memory(given, _all_names(wanted, filters))), wanted, filters, [])
+        read = _filtered_table(_from_memory(given, _all_names(wanted, filters)), wanted, filters, [])
         table, origin = read.table, RowOrigin([], np.array([0, read.rows]), read.kept, folder=folder)
     total = int(origin.starts[-1])
     if not total:

@@ -23,9 +23,8 @@ from lit_async_data.sources.table.arrow import (
     values_of,
 )
 from lit_async_data.sources.table.delimited import DEFAULT_FORMAT, TextFormat
-from lit_async_data.sources.table.filters import filters_of
 from lit_async_data.sources.table.labels import Labels, Null, labels_of, texts_of
-from lit_async_data.sources.table.reading import files_of, opening_errors, read_table
+from lit_async_data.sources.table.reading import files_of, filters_of, opening_errors, read_table
 from lit_async_data.sources.table.row_origin import RowOrigin, printable_path, quoted
 from lit_async_data.sources.table.text import check_notation, check_text, parsed_text
 

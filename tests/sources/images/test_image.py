@@ -10,9 +10,9 @@ from support.files.pictures import DEEP, KINDS, MODES, decoded, exif, plainly, s
 
 from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.sources.images import image as images
+from lit_async_data.sources.images.formats import mirrored
 from lit_async_data.sources.images.image import write_resized
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.images.orientation import mirrored
 
 
 @pytest.mark.parametrize(("factor", "turned"), [(2, 1), *((4, turned) for turned in range(1, 9)), (8, 6)])

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import compute
 from support.sources.oracle import read
 from support.sources.tables import everything, held
 
@@ -135,10 +134,3 @@ def test_categories_in_several_orders_need_classes():
         ManifestSource(table, {"y": "a"})
     source = ManifestSource(table, {"y": {"name": "a", "classes": ["high", "low"]}})
     assert source.column("y").tolist() == [1, 0, 0, 1]
-
-
-def test_run_end_encoded_columns_are_read():
-    runs = {"n": [1, 1, 2], "a": ["one", "one", "two"]}
-    table = pa.table({name: compute.run_end_encode(pa.array(values)) for name, values in runs.items()})
-    source = ManifestSource(table, {"n": "n", "y": "a"}, filters=[["n", ">=", 1]])
-    assert (source.column("n").tolist(), source.column("y").tolist()) == ([1, 1, 2], [0, 0, 1])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.sources.manifest.files.decoders import decode_npy, npy_header
+from lit_async_data.sources.manifest.fields.fields import decode_npy, npy_header
 
 
 def saved(array, version=None):
