@@ -25,7 +25,7 @@ from pyarrow import csv as arrow_csv
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.sources.images import image
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.image_shape import ImageShape, draws_of
 from lit_async_data.sources.manifest.fields.fields import decode_npy
 from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
 
@@ -109,7 +109,8 @@ class Reading:
         if self.shape is None:
             decode_npy(data, out, "")
         else:
-            image.decode(data, self.shape, out, key, "")
+            (draw,) = draws_of(self.shape, None if key is None else np.array([key], np.uint64), 1)
+            image.decode(data, self.shape, out, draw, "")
 
 
 def photographs(folder: str, count: int) -> Files:

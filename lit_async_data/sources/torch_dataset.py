@@ -219,7 +219,6 @@ class DatasetSource(Source):
     # -- calls of the dataset's code ---------------------------------------------------------------------------------
 
     def _returned(self, numbers: list[int]) -> Iterator[Any]:
-        """The samples that the dataset returns, one by one if it has no ``__getitems__``."""
         if not numbers:
             return iter(())
         keys = None if READING.key is None else READING.keys(SAMPLE_KEYS, np.array(numbers))
@@ -255,7 +254,6 @@ class DatasetSource(Source):
     # -- returned samples -----------------------------------------------------------------------------------------
 
     def _by_key(self, numbers: list[int], returned: Iterator[Any]) -> list[Mapping[str, Any]]:
-        """The next samples, each with its values by key."""
         keys, samples = self._spec.fields.keys(), []
         for number, sample in zip(numbers, returned, strict=False):  # takes no more than these
             values = _by_key(sample)
@@ -361,7 +359,9 @@ def _fill_from_equal(array: Array, values: list[Any]) -> bool:
     kinds = set(map(type, values))
     if kinds == {torch.Tensor}:
         return _stack(torch.from_numpy(array), values)
-    if array.ndim > 1 or (kinds, array.dtype) not in (({int}, np.int64), ({float}, np.float64)):
+    if array.ndim > 1 or kinds != (
+        {int} if array.dtype == np.int64 else {float} if array.dtype == np.float64 else None
+    ):
         return False
     try:
         array[...] = values

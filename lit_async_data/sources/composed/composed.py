@@ -32,11 +32,7 @@ class ComposedSource(DerivedSource):
 
     @abc.abstractmethod
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
-        """Number of each source that has some of these samples, their positions in ``samples``, their numbers there.
-
-        Raises:
-            IndexError: A sample is not in ``range(len(self))``.
-        """
+        """Number of each source that has some of these samples, their positions in ``samples``, their numbers there."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Cached properties are computed again.

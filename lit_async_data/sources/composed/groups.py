@@ -139,7 +139,6 @@ def _of_parts(places: Places, given: str, option: str) -> Groups:
 
 
 def _matcher(given: str, option: str) -> Callable[[str], str]:
-    """A function that returns what a regular expression matches in a path."""
     try:
         pattern = re.compile(given.removeprefix("file:"))
     except re.error as error:
@@ -173,7 +172,6 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
 
 
 def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -> npt.NDArray[Any]:
-    """The values of samples, of which none may be missing."""
     missing = np.flatnonzero(_is_missing(values))
     if missing.size:
         first = int(missing[0])
@@ -211,7 +209,6 @@ def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _comparable(values: npt.NDArray[Any], what: str, option: str = "groups") -> npt.NDArray[Any]:
-    """Values as whole numbers, text, bytes, or objects of these types."""
     plain = np.ma.getdata(values)
     if plain.dtype.kind == "T":
         return plain.astype(object)
@@ -223,7 +220,6 @@ def _comparable(values: npt.NDArray[Any], what: str, option: str = "groups") -> 
 
 
 def _factorized(values: npt.NDArray[Any], option: str = "groups") -> tuple[Indices, list[str]]:
-    """A number for each distinct value, and the distinct values as text."""
     if values.dtype.kind != "O":
         distinct, codes = np.unique(values, return_inverse=True)
         return codes, [text_of(value) for value in distinct.tolist()]

@@ -198,7 +198,6 @@ def warn_of_untrained(source: Source, drawn: Drawn, train: str | None = None) ->
 
 
 def parted(source: Source, names: list[str], drawn: Drawn) -> Split:
-    """The sides as subsets, described."""
     result = Split(_subsets(source, names, drawn.sides, drawn.groups))
     describe(result, source, drawn.places, drawn.how, drawn.groups)
     if result.overlap:
@@ -275,7 +274,6 @@ def _is_list(given: Any) -> bool:
 
 
 def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
-    """The upper edge of each side in [0, 1]."""
     if not isinstance(fractions, Mapping) or not fractions:
         raise ConfigError(
             f"{fractions!r} is not a mapping of names to fractions; write {{'train': 0.8, 'val': 0.2}}", "split"
@@ -303,7 +301,6 @@ def _checked_seed(seed: Any) -> int:
 
 
 def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
-    """The side that each key falls on, or `UNUSED`."""
     # A float holds 53 bits. One more bit could round to 1, which is on no side.
     side = np.searchsorted(edges, (keys >> np.uint64(11)) * 2.0**-53, side="right")
     return np.where(side < len(edges), side, UNUSED)
@@ -385,7 +382,6 @@ def describe(result: Split, source: Source, places: Places, how: str, groups: Gr
 
 
 def _near_others(result: Split, places: Places, overlap: int) -> int:
-    """Number of samples within this many rows of a sample on another side."""
     taken = places.taken(np.concatenate([side.samples for side in result.values()]))
     order = taken.order()
     sides = np.repeat(np.arange(len(result)), [len(side) for side in result.values()])[order]

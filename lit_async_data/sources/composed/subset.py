@@ -97,11 +97,6 @@ class SubsetSource(ComposedSource):
         return dataclasses.replace(whole, runs=_runs(whole.runs, places[self.samples[order]]), order=order)
 
     def _routed(self, samples: Indices) -> Iterator[tuple[int, slice, Indices]]:
-        """All samples, by their numbers in the whole source.
-
-        Raises:
-            IndexError: A sample is not in ``range(len(self))``.
-        """
         yield 0, slice(None), self._source_numbers(samples)
 
     def ids(self, samples: Sequence[int] | Indices) -> Indices:
@@ -169,7 +164,6 @@ class SubsetSource(ComposedSource):
 
 
 def _selected(given: Any, length: int) -> Indices:
-    """Sample numbers from numbers or a mask, as a read-only copy."""
     samples = np.asarray(given)
     if samples.ndim != 1:
         raise ConfigError(

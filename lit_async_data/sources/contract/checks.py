@@ -51,7 +51,6 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
 
 
 def check_same(sources: Sequence[Source], number: int) -> None:
-    """Check that a source has the fields of those before it."""
     specs = [longest_of([source.spec for source in sources[:number]]), sources[number].spec]
     first, other = longest_of(specs), longest_of(specs[::-1])
     before, own = specs
@@ -79,7 +78,6 @@ def check_same(sources: Sequence[Source], number: int) -> None:
 
 
 def values_of(source: Source, key: str, option: str, *, several: bool = False) -> npt.NDArray[Any]:
-    """The values of a field with one number per sample, or with several labels, for all samples."""
     field = source.spec.fields.get(key)
     if field is None:
         raise ConfigError(f"{key!r} is not one of the fields {', '.join(source.spec.fields)}", option)

@@ -27,9 +27,6 @@ class DerivedSource(Source):
         """A group number for each sample, from the name that ``naming`` gives its file; and those names.
 
         None if samples have no files of their own; they are then grouped by the files of their `parts`.
-
-        Raises:
-            ConfigError: Samples could have files of their own, but no field holds any.
         """
 
 

@@ -46,7 +46,6 @@ def _path(value: Any, depth: int) -> str:
 
 
 def _parts(value: Any) -> Mapping[str, Any]:
-    """What is pickled with an object, by name."""
     if isinstance(value, types.MethodType):
         return {"__self__": value.__self__}
     if isinstance(value, types.FunctionType):

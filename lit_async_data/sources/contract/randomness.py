@@ -78,7 +78,6 @@ def states(device: of_torch.device | None = None) -> dict[str, object]:
 
 
 def drawn(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """The names of the generators whose state has changed."""
     return [name for name, state in before.items() if state != after[name]]
 
 

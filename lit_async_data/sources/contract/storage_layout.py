@@ -42,8 +42,7 @@ class StorageLayout:
         spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
-        largest: Whether no other field has compressed chunks of more samples; such chunks would be decoded once for
-            each of several groups.
+        largest: Whether this field has the largest compressed chunks.
         order: The samples in storage order, which is the order that ``runs`` cut; int64, shape (samples,). None: sample
             numbers are in storage order.
         overlap: Number of following samples that share values with a sample, as overlapping windows do; 0 if none.

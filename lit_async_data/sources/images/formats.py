@@ -57,7 +57,6 @@ class Format(NamedTuple):
 
 
 def format_of(data: bytes, where: str) -> Format:
-    """The format of an image by its first bytes, whatever its name is."""
     if not data:
         raise CorruptError(f"{where}: empty; fetch the file again")
     for each in FORMATS:
@@ -101,7 +100,7 @@ def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
     value = _exif_orientation(exif) if exif else None
     if value is None and xmp and (match := _IN_XMP.search(xmp)):
         value = int(match[1])
-    return value if value in range(1, 9) else UPRIGHT
+    return value if value is not None and 1 <= value <= 8 else UPRIGHT
 
 
 def _exif_orientation(exif: bytes) -> int | None:
@@ -123,7 +122,6 @@ def _exif_orientation(exif: bytes) -> int | None:
 
 
 def upright_size(size: tuple[int, int], turned: int) -> tuple[int, int]:
-    """(height, width) of the upright image, from its stored (width, height)."""
     width, height = size
     return (width, height) if turned >= 5 else (height, width)
 

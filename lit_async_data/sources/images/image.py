@@ -222,17 +222,10 @@ def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
 
 
 def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> None:
-    """Resize a part of an image into the output.
-
-    Args:
-        pixels: Shape (height, width, channels): grey, grey and opacity, RGB or RGBA of uint8, or grey of uint16.
-        box: Left, upper, right and lower edge of the part.
-        shape: Gives the interpolation.
-        out: Same dtype, shape (height, width, channels); a grey image may fill several channels.
-    """
-    left, upper, right, lower = map(int, box)
-    if (left, upper, right, lower) == box:
+    """Resize a part of an image, uint8 or grey of uint16, into the output; grey may fill several channels."""
+    if all(map(float.is_integer, map(float, box))):
         # Crop first, as torchvision does, so that pixels outside of the part do not affect its edge.
+        left, upper, right, lower = map(int, box)
         pixels, box = pixels[upper:lower, left:right], (0, 0, right - left, lower - upper)
         if pixels.shape[:2] == out.shape[:2]:
             out[...] = pixels

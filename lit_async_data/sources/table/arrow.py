@@ -18,7 +18,6 @@ _MAX_INT32_TEXT = 2**31 - 1
 
 
 def arrow(module: str = "") -> Any:
-    """Import `pyarrow`, or one of its modules such as ``"csv"``."""
     try:
         return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
     except ImportError as error:
@@ -115,7 +114,6 @@ def orders_of(column: Any) -> list[list[str]]:
 
 
 def is_ordered(kind: Any) -> bool:
-    """Whether a type is ordered categorical text, or lists of it."""
     return is_ordered(kind.value_type) if is_list(kind) else is_categorical(kind) and bool(kind.ordered)
 
 
@@ -178,7 +176,6 @@ def arrow_strings(texts: Sequence[str]) -> Any:
 
 
 def split_folders(array: Any) -> tuple[Indices, list[str]]:
-    """The folder number of each path, and the folders. Only compares text."""
     texts = array.dictionary_decode() if is_categorical(array.type) else array
     encoded = arrow("compute").replace_substring_regex(texts, r"/*[^/]*$", "").dictionary_encode()
     return values_of(encoded.indices).astype(np.int64), list(encoded.dictionary.to_pylist())

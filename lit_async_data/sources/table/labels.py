@@ -153,7 +153,6 @@ def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, 
 
 
 def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> _Column:
-    """Numbers of several columns as one array of shape (rows, columns)."""
     kinds = {column.values.dtype.kind for _, column in columns}
     for name, column in columns:
         if column.classes or column.values.ndim > 1:

@@ -135,7 +135,6 @@ def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[st
 
 
 def is_table(path: str) -> bool:
-    """Whether a file is a table by its suffix, also of a format that must be converted first."""
     lower = path.lower()
     return lower.endswith(_SUFFIXES) or os.path.splitext(lower)[1] in _OTHER_FORMATS
 
@@ -183,7 +182,6 @@ def _all_names(wanted: Sequence[str], filters: Sequence[Filter]) -> list[str]:
 
 
 def files_of(given: str) -> list[str]:
-    """The files of a path, pattern or folder, in natural order."""
     if os.path.isdir(given):
         with listing(given):
             found = [

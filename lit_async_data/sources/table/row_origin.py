@@ -28,7 +28,6 @@ def quoted(value: object) -> str:
 
 
 def printable_path(path: str) -> str:
-    """A path for a message, escaped if it has characters that are not printable."""
     return path if path.isprintable() else quoted(path)
 
 
@@ -118,7 +117,6 @@ def check_content(path: str, *, codec: str | None) -> None:
 
 
 def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowOrigin) -> None:
-    """Check that the requested columns exist and no name occurs twice; empty names, as in spreadsheets, may."""
     twice = [name for name, count in Counter(present).items() if count > 1 and name != ""]
     if twice:
         raise origin.error(f"has more than one column {quoted(twice[0])}; rename one")

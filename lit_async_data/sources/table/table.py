@@ -28,8 +28,6 @@ from lit_async_data.sources.table.reading import files_of, filters_of, opening_e
 from lit_async_data.sources.table.row_origin import RowOrigin, printable_path, quoted
 from lit_async_data.sources.table.text import check_notation, check_text, parsed_text
 
-# Most rows that a message names.
-_NAMED = 5
 _NONE = np.empty(0, np.int64)
 
 
@@ -135,7 +133,6 @@ class Table:
         return values_of(encoded.indices).astype(np.int64), list(map(str, encoded.dictionary.to_pylist()))
 
     def array(self, name: str) -> Any:
-        """A column as an Arrow array, as from `as_single_array`."""
         return self._columns[name]
 
     @property
@@ -143,7 +140,6 @@ class Table:
         return list(self._columns)
 
     def with_columns_of(self, other: Table) -> Table:
-        """This table with the columns of another table that has the same rows."""
         if len(other) != len(self):
             raise ChangedError(
                 f"{self.origin.name}: had {len(self)} rows, and now has {len(other)}; build the source again"
@@ -155,11 +151,9 @@ class Table:
         return Table({name: array.take(numbers) for name, array in self._columns.items()}, self.origin.taken(rows))
 
     def with_ids(self, name: str) -> Table:
-        """This table, whose messages name rows by a column of ids too."""
         return Table(self._columns, self.origin._replace(ids=self._text_column(name)))
 
     def missing(self, name: str) -> Indices:
-        """The rows in which a column has no value; int64, ascending."""
         array = self.array(name)
         return np.flatnonzero(booleans_of(array.is_null())) if array.null_count else _NONE
 
@@ -178,17 +172,13 @@ class Table:
         values, counts = arrow("compute").value_counts(texts).flatten()
         repeated = np.flatnonzero(values_of(counts) > 1)
         if repeated.size:
-            named, row = [], 0
-            for value in values.take(arrow_integers(repeated[:_NAMED])).to_pylist():
-                first, again = np.flatnonzero(booleans_of(arrow("compute").equal(texts, value)))[:2].tolist()
-                named.append(f"{quoted(value)} in {self.origin.where(again)} and {self.origin.where(first)}")
-                row = row or again
-            more = f", … ({repeated.size} ids in all)" if repeated.size > _NAMED else ""
-            message = f"ids occur more than once: {', '.join(named)}{more}; give each row another id"
-            raise self.origin.error(message, row=row, column=name)
+            value = values[int(repeated[0])].as_py()
+            first, again = np.flatnonzero(booleans_of(arrow("compute").equal(texts, value)))[:2].tolist()
+            where = f"{quoted(value)} in {self.origin.where(again)} and {self.origin.where(first)}"
+            message = f"{repeated.size} ids occur more than once, as {where}; give each row another id"
+            raise self.origin.error(message, row=again, column=name)
 
     def _text_column(self, name: str) -> Any:
-        """A column of text or whole numbers, else an error."""
         array = self.array(name)
         if not (is_text(array.type) or is_categorical(array.type) or arrow("types").is_integer(array.type)):
             raise self.origin.error(f"holds {array.type}; give text or whole numbers", column=name)

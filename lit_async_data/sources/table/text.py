@@ -79,7 +79,6 @@ _log = logging.getLogger(__name__)
 
 
 def check_text(array: Any, column: str, origin: RowOrigin) -> None:
-    """Check that text is UTF-8 without NUL bytes; other columns pass."""
     if not _holds_text(array.type):
         return
     for is_bad, what in ((_is_not_utf8, "text that is not UTF-8"), (_has_nul, "a NUL byte")):
@@ -189,7 +188,6 @@ def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | Non
 
 
 def _trimmed(array: Any) -> Any:
-    """Lists of text with each text stripped, and empty texts removed."""
     compute = arrow("compute")
     texts = compute.utf8_trim_whitespace(array.flatten())
     filled = compute.not_equal(texts, "")

@@ -38,7 +38,7 @@ def test_ids_must_be_different():
         table.check_ids("n")
     with pytest.raises(ManifestError, match="column 'f': holds double; give text"):
         table.check_ids("f")
-    with pytest.raises(ManifestError, match=r"'4' in row 9 and row 8, … \(7 ids in all\)"):
+    with pytest.raises(ManifestError, match=r"7 ids occur more than once, as '0' in row 1 and row 0"):
         held({"a": [str(row // 2) for row in range(14)]}).check_ids("a")
 
 

@@ -148,12 +148,10 @@ class Column:
 
     @property
     def several(self) -> bool:
-        """Whether the field is a vector of several columns."""
         return not isinstance(self.name, str)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of the field."""
         return (self.name,) if isinstance(self.name, str) else self.name
 
 

@@ -110,7 +110,6 @@ class FileField:
         return False
 
     def mean_bytes(self, samples: Indices) -> float:
-        """Mean size of the files of samples, without missing ones."""
         sizes = []
         for sample in samples:
             with contextlib.suppress(SourceError, OSError):
@@ -406,7 +405,6 @@ def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) ->
 
 
 def labels_of(column: Column, table: Table) -> Labels:
-    """The labels of columns without files, as the options say."""
     kind = column.kind
     if kind is None and column.classes is None and table.origin.untyped:
         kind = "number" if all(is_number(table.first(name, column.separator)) for name in column.names) else None

@@ -32,11 +32,8 @@ DATASET_COLUMN, DATASET = "dataset", "data"
 class HDF5Fields:
     """Rows of HDF5 files, one per sample: ``source``, a subset of all rows of these files. Thread-safe.
 
-    Args:
-        columns: By batch key; all use the same columns of paths, rows and datasets.
-        paths: The files.
-        rows: The row of each sample in its file; int64.
-        datasets: The dataset number of each sample, and the dataset names; None if ``columns`` give the datasets.
+    All columns use the same columns of paths, rows and datasets. ``datasets`` has the number of each sample's dataset,
+    and their names; None if the columns give the datasets.
     """
 
     def __init__(
@@ -143,7 +140,6 @@ def with_hdf5_columns(columns: Mapping[str, Column], table: Table, reader: Table
 
 
 def dataset_column(column: Column, table: Table) -> str | None:
-    """The column of dataset names; None if all samples are in one dataset."""
     name = column.dataset or DATASET_COLUMN
     return name if name in table.names else None
 

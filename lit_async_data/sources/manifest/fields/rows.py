@@ -79,7 +79,6 @@ class Rows:
         ]
 
     def where(self, sample: int) -> str:
-        """Row and id of a sample, for messages."""
         file, row = self.place(sample)
         (name,) = self.ids([sample])
         return f"{self.table.origin.row} {row} of {printable_path(file)}" + (
@@ -128,7 +127,6 @@ class Rows:
         return Places(self.parts(), np.unique(which, return_inverse=True)[1], rows)
 
     def kept(self, exclude: Exclude, path_columns: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Whether each sample stays."""
 
         def paths_of(sample: int) -> list[str]:
             return [self.table.text(column, [sample])[0] for column in path_columns]
@@ -140,7 +138,6 @@ class Rows:
         return kept_samples(exclude, stored, origin.name, paths_of)
 
     def _row_numbers(self) -> Indices:
-        """The row of each sample, counted over all files, before filters."""
         kept = self.table.origin.kept
         return np.arange(len(self.table)) if kept is None else kept
 
@@ -208,11 +205,7 @@ class Paths:
         return codes, paths
 
     def grouped(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
-        """A group number for each sample, from the name that ``naming`` gives its path; and those names.
-
-        ``naming`` takes a path relative to the root, so that groups do not change when the folder moves. It is called
-        once per sample, in blocks, so that few paths are Python strings at a time.
-        """
+        """A group number for each sample, from the name that ``naming`` gives its path relative to the root."""
         count = len(self.rows)
         blocks = (self.of(np.arange(first, min(first + _BLOCK, count))) for first in range(0, count, _BLOCK))
         return numbered(naming(self.root.within(path)) for paths in blocks for path in paths)

@@ -109,11 +109,9 @@ ANYWHERE = RootDirectory("/", allow_external=True)
 
 
 def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = ANYWHERE) -> bool:
-    """Read a file from the page cache into buffers, one after the other, if it has exactly their ``nbytes``.
+    """Read a file from the page cache into buffers that have exactly its ``nbytes``; whether that succeeded.
 
-    Returns:
-        Whether it was read, and was not modified in the last two seconds. Otherwise the buffers are undefined, and
-        `fetched` reads the file or raises its error.
+    If not, or if the file was modified in the last two seconds, `fetched` reads it or raises its error.
     """
     if not system.NO_WAIT:
         return False
@@ -132,15 +130,7 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = A
 
 
 def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple[bytes, bool]:
-    """All bytes of a file, and whether they came from a disk or network instead of the page cache.
-
-    Raises:
-        ManifestError: The path leaves the root.
-        MissingError: The file does not exist.
-        FormatError: It is not a regular file, or has more than ``most_bytes``.
-        ChangedError: It changed while it was read.
-        SourceError: The system refuses to read it.
-    """
+    """All bytes of a file, and whether they came from a disk or network instead of the page cache."""
     started = time.perf_counter()
     try:
         data, cold = retry_once(functools.partial(_opened_and_read, path, most_bytes, root))
