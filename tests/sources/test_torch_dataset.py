@@ -91,6 +91,7 @@ DATASETS = {
     "single tensors": Given(lambda number: IMAGES[number]),
     "single numbers": Given(lambda number: number / 3),
     "an array": IMAGES.numpy(),
+    "keys in another order": [{"x": 1, "y": 2.0}, {"y": 4.0, "x": 3}],
     "a list": [[float(number), number] for number in range(LENGTH)],
 }
 
@@ -151,19 +152,14 @@ def test_it_is_a_source_that_lies_in_no_chunks_and_keeps_nothing():
     assert (source.chunks.reading, source.chunks.runs, source.chunks.rows) == ("python", (), 1)
 
 
-def test_building_reads_sample_0_once_and_nothing_else():
-    dataset, together = Given(float), Together(float)
-    DatasetSource(dataset)
-    DatasetSource(together)
-    assert (dataset.asked, together.asked) == ([0], [[0]])
-
-
 def test_samples_of_a_batch_are_asked_for_in_one_call_where_there_is_one():
-    dataset = Together(float)
+    dataset, one_by_one = Together(float), Given(float)
     source = DatasetSource(dataset)
     read(source, [5, 2, 2])
     read(source, [])
-    assert dataset.asked == [[0], [5, 2, 2]]
+    assert dataset.asked == [[0], [5, 2, 2]]  # sample 0 once, to learn the fields
+    read(DatasetSource(one_by_one), [5, 2])
+    assert one_by_one.asked == [0, 5, 2]
     assert all(type(number) is int for number in dataset.asked[1])
 
 
@@ -173,6 +169,14 @@ def test_a_dataset_may_do_as_it_likes_with_the_list_of_numbers():
             return [self.of(numbers.pop(0)) for _ in range(len(numbers))]
 
     assert read(DatasetSource(Emptying(float)), [4, 1])["0"].tolist() == [4.0, 1.0]
+
+
+def test_several_samples_may_come_as_one_array():
+    class Sliced(Given):
+        def __getitems__(self, numbers):
+            return IMAGES[numbers]
+
+    assert np.array_equal(read(DatasetSource(Sliced(float)), [5, 2])["0"], IMAGES.numpy()[[5, 2]])
 
 
 def test_getitems_that_is_none_is_none():
@@ -272,15 +276,6 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made():
         thread.join()
 
 
-@pytest.mark.parametrize("sample", [{}, (), []])
-def test_a_sample_without_values_is_refused(sample):
-    refused(FormatError, r"list\[0\] holds no value", lambda: DatasetSource([sample]))
-
-
-def test_a_key_that_is_no_text_is_refused():
-    refused(FormatError, r"list\[0\]: the key 3 is not text", lambda: DatasetSource([{3: 1.0}]))
-
-
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
@@ -297,11 +292,6 @@ def test_other_keys_are_an_error(first, then, said):
     wanted = [next(iter(source.spec.fields))]
     message = rf"list\[1\] has the fields {re.escape(said)}; return the same"
     assert refused(FormatError, message, lambda: read(source, [1], wanted)).sample_id == 1
-
-
-def test_keys_may_come_in_another_order():
-    source = DatasetSource([{"x": 1, "y": 2}, {"y": 4, "x": 3}])
-    assert [values.tolist() for values in read(source, [0, 1]).values()] == [[1, 3], [2, 4]]
 
 
 @pytest.mark.parametrize("then", [np.zeros((3, 5)), np.zeros(4), np.zeros((1, 3, 4)), 0.0])
@@ -331,14 +321,6 @@ def test_a_batch_in_place_of_samples_is_an_error():
 
     said = r"__getitems__\(\[0\]\) returned a dict of 1 for 1 sample numbers; return a list"
     refused(FormatError, said, lambda: DatasetSource(Collated(float)))
-
-
-def test_several_samples_may_come_as_one_array():
-    class Sliced(Together):
-        def __getitems__(self, numbers):
-            return IMAGES[numbers]
-
-    assert np.array_equal(read(DatasetSource(Sliced(float)), [5, 2])["0"], IMAGES.numpy()[[5, 2]])
 
 
 class Stream(IterableDataset):
@@ -379,11 +361,15 @@ class Untold(Unsized):
     ],
 )
 def test_what_is_no_dataset_is_refused(dataset, said):
-    refused(ConfigError, f"^dataset: {said}", lambda: DatasetSource(dataset))
+    error = refused(ConfigError, f"^dataset: {said}", lambda: DatasetSource(dataset))
+    assert isinstance(error.__cause__, NotImplementedError) is isinstance(dataset, Untold)
 
 
-def test_a_dataset_without_a_length_keeps_what_its_length_raised():
-    assert isinstance(refused(ConfigError, "how many", lambda: DatasetSource(Untold())).__cause__, NotImplementedError)
+@pytest.mark.parametrize(
+    ("sample", "said"), [*((empty, " holds no value") for empty in ({}, (), [])), ({3: 1.0}, ": the key 3 is not text")]
+)
+def test_what_is_no_sample_is_refused(sample, said):
+    refused(FormatError, rf"list\[0\]{said}", lambda: DatasetSource([sample]))
 
 
 class OwnError(Exception): ...
@@ -452,20 +438,10 @@ def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(cap
         assert threading.active_count() == before
         assert "no workers (a test of threads): the training loop reads" in summary_lines(loader)[2]
         assert summary_lines(loader)[0].startswith("23 samples from TensorDataset: 0 uint8 (3, 4, 5), 1 int64")
+    with AsyncLoader(source, LoaderOptions(batch_size=4, workers=2)) as loader:  # as the user has said
+        assert loader.footprint.workers.threads == 2
+    AsyncLoader(source, LoaderOptions(batch_size=4), device_depth=0).close()  # nothing would be read ahead anyway
     assert len(said) == len(caplog.records) == 1
     assert said[0].startswith("workers=auto reads each batch of TensorDataset when it is asked for")
     assert "workers=1" in said[0]
     assert "no reader process can be used (a test of threads)" in said[0]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_number_of_workers_is_obeyed_and_nothing_said(caplog, workers):
-    with AsyncLoader(DatasetSource(DATASETS["tensors"]), LoaderOptions(batch_size=4, workers=workers)) as loader:
-        assert loader.footprint.workers.threads == workers
-    assert not caplog.records
-
-
-def test_nothing_is_said_where_nothing_would_be_read_ahead_anyway(caplog):
-    AsyncLoader(DatasetSource(DATASETS["tensors"]), LoaderOptions(batch_size=4), device_depth=0).close()
-    AsyncLoader(ArraySource({"x": np.zeros(9)}), LoaderOptions(batch_size=4)).close()
-    assert not caplog.records

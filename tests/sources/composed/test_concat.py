@@ -56,6 +56,10 @@ def test_chunks_of_all_are_read_as_the_slowest_is():
     )
     assert ConcatSource(sources[1:]).chunks == StorageLayout(compressed=True, reading="decoded", chunks_per_run=4)
     assert ConcatSource([sources[2], sources[0]]).chunks.reading == "locked"
+    assert ConcatSource(sources).chunks.order is None
+    turned = StorageLayout(runs, order=np.arange(10)[::-1])
+    both = ConcatSource([sources[0], ArraySource({"y": np.arange(10)}, chunks=turned)])
+    assert both.chunks.order.tolist() == [*range(10), *range(19, 9, -1)]
 
 
 def test_parts_columns_and_overlap_of_all():

@@ -12,7 +12,7 @@ from support.sources.manifests import COLUMNS, COUNT, FIELDS, IDS, QUALITY, SPEC
 from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, Balanced, ConcatSource, LoaderOptions, ManifestSource
-from lit_async_data.errors import ConfigError, FormatError, ManifestError, MissingError
+from lit_async_data.errors import ConfigError, FormatError, MissingError
 
 
 def rows_of(suffix, folder):
@@ -69,23 +69,6 @@ def test_a_table_in_memory(kind, folder, monkeypatch):
     assert_is_the_table(ManifestSource(table, FIELDS, id="id"))
 
 
-@pytest.mark.parametrize("format_", ["csv", "parquet", "memory"])
-def test_filters_leave_rows_with_their_own_names(format_, folder):
-    table = given()
-    filters, wanted = [["species", "not in", ["owl"]], ["quality", ">=", 0.5]], [4, 5, 7, 8, 10, 11]
-    if format_ == "csv":
-        table = rows_of("csv", folder)
-    elif format_ == "parquet":
-        table = folder / "t.parquet"
-        pq.write_table(given(), table)
-    source = ManifestSource(table, {"x": "path", "e": "even"}, id="id", filters=filters, root=folder)
-    assert read(source, np.arange(len(source)))["x"][:, 0, 0].tolist() == wanted
-    assert [where.id for where in source.locate(np.arange(len(source)))] == [IDS[row] for row in wanted]
-    assert [where.row for where in source.locate(np.arange(len(source)))] == wanted
-    # Cells of CSV are text until someone asks for numbers.
-    assert source.column("quality").astype(float).tolist() == [QUALITY[row] for row in wanted]
-
-
 def test_ids_are_text(tmp_path):
     names = ["007", "7", "7.0", "1e3", "NA", "true", " 8", "ä"]
     (tmp_path / "t.csv").write_text("id,y\n" + "".join(f"{name},1\n" for name in names))
@@ -94,17 +77,6 @@ def test_ids_are_text(tmp_path):
         assert [where.id for where in source.locate(range(len(names)))] == names
     numbers = ManifestSource(pa.table({"id": [7, 8], "y": [0, 1]}), {"y": "y"}, id="id")
     assert [where.id for where in numbers.locate([1, 0])] == ["8", "7"]
-
-
-def test_ids_that_stand_twice_are_named_with_both_rows(tmp_path):
-    (tmp_path / "t.csv").write_text("id,y\n007,1\n008,1\n007,2\n")
-    with pytest.raises(ManifestError, match=r"t\.csv.*007.*row 2.*row 0") as caught:
-        ManifestSource(tmp_path / "t.csv", {"y": "y"}, id="id")
-    assert caught.value.row == 2
-    assert caught.value.file == str(tmp_path / "t.csv")
-    # Only what is wanted must be unique.
-    source = ManifestSource(tmp_path / "t.csv", {"y": "y"}, id="id", filters=[["y", "<", 2]])
-    assert len(source) == 2
 
 
 def test_without_an_id_samples_have_none_and_the_path_is_that_of_the_first_field_with_files(folder):

@@ -51,13 +51,6 @@ def test_a_separator_parts_the_labels_of_a_cell():
     assert got.tolist() == [[1, 2, 3], [4, 5, 6.5]]
 
 
-def test_class_names_with_dots_and_slashes_are_classes(tmp_path, caplog):
-    for names in (["E.coli", "S.aureus"], ["v1.2", "v1.3"], ["Mr. X", "Mrs. Y"], ["node.js"], ["a/alley", "b/beach"]):
-        source = ManifestSource(pa.table({"y": names}), {"y": "y"}, root=tmp_path)
-        assert source.spec["y"].classes == tuple(sorted(names))
-    assert not caplog.records
-
-
 def test_folders_are_no_classes_where_nothing_names_their_files(tmp_path):
     for name in ("p1", "p2", "c/d"):
         (tmp_path / name).mkdir(parents=True)
@@ -78,11 +71,6 @@ def test_folders_are_no_classes_where_nothing_names_their_files(tmp_path):
 
 def test_text_that_leaves_the_root_is_no_path():
     assert ManifestSource(pa.table({"y": ["../b", "/a"]}), ["y"]).spec["y"].classes == ("../b", "/a")
-
-
-def test_given_classes_may_look_like_paths():
-    column = {"name": "y", "classes": ["b.jpg", "a.jpg"]}
-    assert read(ManifestSource(pa.table({"y": ["a.jpg"]}), {"y": column}), [0])["y"].tolist() == [1]
 
 
 @pytest.mark.parametrize(

@@ -86,17 +86,12 @@ def test_nothing_is_read_ahead_of_what_is_in_memory(files, reader, monkeypatch):
     disk = Disk(monkeypatch, cold=False)
     made_cold(reader, files)
     assert not reader.wanted
+    disk.cold, kept_by_nobody = True, FilePrefetcher()
+    made_cold(kept_by_nobody, files)
+    assert not kept_by_nobody.wanted
+    kept_by_nobody.fetch(files)
     assert not fetchers()
-    assert len(disk.asked) == 4
-
-
-def test_nothing_is_read_ahead_while_nobody_keeps_it(files, monkeypatch):
-    disk, reader = Disk(monkeypatch), FilePrefetcher()
-    made_cold(reader, files)
-    assert not reader.wanted
-    reader.fetch(files)
-    assert len(disk.asked) == 4
-    assert not fetchers()
+    assert len(disk.asked) == 8
 
 
 def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, disk, reader):
@@ -317,13 +312,6 @@ def test_batches_are_the_same_from_a_cold_disk(shuffle, workers, disk, source):
     # What was told of the disk is not copied.
     disk.cold = False
     assert cold == numbers(pickle.loads(pickle.dumps(source)), shuffle=shuffle, workers=workers)
-
-
-def test_parts_and_sources_in_a_row_are_read_ahead_too(disk, source):
-    both = ConcatSource([SubsetSource(source, np.arange(100, 200)), SubsetSource(source, np.arange(100))])
-    assert numbers(both, 1) == [[*range(100, 200), *range(100)]]
-    # All but the first files, which are read before anybody knows that the disk is cold.
-    assert len(disk.read_ahead()) > COUNT * 0.5
 
 
 def test_a_loader_that_is_closed_early_leaves_nothing(disk, source):
