@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lit_async_data.options import Balanced as Balanced
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.sources.composed.concat import ConcatSource as ConcatSource
-    from lit_async_data.sources.composed.folds import folds as folds
+    from lit_async_data.sources.composed.split import folds as folds
     from lit_async_data.sources.composed.split import split as split
     from lit_async_data.sources.composed.subset import SubsetSource as SubsetSource
     from lit_async_data.sources.contract.source import Source as Source
@@ -87,7 +87,7 @@ _HOMES = {
     "ToFloat": "batch.transforms",
     "TransformError": "errors",
     "WorkerError": "errors",
-    "folds": "sources.composed.folds",
+    "folds": "sources.composed.split",
     "prefetched": "engine.prefetch.loader",
     "split": "sources.composed.split",
     "statistics": "engine.loader.statistics",

@@ -27,7 +27,7 @@ from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.sources.images import image
 from lit_async_data.sources.images.image_shape import ImageShape, draws_of
 from lit_async_data.sources.manifest.fields.fields import decode_npy
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
+from lit_async_data.sources.manifest.files import RootDirectory, fetched
 
 Array = npt.NDArray[Any]
 CLASSES, BATCH = 10, 64

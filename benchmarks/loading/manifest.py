@@ -32,8 +32,8 @@ from unittest import mock
 
 from lit_async_data import AsyncLoader
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.files import prefetcher as fetching
-from lit_async_data.sources.manifest.files.stored_file import fetched
+from lit_async_data.sources.manifest import files as fetching
+from lit_async_data.sources.manifest.files import fetched
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 

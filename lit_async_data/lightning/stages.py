@@ -26,7 +26,7 @@ from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.loops import drive, steps_wanted
 from lit_async_data.lightning.resume import training_steps
 from lit_async_data.options import LoaderOptions
-from lit_async_data.sources.composed.folds import draw_folds, fold_of
+from lit_async_data.sources.composed.split import draw_folds, fold_of
 from lit_async_data.sources.composed.split import split as split_source
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source

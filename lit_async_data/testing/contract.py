@@ -10,9 +10,8 @@ import numpy as np
 
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.derived import layout_of, places_of
 from lit_async_data.sources.contract.places import Location
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, layout_of, places_of
 
 THREADS = 4
 # Bytes before and after an array that is given to `read_into`, which must not change.

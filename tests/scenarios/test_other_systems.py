@@ -22,7 +22,7 @@ MODULES = ("os", "mmap", "resource", "fcntl")
 TESTS = [
     "tests/sources/hdf5/test_source.py",
     "tests/sources/manifest/test_source.py",
-    "tests/sources/manifest/files/test_stored_file.py",
+    "tests/sources/manifest/test_files.py",
 ]
 
 CHOSEN = "not processes and not gpu and not long"
@@ -42,7 +42,7 @@ def test_only_one_module_uses_what_other_systems_lack():
     assert users.pop("system.py")
     # With the flag that makes a read fail instead of wait, which only Linux has.
     assert users == {
-        "sources/manifest/files/stored_file.py": {"preadv"},
+        "sources/manifest/files.py": {"preadv"},
     }
 
 

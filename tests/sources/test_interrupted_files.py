@@ -19,8 +19,8 @@ from lit_async_data.sources.hdf5.index.columns import IndexKey
 from lit_async_data.sources.hdf5.storage.failures import open_h5py
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
-from lit_async_data.sources.manifest.files import stored_file
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
+from lit_async_data.sources.manifest import files as stored_file
+from lit_async_data.sources.manifest.files import RootDirectory, fetched
 
 DATA = bytes(range(100))
 

@@ -22,9 +22,8 @@ from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
-from lit_async_data.sources.contract.derived import layout_of, places_of
 from lit_async_data.sources.contract.fingerprints import digest, probes
-from lit_async_data.sources.contract.source import Source, read
+from lit_async_data.sources.contract.source import Source, layout_of, places_of, read
 from lit_async_data.sources.local_files.cache_folder import CacheFolder
 from lit_async_data.system import usable_cores
 

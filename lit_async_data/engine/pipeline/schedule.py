@@ -17,8 +17,7 @@ from lit_async_data.order.plan import EpochPlan, Order, Schedule
 from lit_async_data.order.weights import Weights, class_weights
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import values_of
-from lit_async_data.sources.contract.derived import layout_of
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, layout_of
 
 
 def schedule_of(

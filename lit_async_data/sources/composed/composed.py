@@ -14,8 +14,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.derived import DerivedSource
-from lit_async_data.sources.contract.source import MemoryNeeds, Source
+from lit_async_data.sources.contract.source import DerivedSource, MemoryNeeds, Source
 
 # The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
 Positions = slice | Indices

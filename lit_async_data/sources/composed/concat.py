@@ -17,9 +17,15 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.composed.composed import ComposedSource, Positions
 from lit_async_data.sources.contract.checks import check_same, check_source
-from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
-from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
+from lit_async_data.sources.contract.source import (
+    Source,
+    check_range,
+    grouped_by_path,
+    layout_of,
+    places_of,
+    whole_numbers,
+)
 from lit_async_data.sources.contract.storage_layout import StorageLayout, slowest
 
 
@@ -186,7 +192,7 @@ class ConcatSource(ComposedSource):
 
 
 def _numbered_alike(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    """The sources, in which one number stands for one text; those of classes must be alike already."""
+    """The sources with their texts numbered alike; numbers of classes must agree already."""
     every = [source.spec.fields for source in sources]
     lists = {key: {fields[key].texts for fields in every if key in fields} for key in every[0]}
     common = {key: sorted({*itertools.chain(*texts)}) for key, texts in lists.items() if len(texts) > 1}

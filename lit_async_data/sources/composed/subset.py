@@ -16,10 +16,16 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import ComposedSource
 from lit_async_data.sources.contract.checks import check_source
-from lit_async_data.sources.contract.derived import grouped_by_path, layout_of, places_of
 from lit_async_data.sources.contract.fingerprints import digest
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
-from lit_async_data.sources.contract.source import Source, check_range, whole_numbers
+from lit_async_data.sources.contract.source import (
+    Source,
+    check_range,
+    grouped_by_path,
+    layout_of,
+    places_of,
+    whole_numbers,
+)
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 
 

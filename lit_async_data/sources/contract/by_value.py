@@ -1,7 +1,7 @@
 """`Pickler`, `dumps`: pickles for another process, with the classes and functions that it could not import.
 
-Such are those of ``__main__``, of a script that was started by spawn (``__mp_main__``), and of a module that was loaded
-by its path. They travel by value. Imports cloudpickle, so a reader process does not import this module.
+Classes and functions of ``__main__``, of a script started by spawn (``__mp_main__``), and of modules loaded by path
+travel by value. Imports cloudpickle, so a reader process does not import this module.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import cloudpickle
 
-# Held while cloudpickle's list of modules, of which a process has one, has some of ours. Reentrant: what is pickled may
-# pickle a part of itself.
+# Held while modules are registered in cloudpickle's list, which the process shares. Reentrant: an object may pickle a
+# part of itself.
 _LOCK = threading.RLock()
 
 

@@ -1,7 +1,7 @@
 """`Watch`: notices which attributes of an object, and of the objects in it, have changed.
 
-Numbers, text and small arrays are compared by value, all else by identity. Short lists and dicts are looked into, and
-so is what a function names; what they gain or lose is not seen, since reading may keep things there, as a cache does.
+Numbers, text and small arrays are compared by value, other objects by identity. Short lists, dicts, and the names in a
+function are looked into; items that a container gains or loses are ignored, since reading may use it as a cache.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CONTAINERS = (list, tuple, dict)
 HOLDERS = (types.MethodType, functools.partial)
 # Packages whose objects change as they work.
 OURS, LIBRARIES = ("lit_async_data",), ("pytorch_lightning", "lightning", "h5py", "zarr")
-# The attributes of this package's objects that are looked into, and of torch's modules among those that begin with _;
-# and what a source keeps of reading.
+# Attributes of this package's objects that are looked into; private ones of torch's modules; and attributes in which a
+# source keeps the state of reading.
 INSIDE, OF_MODULES, KEPT = (
     ("dataset", "inside", "function"),
     ("_modules", "_buffers", "_parameters"),
@@ -34,7 +34,7 @@ Path = tuple[Any, ...]  # the names that lead to a value
 
 
 class Watch:
-    """Compares an object with what it was at the last look. A copy or a pickle has not looked yet."""
+    """Compares an object with its state at the last look. A copy or a pickle has not looked yet."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, Any] | None = None
@@ -93,8 +93,8 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     )
     if _is_of(kind, OURS):
         return [(name, named[name]) for name in INSIDE if name in named]
-    # Names with _ are not the user's in torch's modules, in classes that extend a source of this package, and in what
-    # is neither a dataset nor a transform, such as an event or a lock.
+    # Private names are not the user's in torch's modules, in classes that extend a source of this package, and in
+    # objects that are neither datasets nor transforms, such as events and locks.
     torch = sys.modules.get("torch")
     extends = any(_is_of(each, OURS) and each.__name__ != "Source" for each in kind.__mro__)
     users = callable(value) or hasattr(kind, "__getitem__")

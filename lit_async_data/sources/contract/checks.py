@@ -18,7 +18,7 @@ from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.sources.contract.source import Source, read_all
 
 T = TypeVar("T")
-# How many of the first samples are tried for what all have in common, such as a size.
+# How many of the first samples are tried for a common property, such as the size.
 FIRST_SAMPLES = 16
 
 

@@ -20,7 +20,7 @@ from lit_async_data.errors import MissingError, WorkerError
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.changes import Watch
-from lit_async_data.sources.contract.places import Location, Part, starts
+from lit_async_data.sources.contract.places import Location, Part, Places, starts
 from lit_async_data.sources.contract.randomness import put_back
 from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
 from lit_async_data.system import ProcessGuard
@@ -225,7 +225,7 @@ class Source(abc.ABC):
         return samples
 
     def fingerprint(self) -> dict[str, int | str]:
-        """What shows that samples are not those of another run: a checkpoint keeps it, and a resumed run compares.
+        """Facts by which a resumed run notices other data than in its checkpoint.
 
         Numbers and short texts by name, found without reading samples. Nothing that differs between copies of the same
         data, such as times or the folder. Number of samples and fields, unless overridden.
@@ -398,3 +398,38 @@ def described(source: Source, name: str, spec: BatchSpec) -> str:
     origin = f" from {name}" if name else ""
     samples = name if name.startswith(size) else f"{size}samples{origin}"
     return f"{samples}: {spec}{left_out and f'; {left_out}'}"
+
+
+# -- sources whose samples lie elsewhere -------------------------------------------------------------------------------
+
+
+class DerivedSource(Source):
+    """A source whose samples lie elsewhere: in files that a table names, or in sources inside."""
+
+    @abc.abstractmethod
+    def layout(self) -> StorageLayout:
+        """As `chunks`, but may examine every sample to find chunks."""
+
+    @abc.abstractmethod
+    def places(self) -> Places:
+        """Part and row of each sample."""
+
+    @abc.abstractmethod
+    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+        """A group number for each sample, from the name that ``naming`` gives its file; and those names.
+
+        None if samples have no files of their own; they are then grouped by the files of their `parts`.
+        """
+
+
+def layout_of(source: Source) -> StorageLayout:
+    """The chunks of a source, also those that take a look at every sample; for an order that goes by chunks."""
+    return source.layout() if isinstance(source, DerivedSource) else source.chunks
+
+
+def places_of(source: Source) -> Places:
+    return source.places() if isinstance(source, DerivedSource) else Places.of_parts(source.parts)
+
+
+def grouped_by_path(source: Source, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+    return source.grouped_by_path(naming) if isinstance(source, DerivedSource) else None

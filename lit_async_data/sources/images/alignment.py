@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.images.formats import UPRIGHT
+from lit_async_data.sources.images.formats import GREYS, PALETTES, UPRIGHT
 from lit_async_data.sources.images.image_shape import INDICES, ImageShape
-from lit_async_data.sources.images.modes import GREYS, PALETTES
 
 
 class Shown(NamedTuple):
@@ -35,7 +34,7 @@ class Alignment:
         self.keys = frozenset(itertools.chain(*self._pairs))
 
     def mismatches(self, shown: Mapping[str, Places]) -> Iterator[tuple[str, Any, str]]:
-        """Images that do not fit to one of another field: the field, the place, and what is wrong."""
+        """Images that do not fit an image of another field: the field, the place, and the reason."""
         for one, other in self._pairs if len(shown) > 1 else ():
             seconds = shown.get(other, {})
             for place, first in shown.get(one, {}).items():

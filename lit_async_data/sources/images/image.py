@@ -19,7 +19,17 @@ from lit_async_data.batch.spec import Array, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.permutation import Words
 from lit_async_data.sources.images.alignment import Shown
-from lit_async_data.sources.images.formats import UPRIGHT, Format, Head, format_of, mirrored, upright, upright_size
+from lit_async_data.sources.images.formats import (
+    UPRIGHT,
+    Format,
+    Head,
+    check_mode,
+    format_of,
+    mirrored,
+    upright,
+    upright_size,
+    values_of,
+)
 from lit_async_data.sources.images.image_shape import (
     Box,
     Crop,
@@ -29,7 +39,6 @@ from lit_async_data.sources.images.image_shape import (
     draws_of,
     whole_pixels,
 )
-from lit_async_data.sources.images.modes import check_mode, values_of
 from lit_async_data.system import after_fork_in_child
 
 # An image is decoded at half, a quarter or an eighth of its size, where its format can, if this many times the output

@@ -102,7 +102,7 @@ class ImageShape(ImageOptions):
 
     @functools.cached_property
     def target_mode(self) -> str:
-        """The mode of what is delivered."""
+        """The mode of delivered images."""
         return "RGB" if self.mode is None else self.mode
 
     @functools.cached_property

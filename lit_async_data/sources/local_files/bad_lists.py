@@ -23,9 +23,9 @@ Exclude = Sequence[int] | str | os.PathLike[str] | Indices  # jsonargparse makes
 
 
 def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, str | int | None]:
-    """The line on a sample, which is given as `Source.locate` takes it.
+    """The line on a sample, whose number is as for `Source.locate`.
 
-    ``dataset`` is its group in the file, ``id`` that of a table or the sample number, ``cause`` the error.
+    ``dataset`` is its group in the file, ``id`` its id in the table or its number, ``cause`` the error.
     """
     place: Any = source.locate([sample])[0]
     name, path = getattr(place, "id", None), getattr(place, "path", None)
@@ -115,9 +115,9 @@ def _lines_of(path: str) -> list[tuple[str, str, int, str]]:
 
 
 def _same_files(listed: Collection[str], files: Collection[str]) -> dict[str, str]:
-    """The file of a source for each listed one: that at the same path; for one that is gone, that of the same name.
+    """The file of a source for each listed path. Files that have moved are found by name.
 
-    Where several have that name, two belong together if each is the most like the other, by the folders above it.
+    If several files have that name, two belong together if each is most like the other, by the folders above it.
     """
     real = {os.path.realpath(file): file for file in files}
     same = {each: real[path] for each in listed if (path := os.path.realpath(each)) in real}

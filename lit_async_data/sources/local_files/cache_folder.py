@@ -1,8 +1,8 @@
 """`CacheFolder`: files that save work the next time, in a folder of the user's.
 
-A file holds a head that says in plain text what it is of, a body, and the CRC-32 of both. It is used only if its head
-is the one that would be written now. So one that a crash or a full disk has cut short is detected when it is read, and
-writing needs no fsync.
+A file holds a head in plain text, which names the data, a body, and the CRC-32 of both. It is used only if the same
+head would be written now. A file that a crash or a full disk has cut short is detected when it is read, so writing
+needs no fsync.
 """
 
 from __future__ import annotations

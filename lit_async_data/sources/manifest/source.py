@@ -19,10 +19,9 @@ from lit_async_data.options import check_names
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.derived import DerivedSource
 from lit_async_data.sources.contract.fingerprints import digest, probes
 from lit_async_data.sources.contract.places import Location, Part, Places
-from lit_async_data.sources.contract.source import MemoryNeeds, check_range, whole_numbers
+from lit_async_data.sources.contract.source import DerivedSource, MemoryNeeds, check_range, whole_numbers
 from lit_async_data.sources.contract.storage_layout import Reading, StorageLayout, slowest
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files.bad_lists import Exclude
@@ -32,7 +31,7 @@ from lit_async_data.sources.manifest.class_folders import LABEL, PATH, class_fol
 from lit_async_data.sources.manifest.fields.column import Column, Given
 from lit_async_data.sources.manifest.fields.fields import Fields, FileField
 from lit_async_data.sources.manifest.fields.rows import Rows
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory
+from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.arrow import numpy_values
 from lit_async_data.sources.table.delimited import TextFormat
 from lit_async_data.sources.table.row_origin import NoColumnError
@@ -132,7 +131,7 @@ class ManifestSource(DerivedSource):
         filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
         exclude: Samples to leave out, as for `HDF5Source`. Rows of a list count without ``filters``, and must name the
             files that the list names.
-        check_files: Files to check now: ``"first"``: those of the first good one of 16 samples, and a few others if all
+        check_files: Files to check now. ``"first"``: the files of the first good sample of 16, and a few others if all
             must have one shape; or ``"none"``. A bad file raises its error when it is read; ``inspect --check-all``
             reads all. HDF5 files are always opened.
         allow_external: Whether paths, and links on them, may leave ``root``.

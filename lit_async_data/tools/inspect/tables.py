@@ -13,7 +13,7 @@ from typing import Any
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.sources.manifest.fields.column import Column, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields.fields import labels_of
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory
+from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.arrow import arrow, is_number, is_text
 from lit_async_data.sources.table.delimited import TextFormat
 from lit_async_data.sources.table.reading import column_names, files_of

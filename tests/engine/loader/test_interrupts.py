@@ -15,8 +15,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
-from lit_async_data.sources.manifest.files import prefetcher
-from lit_async_data.sources.manifest.files.stored_file import fetched
+from lit_async_data.sources.manifest.files import fetched, prefetcher
 from lit_async_data.testing import ArraySource
 
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself

@@ -7,7 +7,7 @@ from support.sources.parted import HALVES, files, numbered, parted, side_of
 from lit_async_data import ConcatSource, HDF5Source, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.composed.groups import groups_of, hashed
-from lit_async_data.sources.contract.derived import places_of
+from lit_async_data.sources.contract.source import places_of
 
 KINDS = [
     np.array,

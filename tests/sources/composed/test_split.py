@@ -13,7 +13,7 @@ from lit_async_data import ConcatSource, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.sources.composed.groups import hashed
-from lit_async_data.sources.contract.derived import places_of
+from lit_async_data.sources.contract.source import places_of
 
 THREE = {"train": 0.6, "val": 0.2, "test": 0.2}
 

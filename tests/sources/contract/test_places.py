@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.sources.parted import parted
 
 from lit_async_data import ConcatSource, SubsetSource
-from lit_async_data.sources.contract.derived import places_of
+from lit_async_data.sources.contract.source import places_of
 
 
 def test_places_are_those_of_the_innermost_parts():

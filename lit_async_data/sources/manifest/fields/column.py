@@ -16,7 +16,7 @@ from lit_async_data.sources.contract.checks import FIRST_SAMPLES
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory
+from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.labels import Null
 from lit_async_data.sources.table.row_origin import listed
 from lit_async_data.sources.table.table import Table
@@ -148,10 +148,12 @@ class Column:
 
     @property
     def several(self) -> bool:
+        """Whether the field is a vector of several columns."""
         return not isinstance(self.name, str)
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The columns of the field."""
         return (self.name,) if isinstance(self.name, str) else self.name
 
 
@@ -171,7 +173,7 @@ def kind_of_path(path: str) -> Kind | None:
 
 
 def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
-    """The kind of a column: the one that the user gives, else from its first value. None for labels of any kind."""
+    """The kind of a column as given, else inferred from its first value. None for labels of any kind."""
     first = table.first(column.names[0])
     if column.kind is not None or column.several or column.classes is not None:
         kind = column.kind
@@ -187,7 +189,7 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
 
 
 def check_no_folders(name: str, table: Table, root: RootDirectory) -> None:
-    """Refuse names of folders, which would be classes; for tables of which no field has files."""
+    """Refuse names of folders, which would become classes, in tables without fields of files."""
     if not table.is_text(name):
         return
     found = list(map(str, table.array(name).slice(0, FIRST_SAMPLES).unique().drop_null().to_pylist()))

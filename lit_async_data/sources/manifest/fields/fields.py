@@ -40,8 +40,7 @@ from lit_async_data.sources.manifest.fields.hdf5 import (
     with_hdf5_columns,
 )
 from lit_async_data.sources.manifest.fields.rows import Paths, Rows
-from lit_async_data.sources.manifest.files.prefetcher import FilePrefetcher
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory
+from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
 from lit_async_data.sources.table.arrow import is_number
 from lit_async_data.sources.table.labels import Labels
 from lit_async_data.sources.table.row_origin import listed, quoted
@@ -79,7 +78,7 @@ class FileField:
         return self.decoder.spec
 
     def read(self, samples: Indices, out: Array, keys: Words | None) -> Places:
-        """Decode the files of samples; without keys, the middle of each. Returns what images show, by place."""
+        """Decode the files of samples; without keys, the middle of each. Returns the `Shown` of images, by place."""
         drawn = self.decoder.draws(keys, len(samples))
         paths, known = self.paths.of(samples), self.decoder.head
         if out.dtype != self.spec.dtype or not out.flags.c_contiguous:
@@ -225,7 +224,7 @@ class Fields:
         return found
 
     def check_first(self, spec: BatchSpec) -> None:
-        """Read the files of the first good sample, those of images that belong together at once."""
+        """Read the files of the first good sample; images that belong together at once."""
         together = [key for key in self.files if key in self.alignment.keys]
         for keys in [together, *([key] for key in self.files if key not in together)]:
             out = spec.empty(1, keys)

@@ -16,7 +16,7 @@ from lit_async_data.errors import AsyncDataError, CorruptError, ManifestError, M
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.places import Location, Part, Places, numbered
 from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory
+from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.arrow import split_folders
 from lit_async_data.sources.table.row_origin import GIVEN, printable_path, quoted
 from lit_async_data.sources.table.table import Table
@@ -41,7 +41,7 @@ class TableRow(Location):
 
 
 def _similar_path(path: str) -> str:
-    """A hint for a path without a file: the file that it seems to mean, and what to change; empty if unknown."""
+    """A hint for a path without a file: an existing file with a similar path, and the difference; empty if unknown."""
     others = {"backslashes": path.replace("\\", "/"), "spaces around a name": re.sub(" */ *", "/", path.strip())}
     for form in ("NFC", "NFD"):
         fix = f"another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
@@ -86,7 +86,7 @@ class Rows:
         )
 
     def with_row(self, error: AsyncDataError, sample: int, path: str | None = None, hint: str = "") -> AsyncDataError:
-        """An error of a file as an error that also names the row of the table, and a hint on what else to do."""
+        """The error of a file, with the row of the table and a further hint."""
         _, row = self.place(sample)
         kind = type(error)
         if path is not None and isinstance(error, MissingError):
@@ -178,7 +178,7 @@ class Paths:
             raise self.rows.with_row(error, sample, text) from None
 
     def failed(self, error: AsyncDataError, sample: int, path: str) -> AsyncDataError:
-        """An error of a sample's file, with its row and with what leaves a damaged file out."""
+        """The error of a sample's file, with its row and with a filter that leaves a damaged file out."""
         hint = ""
         if isinstance(error, CorruptError):
             name = self.rows.id or self.column

@@ -23,7 +23,7 @@ from lit_async_data import (
 )
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, ManifestError
 from lit_async_data.sources.local_files import opening
-from lit_async_data.sources.manifest.files import prefetcher as fetching
+from lit_async_data.sources.manifest import files as fetching
 
 
 def smooth(height, width, seed=0):

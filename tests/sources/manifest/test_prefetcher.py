@@ -17,8 +17,8 @@ from support.threads.interrupts import interrupted
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.engine.resources.plan import AHEAD
-from lit_async_data.sources.manifest.files import prefetcher as fetching
-from lit_async_data.sources.manifest.files.prefetcher import THREADS, FilePrefetcher
+from lit_async_data.sources.manifest import files as fetching
+from lit_async_data.sources.manifest.files import THREADS, FilePrefetcher
 
 ROOM = 2**25
 

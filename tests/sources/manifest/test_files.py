@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.local_files import retrying
-from lit_async_data.sources.manifest.files import stored_file
-from lit_async_data.sources.manifest.files.stored_file import RootDirectory, fetched
+from lit_async_data.sources.manifest import files as stored_file
+from lit_async_data.sources.manifest.files import RootDirectory, fetched
 
 
 def test_a_file_is_read_as_a_whole(tmp_path):

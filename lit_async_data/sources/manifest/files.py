@@ -1,0 +1,380 @@
+"""Files that a table names: checks that a path is inside its root folder, reads whole files, and reads them ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import re
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lit_async_data import system
+from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
+from lit_async_data.sources.contract.source import Reservation
+from lit_async_data.sources.local_files.descriptors import advice_on
+from lit_async_data.sources.local_files.opening import changed_recently, open_into
+from lit_async_data.sources.local_files.retrying import TRANSIENT, retry_once
+from lit_async_data.system import OURS, ProcessGuard, is_cold
+
+# Most paths: names below the root, none of them hidden, "." or "..". Others need a closer look.
+_PLAIN = re.compile(r"[^./\\:\0][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
+# On Windows, one letter and a colon are a drive.
+_ADDRESS = re.compile(rf"data:|[A-Za-z][A-Za-z0-9+.\-]{'+' if os.name == 'nt' else '*'}:[/\\]|\\\\")
+# With O_NONBLOCK, opening a pipe or a device returns at once, and it is refused; without, it could block.
+_FLAGS = os.O_RDONLY | system.CLOSE_ON_EXEC | system.NO_BLOCKING | system.NO_TERMINAL | system.BINARY
+# Errors of systems for a link that O_NOFOLLOW does not follow.
+_LINK_ERRORS = (errno.ELOOP, errno.EMLINK)
+# If the system cannot tell, a file that takes longer counts as cold.
+_SLOW_S = 1e-3
+# Most bytes per read that all systems support.
+_PIECE = 2**30
+# Larger files are refused unread: by mistake, a table can name a film.
+MOST_BYTES = 2**32
+FETCHER = f"{OURS} fetcher"
+# Files read at a time: a network that takes 5 ms per file then delivers 3200 files per second.
+THREADS = 16
+# Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
+_AVERAGED_FILES, _COLD_SHARE = 16, 0.1
+# A file that was not read within this number of calls of `fetch` is dropped.
+_STALE = 64
+
+
+class RootDirectory:
+    """A folder, and the check that paths of a table are inside it. Picklable and thread-safe.
+
+    A path that `path_of` returns has no ``..`` above the folder and is not a network address; and when `checked`
+    returned it or `open` opened it, no link led out of the folder. Each folder is checked once, so one that a link
+    replaces later is not noticed: this guards against tables, not against users who can write to the folder.
+    """
+
+    def __init__(self, root: str, *, allow_external: bool = False) -> None:
+        self.root = os.path.abspath(os.path.expanduser(root))
+        self.allow_external = allow_external
+        self._checked_folders: set[str] = set()
+
+    def path_of(self, path: str) -> str:
+        """The absolute path of a path in a table. Accesses no files."""
+        if _PLAIN.fullmatch(path):  # fast path, a third of the time
+            return f"{self.root}/{path}" if self.root != "/" else f"/{path}"
+        if not path or "\0" in path:
+            raise ManifestError(f"{path!r}: not a path; give the path of a file")
+        if _ADDRESS.match(path):
+            raise ManifestError(f"{path}: an address, not a path; fetch the file first")
+        joined = os.path.join(self.root, path)
+        if not self.allow_external and not _is_inside(os.path.normpath(joined), self.root):
+            raise self._outside_error(path)
+        return joined
+
+    def within(self, path: str) -> str:
+        """A path from `path_of`, normalized and relative to the root; absolute if it is outside."""
+        path = os.path.normpath(path)
+        return path[len(self.root.rstrip(os.sep)) + 1 :] if _is_inside(path, self.root) else path
+
+    def checked(self, path: str) -> str:
+        """A path from `path_of`, after checking that no link on it leads out of the root."""
+        if self.allow_external:
+            return path
+        self._check_folder(path)
+        if os.path.islink(path):
+            self._check(path, path)
+        return path
+
+    def open(self, path: str, opened: list[int]) -> None:
+        """Open a path from `path_of`, with the checks of `checked`, and append its descriptor to ``opened``."""
+        if self.allow_external:
+            open_into(opened, path, _FLAGS)
+            return
+        self._check_folder(path)
+        try:
+            open_into(opened, path, _FLAGS | system.NO_LINKS)
+        except OSError as error:
+            if error.errno not in _LINK_ERRORS:
+                raise
+            self._check(path, path)
+            open_into(opened, path, _FLAGS)
+
+    def _check_folder(self, path: str) -> None:
+        folder = path[: max(path.rfind("/"), path.rfind(os.sep))]
+        if folder not in self._checked_folders:
+            self._check(folder or "/", path)
+            self._checked_folders.add(folder)
+
+    def _check(self, place: str, path: str) -> None:
+        if not _is_inside(os.path.realpath(place), os.path.realpath(self.root)):
+            raise self._outside_error(path)
+
+    def _outside_error(self, path: str) -> ManifestError:
+        return ManifestError(f"{path}: leaves root {self.root}; move it, or set allow_external=True")
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+# For files that no table names.
+ANYWHERE = RootDirectory("/", allow_external=True)
+
+
+def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = ANYWHERE) -> bool:
+    """Read a file from the page cache into buffers that have exactly its ``nbytes``; whether that succeeded.
+
+    If not, or if the file was modified in the last two seconds, `fetched` reads it or raises its error.
+    """
+    if not system.NO_WAIT:
+        return False
+    opened: list[int] = []
+    try:
+        root.open(path, opened)
+        (number,) = opened
+        # Size and time are read afterwards, to detect a change during the read.
+        read, found = os.preadv(number, parts, 0, system.NO_WAIT), os.fstat(number)
+        return read == nbytes == found.st_size and not changed_recently(found.st_mtime_ns)
+    except OSError:
+        return False
+    finally:
+        if opened:
+            os.close(opened[0])
+
+
+def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple[bytes, bool]:
+    """All bytes of a file, and whether they came from a disk or network instead of the page cache."""
+    started = time.perf_counter()
+    try:
+        data, cold = retry_once(functools.partial(_opened_and_read, path, most_bytes, root))
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
+    except OSError as error:
+        failed = error.errno in TRANSIENT
+        advice = "it failed twice in a row: check dmesg" if failed else "check its permissions and the mount"
+        problem = advice_on(error) or f"[Errno {error.errno}] {error.strerror}; {advice}"
+        raise SourceError(f"{path}: cannot be read: {problem}", file=path) from error
+    return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
+
+
+def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool | None]:
+    opened: list[int] = []
+    try:
+        root.open(path, opened)
+        (number,) = opened
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            what = "not a file, but a folder, pipe or device; give the path of a file"
+            raise FormatError(f"{path}: {what}", file=path)
+        if status.st_size > most_bytes:
+            what = f"{status.st_size} bytes, more than the limit of {most_bytes}; leave it out"
+            raise FormatError(f"{path}: {what}", file=path)
+        cold = is_cold(number, 0)
+        data = _all_bytes(number, path, status.st_size)
+        if os.fstat(number).st_mtime_ns != status.st_mtime_ns:
+            raise _changed(path)
+        # A write may be in progress, which updates the time only when it begins.
+        if changed_recently(status.st_mtime_ns):
+            os.lseek(number, 0, os.SEEK_SET)
+            if _all_bytes(number, path, status.st_size) != data:
+                raise _changed(path)
+    finally:
+        if opened:
+            os.close(opened[0])
+    return data, cold
+
+
+def _changed(path: str) -> ChangedError:
+    return ChangedError(f"{path}: changed while it was read; do not write to it during training", file=path)
+
+
+def _all_bytes(number: int, path: str, size: int) -> bytes:
+    pieces, left = [], size + 1  # one byte more, to detect a file that grew
+    try:
+        while left > 1 and (piece := os.read(number, min(left, _PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} at byte {size + 1 - left}") from error
+    if left != 1:
+        raise _changed(path)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+# -- reading ahead -----------------------------------------------------------------------------------------------------
+
+
+class FileRequest:
+    """A file to read ahead. No `Future`: an interrupt in one of its methods can leave its lock locked for ever."""
+
+    def __init__(self, path: str, turn: int) -> None:
+        self.path, self.turn = path, turn
+        self.size: int | None = None  # known once a thread has looked it up
+        self.held_bytes = 0
+        self.begun = self.unwanted = False  # each side sets its own, and then looks at the other's
+        self.reading = threading.Lock()  # held until a thread that has begun is done
+        self.reading.acquire()
+        self.data: bytes | None = None
+
+
+class FilePrefetcher:
+    """Reads files, and reads them ahead if they are not in the page cache. Thread-safe.
+
+    Files are read in the order of `fetch`, each as soon as there is room for all its bytes; one that is larger than the
+    room is read alone. The threads run as long as somebody holds a reservation.
+
+    Attributes:
+        files: Files to read ahead, and files that have been read and not been taken yet, by path.
+        held_bytes: Bytes of the files that have been read ahead, or that a thread is reading.
+    """
+
+    def __init__(self, root: RootDirectory = ANYWHERE) -> None:
+        self._root = root
+        self._begin()
+
+    def _begin(self) -> None:
+        self._cold = 0.0  # without a lock: concurrent updates lose one file, which does not matter
+        self._process = ProcessGuard()
+        self._lock = threading.RLock()  # reentrant: garbage collection can close a loader inside it
+        # Guarded by the lock:
+        self._inside = False
+        self._reserved: dict[object, int] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._turn = 0
+        self.held_bytes = 0
+        self.files: dict[str, FileRequest] = {}
+        self._waiting: deque[FileRequest] = deque()  # those that no thread has begun
+
+    def __reduce__(self) -> tuple[type[FilePrefetcher], tuple[RootDirectory]]:
+        return FilePrefetcher, (self._root,)
+
+    def read(self, path: str) -> bytes:
+        """All bytes of a file. Waits if a thread is reading it; a file that none has begun is read here, at once."""
+        file = self.files.get(path) if self.files and self._mine else None
+        if file is not None:
+            file.unwanted, data = True, None
+            if file.begun:
+                with file.reading:
+                    data = file.data
+            with self._held():
+                self._drop(file)
+                self._read_next()
+            if data is not None:
+                return data
+        return self._read(path, MOST_BYTES)
+
+    def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
+        """Read a file into its destination if it is in the page cache and has the right size; see `filled`."""
+        if self.files or not filled(path, parts, nbytes, self._root):
+            return False
+        self._cold -= self._cold / _AVERAGED_FILES
+        return True
+
+    @property
+    def wanted(self) -> bool:
+        """Whether reading ahead helps: there is room, and some recent files were not in the page cache."""
+        return self.room > 0 and self._cold > _COLD_SHARE and self._mine
+
+    def fetch(self, paths: Iterable[str]) -> None:
+        with self._held():
+            self._turn += 1
+            for file in [file for file in self.files.values() if file.turn < self._turn - _STALE]:
+                self._drop(file)
+            for path in paths:
+                if not self.room:
+                    return
+                if path not in self.files:
+                    file = FileRequest(path, self._turn)
+                    self._pool = self._pool or ThreadPoolExecutor(THREADS, FETCHER)
+                    try:
+                        self._pool.submit(self._measure, file)
+                    except RuntimeError:  # no more threads are available
+                        return
+                    self.files[path] = file
+                    self._waiting.append(file)
+
+    def reserve(self, nbytes: int) -> Callable[[], None]:
+        """Allow reading ahead of some bytes; returns a function that ends this. The last one ends the threads."""
+        if not self._mine:
+            self._begin()  # a fork: the threads and the owner of the lock are in another process
+        key = object()
+        reservation = Reservation(functools.partial(self._release, key))
+        with self._lock:
+            self._reserved[key] = nbytes
+        return reservation
+
+    @property
+    def room(self) -> int:
+        return sum(self._reserved.copy().values())  # the copy is made in one step
+
+    @property
+    def _mine(self) -> bool:
+        # A fork has no threads, and a lock that one of them held would never be released.
+        return not self._process.forked
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[bool]:
+        """The lock; whether this thread holds it already."""
+        with self._lock:
+            inside, self._inside = self._inside, True
+            try:
+                yield inside
+            finally:
+                self._inside = inside
+
+    def _release(self, key: object) -> None:
+        with self._held() as inside:
+            self._reserved.pop(key, None)
+            if self._reserved:
+                return
+            for file in list(self.files.values()):
+                self._drop(file)
+            self.held_bytes = 0  # an interrupt can have lost count
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            # Garbage collection can come here in one of the threads, or in one that holds the lock they wait for.
+            mine = threading.current_thread().name.startswith(FETCHER)
+            pool.shutdown(wait=not inside and not mine, cancel_futures=True)
+
+    def _drop(self, file: FileRequest) -> None:
+        if self.files.get(file.path) is file:
+            del self.files[file.path]
+            file.unwanted = True
+            self.held_bytes -= file.held_bytes
+
+    def _measure(self, file: FileRequest) -> None:
+        """Its bytes count before they are read; otherwise the threads would read more files than there is room for."""
+        try:
+            size = os.stat(file.path).st_size
+        except OSError:
+            size = 0  # `read` will raise it
+        with self._held():
+            file.size = size
+            self._read_next()
+
+    def _read_next(self) -> None:
+        """Begin the next files that there is room for; with the lock."""
+        while self._waiting and self._pool is not None:
+            file = self._waiting[0]
+            if file.size is not None and file.size > self.room:
+                self._drop(file)  # whoever needs it reads it
+            if not file.unwanted:
+                if file.size is None or (self.held_bytes and self.held_bytes + file.size > self.room):
+                    return
+                file.held_bytes = file.size
+                self.held_bytes += file.size
+                with contextlib.suppress(RuntimeError):  # the interpreter ends
+                    self._pool.submit(self._load, file)
+            self._waiting.popleft()
+
+    def _load(self, file: FileRequest) -> None:
+        file.begun = True
+        with contextlib.suppress(Exception):  # `read` reads the file again, which raises
+            file.data = None if file.unwanted else self._read(file.path, min(file.held_bytes, MOST_BYTES))
+        file.reading.release()
+
+    def _read(self, path: str, most_bytes: int) -> bytes:
+        data, cold = fetched(path, most_bytes, self._root)
+        self._cold += (cold - self._cold) / _AVERAGED_FILES
+        return data
