@@ -48,7 +48,7 @@ def setting(name, value):
     return lambda given: setattr(given, name, value)
 
 
-HELD = np.zeros(100)
+HELD, LONG = np.zeros(100), [0] * 100
 CHANGES = {
     "a number": (setting("a", 1), "a"),
     "NaN for a number": (setting("a", float("nan")), "a"),
@@ -56,6 +56,7 @@ CHANGES = {
     "a new attribute": (setting("other", None), "other"),
     "no attribute": (lambda given: delattr(given, "a"), "a"),
     "a large array": (setting("large", np.zeros(100)), "large"),
+    "a long list": (setting("long", [1] * 100), "long"),
     "an item of a list": (lambda given: given.list.__setitem__(0, 2), "list"),
     "an item of a dict": (lambda given: given.dict.__setitem__("p", 0.5), "dict"),
     "the value of a small array": (lambda given: given.small.__setitem__(0, 5), "small"),
@@ -74,6 +75,7 @@ def holder():
         text="x",
         nan=float("nan"),
         large=HELD,
+        long=LONG,
         list=[1, Holder(a=0)],
         dict={"p": 0.1},
         small=np.zeros(2),

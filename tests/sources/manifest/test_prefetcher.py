@@ -94,6 +94,14 @@ def test_nothing_is_read_ahead_of_what_is_in_memory(files, reader, monkeypatch):
     assert len(disk.asked) == 8
 
 
+def test_files_that_are_in_memory_again_end_reading_ahead(files, disk, reader, monkeypatch):
+    made_cold(reader, files)
+    assert reader.wanted
+    monkeypatch.setattr(fetching, "filled", lambda *_: True)
+    assert all(reader.fill(path, [], 100) for path in files)
+    assert not reader.wanted
+
+
 def test_a_file_that_is_read_ahead_is_read_once_and_by_another_thread(files, disk, reader):
     made_cold(reader, files)
     assert reader.wanted
