@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, NamedTuple
 
 from lit_async_data.errors import FormatError
@@ -85,122 +85,104 @@ def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> dict[str, Any]:
 
 def rebuilt(skeleton: Any, leaves: Mapping[str, Any]) -> Any:
     """Puts leaves in place of the placeholders of a skeleton."""
-    return _replaced(skeleton, lambda value, _: leaves[value.path] if type(value) is Placeholder else value, "batch")
+    kind = type(skeleton)
+    if kind not in (dict, list, tuple):
+        return _replaced(
+            skeleton, lambda value, _: leaves[value.path] if type(value) is Placeholder else value, "batch"
+        )
+    changes: dict[Any, Any] = {}  # found here without a call for each leaf: the loop's thread waits
+    for key, child in skeleton.items() if kind is dict else enumerate(skeleton):
+        if type(child) is Placeholder:
+            changes[key] = leaves[child.path]
+        elif type(child) not in SCALARS and (new := rebuilt(child, leaves)) is not child:
+            changes[key] = new
+    if not changes:
+        return skeleton
+    batch = dict(skeleton) if kind is dict else list(skeleton)
+    for key, new in changes.items():
+        batch[key] = new
+    return tuple(batch) if kind is tuple else batch
 
 
 def _replaced(value: Any, replace: Replace, path: str) -> Any:
     new = replace(value, path)
     if new is not value:
         return new
+    children: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
-        changes = dict(_changed_children(value.items(), replace, path))
-        return _with_items(value, changes, path) if changes else value
-    if isinstance(value, Sequence) and not isinstance(value, OPAQUE):
-        changes = dict(_changed_children(enumerate(value), replace, path))
-        return _with_elements(value, changes, path) if changes else value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _with_fields(value, replace, path)
-    return value
-
-
-def _changed_children(children: Iterable[tuple[Any, Any]], replace: Replace, path: str) -> Iterator[tuple[Any, Any]]:
-    for key, child in children:
-        if type(child) in SCALARS:
-            continue
-        new = _replaced(child, replace, f"{path}[{key!r}]")
-        if new is not child:
-            yield key, new
-
-
-def _with_items(mapping: Mapping[Any, Any], changes: dict[Any, Any], path: str) -> Any:
-    if isinstance(mapping, MutableMapping):
-        return _changed_copy(mapping, mapping.values(), changes, path)
-    items = {**mapping, **changes}
-    with _rebuilding(mapping, path):
-        new = type(mapping)(items)  # type: ignore[call-arg]
-        _check_same(new, list(new), list(items))
-        _check_same(new, list(new.values()), list(items.values()))
-    return new
-
-
-def _with_elements(sequence: Sequence[Any], changes: dict[int, Any], path: str) -> Any:
-    if isinstance(sequence, MutableSequence):
-        return _changed_copy(sequence, sequence, changes, path)
-    elements = [changes.get(index, value) for index, value in enumerate(sequence)]
-    with _rebuilding(sequence, path):
-        if isinstance(sequence, tuple):
-            return _tuple_like(sequence, elements)
-        new = type(sequence)(elements)  # type: ignore[call-arg]
-        _check_same(new, list(new), elements)
-    return new
-
-
-def _tuple_like(sequence: tuple[Any, ...], elements: list[Any]) -> Any:
-    """A tuple of the same class. Bypasses the class's own ``__new__``, whose arguments may not be the elements."""
-    kind = type(sequence)
-    try:
-        new = tuple.__new__(kind, elements)
-    except TypeError:  # a class written in C, such as the result of torch.max
-        new = kind(elements)
-        _check_same(new, list(new), elements)
+        children, changed, name = value.items(), _with_items, "[{!r}]"
+    elif isinstance(value, Sequence) and not isinstance(value, OPAQUE):
+        children, changed, name = enumerate(value), _with_elements, "[{!r}]"
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        children, changed, name = [(each, getattr(value, each, None)) for each in names], _with_fields, ".{}"
     else:
-        if kind is not tuple and hasattr(sequence, "__dict__"):
-            vars(new).update(vars(sequence))
-    return new
-
-
-def _changed_copy(container: Any, children: Iterable[Any], changes: dict[Any, Any], path: str) -> Any:
-    """A copy of a mutable container with changes. It keeps what else its class holds, such as a default factory."""
-    with _rebuilding(container, path):
-        clone = copy.copy(container)
-        for key, value in changes.items():
-            before = container[key]
-            clone[key] = value
-            if container[key] is value:  # the copy shares its storage with the container, which must not change
-                container[key] = before
-                clone = copy.deepcopy(container, {id(child): child for child in children})
-                break
-        for key, value in changes.items():
-            clone[key] = value
-    return clone
-
-
-def _with_fields(value: Any, replace: Replace, path: str) -> Any:
-    changes = {}
-    for field in dataclasses.fields(value):
-        child = getattr(value, field.name, None)
-        if type(child) in SCALARS:
-            continue
-        new = _replaced(child, replace, f"{path}.{field.name}")
-        if new is not child:
-            changes[field.name] = new
-    if not changes:
         return value
-    with _rebuilding(value, path):
-        clone = copy.copy(value)
-        for name, new in changes.items():
-            object.__setattr__(clone, name, new)  # the dataclass may be frozen
-        for name in [name for name in getattr(clone, "__dict__", ()) if _is_cached(type(value), name)]:
-            del vars(clone)[name]  # computed from the old fields
-    return clone
-
-
-def _is_cached(kind: type, name: str) -> bool:
-    return isinstance(getattr(kind, name, None), functools.cached_property)
-
-
-@contextlib.contextmanager
-def _rebuilding(container: Any, path: str) -> Iterator[None]:
-    """Raises errors of the block as a `FormatError` that names the container."""
+    changes = {}
+    for key, child in children:
+        if type(child) not in SCALARS and (new := _replaced(child, replace, path + name.format(key))) is not child:
+            changes[key] = new
     try:
-        yield
+        return changed(value, changes) if changes else value
     except Exception as error:
-        kind = type(container).__name__
+        kind = type(value).__name__
         raise FormatError(
             f"{path} is a {kind}, which cannot be built again around its tensors once they are on the device: "
             f"{type(error).__name__}: {error}. Give {kind} a method to(device) that returns it moved, or have "
             "collate_fn return a tuple or dict instead"
         ) from error
+
+
+def _with_items(mapping: Any, changes: dict[Any, Any]) -> Any:
+    if isinstance(mapping, MutableMapping):
+        return _changed_copy(mapping, mapping.values(), changes)
+    items = {**mapping, **changes}
+    new = type(mapping)(items)
+    _check_same(new, list(new), list(items))
+    _check_same(new, list(new.values()), list(items.values()))
+    return new
+
+
+def _with_elements(sequence: Any, changes: dict[int, Any]) -> Any:
+    if isinstance(sequence, MutableSequence):
+        return _changed_copy(sequence, sequence, changes)
+    elements = [changes.get(index, value) for index, value in enumerate(sequence)]
+    kind = type(sequence)
+    if isinstance(sequence, tuple):
+        with contextlib.suppress(TypeError):  # a class written in C, such as the result of torch.max
+            # Past the ``__new__`` of the class, whose arguments may not be the elements.
+            plain = tuple.__new__(kind, elements)
+            if kind is not tuple and hasattr(sequence, "__dict__"):
+                vars(plain).update(vars(sequence))
+            return plain
+    new = kind(elements)
+    _check_same(new, list(new), elements)
+    return new
+
+
+def _changed_copy(container: Any, children: Iterable[Any], changes: dict[Any, Any]) -> Any:
+    """A copy of a mutable container with changes. It keeps what else its class holds, such as a default factory."""
+    clone = copy.copy(container)
+    for key, value in changes.items():
+        before = container[key]
+        clone[key] = value
+        if container[key] is value:  # the copy shares its storage with the container, which must not change
+            container[key] = before
+            clone = copy.deepcopy(container, {id(child): child for child in children})
+            break
+    for key, value in changes.items():
+        clone[key] = value
+    return clone
+
+
+def _with_fields(value: Any, changes: dict[str, Any]) -> Any:
+    clone = copy.copy(value)
+    for name, new in changes.items():
+        object.__setattr__(clone, name, new)  # the dataclass may be frozen
+    for name in [*getattr(clone, "__dict__", ())]:
+        if isinstance(getattr(type(value), name, None), functools.cached_property):
+            del vars(clone)[name]  # computed from the old fields
+    return clone
 
 
 def _check_same(new: Any, actual: list[Any], expected: list[Any]) -> None:

@@ -9,13 +9,14 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 from support.device.training_loop import pretend
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data
-from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
+from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.testing import ArraySource
 
 PACKAGE = Path(lit_async_data.__file__).parent
@@ -94,3 +95,19 @@ def test_a_batch_takes_few_calls_of_the_loops_thread_on_its_way_to_a_device(monk
         calls = calls_of_batches(loader, settle)
     del calls["engine/pipeline/slots.py __init__"]  # leases of the fake device
     check(calls, 60)
+
+
+def test_a_batch_of_somebody_elses_loader_takes_few_calls_of_the_loops_thread_on_its_way_to_a_device(monkeypatch):
+    streams = FakeStreams("side")
+    pretend(monkeypatch, lambda device: streams)
+    batch = {"x": torch.zeros(BATCH, 80), "y": torch.arange(BATCH)}
+    with prefetched([batch] * 100) as loader:
+
+        def settle():
+            streams.synchronize()
+            reader = loader._machinery.engine.feed.reader
+            until(reader, lambda: reader.serve() and reader.ready)
+
+        calls = calls_of_batches(iter(loader), settle)
+    del calls["engine/pipeline/slots.py __init__"]  # leases of the fake device
+    check(calls, 50)

@@ -98,9 +98,10 @@ class IteratorFeed:
         self._process = ProcessGuard()
         #: Reads the current pass; None between passes.
         self.reader: ReaderThread | None = None
-        self._expected = BatchIndex(-1, 0)  # the next batch that the reader yields
-        # The state of the loader after each batch that was read ahead.
-        self._states: dict[BatchIndex, Snapshot | None] = {}
+        #: The next batch that the reader yields; what comes before it, batch or error, has been handed out.
+        self.expected = BatchIndex(-1, 0)
+        #: The state of the loader after each batch that was read ahead; None where the loader's own is right.
+        self.states: dict[BatchIndex, Snapshot | None] = {}
         # The device memory of the last two batches.
         self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
         self._meter, self._starved = ReadMeter(), 0
@@ -125,7 +126,7 @@ class IteratorFeed:
     @property
     def ready(self) -> int:
         reader = self.reader  # read once: the pass may end in another thread
-        return 0 if reader is None else reader.ready
+        return 0 if reader is None else len(reader.pulled)
 
     def stats(self) -> ReadStats:
         return self._meter.stats(ready=self.ready, starved=self._starved)
@@ -152,7 +153,7 @@ class IteratorFeed:
 
     def prefetch(self, key: BatchIndex) -> None:  # noqa: ARG002
         """Serve the thread, which reads on by itself. A pass begins when its first batch is asked for."""
-        if self.reader is not None:
+        if self.reader is not None and self.reader.asked is not None:
             self.reader.serve()
 
     def lend(self, key: BatchIndex) -> Batch:
@@ -165,27 +166,19 @@ class IteratorFeed:
         return host.unpack(Arrived({}, None, {}), torch.clone)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        if self.reader is None or key != self._expected:
+        if self.reader is None or key != self.expected:
             return None
         pulled = self.reader.poll()
         return None if pulled is None else self._host_batch(pulled)
 
     def get(self, key: BatchIndex) -> HostBatch:
         """A batch to be copied, waiting for it; at the end of the pass a `StopIteration` as its error."""
-        if key.epoch != self._expected.epoch:
+        if key.epoch != self.expected.epoch:
             self._begin(key.epoch)
         if self.reader is None:
             return HostBatch(error=StopIteration())
         self._starved += not self.reader.ready
         return self._host_batch(self.reader.get())
-
-    def was_handed_out(self, key: BatchIndex) -> bool:
-        """Whether a batch, or the error in its place, has been handed out."""
-        return key.epoch == self._expected.epoch and key.step < self._expected.step
-
-    def handed_over(self, key: BatchIndex) -> Snapshot | None:
-        """The loader's state after a batch that the consumer has now; None where its own is right."""
-        return self._states.pop(key, None)
 
     def raised_by_loader(self, error: BaseException) -> bool:
         """Whether this error, which has been raised, is one that the loader raised in place of a batch."""
@@ -207,32 +200,37 @@ class IteratorFeed:
         return Snapshot.of(self._state) if self._state is not None and self._depth else None
 
     def _begin(self, epoch: int) -> None:
-        self._states.clear()
+        self.states.clear()
         self._error = None
         continued, self.continued = self.continued, None
         iterator = iter(self._loader) if continued is None else continued()
-        if iterator is self._loader and self._expected.epoch >= 0 and not self._warned:
-            self._warned = True
-            log.warning(
-                "%s is an iterator, which its first pass has used up; give prefetched() something that iter() begins "
-                "anew, such as a DataLoader",
-                type(iterator).__name__,
-            )
         self.begun = None if self._state is None else Snapshot.of(self._state)
         self.reader = ReaderThread(iterator, self._prepare, self._depth, self._state_now)
-        self._expected, self._buffers = BatchIndex(epoch, 0), (None, None)
+        self.expected, self._buffers = BatchIndex(epoch, 0), (None, None)
 
     def _host_batch(self, pulled: Pulled) -> HostBatch:
         host = pulled.host
         self._error = None if host.error is None else id(host.error)
         if isinstance(host.error, StopIteration):
+            assert self.reader is not None
+            if (
+                self.reader.iterator is self._loader
+                and self.expected.epoch
+                and not (self.expected.step or self._warned)
+            ):
+                self._warned = True
+                log.warning(
+                    "%s is an iterator, which its first pass has used up; give prefetched() something that iter() "
+                    "begins anew, such as a DataLoader",
+                    type(self._loader).__name__,
+                )
             self.rest(wait=True)  # the consumer may still have batches to come
             return host
         if host.error is None:
-            self._buffers = host.buffers, self._buffers[0]
+            self._buffers = host.known, self._buffers[0]
             self._meter.read(1, host.nbytes, Work(pulled.seconds))
-            self._states[self._expected] = pulled.note
-        self._expected = self.following(self._expected)
+            self.states[self.expected] = pulled.note
+        self.expected = BatchIndex(self.expected.epoch, self.expected.step + 1)
         return host
 
 

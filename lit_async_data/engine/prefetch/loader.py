@@ -105,7 +105,7 @@ class PrefetchedLoader(BaseLoader):
         engine = self._running()
         if not (at.fresh or at.over or at.lost):
             with self._request():
-                engine.queue.prefetch(self._wanted)
+                engine.queue.prefetch(BatchIndex(at.started - 1, at.step))
 
     @property
     def device(self) -> torch.device:
@@ -176,10 +176,6 @@ class PrefetchedLoader(BaseLoader):
     # -- the machinery -----------------------------------------------------------------------------------------------
 
     @property
-    def _wanted(self) -> BatchIndex:
-        return BatchIndex(self._cursor.state.started - 1, self._cursor.state.step)
-
-    @property
     def _threaded(self) -> bool:
         if not isinstance(self.loader, DataLoader):
             return True
@@ -216,11 +212,14 @@ class PrefetchedLoader(BaseLoader):
         run, at = self._run, self._cursor.state
         if not isinstance(self.loader, Iterator) or run.engine is None or run.interrupted or at.over or at.lost:
             return
-        if not run.engine.feed.forked and (ready := run.engine.ready):
+        if run.engine.feed.forked or (reader := _feed_of(run.engine).reader) is None:
+            return
+        if ready := run.engine.queue.ready + sum(each.host.error is None for each in tuple(reader.pulled)):
             log.warning(
                 "%d batches that were read ahead of %s are dropped: an iterator goes on behind them; device_depth=0 "
                 "reads none ahead",
-                *(ready, type(self.loader).__name__),
+                ready,
+                type(self.loader).__name__,
             )
 
     def _restart(self) -> None:
@@ -260,10 +259,11 @@ class PrefetchedLoader(BaseLoader):
             )
         if at.over:
             raise StopIteration
-        fill, key, feed = engine.ready, self._wanted, _feed_of(engine)
-        before = self._state_before()
-        if before is not at.state:
-            self._cursor.state = at = at._replace(state=before)
+        fill, key, feed = engine.ready, BatchIndex(at.started - 1, at.step), engine.feed
+        assert isinstance(feed, IteratorFeed)
+        # Where nothing was read ahead, the loader's state is that before this batch. `IteratorFeed.begun` is the first.
+        if self._stateful and at.counted is not None and at.state is None and at.step:
+            self._cursor.state = at = at._replace(state=Snapshot.of(self.loader.state_dict))  # type: ignore[attr-defined]
         run.interrupted = True  # unless this comes to an end
         try:
             take = engine.queue.take
@@ -271,10 +271,10 @@ class PrefetchedLoader(BaseLoader):
             if not self._wiring.externally_driven:
                 # This batch is here; an error of a later one is raised when that is asked for.
                 with self._copy_errors:
-                    engine.queue.prefetch(feed.following(key))
+                    engine.queue.prefetch(BatchIndex(key.epoch, key.step + 1))
             took_s = time.perf_counter() - started
             run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
-            state = feed.handed_over(key)
+            state = feed.states.pop(key, None)
         except StopIteration:
             self._cursor.state = at._replace(over=True, state=None)
             engine.rest()
@@ -282,9 +282,9 @@ class PrefetchedLoader(BaseLoader):
         except BaseException as error:
             if feed.raised_by_loader(error) or isinstance(error, Exception):
                 # A batch that failed counts as handed out. A batch that never came is asked for again.
-                self._cursor.state, run.interrupted = at._replace(step=key.step + feed.was_handed_out(key)), False
+                self._cursor.state, run.interrupted = at._replace(step=key.step + (key < feed.expected)), False
             raise
-        before = before if key.step else feed.begun
+        before = at.state if key.step else feed.begun
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
 
     def _begin(self) -> Engine:
@@ -320,10 +320,6 @@ class PrefetchedLoader(BaseLoader):
         self._dealt = dealt
         self._cursor.state = PassState(at.started + 1, fresh=False, counted=counted)
         return engine
-
-    def _state_before(self) -> Snapshot | None:
-        """The loader's state before the next batch is taken, as far as known; None at the beginning."""
-        return self._cursor.state.state
 
     def _rest(self) -> None:
         self._discard()
@@ -398,13 +394,6 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
         self._rest()
         self._cursor.state = self._cursor.state._replace(state=None, before=None, fresh=True)
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
-
-    def _state_before(self) -> Snapshot | None:
-        at = self._cursor.state
-        # Where nothing has been read ahead. The state before the first batch is `IteratorFeed.begun`.
-        if at.counted is not None and at.state is None and at.step:
-            return Snapshot.of(self.loader.state_dict)  # type: ignore[attr-defined]
-        return at.state
 
 
 def with_own_iterator(loader: Any) -> Any:

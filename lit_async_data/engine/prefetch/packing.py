@@ -10,12 +10,10 @@ On the device a tensor has the strides that ``tensor.to(device)`` would give it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
-import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -55,45 +53,44 @@ class Packer:
             if self._pinned is None and tensors:
                 self._pinned = ask(lambda: frozenset(place for place in tensors if self._is_pinned(tensors[place])))
             pinned = {place: flat(tensor) for place, tensor in tensors.items() if place in (self._pinned or ())}
-            content = _Content(
-                skeleton,
-                forms := {place: TensorLayout.of(tensor) for place, tensor in tensors.items()},
-                PackedLayout.of({place: form.nbytes for place, form in forms.items() if place not in pinned}),
-            )
+            forms = {place: TensorForm.of(tensor) for place, tensor in tensors.items()}
+            layout = PackedLayout.of({place: form.nbytes for place, form in forms.items() if place not in pinned})
             host = HostBatch(
                 pinned,
                 movable={place: leaf for place, leaf in leaves.items() if place not in tensors},
-                unpack=content.unpack,
+                unpack=functools.partial(_unpacked, skeleton, forms, layout),
                 nbytes=sum(form.nbytes for form in forms.values()),
             )
-            if content.layout.end:
-                self._pack(host, tensors, content, ask)
+            if layout.end:
+                self._pack(host, tensors, forms, layout, ask)
+        host.known = host.buffers  # computed here, beside training
         return host
 
-    def _pack(self, host: HostBatch, tensors: Mapping[str, torch.Tensor], content: _Content, ask: Ask[Bytes]) -> None:
-        layout, staging = content.layout, self._staging
+    def _pack(
+        self,
+        host: HostBatch,
+        tensors: Mapping[str, torch.Tensor],
+        forms: Mapping[str, TensorForm],
+        layout: PackedLayout,
+        ask: Ask[Bytes],
+    ) -> None:
+        staging = self._staging
         block = staging.claim(layout.end)
         if block is None:
             block = ask(lambda: staging.provide(layout.end))
         try:
-            self._fill(block, host, tensors, content)
+            memory, large = torch.from_numpy(block), dict(host.large)
+            for place, offset in layout.offsets.items():
+                end = offset + forms[place].nbytes
+                # With numpy, in this thread alone: torch would use several threads, beside training.
+                block[offset:end] = raw_bytes(tensors[place])
+                if offset < layout.small_start:
+                    large[place] = memory[offset:end].view(forms[place].dtype)
         except BaseException:
             staging.give_back(block)  # nobody else will
             raise
-        host.release = functools.partial(staging.give_back, block)
-
-    @staticmethod
-    def _fill(block: Bytes, host: HostBatch, tensors: Mapping[str, torch.Tensor], content: _Content) -> None:
-        layout = content.layout
-        memory = torch.from_numpy(block)
-        host.large = dict(host.large)
-        for place, offset in layout.offsets.items():
-            end = offset + content.forms[place].nbytes
-            # With numpy, in this thread alone: torch would use several threads, beside training.
-            block[offset:end] = raw_bytes(tensors[place])
-            if place not in layout.small:
-                host.large[place] = memory[offset:end].view(content.forms[place].dtype)
-        if layout.small:
+        host.large, host.release = large, functools.partial(staging.give_back, block)
+        if layout.small_start < layout.end:
             host.block = memory[layout.small_start : layout.end]
 
 
@@ -101,7 +98,6 @@ class PackedLayout(NamedTuple):
     """Where tensors lie in a block, in bytes by place, each aligned: large ones first, then small ones."""
 
     offsets: dict[str, int]
-    small: frozenset[str]
     small_start: int
     end: int
 
@@ -110,43 +106,34 @@ class PackedLayout(NamedTuple):
         """The layout for tensors of these sizes in bytes.
 
         Example:
-            >>> layout = PackedLayout.of({"y": 8, "x": 100_000})
-            >>> layout.offsets, layout.small_start, layout.end
-            ({'x': 0, 'y': 100352}, 100352, 100864)
+            >>> PackedLayout.of({"y": 8, "x": 100_000})
+            PackedLayout(offsets={'x': 0, 'y': 100352}, small_start=100352, end=100864)
         """
-        small = [place for place, size in sizes.items() if size <= SMALL_BYTES]
         offsets: dict[str, int] = {}
-        small_start = _laid((place for place in sizes if sizes[place] > SMALL_BYTES), sizes, offsets, 0)
-        return PackedLayout(offsets, frozenset(small), small_start, _laid(small, sizes, offsets, small_start))
+        end, small_start = 0, None
+        for place, size in sorted(sizes.items(), key=lambda item: item[1] <= SMALL_BYTES):
+            if size <= SMALL_BYTES and small_start is None:
+                small_start = end
+            offsets[place] = end
+            # At least one unit, so that a batch of empty tensors has a block, too.
+            end += max(-(-size // ALIGNMENT), 1) * ALIGNMENT
+        return PackedLayout(offsets, end if small_start is None else small_start, end)
 
 
-def _laid(places: Iterable[str], sizes: Mapping[str, int], offsets: dict[str, int], end: int) -> int:
-    for place in places:
-        offsets[place] = end
-        # At least one unit, so that a batch of empty tensors has a block, too.
-        end += max(-(-sizes[place] // ALIGNMENT), 1) * ALIGNMENT
-    return end
-
-
-@dataclasses.dataclass(frozen=True)
-class _Content:
-    """How a batch is assembled on the device; holds no tensor of it."""
-
-    skeleton: Any
-    forms: dict[str, TensorLayout]
-    layout: PackedLayout
-
-    def unpack(self, arrived: Arrived, clone: Clone) -> Batch:
-        leaves = dict(arrived.moved)
-        for place, form in self.forms.items():
-            if place in arrived.large:
-                values = arrived.large[place]
-            else:
-                assert arrived.block is not None
-                offset = self.layout.offsets[place] - self.layout.small_start
-                values = clone(arrived.block[offset : offset + form.nbytes])
-            leaves[place] = form(values)
-        return rebuilt(self.skeleton, leaves)
+def _unpacked(
+    skeleton: Any, forms: Mapping[str, TensorForm], layout: PackedLayout, arrived: Arrived, clone: Clone
+) -> Batch:
+    """The batch on the device. Calls little: the loop's thread waits for it."""
+    leaves, large, block = dict(arrived.moved), arrived.large, arrived.block
+    for place, (shape, stride, dtype, nbytes) in forms.items():
+        if place in large:
+            values = large[place]
+        else:
+            assert block is not None
+            first = layout.offsets[place] - layout.small_start
+            values = clone(block[first : first + nbytes])
+        leaves[place] = values.view(dtype).as_strided(shape, stride)
+    return rebuilt(skeleton, leaves)
 
 
 def is_plain(value: Any) -> bool:
@@ -159,25 +146,17 @@ def is_plain(value: Any) -> bool:
     )
 
 
-class TensorLayout(NamedTuple):
-    """How a flat row of values becomes a tensor."""
+class TensorForm(NamedTuple):
+    """How a flat row of values becomes a tensor without gaps and overlaps."""
 
     shape: tuple[int, ...]  # in elements
     stride: tuple[int, ...]  # in elements
     dtype: torch.dtype
+    nbytes: int
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> TensorLayout:
-        """Returns the layout of a tensor without gaps and overlaps."""
-        return TensorLayout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns flat values as a view with this layout."""
-        return values.view(self.dtype).as_strided(self.shape, self.stride)
+    def of(tensor: torch.Tensor) -> TensorForm:
+        return TensorForm(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.nbytes)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

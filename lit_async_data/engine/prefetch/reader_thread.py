@@ -14,6 +14,7 @@ The contract:
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import threading
 import time
@@ -63,7 +64,7 @@ class ReaderThread:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._depth = depth
-        self._pulled: collections.deque[Pulled] = collections.deque()
+        self.pulled: collections.deque[Pulled] = collections.deque()  # the batches that are read ahead
         # The call that the thread asks the consumer to make, which returns None while it is not possible; and its
         # result, or the error that it raised; None while there is no answer.
         self.asked: Callable[[], Any] | None = None
@@ -85,47 +86,57 @@ class ReaderThread:
 
     @property
     def ready(self) -> int:
-        return len(self._pulled)
+        return len(self.pulled)
 
     # -- the consumer ----------------------------------------------------------------------------------------------
 
     def poll(self) -> Pulled | None:
-        self.serve()
+        if self.asked is not None:
+            self.serve()
         with self._lock:
-            return self._next()
+            if not self.pulled:
+                return None
+            self._changed.notify_all()
+            return self.pulled.popleft()
 
     def get(self) -> Pulled:
         """The next batch, waiting for it; read in this thread if nothing is read ahead."""
-        return awaited(
-            self._come,
-            warn_after_s=LONG_S,
-            warn=lambda seconds: log.warning("no batch for %.0f s: %s", seconds, self.worker),
-        )
+        return awaited(self._come, warn_after_s=LONG_S, warn=functools.partial(self._warn, "no batch"))
 
     def _come(self, seconds: float) -> Pulled | None:
-        left = self.serve()
+        if (found := self.poll()) is not None:
+            return found
         with self._lock:
-            if (pulled := self._next()) is not None:
-                return pulled
-            worker, idle = self._reader(), self.asked is left
+            if self.pulled:
+                return None  # it has come meanwhile
+            worker = self._reader()
         if worker is None:
             return self._pull(_at_once)
-        if seconds and idle:
+        if seconds:
             self.arrived.wait(seconds)
         return None
 
     def pause(self) -> None:
         """Have the thread read no more, until `depth` is set again; waits for its `next`. What has been read stays."""
         self.depth = 0
-        while self.reading and self.serve() is None:  # else it holds a batch, and waits for memory
-            self.arrived.wait(POLL_S)
+        awaited(self._paused, warn_after_s=LONG_S, warn=functools.partial(self._warn, "cannot begin a pass"))
+
+    def _paused(self, seconds: float) -> bool | None:
+        if not self.reading or not self.serve():  # the thread holds a batch, and waits for memory
+            return True
+        if seconds:
+            self.arrived.wait(seconds)
+        return None
+
+    def _warn(self, what: str, seconds: float) -> None:
+        log.warning("%s for %.0f s: %s", what, seconds, self.worker)
 
     def close(self) -> bool:
         """Whether the thread has ended, within a few seconds; not if its `next` does not return. From any thread."""
         with self._lock:
             self._closed = True
-            left = list(self._pulled)
-            self._pulled.clear()
+            left = list(self.pulled)
+            self.pulled.clear()
             self.asked = None
             self._changed.notify_all()
         self.arrived.ring()
@@ -139,12 +150,6 @@ class ReaderThread:
         self.iterator = iter(())
         return True
 
-    def _next(self) -> Pulled | None:
-        if not self._pulled:
-            return None
-        self._changed.notify_all()
-        return self._pulled.popleft()
-
     def _reader(self) -> ThreadWorker | None:
         """The thread that reads ahead, started if need be; after an error it is another one."""
         if not self.reading and self._depth and not self._closed:
@@ -156,28 +161,28 @@ class ReaderThread:
         worker = self.worker  # read once: `close`, in another thread, forgets it
         return worker if self.reading and worker is not None and worker.alive else None
 
-    def serve(self) -> Callable[[], Any] | None:
-        """Make the call that the thread asks for; returns it if it is not possible yet. Never waits for the thread."""
+    def serve(self) -> bool:
+        """Make the call that the thread asks for. Returns whether none is left; never waits for the thread."""
         if (asked := self.asked) is None:
-            return None
+            return True
         result, error = None, None
         try:
             result = asked()
         except Exception as caught:  # noqa: BLE001  # raised in the thread, which returns it in its batch's place
             error = caught
         if result is None and error is None:
-            return asked
+            return False
         with self._lock:
             self._answer, self.asked = (result, error), None
             self._changed.notify_all()
         del error  # see `SlotFeed.lend`
-        return None
+        return True
 
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _work(self, worker: ThreadWorker) -> bool:
         with self._lock:
-            while len(self._pulled) >= self._depth > 0 and not self._closed:
+            while len(self.pulled) >= self._depth > 0 and not self._closed:
                 self._changed.wait(POLL_S)
             if self._closed or not self._depth:
                 self.reading = False
@@ -207,7 +212,7 @@ class ReaderThread:
             if self._closed:
                 pulled.host.release()
                 return False
-            self._pulled.append(pulled)
+            self.pulled.append(pulled)
             self.reading = pulled.host.error is None
             self._changed.notify_all()
             self.arrived.ring()

@@ -453,6 +453,46 @@ def test_what_is_dropped_of_an_iterator_is_said(end, caplog):
     )
 
 
+class Restarts(GoesOn):
+    """Begins anew after its end."""
+
+    def __next__(self):
+        number = next(self.numbers, None)
+        if number is None:
+            self.numbers = iter(range(5))
+            raise StopIteration
+        return number
+
+
+def test_of_an_iterator_that_restarts_at_its_end_nothing_is_lost_or_used_up(caplog):
+    with prefetched(Restarts(), 9, device="cpu") as batches:
+        for _ in range(2):
+            assert list(batches) == list(range(5))
+        pass_ = iter(batches)
+        assert [next(pass_) for _ in range(5)] == list(range(5))
+        pulling = batches._machinery.engine.feed.reader
+        until(pulling, lambda: pulling.ready)  # the end, which is no batch
+    assert caplog.messages == []
+
+
+def test_a_batch_that_was_not_read_when_the_device_failed_keeps_its_number(monkeypatch):
+    def fails(key):
+        raise RuntimeError("the device")
+
+    def drawn(batch, rng):
+        return torch.rand((), generator=rng).item()
+
+    with prefetched(numbers(), device="cpu", device_transform=drawn) as batches:
+        expected = list(batches)
+    with prefetched(numbers(), device="cpu", device_transform=drawn) as batches:
+        first = next(batches)
+        with monkeypatch.context() as patch:
+            patch.setattr(batches._machinery.engine.queue, "take", fails)
+            with pytest.raises(RuntimeError, match="the device"):
+                next(batches)
+        assert [first, *(next(batches) for _ in range(5))] == expected
+
+
 def test_random_numbers_on_the_device_go_by_lightnings_seed(monkeypatch):
     def drawn():
         with prefetched(

@@ -141,6 +141,31 @@ def test_a_long_wait_is_worth_a_line(monkeypatch):
     assert "(in noted_loaders.py:" in said[0]
 
 
+def test_a_pass_that_waits_for_a_next_of_the_pass_before_says_so(monkeypatch):
+    gate, waiting, said = threading.Semaphore(1), threading.Event(), []
+
+    def gated():
+        for number in range(4):
+            waiting.set() if number else None
+            assert gate.acquire(timeout=LONG)
+            yield number
+
+    class Kept:
+        iterator = gated()
+
+        def __iter__(self):
+            return self.iterator
+
+    with prefetched(Kept(), device="cpu") as batches:
+        assert next(iter(batches)) == 0
+        assert waiting.wait(LONG)
+        monkeypatch.setattr(puller, "LONG_S", 0.0)
+        monkeypatch.setattr(supervisor, "POLL_S", 0.001)
+        monkeypatch.setattr(puller.log, "warning", lambda *args: (said.append(args[0] % args[1:]), gate.release(9)))
+        assert list(batches) == [1, 2, 3]
+    assert said[0].startswith("cannot begin a pass for 0 s: worker 0 has been at the loader's next() for")
+
+
 def test_close_leaves_a_next_that_does_not_return_behind(monkeypatch):
     monkeypatch.setattr(supervisor, "THREADS_S", 0.01)
     loader = Loader(gate=threading.Semaphore(0))
