@@ -158,7 +158,7 @@ class WorkerError(AsyncDataError):
     """A worker could not be started, died, or belongs to another process (after a fork).
 
     Attributes:
-        in_its_place: Whether it came in place of one batch, and the next call goes on with the one after it.
+        in_its_place: True if only this batch is lost and iteration can go on.
     """
 
     in_its_place = False

@@ -28,7 +28,7 @@ class Buckets:
 
     Example:
         >>> buckets = Buckets.of(np.array([1, 9, 2, 8, 2]), 4, elements=16, given=[2, 9])
-        >>> buckets.sizes.tolist(), [part.tolist() for part in buckets.dealt(None)]
+        >>> buckets.sizes.tolist(), [part.tolist() for part in buckets.batches(None)]
         ([4, 1], [[0, 2, 4, 1, 3], [0, 3, 4, 5]])
     """
 
@@ -102,17 +102,17 @@ class Buckets:
         """The length to which the samples of a batch are padded."""
         return int(self.bounds[self.numbers[samples].max()])
 
-    def dealt(self, key: int | None, order: Indices | None = None) -> tuple[Indices, Indices]:
+    def batches(self, key: int | None, order: Indices | None = None) -> tuple[Indices, Indices]:
         """The samples of an epoch, batch after batch, and the edges of the batches; without a key, as stored.
 
-        In an ``order`` of all samples, each batch comes where its last sample does.
+        With an ``order`` of all samples, batches are sorted by the position of their last sample in it.
         """
         every = np.arange(len(self.lengths))
         samples = order if order is not None else every if key is None else Permutation(len(every), key)(every)
         places = np.argsort(self.numbers[samples], kind="stable")
-        ends, batches = np.cumsum(self.counts), -(-self.counts // self.sizes)
-        bucket = np.repeat(np.arange(len(batches)), batches)
-        number = np.arange(len(bucket)) - (np.cumsum(batches) - batches)[bucket]
+        ends, counts = np.cumsum(self.counts), -(-self.counts // self.sizes)
+        bucket = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(bucket)) - (np.cumsum(counts) - counts)[bucket]
         firsts = (ends - self.counts)[bucket] + number * self.sizes[bucket]
         rows = np.minimum(self.sizes[bucket], ends[bucket] - firsts)
         turns = np.arange(len(rows)) if order is None else np.argsort(places[firsts + rows - 1])

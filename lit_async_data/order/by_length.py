@@ -30,8 +30,8 @@ class LengthPlan(EpochPlan):
     Example:
         >>> buckets = Buckets.of(np.array([1, 9, 2, 8, 2]), 2, elements=None, given=[2, 9])
         >>> plan = LengthPlan(length=5, batch_size=2, shuffle="none", seed=0, epoch=0, world_size=2, buckets=buckets)
-        >>> [(plan.batch(step).tolist(), plan.width(step)) for step in range(len(plan))]
-        [([0, 2], 2), ([1], 9)]
+        >>> [plan.batch(step).tolist() for step in range(len(plan))]
+        [[0, 2], [1]]
     """
 
     buckets: Buckets = dataclasses.field(compare=False)
@@ -46,17 +46,17 @@ class LengthPlan(EpochPlan):
             )
 
     @functools.cached_property
-    def _dealt(self) -> tuple[Indices, Indices, Indices]:
+    def _ordered(self) -> tuple[Indices, Indices, Indices]:
         """The samples, batch after batch; the edges of batches; and the place of each sample in the order by chunks."""
         if self.chunk_order is None:
-            return *self.buckets.dealt(None if self.shuffle == "none" else self._key), np.empty(0, np.int64)
+            return *self.buckets.batches(None if self.shuffle == "none" else self._key), np.empty(0, np.int64)
         order = self.numbered(self.chunk_order.samples(np.arange(self.length)))
-        return *self.buckets.dealt(None, order), np.argsort(order)
+        return *self.buckets.batches(None, order), np.argsort(order)
 
     @functools.cached_property
     def _edges(self) -> Indices:
         """Where the batches of all ranks begin in the order, from ``start`` on, and where the last one ends."""
-        edges = self._dealt[1]
+        edges = self._ordered[1]
         edges = np.append(self.start, edges[edges > self.start])
         return _shared(edges, self.world_size, drop_last=self.drop_last, longest=int(self.buckets.bounds[-1]))
 
@@ -71,9 +71,6 @@ class LengthPlan(EpochPlan):
         first, end = self.bounds(step)
         return end - first
 
-    def width(self, step: int) -> int:
-        return self.buckets.width(self.batch(step))
-
     def position(self, steps: int) -> int:
         return self.length if steps == len(self) else int(self._edges[steps * self.world_size])
 
@@ -81,30 +78,29 @@ class LengthPlan(EpochPlan):
         return min(len(self), int(np.searchsorted(self._edges[:: self.world_size], position)))
 
     def drops_all(self, position: int) -> bool:
-        return self.drop_last and bool(np.count_nonzero(self._dealt[1] > position) < self.world_size)
+        return self.drop_last and bool(np.count_nonzero(self._ordered[1] > position) < self.world_size)
 
     def positions(self, step: int) -> Indices:
         return np.arange(*self.bounds(step))
 
     def batch(self, step: int) -> Indices:
         first, end = self.bounds(step)
-        return self._dealt[0][first:end]
+        return self._ordered[0][first:end]
 
     def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
         batches = [self.batch(number) for number in range(step, step + count)]
         return np.concatenate(batches), [0, *itertools.accumulate(map(len, batches))]
 
     def samples(self, positions: Indices) -> Indices:
-        return self._dealt[0][positions + self.start]
+        return self._ordered[0][positions + self.start]
 
     def front(self, step: int) -> int:
-        (samples, _, places), first = self._dealt, int(self._edges[step * self.world_size])
+        (samples, _, places), first = self._ordered, int(self._edges[step * self.world_size])
         return int(places[samples[first - 1]]) if first and len(places) else first
 
-    def chunk_places(self, first: int, samples: Indices) -> Indices:
+    def chunk_places(self, first: int, samples: Indices) -> Indices:  # noqa: ARG002  # samples may lie anywhere
         assert self.chunk_order is not None
-        del first  # a batch has samples of any place
-        return self.chunk_order.dealt(self._dealt[2][samples])[0]
+        return self.chunk_order.located(self._ordered[2][samples])[0]
 
     def places_begun(self, group: int) -> Indices:
         assert self.chunk_order is not None
@@ -115,11 +111,11 @@ class LengthPlan(EpochPlan):
 
         A sample that comes later decodes one of the ``per_chunk`` stored chunks that make a chunk here.
         """
-        order, counts, places = self.chunk_order, np.diff(self._edges), self._dealt[2][self._dealt[0]]
+        order, counts, places = self.chunk_order, np.diff(self._edges), self._ordered[2][self._ordered[0]]
         assert order is not None
         lasts = np.repeat(places[self._edges[1:] - 1], counts)
         own = np.repeat(np.arange(len(counts)) % self.world_size == self.rank, counts)
-        chunks, fronts = (order.dealt(each[own])[0] for each in (places[self._edges[0] : self._edges[-1]], lasts))
+        chunks, fronts = (order.located(each[own])[0] for each in (places[self._edges[0] : self._edges[-1]], lasts))
         late = fronts // order.width - chunks // order.width
         visits = len(distinct_of(chunks[late <= 1])), len(distinct_of((chunks * order.groups + late)[late > 1]))
         return (visits[0] + visits[1] / per_chunk) * self.length / (order.chunks * len(chunks))
@@ -127,10 +123,9 @@ class LengthPlan(EpochPlan):
     def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:
         """As in `EpochPlan`, but of the same bucket.
 
-        A bucket may have one sample, so every second one may be shorter; or of any length if it is the only one of its
-        batch.
+        Every second attempt also accepts shorter samples, because a bucket may hold only one.
         """
-        numbers, own = self.buckets.numbers, self.buckets.numbers[self._dealt[0][position]]
+        numbers, own = self.buckets.numbers, self.buckets.numbers[self._ordered[0][position]]
         alike = np.flatnonzero((numbers <= own) | alone if attempt % 2 else numbers == own)
         return int(alike[derived_key(self._key, SUBSTITUTES, position, attempt) % len(alike)])
 

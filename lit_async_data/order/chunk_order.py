@@ -89,7 +89,7 @@ class ChunkOrder:
         self._find_uneven_groups()
 
     def samples(self, positions: npt.ArrayLike) -> Indices:
-        places, ticks = self.dealt(positions)
+        places, ticks = self.located(positions)
         distinct, which = _window(places)
         chunks = self._chunks_at(distinct)
         first, rows = self._layout.extents(chunks)
@@ -103,7 +103,7 @@ class ChunkOrder:
         return Group(number, int(first), int(end))
 
     def group_of(self, position: int) -> Group:
-        places, _ = self.dealt([position])
+        places, _ = self.located([position])
         return self.group(int(places[0]) // self.width)
 
     def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
@@ -112,8 +112,7 @@ class ChunkOrder:
         Args:
             group: Number of the group.
             begin: First position in the group that counts; with ``step``, this selects the positions of one rank.
-            step: Distance of the positions that count; 1 for all. Chunks that these positions reach only after the
-                first round are left out.
+            step: Distance of the positions that count; 1 for all. Only chunks of the first round are returned.
         """
         first = self.group(group).number * self.width
         return np.arange(first, min(first + self.width, self.chunks))[begin::step]
@@ -121,7 +120,7 @@ class ChunkOrder:
     def first_of(self, places: Indices) -> Indices:
         return self._layout.extents(self._chunks_at(places))[0]
 
-    def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
+    def located(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
         """Returns the place of its chunk in the order of chunks, and the tick, of each position."""
         positions = np.asarray(positions, np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= self.length):
@@ -134,7 +133,7 @@ class ChunkOrder:
         places, ticks = even - (rounds - groups) * self.width, rounds - groups * self.rows
         inside = np.flatnonzero(positions >= self._firsts[before])
         if inside.size:
-            places[inside], ticks[inside] = self._dealt_unevenly(positions[inside], before[inside])
+            places[inside], ticks[inside] = self._located_unevenly(positions[inside], before[inside])
         return places, ticks
 
     def ranks_per_chunk(self, world_size: int) -> float:
@@ -146,8 +145,8 @@ class ChunkOrder:
         """
         return min(world_size // math.gcd(world_size, self.width), self.rows)
 
-    def _dealt_unevenly(self, positions: Indices, uneven: Indices) -> tuple[Indices, Indices]:
-        """Does the same as `dealt` for positions in uneven groups.
+    def _located_unevenly(self, positions: Indices, uneven: Indices) -> tuple[Indices, Indices]:
+        """Does the same as `located` for positions in uneven groups.
 
         A chunk of n rows is closed from tick n on. With the m chunks of a group sorted by their rows, i of them are
         closed from tick n_i on, and ``n_1 + … + n_i + (m − i)·n_i`` samples come before it. The stretch of positions

@@ -112,7 +112,7 @@ class EpochCursor:
             return origin
         plan = self.schedule.limited(Limits(state.epoch, start=origin.position)).plan(state.epoch)
         steps = state.step if done is None else min(max(done, 0), state.step)
-        history = origin.dealt(plan.world_size, plan.batch_size)
+        history = origin.dealt_on(plan.world_size, plan.batch_size)
         return Place(origin.epoch, plan.position(steps), steps >= len(plan), history, origin.ahead)
 
     def begin(self, steps_wanted: StepsWanted) -> None:

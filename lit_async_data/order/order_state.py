@@ -39,7 +39,7 @@ class Place(NamedTuple):
     # Passes by which the epoch is ahead of the one that a framework has named: those that began again in its middle.
     ahead: int = 0
 
-    def dealt(self, world_size: int, batch_size: int) -> tuple[Segment, ...]:
+    def dealt_on(self, world_size: int, batch_size: int) -> tuple[Segment, ...]:
         """The history, with the segment that begins here.
 
         Steps that go on where steps of the same size ended are of the same segment, so that the history of a run that

@@ -188,15 +188,15 @@ class EpochPlan:
         """The place in the order of chunks of each of the samples at this rank's positions from ``first`` on."""
         assert self.chunk_order is not None
         local = np.arange(first, first + len(samples))
-        return self.chunk_order.dealt(local * self.world_size + self.rank + self.start)[0]
+        return self.chunk_order.located(local * self.world_size + self.rank + self.start)[0]
 
-    def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:
+    def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:  # noqa: ARG002
         """The sample that stands in for the one at a place of the whole order, if that cannot be read.
 
-        Each attempt draws another one: from the same group of chunks, or from the epoch if the order has none, and at
-        last. The same on every rank, and whatever the position is at which the epoch was resumed.
+        Each attempt draws another one: from the same group of chunks, or from the whole epoch if the order has none or
+        all attempts within the group failed. All ranks draw the same one, wherever the epoch was resumed. Where a
+        batch has no other sample, ``alone``, a `LengthPlan` draws one of any length.
         """
-        del alone  # it concerns batches by length
         first, end = 0, self.length
         if self.chunk_order is not None and attempt < WITHIN_GROUP:
             _, first, end = self.chunk_order.group_of(position)

@@ -45,8 +45,8 @@ class Shares:
     def readers_of(self, plan: EpochPlan, places: Indices, readers: int) -> Indices:
         """Returns the readers of the chunks at places in the order of chunks.
 
-        A rank has positions ``world_size`` apart. Where that divides the number of chunks in a group, it reads only
-        every such chunk, and these too fall to all readers in turn.
+        If ``world_size`` divides the chunks of a group, a rank reads every ``world_size``-th chunk, and only those are
+        shared among its readers.
         """
         order = plan.chunk_order
         assert order is not None

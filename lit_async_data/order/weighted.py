@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lit_async_data.order.chunk_order import ChunkRun, Group
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
-from lit_async_data.order.weights import Floats, Weights, drawn, uniform
+from lit_async_data.order.weights import Floats, Weights, drawn_between, uniform
 
 # A group with more positions is assumed to need all of its chunks: drawing for 2¹⁸ positions takes 0.1 s.
 _MOST_DRAWN = 2**18
@@ -89,7 +89,7 @@ class WeightedChunkOrder:
         self._chunk_key, self._row_key = derived_key(key, 2), derived_key(key, 3)
 
     def samples(self, positions: npt.ArrayLike) -> Indices:
-        places, rows = self.dealt(positions)
+        places, rows = self.located(positions)
         return self._firsts[places] + rows
 
     def group(self, number: int) -> Group:
@@ -105,19 +105,19 @@ class WeightedChunkOrder:
         _, first, end = self.group(group)
         if -(-(end - first) // step) > _MOST_DRAWN:
             return np.arange(*self._places[group])
-        places, earliest = np.unique(self.dealt(np.arange(first + begin, end, step))[0], return_index=True)
+        places, earliest = np.unique(self.located(np.arange(first + begin, end, step))[0], return_index=True)
         found: Indices = places[np.argsort(earliest)]
         return found
 
     def first_of(self, places: Indices) -> Indices:
         return self._firsts[places]
 
-    def dealt(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
+    def located(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
         checked = _checked_positions(positions, self.length)
         first, end = self._places[self._groups_of(checked)].T
-        places = drawn(self._chunk_edges, first, end, uniform(self._chunk_key, checked))
+        places = drawn_between(self._chunk_edges, first, end, uniform(self._chunk_key, checked))
         first, end = self._firsts[places], self._firsts[places] + self._rows[places]
-        return places, drawn(self._sample_edges, first, end, uniform(self._row_key, checked)) - first
+        return places, drawn_between(self._sample_edges, first, end, uniform(self._row_key, checked)) - first
 
     def ranks_per_chunk(self, world_size: int) -> float:
         """Returns how many ranks decode a chunk on average, among the chunks that any rank decodes.
@@ -125,30 +125,27 @@ class WeightedChunkOrder:
         Ranks share positions round-robin, and each position draws by itself: every rank decodes a chunk that is drawn
         often.
         """
-        return float(self._expected_ranks(world_size)[1].sum() / self._expected_ranks(1)[1].sum())
+        return float(self._expected_ranks(world_size).sum() / self._expected_ranks(1).sum())
 
-    def amplification(self, world_size: int = 1) -> float:
-        """Returns how many samples are decoded per sample used, on average in this epoch over all ranks.
+    def amplification(self) -> float:
+        """Returns how many samples are decoded per sample used, on average in this epoch on one rank.
 
-        That is (chunks decoded) · (their mean rows) / length. It is below 1 if a long epoch uses samples more than
-        once. It is above 1 if a short epoch uses only a few samples of each chunk. Each rank decodes what it needs.
+        That is (chunks decoded) · (their mean rows) / length: below 1 if a long epoch uses samples more than once,
+        above 1 if a short epoch uses only a few samples of each chunk.
         """
-        places, ranks = self._expected_ranks(world_size)
-        return float(np.sum(ranks * self._rows[places]) / self.length)
+        return float(np.sum(self._expected_ranks(1) * self._rows) / self.length)
 
-    def _expected_ranks(self, world_size: int) -> tuple[Indices, Floats]:
-        """The places of chunks in groups with positions, and the expected number of ranks that draw from each.
+    def _expected_ranks(self, world_size: int) -> Floats:
+        """The expected number of ranks that draw from each chunk.
 
         A rank with n positions in a group misses a chunk that has the share p of the group with the probability
         ``(1 − p)ⁿ``. Of the group's c positions, ``c % W`` ranks get one more than the others.
         """
-        chunks = self._places[:, 1] - self._places[:, 0]
-        group = np.repeat(np.arange(self.groups), chunks)
-        places = np.arange(group.size) + (self._places[:, 0] - (np.cumsum(chunks) - chunks))[group]
-        group_weights = self._chunk_edges[self._places[:, 1]] - self._chunk_edges[self._places[:, 0]]
-        missed = 1 - np.diff(self._chunk_edges)[places] / group_weights[group]
-        count, longer = (part[group] for part in np.divmod(self._ends - self._begins, world_size))
-        return places, world_size - longer * missed ** (count + 1) - (world_size - longer) * missed**count
+        group = np.arange(self.chunks) // self.width
+        weights = np.maximum(np.diff(self._chunk_edges[self._cuts]), np.nextafter(0, 1))  # some add nothing to the sum
+        missed = 1 - np.diff(self._chunk_edges) / weights[group]
+        count, longer = (part[group] for part in np.divmod(self._positions, world_size))
+        return world_size - longer * missed ** (count + 1) - (world_size - longer) * missed**count
 
     def _groups_of(self, positions: Indices) -> Indices:
         return np.searchsorted(self._ends, positions, side="right")
@@ -163,7 +160,8 @@ class WeightedChunkOrder:
         bounds = np.floor(shares * self.length + shift).astype(np.int64)
         # A float cannot hold the length of a very long epoch, and a last group may add nothing to the rounded sum.
         bounds[shares == 1] = self.length
-        nonempty = np.flatnonzero(np.diff(bounds))
+        self._cuts, self._positions = cuts, np.diff(bounds)  # of all groups, also of those without positions
+        nonempty = np.flatnonzero(self._positions)
         self._begins, self._ends = bounds[nonempty], bounds[nonempty + 1]
         self._places = np.stack([cuts[nonempty], cuts[nonempty + 1]], axis=1)
 

@@ -177,7 +177,7 @@ def _scaled(low: Floats, high: Floats, numbers: Floats) -> Floats:
     return np.minimum(low + numbers * (high - low), np.nextafter(high, 0))
 
 
-def drawn(edges: Floats, low: Indices, high: Indices, numbers: Floats) -> Indices:
+def drawn_between(edges: Floats, low: Indices, high: Indices, numbers: Floats) -> Indices:
     """Maps uniform numbers to the intervals between two edges, in proportion to their widths; never to an empty one."""
     return _bisected(edges, low, high, _scaled(edges[low], edges[high], numbers))
 

@@ -18,7 +18,7 @@ def waste(lengths, bounds):
 @given(LENGTHS, st.integers(1, 9), st.integers(60, 300), st.integers(1, 5), st.none() | st.integers(0, 3))
 def test_batches_hold_each_sample_once_within_their_budget(lengths, batch_size, elements, count, key):
     buckets = Buckets.of(lengths, batch_size, elements, count)
-    samples, edges = buckets.dealt(key)
+    samples, edges = buckets.batches(key)
     assert sorted(samples.tolist()) == list(range(len(lengths)))
     assert (edges[0], edges[-1]) == (0, len(lengths))
     for first, end in itertools.pairwise(edges.tolist()):
@@ -28,7 +28,7 @@ def test_batches_hold_each_sample_once_within_their_budget(lengths, batch_size, 
         assert lengths[batch].max() <= width
         assert 0 < len(batch) <= batch_size
         assert len(batch) * width <= min(elements, buckets.elements)
-    assert len(edges) == len(buckets.dealt(7)[1])
+    assert len(edges) == len(buckets.batches(7)[1])
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30).map(np.array), st.integers(1, 4))
@@ -44,14 +44,14 @@ def test_buckets_beyond_the_longest_sample_cost_nothing():
     buckets = Buckets.of(np.array([0, 3, 40]), 8, 100, [8, 64, 10**9])
     assert buckets.bounds.tolist() == [8, 64]
     assert buckets.elements == 64
-    assert len(buckets.dealt(1)[1]) == 3
+    assert len(buckets.batches(1)[1]) == 3
 
 
 def test_epochs_put_other_samples_together():
     buckets = Buckets.of(np.arange(400) % 40, 16, None, 4)
     one, two = (
         {frozenset(samples[a:b]) for a, b in itertools.pairwise(edges)}
-        for samples, edges in (buckets.dealt(1), buckets.dealt(2))
+        for samples, edges in (buckets.batches(1), buckets.batches(2))
     )
     assert not one & two
 

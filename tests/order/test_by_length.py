@@ -63,7 +63,6 @@ def test_the_members_of_a_plan_agree(lengths, ranks):
             samples = plan.batch(step)
             assert plan.count(step) == len(samples) <= plan.capacity
             assert (plan.samples(plan.positions(step)) == samples).all()
-            assert plan.width(step) == plan.buckets.width(samples)
             assert plan.steps_to(plan.position(step)) == step
         assert plan.steps_to(plan.length) == len(plan)
         stretch, edges = plan.stretch(0, len(plan))

@@ -85,8 +85,8 @@ def test_what_has_changed_is_told_with_both_values():
 
 def test_the_history_has_a_segment_for_each_change_of_ranks_or_batch_size():
     at = Place(0, 0)
-    history = at.dealt(2, 4)
+    history = at.dealt_on(2, 4)
     assert history == ((0, 2, 4),)
-    assert Place(0, 16, history=history).dealt(2, 4) == history  # stopped and continued
-    assert Place(0, 12, history=history).dealt(2, 4) == ((0, 2, 4), (12, 2, 4))  # not at the end of a step
-    assert Place(0, 16, history=history).dealt(4, 2) == ((0, 2, 4), (16, 4, 2))
+    assert Place(0, 16, history=history).dealt_on(2, 4) == history  # stopped and continued
+    assert Place(0, 12, history=history).dealt_on(2, 4) == ((0, 2, 4), (12, 2, 4))  # not at the end of a step
+    assert Place(0, 16, history=history).dealt_on(4, 2) == ((0, 2, 4), (16, 4, 2))

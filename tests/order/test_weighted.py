@@ -187,7 +187,7 @@ def test_draws_at_neighbouring_positions_are_independent():
 
 def test_the_chunk_says_nothing_about_the_row():
     order = WeightedChunkOrder([ChunkRun(16, 4)], 4, Weights(np.ones(16)), 50_000, key=4)
-    places, rows = order.dealt(np.arange(order.length))
+    places, rows = order.located(np.arange(order.length))
     assert chi2_is_likely(np.bincount(places * 4 + rows, minlength=16), np.full(16, order.length / 16))
 
 
@@ -264,22 +264,19 @@ def test_usual_rows_are_those_of_most_chunks():
     assert WeightedChunkOrder([ChunkRun(40, 10), ChunkRun(9, 3)], 64, weights, 5, key=0).rows == 10
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("length", [5, 60, 400])
-def test_the_expected_cost_equals_the_mean_over_epochs(world_size, length):
-    table, numbers = Weights(WEIGHTS), chunk_numbers(RUNS)
+def test_the_expected_cost_equals_the_mean_over_epochs(length):
+    table, numbers, epochs = Weights(WEIGHTS), chunk_numbers(RUNS), 200
     rows = np.array([len(chunk) for chunk in chunks_of(RUNS)])
-    samples, readers, chunks, expected, per_chunk = 0, 0, 0, 0.0, 0.0
-    epochs = 200
+    samples, chunks, readers, expected, per_chunk = 0, 0, 0, 0.0, 0.0
     for epoch in range(epochs):
         order = WeightedChunkOrder(RUNS, 3, table, length, derived_key(1, epoch))
-        drawn_chunks = numbers[all_of(order)]
-        ranks = [np.unique(drawn_chunks[rank::world_size]) for rank in range(world_size)]
-        samples += sum(rows[decoded].sum() for decoded in ranks)
-        readers += sum(decoded.size for decoded in ranks)
-        chunks += np.unique(drawn_chunks).size
-        expected += order.amplification(world_size)
-        per_chunk += order.ranks_per_chunk(world_size)
+        drawn = numbers[all_of(order)]
+        samples += rows[np.unique(drawn)].sum()
+        chunks += np.unique(drawn).size
+        readers += sum(np.unique(drawn[rank::3]).size for rank in range(3))
+        expected += order.amplification()
+        per_chunk += order.ranks_per_chunk(3)
     assert samples / length / epochs == pytest.approx(expected / epochs, rel=0.03)
     assert readers / chunks == pytest.approx(per_chunk / epochs, rel=0.03)
 
@@ -287,13 +284,13 @@ def test_the_expected_cost_equals_the_mean_over_epochs(world_size, length):
 def test_amplification_of_a_long_epoch_is_each_chunk_once_for_each_rank():
     order = WeightedChunkOrder([ChunkRun(640, 64)], 4, Weights(np.ones(640)), 6400, key=0)
     assert order.amplification() == pytest.approx(0.1)
-    assert order.amplification(world_size=4) == pytest.approx(0.4)
-    assert order.ranks_per_chunk(1) == 1
-    assert order.ranks_per_chunk(4) == pytest.approx(4)
+    assert [order.ranks_per_chunk(ranks) for ranks in (1, 4)] == pytest.approx([1, 4])
     # One draw: one chunk of 64, by one rank.
     alone = WeightedChunkOrder([ChunkRun(640, 64)], 4, Weights(np.ones(640)), 1, key=0)
-    assert alone.amplification() == pytest.approx(64)
-    assert alone.ranks_per_chunk(8) == pytest.approx(1)
+    assert (alone.amplification(), alone.ranks_per_chunk(8)) == pytest.approx((64, 1))
+    # The last group adds nothing to the rounded sum of the weights.
+    light = WeightedChunkOrder([ChunkRun(2, 1)], 1, Weights([1e-17, 1]), 4, key=1)
+    assert light.amplification() == pytest.approx(1 / 4)
 
 
 def test_positions_and_groups_out_of_range_are_refused():

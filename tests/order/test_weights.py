@@ -9,7 +9,7 @@ from support.chunks import some_weight
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.weighted import WeightedChunkOrder
-from lit_async_data.order.weights import Weights, class_weights, drawn
+from lit_async_data.order.weights import Weights, class_weights, drawn_between
 
 # The largest number that `uniform` returns.
 ALMOST_ONE = 1 - 2.0**-53
@@ -120,7 +120,7 @@ def test_the_ends_of_the_uniform_numbers_fall_on_samples_with_weight(weights, nu
     # The last that adds anything to the sum of those before it.
     assert samples[1] <= max(np.flatnonzero(np.diff(table.edges)))
     low, high = np.zeros(samples.size, np.int64), np.full(samples.size, len(weights))
-    assert drawn(table.edges, low, high, np.array([0.0, ALMOST_ONE, *numbers])).tolist() == samples.tolist()
+    assert drawn_between(table.edges, low, high, np.array([0.0, ALMOST_ONE, *numbers])).tolist() == samples.tolist()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_product_that_rounds_up_to_the_sum_does_not_leave_the_samples(weights)
 def test_in_the_middle_of_a_sum_a_product_does_not_reach_the_next_chunk():
     """3 · (1 − 2⁻⁵³) + 2⁵³ rounds up to the edge where the next chunk begins."""
     edges = np.array([0.0, 2.0**53, 2.0**53 + 4, 2.0**53 + 8])
-    assert drawn(edges, np.array([1]), np.array([2]), np.array([ALMOST_ONE])).tolist() == [1]
+    assert drawn_between(edges, np.array([1]), np.array([2]), np.array([ALMOST_ONE])).tolist() == [1]
 
 
 @pytest.mark.parametrize("samples", [63, 64, 65, 128, 1000])

@@ -150,7 +150,7 @@ def test_bad_samples_are_read_around_within_their_bucket(folder, tmp_path, on_er
         planned = plan.batch(step).tolist()
         assert not bad & set(batch)
         assert set(planned) - bad <= set(batch)
-        assert plan.buckets.width(np.array(batch)) == plan.width(step)
+        assert plan.buckets.width(np.array(batch)) == plan.buckets.width(plan.batch(step))
         assert len(batch) == (len(planned) if on_error == "substitute" else len(set(planned) - bad) or 1)
 
 
