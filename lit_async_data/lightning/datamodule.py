@@ -23,6 +23,7 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, TransformError
+from lit_async_data.lightning import counters
 from lit_async_data.lightning.classes import (
     check_same_classes,
     class_names,
@@ -32,7 +33,7 @@ from lit_async_data.lightning.classes import (
 )
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
-from lit_async_data.lightning.resume import begin_whole_epoch, reopen_epoch
+from lit_async_data.lightning.resume import reopen_epoch
 from lit_async_data.lightning.stages import (
     STAGES,
     ByStage,
@@ -155,16 +156,12 @@ class AsyncDataModule(pl.LightningDataModule):
         force_resume: bool = False,
     ) -> None:
         super().__init__()
-        self._split_line = ""
         by_stage: dict[str, Any] = {"train": train, "val": val, "test": test, "predict": predict}
-        options = {"groups": groups, "by": by, "balance": balance}
-        if any(each is not None for each in (source, split, fold, *options.values())):
-            by_stage, self._split_line = split_sources(source, by_stage, split, fold, folds, **options)
-        self.sources = with_training_classes(checked_sources(by_stage))
-        check_same_classes(self.sources)
-        if not self.sources["val"]:
-            # A DataModule has all four hooks, so Lightning believes that there is a validation loader.
-            warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
+        cut = {"groups": groups, "by": by, "balance": balance}
+        self._split_line = ""
+        if any(each is not None for each in (source, split, fold, *cut.values())):
+            by_stage, self._split_line = split_sources(source, by_stage, split, fold, folds, **cut)
+        self._set_sources(by_stage)
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
@@ -177,18 +174,31 @@ class AsyncDataModule(pl.LightningDataModule):
         check_statistics(statistics, self.sources["train"], device_transform)
         self.normalize: Normalize | None = None
         self._statistics = statistics and (device_transform, cache_dir)
+        self.force_resume = force_resume
+        self._begin()
+
+    def _set_sources(self, by_stage: Mapping[str, Any]) -> None:
+        self.sources = with_training_classes(checked_sources(by_stage))
+        check_same_classes(self.sources)
+        if not self.sources["val"]:
+            # A DataModule has all four hooks, so Lightning believes that there is a validation loader.
+            warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
+
+    def _begin(self) -> None:
         # The fields that come out of host hooks, and the source that they were found with.
         self._found: tuple[Source, BatchSpec] | None = None
-        self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
         self._reader_processes, self._logged = ReaderProcesses(), set[str]()
-        self.force_resume = force_resume
         # The seed of the last training, the same on all ranks, for loaders whose options have none; None before a run.
         self._seed: int | None = None
-        # The place of a checkpoint, until training begins there; and the loader that has it.
+        # The place of a checkpoint, until training begins there.
         self._saved: dict[str, Any] | None = None
-        self._training: weakref.ref[AsyncLoader] | None = None
-        # Loaders that `describe` built and that no stage has taken yet.
+        self._forget_loaders()
+
+    def _forget_loaders(self) -> None:
+        self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
+        # Loaders that `describe` built and that no stage has taken yet; and the one that has the saved place.
         self._described: dict[Stage, list[tuple[LoaderArguments, AsyncLoader]]] = {}
+        self._training: weakref.ref[AsyncLoader] | None = None
 
     # -- called by Lightning ---------------------------------------------------------------------------------------
 
@@ -207,7 +217,7 @@ class AsyncDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` if there is none."""
         if self.trainer is not None:
-            begin_whole_epoch(self.trainer)
+            counters.begin_whole_epoch(self.trainer)
         loaders, before = self._take_loaders("train"), None if self._training is None else self._training()
         if before is not None and before._machinery.wiring.resuming.saved is None:
             self._saved = None  # training has begun there
@@ -320,8 +330,7 @@ class AsyncDataModule(pl.LightningDataModule):
         vars(self).pop("num_classes", None)
         trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
         if trainer is None or trainer.state.fn == "fit":
-            # Private, as Lightning shows a DataModule nothing else of the checkpoint: a later version may lack it.
-            reopen_epoch(getattr(getattr(trainer, "_checkpoint_connector", None), "_loaded_checkpoint", {}))
+            reopen_epoch(counters.loaded_checkpoint(trainer))
             self._saved = state_dict.get("order")
             # Lightning has built the loader before it restores if the optimizers asked for the number of steps.
             if self._training is not None and (loader := self._training()) is not None:
@@ -440,7 +449,8 @@ class AsyncDataModule(pl.LightningDataModule):
         return {name: value for name, value in vars(self).items() if name not in left} | {"trainer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _loaders=weakref.WeakSet(), _described={}, _training=None)
+        vars(self).update(state)
+        self._forget_loaders()
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 

@@ -1,17 +1,18 @@
-"""The loaders and iterators of Lightning's loops: the one place that looks for them there."""
+"""The loaders of Lightning's loops, whose iterators come first, and how many batches a Trainer takes."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader
 from lit_async_data.engine.loader.passes import Pass
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
+from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import pl
 
 # Loaders whose copies a callback can start.
@@ -48,24 +49,12 @@ def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) 
     if trainer is None or loader is None or trainer.state.status != "running":
         return None
     found = None
-    for priority, loop in _loops(trainer):
-        combined = getattr(loop, "_combined_loader", None)  # private: a later version may lack it
-        if combined is None or not any(each is loader for each in combined.flattened):
-            continue
-        found = USERS
-        running = getattr(combined, "_iterator", None)
-        if any(each is one for each in getattr(running, "iterators", ())):
-            return priority
+    for loop, trains in counters.loops_that_run(trainer):
+        if any(each is loader for each in counters.loaders_of(loop)):
+            found = USERS
+            if any(each is one for each in counters.iterators_of(loop)):
+                return TRAINING if trains else EVALUATION
     return found
-
-
-def _loops(trainer: Any) -> Iterator[tuple[int, Any]]:
-    """The loops of a run, with the priority of their iterators."""
-    if trainer.state.fn == "fit":
-        yield TRAINING, trainer.fit_loop
-        yield EVALUATION, trainer.fit_loop.epoch_loop.val_loop
-    else:
-        yield EVALUATION, getattr(trainer, f"{trainer.state.fn.value}_loop")
 
 
 def steps_wanted(reference: weakref.ref[pl.Trainer], stage: str, number: int) -> tuple[int | None, int | None]:

@@ -14,12 +14,12 @@ import torch
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.stats import WaitSummary
+from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import QueueGauge, print_line, quiet
 from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, is_only
 from lit_async_data.lightning.resume import (
     ORDERS,
-    begin_whole_epoch,
     check_begun,
     count_again,
     follow_passes,
@@ -145,7 +145,7 @@ class DevicePrefetcher(pl.Callback):
         """
         self._begin_epoch(trainer)
         restore_loaders(trainer)
-        begin_whole_epoch(trainer)
+        counters.begin_whole_epoch(trainer)
         restore_orders(trainer, self._active, self._orders)
         self._orders = []
         for loader in self._counted(trainer):
@@ -334,9 +334,7 @@ class DevicePrefetcher(pl.Callback):
         waited, busy = sum(s.last_wait_s for s in stats), now - self._step_began
         self._verdicts.step(now, waited, busy)
         self._epoch.step(waited, stats, first=batch_idx == 0)
-        # The step of Lightning's own monitors, which has no public name.
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
-        every = trainer.log_every_n_steps
+        step, every = counters.logged_step(trainer), trainer.log_every_n_steps
         if every and (step + 1) % every == 0 and step != self._logged_step:  # once, where several batches make a step
             self._logged_step = step
             for logger in trainer.loggers:

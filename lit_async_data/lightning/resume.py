@@ -21,6 +21,7 @@ from lit_async_data.engine.loader.resuming import Done, Resuming
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
 from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrder
 from lit_async_data.errors import ResumeError
+from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import DrivenLoader, driven_loaders, is_only, loaders_in
@@ -28,7 +29,6 @@ from lit_async_data.order.order_state import OrderState, Place
 from lit_async_data.order.plan import Limits
 
 ORDERS = "lit_async_data.dealt_orders"  # the key in a checkpoint
-COUNTERS = ("ready", "started", "processed", "completed")
 
 
 def training_steps(
@@ -43,14 +43,20 @@ def training_steps(
     trainer, loader = found
     if not is_only(trainer.train_dataloader):
         return _steps_of_one_among_several(reference, trainer, loader)
-    done, total = int(_counters(trainer).ready), trainer.num_training_batches
+    done, total = int(counters.batches(trainer).ready), trainer.num_training_batches
     if total == math.inf or total <= 0:
         return None, None
     if trainer.fit_loop.restarting:
         _check_counters(trainer, loader, done, int(total))
-    if trainer.ckpt_path and trainer.fit_loop.is_resuming and _resuming(loader).saved is None and not _unread(trainer):
+    if (
+        trainer.ckpt_path
+        and trainer.fit_loop.is_resuming
+        and _resuming(loader).saved is None
+        and not counters.unread_states(trainer)
+    ):
         _resuming(loader).report(
-            f"{trainer.ckpt_path} holds no place in the data: epoch {_epoch(trainer)} begins at its first sample"
+            f"{trainer.ckpt_path} holds no place in the data: epoch {counters.epoch(trainer)} begins at its first "
+            "sample"
         )
     _resuming(loader).done = functools.partial(_done, reference, done)
     return (int(total) - done if done < total else None), int(total)
@@ -76,7 +82,7 @@ def _steps_of_one_among_several(
 
     It limits no pass: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own.
     """
-    done, saved = int(_counters(trainer).ready), _resuming(loader).saved
+    done, saved = int(counters.batches(trainer).ready), _resuming(loader).saved
     if saved is not None and trainer.fit_loop.restarting:
         if not done:  # all loaders begin the epoch
             _resuming(loader).forget()
@@ -89,37 +95,10 @@ def _steps_of_one_among_several(
 
 
 def reopen_epoch(checkpoint: Mapping[str, Any]) -> None:
-    """Have a resumed run train the rest of an epoch that the run before has ended in the middle.
-
-    Where ``max_steps``, ``max_time`` or ``trainer.should_stop`` ends it, Lightning counts it as done, and would begin
-    the next. Where a limit or the user's -1 ends it, the batch before was its last. Does nothing a second time, or
-    where the checkpoint holds no place in the data to go on from.
-    """
-    loops = checkpoint.get("loops", {}).get("fit_loop", {})
-    epochs, batches = loops.get("epoch_progress"), loops.get("epoch_loop.batch_progress")
-    if not (epochs and batches and (loops["state_dict"].get("combined_loader") or any(checkpoint.get(ORDERS, ())))):
-        return
-    cut = batches["current"]["processed"] and not batches["is_last_batch"]
-    if cut and epochs["current"]["processed"] == epochs["current"]["ready"]:
-        for counters in (epochs["current"], epochs["total"]):
-            counters["completed"] -= counters["completed"] == counters["processed"]
-            counters["processed"] -= 1
-
-
-def begin_whole_epoch(trainer: pl.Trainer) -> None:
-    """Have a run that resumes between epochs train the next epoch.
-
-    A checkpoint of ``on_train_epoch_start`` has the counters of the epoch before, and Lightning would take this epoch
-    for done. So it would, with ``max_steps`` alone, from any checkpoint of an epoch's end. It sets the counters to 0
-    where its inner loop begins anew.
-    """
-    loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
-    ended = loop.restarting and _is_over(trainer) and _epoch(trainer) == epochs.current.ready
-    if ended and epochs.current.completed < epochs.current.ready:  # a checkpoint of ``on_train_epoch_end``
-        epochs.increment_completed()
-        loop.reset_restart_stage()
-    if ended or getattr(loop, "restarted_on_epoch_start", False):  # a later version may lack it
-        loop.epoch_loop.restarting = False
+    """Have a resumed run train the rest of a cut epoch, if the checkpoint has a place in the data to go on from."""
+    loops = counters.loops_of(checkpoint)
+    if loops and (loops["state_dict"].get("combined_loader") or any(checkpoint.get(ORDERS, ()))):
+        counters.reopen_epoch(loops)
 
 
 def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
@@ -129,35 +108,28 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
         return  # see `begin_whole_epoch`
     if saved is None or not saved.position or not trainer.fit_loop.restarting or total == math.inf:
         return
-    counters = _counters(trainer)
     _tell_skipped(trainer, loader, saved)
-    progress, place = trainer.fit_loop.epoch_loop.batch_progress, _resumed_place(trainer, loader)
+    place = _resumed_place(trainer, loader)
     left = 0 if place is None else steps_left(loader, place, int(total))
     if left:  # also where the last batch was taken, and failed on its way to its step
-        progress.is_last_batch = False
-    elif _is_over(trainer):
-        pass  # however many batches the epoch would have now
+        counters.set_left(trainer, left, is_last=False)
+    elif counters.is_over(trainer):  # however many batches the epoch would have now
+        counters.set_left(trainer, 0, is_last=True)
     elif saved.over:  # drop_last drops what remains; Lightning would begin an epoch of no more batches again
-        progress.is_last_batch, left = True, 1
-    elif place is None:
-        return
-    else:
+        counters.set_left(trainer, 1, is_last=True)
+    elif place is not None:
         raise ResumeError(
             f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, sample "
             f"{place.position} of {loader.order.length}; raise it, or resume from another checkpoint",
             file=_file(trainer),
         )
-    # All four by the same number: what they differ by says in which hook the checkpoint was written.
-    shift = int(total) - left - counters.processed
-    for name in COUNTERS:
-        setattr(counters, name, getattr(counters, name) + shift)
 
 
 def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> None:
     """Say that a batch is left out: the loader, saved without the callback, counts what it has handed out as done."""
-    plan, trained_on = loader._machinery.wiring.schedule.plan(saved.epoch), _counters(trainer).processed
+    plan, trained_on = loader._machinery.wiring.schedule.plan(saved.epoch), counters.trained(trainer)
     alike = [(each.position, each.step) for each in saved.history] == [(0, plan.batch_size * plan.world_size)]
-    if alike and not _is_over(trainer) and plan.steps_to(saved.position) == trained_on + 1:
+    if alike and not counters.is_over(trainer) and plan.steps_to(saved.position) == trained_on + 1:
         _resuming(loader).report(
             f"samples {plan.position(trained_on)} to {saved.position - 1} of epoch {saved.epoch} are left out: the "
             "checkpoint was written in the middle of their step and without DevicePrefetcher, so they count as done",
@@ -167,7 +139,7 @@ def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> Non
 
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     """Refuse a loader that Lightning has built again after it restored its place, and that began an epoch anew."""
-    done = int(_counters(trainer).ready) - 1
+    done = int(counters.batches(trainer).ready) - 1
     if trainer.fit_loop.restarting and done and not _resuming(loader).origin.position:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
 
@@ -178,20 +150,14 @@ def restore_loaders(trainer: pl.Trainer) -> None:
     It does not if they were built before it restored its loops, as where optimizers ask for the number of steps. Nor
     does it between epochs, where each of several loaders needs to know which of its passes was the last.
     """
-    loop: Any = trainer.fit_loop  # private, as in `_unread`
-    if loop.restarting:
-        getattr(loop, "_load_combined_loader_states", int)()
+    if trainer.fit_loop.restarting:
+        counters.pass_states_on(trainer)
     elif not is_only(trainer.train_dataloader):
-        loaders = getattr(getattr(loop, "_combined_loader", None), "flattened", ())
+        loaders = counters.loaders_of(trainer.fit_loop)
         stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
-        for loader, state in zip(stateful, _unread(trainer), strict=False):
+        for loader, state in zip(stateful, counters.unread_states(trainer), strict=False):
             if isinstance(loader, AsyncLoader):
                 _resuming(loader).follow(OrderState.from_dict(state).place)
-
-
-def _unread(trainer: pl.Trainer) -> Sequence[Any]:
-    """The states of the checkpoint's training loaders that Lightning has not passed on."""
-    return getattr(trainer.fit_loop, "_combined_loader_states_to_load", ())  # private: a later version may lack it
 
 
 def follow_passes(trainer: pl.Trainer, before: Sequence[DrivenLoader]) -> None:
@@ -224,48 +190,64 @@ def _dealing(trainer: pl.Trainer, loader: PrefetchedLoader) -> dict[str, Any]:
 
 def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any]) -> None:
     """Have each DataLoader of training go on where the checkpoint was written, or say what will happen instead."""
-    done, total, epoch = int(_counters(trainer).processed), trainer.num_training_batches, _epoch(trainer)
-    others = [each for each in loaders if isinstance(each, PrefetchedLoader) or _resuming(each).saved is None]
-    if not (trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting) or not done or _is_over(trainer):
-        if others and trainer.ckpt_path:
-            # A checkpoint of validation has the epoch that it ended among those that are ready, not yet as processed.
-            coming = trainer.fit_loop.epoch_progress.current.ready if _is_over(trainer) else epoch
-            print_line(f"resumed at epoch {coming}, batch 0 of {total}")
-        return
-    # Lightning warns that loaders without a state are not resumable. The warnings below are exact, for each loader.
+    done, total, epoch = counters.trained(trainer), trainer.num_training_batches, counters.epoch(trainer)
+    going_on = [each for each in loaders if isinstance(each, PrefetchedLoader) or _resuming(each).saved is None]
+    if (
+        trainer.fit_loop.restarting
+        and trainer.fit_loop.epoch_loop.restarting
+        and done
+        and not counters.is_over(trainer)
+    ):
+        _ignore_warning_of_states(trainer, loaders)
+        for number, loader in enumerate(loaders):
+            if isinstance(loader, PrefetchedLoader) and not isinstance(loader, StatefulPrefetchedLoader):
+                saved = orders[number] if number < len(orders) else None
+                if why := _why_order_is_lost(trainer, loader, saved):
+                    print_line(
+                        f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
+                        f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this "
+                        "epoch and others never. Give it one of torch's samplers, use a loader with a state_dict, or "
+                        "AsyncDataModule",
+                        logging.WARNING,
+                    )
+                    going_on.remove(loader)
+                else:
+                    _check_dealing(trainer, loader, saved)
+                    loader.dealt_order = DealtOrder(saved["generator"], saved["begun"])
+    else:
+        done = 0
+        if counters.is_over(trainer):  # a checkpoint of validation counts the epoch that it ended as ready only
+            epoch = trainer.fit_loop.epoch_progress.current.ready
+    if going_on and (done or trainer.ckpt_path):
+        print_line(f"resumed at epoch {epoch}, batch {done} of {total}")
+
+
+def _ignore_warning_of_states(trainer: pl.Trainer, loaders: Sequence[DrivenLoader]) -> None:
+    """Silence Lightning's warning of loaders without a state, if all are ours, which say exactly what they do."""
     if len(loaders) == len(loaders_in(trainer.train_dataloader)):
         warnings.filterwarnings(
             "ignore", "You're resuming from a checkpoint that ended before the epoch ended and your"
         )
-    for number, loader in enumerate(loaders):
-        if not isinstance(loader, PrefetchedLoader) or isinstance(loader, StatefulPrefetchedLoader):
-            continue
-        saved: Any = orders[number] if number < len(orders) else None
-        order = SampledOrder(loader.loader)
-        why = order.unknown or ("" if saved else "the checkpoint holds no place in its data")
-        if not why and order.generator is not None and trainer.world_size > 1:
-            why = "each rank draws its order for itself"
-        if why or saved is None:
-            print_line(
-                f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
-                f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this epoch "
-                "and others never. Give it one of torch's samplers, use a loader with a state_dict, or AsyncDataModule",
-                logging.WARNING,
-            )
-            others.remove(loader)
-            continue
-        now = _dealing(trainer, loader)
-        if changed := [
-            f"{name}: {saved[name]} in the checkpoint, {now[name]} now" for name in now if saved[name] != now[name]
-        ]:
-            raise ResumeError(
-                f"{'; '.join(changed)}. A DataLoader goes on in the middle of an epoch only with the same; go back to "
-                "that. AsyncDataModule goes on with any batch_size and ranks",
-                file=_file(trainer),
-            )
-        loader.dealt_order = DealtOrder(saved["generator"], saved["begun"])
-    if others:
-        print_line(f"resumed at epoch {epoch}, batch {done} of {total}")
+
+
+def _why_order_is_lost(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Any) -> str:
+    """Why a DataLoader cannot go on in the order of a checkpoint; empty if it can."""
+    order = SampledOrder(loader.loader)
+    if order.unknown or not saved:
+        return order.unknown or "the checkpoint holds no place in its data"
+    draws = order.generator is not None and trainer.world_size > 1
+    return "each rank draws its order for itself" if draws else ""
+
+
+def _check_dealing(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Mapping[str, Any]) -> None:
+    """Refuse a DataLoader of another batch size, on other ranks or over other samples than in the checkpoint."""
+    now = _dealing(trainer, loader)
+    if changed := [f"{key}: {saved[key]} in the checkpoint, {now[key]} now" for key in now if saved[key] != now[key]]:
+        raise ResumeError(
+            f"{'; '.join(changed)}. A DataLoader goes on in the middle of an epoch only with the same; go back to "
+            "that. AsyncDataModule goes on with any batch_size and ranks",
+            file=_file(trainer),
+        )
 
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
@@ -282,33 +264,15 @@ def _resuming(loader: AsyncLoader) -> Resuming:
     return loader._machinery.wiring.resuming
 
 
-def _counters(trainer: pl.Trainer) -> Any:
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # Any: its annotations name another class of counters
-    return progress.current
-
-
-def _epoch(trainer: pl.Trainer) -> int:
-    """The epoch that Lightning names to samplers."""
-    progress: Any = trainer.fit_loop.epoch_progress
-    return int(progress.current.processed)
-
-
-def _is_over(trainer: pl.Trainer) -> bool:
-    """Whether the last batch of the epoch was trained on; an error in it leaves it ready, but not processed."""
-    now = _counters(trainer)
-    return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and now.processed == now.ready)
-
-
 def trained(reference: weakref.ref[pl.Trainer]) -> int | None:
-    """The batches of the epoch that were trained on; right in every hook, and after an error."""
     trainer = reference()
-    return None if trainer is None else int(_counters(trainer).processed)
+    return None if trainer is None else counters.trained(trainer)
 
 
 def _done(reference: weakref.ref[pl.Trainer], before: int) -> Done | None:
-    """What was trained on beyond the batches before."""
+    """The batches that were trained on beyond those before."""
     trainer = reference()
-    return None if trainer is None else Done(int(_counters(trainer).processed) - before, _is_over(trainer))
+    return None if trainer is None else Done(counters.trained(trainer) - before, counters.is_over(trainer))
 
 
 def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
@@ -316,7 +280,7 @@ def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
     saved = _resuming(loader).saved
     if saved is None or not saved.position or not trainer.fit_loop.restarting:
         return None
-    return saved if saved.epoch == _epoch(trainer) else None
+    return saved if saved.epoch == counters.epoch(trainer) else None
 
 
 def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: int) -> None:
@@ -326,7 +290,7 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
     if saved is None:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
     if place is not None:
-        ended = place.over and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # see `count_again`
+        ended = place.over and counters.is_last(trainer)  # see `count_again`
         if ended or steps_left(loader, place, total) == total - done:
             return
     if why := _resuming(loader).why_over:
@@ -337,8 +301,8 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
         )
     raise ResumeError(
         _resuming(loader).changed_steps(saved)
-        or f"the Trainer counts {done} of {total} batches of epoch {_epoch(trainer)} as done, which does not fit the "
-        f"saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
+        or f"the Trainer counts {done} of {total} batches of epoch {counters.epoch(trainer)} as done, which does not "
+        f"fit the saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
         "limit_train_batches or drop_last has changed, restore it, or add DevicePrefetcher() to the Trainer's "
         "callbacks; otherwise resume from another checkpoint",
         file=_file(trainer),

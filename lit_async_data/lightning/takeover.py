@@ -23,6 +23,7 @@ from lit_async_data.engine.prefetch.loader import (
     prefetched,
     with_own_iterator,
 )
+from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import Replacement, pl
 from lit_async_data.lightning.loops import drive
 
@@ -95,12 +96,10 @@ class Takeover:
 
 def _check_workers(trainer: pl.Trainer, loader: DataLoader[Any]) -> None:
     """Run Lightning's check of workers, which it skips for a wrapped loader; how many there should be is measured."""
-    connector = importlib.import_module(f"{pl.__name__}.trainer.connectors.data_connector")
-    check = getattr(connector, "_worker_check", None)  # private: a later version may lack it
-    if check is not None and loader.num_workers and trainer.state.stage is not None:
+    if loader.num_workers:
         many = copy.copy(loader)
         many.num_workers = max(loader.num_workers, 2)  # of one it says that they are few
-        check(trainer, many, f"{trainer.state.stage.dataloader_prefix}_dataloader")
+        counters.check_workers(trainer, many)
 
 
 def _end_workers(loader: Any) -> None:
