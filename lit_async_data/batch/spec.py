@@ -133,17 +133,14 @@ def listed_names(names: Mapping[int, str]) -> str:
 
 
 def length_key(key: str) -> str:
-    """The key of the field with the lengths of the samples of a field."""
     return f"{key}_length"
 
 
-def mask_key(key: str) -> str:
-    """The key of the field that says which rows of a window are no padding."""
+def mask_key(key: str) -> str:  # of the field that says which rows of a window are no padding
     return f"{key}_mask"
 
 
-def offsets_key(key: str) -> str:
-    """The key of the field that says where samples begin that come one after the other, and where the last ends."""
+def offsets_key(key: str) -> str:  # of the field that says where samples begin, and where the last ends
     return f"{key}_offsets"
 
 
@@ -278,28 +275,23 @@ class Extent(NamedTuple):
 class BatchLayout:
     """Where each field is in a slot's bytes. Immutable.
 
-    Large fields come first, each aligned and copied to the device by itself. Small fields follow in one block, which
-    takes a single copy where a slot holds one batch.
+    Large fields come first, each aligned and copied to the device by itself. Small fields (`SMALL_BYTES` per batch at
+    most) follow in one block from ``small_start`` on, which takes a single copy where a slot holds one batch.
 
     Args:
         spec: The fields.
         capacity: Most samples of one batch.
         batches: Most batches of one slot. A field's values are contiguous over all of them.
-        buckets: How samples of variable length are batched by length; None if all are padded to the longest. With
-            them, a slot holds one batch and has room for its elements.
-        concat: The lengths of the samples of each field in which they come one after the other. Its slots hold one
-            batch, too.
+        buckets: How samples of variable length are batched by length; None if all are padded to the longest.
+        concat: The lengths of the samples of each field in which they come one after the other.
         repeats: Whether a batch may have a sample twice.
         least: Samples up to which a batch is filled: as many as here, or as a batch of its bucket has; 0 for none.
 
     Attributes:
-        alone: Whether a slot holds one batch, since batches differ in size.
+        alone: Whether a slot holds one batch, since batches differ in size: with ``buckets`` or ``concat``.
         edges: Keys of the fields of offsets, which have one row more than there are samples.
         padded_bytes: Bytes of the memory in which samples that come one after the other are padded first.
-        small: Keys of the fields of at most `SMALL_BYTES` per batch.
-        large: Keys of the other fields.
         offsets: First byte of each field, by key.
-        small_start: First byte of the block of small fields.
         sample_bytes: Bytes of a sample on average.
         nbytes: Bytes of one slot.
     """
@@ -357,7 +349,7 @@ class BatchLayout:
         return Extent(len(samples), width, tuple(int(of[samples].sum()) for of in self.concat.values()))
 
     def missing(self, rows: int, extent: Extent) -> int:
-        """Returns how many samples a batch lacks that is filled."""
+        """How many samples are repeated to fill a batch."""
         least = self.least
         if self.buckets is not None:
             assert extent.width is not None

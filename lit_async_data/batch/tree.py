@@ -109,6 +109,7 @@ def _replaced(value: Any, replace: Replace, path: str) -> Any:
     if new is not value:
         return new
     children: Iterable[tuple[Any, Any]]
+    changed: Callable[[Any, dict[Any, Any]], Any]
     if isinstance(value, Mapping):
         children, changed, name = value.items(), _with_items, "[{!r}]"
     elif isinstance(value, Sequence) and not isinstance(value, OPAQUE):

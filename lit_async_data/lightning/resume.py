@@ -201,7 +201,7 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
         _ignore_warning_of_states(trainer, loaders)
         for number, loader in enumerate(loaders):
             if isinstance(loader, PrefetchedLoader) and not isinstance(loader, StatefulPrefetchedLoader):
-                saved = orders[number] if number < len(orders) else None
+                saved: Any = orders[number] if number < len(orders) else None
                 if why := _why_order_is_lost(trainer, loader, saved):
                     print_line(
                         f"training goes on at batch {done} of {total} of epoch {epoch}, but its "

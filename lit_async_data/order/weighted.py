@@ -145,7 +145,8 @@ class WeightedChunkOrder:
         weights = np.maximum(np.diff(self._chunk_edges[self._cuts]), np.nextafter(0, 1))  # some add nothing to the sum
         missed = 1 - np.diff(self._chunk_edges) / weights[group]
         count, longer = (part[group] for part in np.divmod(self._positions, world_size))
-        return world_size - longer * missed ** (count + 1) - (world_size - longer) * missed**count
+        expected: Floats = world_size - longer * missed ** (count + 1) - (world_size - longer) * missed**count
+        return expected
 
     def _groups_of(self, positions: Indices) -> Indices:
         return np.searchsorted(self._ends, positions, side="right")

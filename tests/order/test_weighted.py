@@ -108,17 +108,6 @@ def test_a_single_position_gives_the_same_sample_as_in_a_block(case, width, leng
         assert together.tolist() == all_of(order)[positions].tolist()
 
 
-def test_the_only_sample_with_weight_is_always_drawn():
-    weights = np.zeros(1000)
-    weights[637] = 0.1
-    for order in (
-        WeightedOrder(Weights(weights), 500, 3),
-        WeightedChunkOrder([ChunkRun(1000, 7)], 4, Weights(weights), 500, 3),
-    ):
-        assert set(all_of(order).tolist()) == {637}
-    assert (order.chunks, order.width, order.groups) == (1, 1, 1)
-
-
 WEIGHTS = np.random.default_rng(5).choice([0, 0.5, 1, 1, 3, 10], 60)
 RUNS = [ChunkRun(31, 5), ChunkRun(29, 4)]
 
@@ -183,12 +172,6 @@ def test_draws_at_neighbouring_positions_are_independent():
         for one, other in [(first[d:], first[:-d]) for d in (1, 2, 64)] + [(first, second)]:
             counts = np.bincount(one * 5 + other, minlength=25)
             assert chi2_is_likely(counts, one.size * shares.ravel())
-
-
-def test_the_chunk_says_nothing_about_the_row():
-    order = WeightedChunkOrder([ChunkRun(16, 4)], 4, Weights(np.ones(16)), 50_000, key=4)
-    places, rows = order.located(np.arange(order.length))
-    assert chi2_is_likely(np.bincount(places * 4 + rows, minlength=16), np.full(16, order.length / 16))
 
 
 @given(weighted(), widths, lengths, keys)

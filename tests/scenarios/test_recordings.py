@@ -1,7 +1,6 @@
 """Users' programs through Lightning's Trainer, checked against h5py by ids."""
 
 import collections
-import contextlib
 import itertools
 import re
 
@@ -9,7 +8,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from support.device.training_loop import pretend
 from support.lightning.trainer import NO_STAGES, Learning, trainer
 from waiting.on_device.fake_streams import FakeStreams
@@ -176,35 +174,6 @@ def test_one_fold_is_for_validation_and_a_test_set_stays_apart(options, val, tes
             assert {fold[sample] for sample in held[3].get(stage, ())} == wanted
 
 
-def test_the_same_from_a_configuration_of_hydra(scans):
-    hydra = pytest.importorskip("hydra")
-    config = OmegaConf.create(
-        {
-            "_target_": "lit_async_data.AsyncDataModule",
-            "source": {
-                "_target_": "lit_async_data.HDF5Source",
-                "path": scans,
-                "fields": {"x": "data", "y": {"name": "labels", "column": 2, "classes": ["a", "b", "c", "d"]}},
-                "layout": {"x": "NHWC"},
-            },
-            "split": THREE,
-            "groups": r"file:(patient_\d+)",
-            "loader": {"batch_size": 64, "return_indices": True, "weights": {"balanced": "y"}, "epoch_size": 128},
-            "val_loader": {"batch_size": 100, "weights": None},
-        }
-    )
-    dm = hydra.utils.instantiate(config)
-    assert dm.classes == {"y": ("a", "b", "c", "d")}
-    model = fitted(dm, 3 * 8 * 6, 4)
-    assert len(model.all("train")) == 128
-    assert sorted(model.all("val")) == dm.sources["val"][0].samples.tolist()
-    assert {len(batch["index"]) for batch in model.seen["val"][:-1]} <= {100}
-    for stage in THREE:
-        data, labels = stored(dm.sources[stage][0], model.all(stage), "data", "labels")
-        np.testing.assert_array_equal(model.all(stage, "x"), data.transpose(0, 3, 1, 2))
-        assert model.all(stage, "y").tolist() == labels[:, 2].tolist()
-
-
 @pytest.mark.parametrize("chunks", [1, 5, 1000])
 def test_a_batch_has_patients_of_about_as_many_chunks_as_the_line_before_training_says(scans, chunks):
     src, dm = by_patient(scans, {"batch_size": 16, "shuffle_chunks": chunks, "return_indices": True})
@@ -305,58 +274,6 @@ def test_an_epoch_may_be_longer_or_shorter_than_the_data(weights, size, share):
     assert f"{size:,} samples drawn by {drawn_by}, " in str(dm)
 
 
-@pytest.mark.parametrize(
-    ("weights", "shuffle"), [(Balanced("y"), "chunk"), (np.where(RARE, 19.0, 1.0), "global")], ids=["chunk", "global"]
-)
-def test_two_ranks_draw_what_one_would_and_share_it(tmp_path, weights, shuffle):
-    with rare_file(tmp_path) as source:
-        options = {"batch_size": 20, "return_indices": True, "shuffle": shuffle, "shuffle_chunks": 6, "seed": 3}
-        options |= {"weights": weights}
-        whole = ids_of_two_epochs(source, options | {"batch_size": 40})
-        ours = [ids_of_two_epochs(source, options, rank=rank, world_size=2) for rank in range(2)]
-    for alone, left, right in zip(whole, *ours, strict=True):
-        assert np.ravel(np.column_stack([left, right])).tolist() == alone.tolist()
-    assert whole[0].tolist() != whole[1].tolist()
-    assert abs(RARE[np.concatenate(whole)].mean() - 0.5) < 0.1
-
-
-@contextlib.contextmanager
-def rare_file(folder, chunk=16):
-    """A gzip file with a rare class, whose images hold the sample's number."""
-    data = np.repeat(np.arange(2000, dtype=np.int32)[:, None], 4, axis=1)
-    with h5py.File(folder / "rare.h5", "w") as file:
-        file.create_dataset("data", data=data, chunks=(chunk, 4), compression="gzip")
-        file["labels"] = RARE.astype(np.uint8)
-    with contextlib.closing(HDF5Source(folder / "rare.h5", fields={"x": "data", "y": "labels"})) as source:
-        yield source
-
-
-def ids_of_two_epochs(source, options, **ranks):
-    """The samples of each epoch, in order."""
-    with AsyncLoader(source, options, **ranks) as loader:
-        return [torch.cat([batch["index"] for batch in loader]).numpy() for _ in range(2)]
-
-
-def test_balance_by_chunks_of_gzip_says_so_and_decodes_each_chunk_once(tmp_path):
-    with rare_file(tmp_path) as source:
-        dm = balanced({"shuffle": "chunk", "shuffle_chunks": 25}, train=source, val=source)
-        train = str(dm).splitlines()[1]
-        assert (
-            "batch 50, 40 steps, 2,000 samples drawn by balanced y, seed 0, shuffle chunk: a batch draws from about"
-            in train
-        )
-        assert re.search(
-            r" 25 of 125 chunks; every chunk is decoded once per epoch, 1\.\d samples "
-            r"for each one used; decoded chunks take ",
-            train,
-        )
-        assert "drawn" not in str(dm).splitlines()[4]
-        model = fitted(dm, 4, 2)
-        assert model.all("train", "x")[:, 0].tolist() == model.all("train").tolist()
-        assert abs(model.all("train", "y").mean() - 0.5) < 0.06
-        assert model.all("val").tolist() == list(range(2000))
-
-
 def test_overfitting_takes_samples_as_stored_even_where_they_are_drawn():
     model = fitted(balanced(val=arrays([0] * 100)), 1, 2, overfit_batches=2)
     assert model.all("train").tolist() == list(range(100))
@@ -395,26 +312,6 @@ def test_a_checkpoint_goes_on_with_the_same_classes(h5, tmp_path, what):
     assert len(model.all({"fit": "train"}.get(what, what), "y")) == 30
 
 
-class Points(torch.utils.data.Dataset):
-    """A user's own dataset."""
-
-    def __len__(self):
-        return 90
-
-    def __getitem__(self, number):
-        return {"x": torch.full((3,), float(number)), "y": number % 3}
-
-
-def test_a_dataset_of_torch_trains_in_a_trainer():
-    dm = AsyncDataModule(source=DatasetSource(Points()), split=THREE, loader={"batch_size": 8, "return_indices": True})
-    model = fitted(dm, 3, 3, max_epochs=2)
-    for stage in THREE:
-        epochs = {"test": 1}.get(stage, 2)
-        assert sorted(model.all(stage)) == sorted(dm.sources[stage][0].samples.tolist() * epochs)
-        assert model.all(stage, "x")[:, 2].tolist() == model.all(stage).tolist()
-        assert model.all(stage, "y").tolist() == (model.all(stage) % 3).tolist()
-
-
 def test_a_dataset_of_tuples_gives_tuples_to_transform_and_model():
     data = torch.utils.data.TensorDataset(torch.arange(60.0)[:, None], torch.arange(60) % 2)
     source = DatasetSource(data)
@@ -451,10 +348,3 @@ def test_bytes_travel_to_a_device_as_bytes_and_are_float32_there(images, monkeyp
     assert {x.dtype for x in seen} == {torch.float32}
     assert max(copied) < 20 * 64 * 4, "bytes, and not four of them for each"
     source.close()
-
-
-def test_bad_weights_end_a_fit_before_anything_is_read():
-    dm = AsyncDataModule(train=arrays(np.arange(100) % 3), loader={"batch_size": 10, "weights": np.zeros(100)})
-    with pytest.raises(ConfigError, match=r"^weights: all of them are 0"):
-        fitted(dm, 1, 3)
-    assert str(dm).startswith("AsyncDataModule: weights: all of them are 0")

@@ -63,13 +63,6 @@ class PassState(NamedTuple):
     counted: int | None = None  # what the consumer counted as done when the pass began; None if it counts nothing
 
 
-class PassCursor:
-    """Holds the place of a loader, which is replaced in one assignment."""
-
-    def __init__(self) -> None:
-        self.state = PassState()
-
-
 class IteratorFeed:
     """Batches of a loader, pass after pass. Keeps `Feed`.
 

@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,7 +25,6 @@ from lit_async_data.engine.loader.engine import Engine
 from lit_async_data.engine.loader.passes import Pass, Taken
 from lit_async_data.engine.prefetch.iterator_feed import (
     IteratorFeed,
-    PassCursor,
     PassState,
     Snapshot,
     begins_nothing,
@@ -66,7 +66,7 @@ class PrefetchedLoader(BaseLoader):
     loader: Iterable[Any]
     sharded_by_trainer = False
     counted: Callable[[], int | None] | None = None
-    _cursor: PassCursor
+    _cursor: Any  # its ``state`` is a `PassState`
     _stateful = False
 
     def __init__(
@@ -84,7 +84,7 @@ class PrefetchedLoader(BaseLoader):
 
     def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
         super()._reset(device, device_depth)
-        self._cursor, self._wiring = PassCursor(), Wiring()
+        self._cursor, self._wiring = types.SimpleNamespace(state=PassState()), Wiring()
         self._side_passes, self._warned = 0, False
         # The order that the current pass deals, and the one that the next pass deals from the middle on.
         self._dealt: DealtOrder | None = None
@@ -225,7 +225,7 @@ class PrefetchedLoader(BaseLoader):
     def _restart(self) -> None:
         self._cursor.state = self._cursor.state._replace(fresh=True)
 
-    def _left(self) -> int:
+    def _left(self) -> Any:
         return self._cursor.state.step
 
     def _beside(self, left: int | None) -> Iterator[Batch]:
