@@ -144,7 +144,7 @@ def however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
 CONCURRENT = {
     *("test_async_loader", "test_base_loader", "test_chunk_cache", "test_chunked", "test_engine", "test_interrupts"),
     *("test_iterator_feed", "test_loader", "prefetch/test_packing", "test_pipeline", "files/test_prefetcher"),
-    *("test_read_task", "test_reader_thread", "test_slot_feed", "test_slots", "hdf5/test_source"),
+    *("test_read_task", "test_slot_feed", "test_slots", "hdf5/test_source"),
     "test_thread_pipeline",
 }
 

@@ -119,7 +119,7 @@ def _replaced(value: Any, replace: Replace, path: str) -> Any:
         children, changed, name = [(each, getattr(value, each, None)) for each in names], _with_fields, ".{}"
     else:
         return value
-    changes = {}
+    changes: dict[Any, Any] = {}
     for key, child in children:
         if type(child) not in SCALARS and (new := _replaced(child, replace, path + name.format(key))) is not child:
             changes[key] = new

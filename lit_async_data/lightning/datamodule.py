@@ -24,13 +24,6 @@ from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning import counters
-from lit_async_data.lightning.classes import (
-    check_same_classes,
-    class_names,
-    count_classes,
-    with_saved_classes,
-    with_training_classes,
-)
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.resume import reopen_epoch
@@ -39,12 +32,17 @@ from lit_async_data.lightning.stages import (
     ByStage,
     LoaderArguments,
     Stage,
+    check_same_classes,
     check_statistics,
     checked_sources,
+    class_names,
+    count_classes,
     evaluation_options,
     normalizing,
     split_sources,
     stage_transforms,
+    with_saved_classes,
+    with_training_classes,
 )
 from lit_async_data.lightning.summary import normalizing_lines, summary_lines
 from lit_async_data.options import ArrayLike, LoaderOptions, lightning_seed

@@ -105,7 +105,12 @@ class Takeover:
             loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
         if not isinstance(loader, DataLoader):
             return loader
-        _check_workers(trainer, loader)
+        if (
+            loader.num_workers
+        ):  # Lightning checks them, but not of a wrapped loader; how many there should be is measured
+            many = copy.copy(loader)
+            many.num_workers = max(loader.num_workers, 2)  # of one it says that they are few
+            counters.check_workers(trainer, many)
         if any(wrapper.loader is loader for wrapper in self._wrappers):  # of another stage
             loader = with_own_iterator(loader)
         # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
@@ -115,14 +120,6 @@ class Takeover:
         drive(wrapper, weakref.ref(trainer))
         self._wrappers.add(wrapper)
         return wrapper
-
-
-def _check_workers(trainer: pl.Trainer, loader: DataLoader[Any]) -> None:
-    """Run Lightning's check of workers, which it skips for a wrapped loader; how many there should be is measured."""
-    if loader.num_workers:
-        many = copy.copy(loader)
-        many.num_workers = max(loader.num_workers, 2)  # of one it says that they are few
-        counters.check_workers(trainer, many)
 
 
 def _end_workers(loader: Any) -> None:

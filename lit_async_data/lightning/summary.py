@@ -11,7 +11,7 @@ from lit_async_data.engine.resources.memory import readable
 from lit_async_data.options import Balanced
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.chunk_order import ChunkOrder
-from lit_async_data.order.weighted import WeightedChunkOrder
+from lit_async_data.order.weights import WeightedChunkOrder
 from lit_async_data.sources.contract.source import described
 
 # Bytes of a sample that batches by length keep: its length, its bucket, and its place in the order of two epochs.

@@ -23,8 +23,7 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
-from lit_async_data.order.weighted import WeightedChunkOrder, WeightedOrder
-from lit_async_data.order.weights import Weights
+from lit_async_data.order.weights import WeightedChunkOrder, WeightedOrder, Weights
 
 # Positions computed at a time: a permutation costs 100 to 400 µs per call, even for one position.
 BLOCK = 16384

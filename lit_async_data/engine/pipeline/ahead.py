@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lit_async_data.order.due import due
+from lit_async_data.order.due import Shares, due
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import ALL, BatchIndex, Schedule, Share
-from lit_async_data.order.shares import Shares
 from lit_async_data.sources.contract.source import Source
 
 # Reads after which a worker checks again whether anything must be fetched, if nothing was the last time.

@@ -103,14 +103,13 @@ def check_sharded(loader: Any) -> None:
         return
     batches = loader.batch_sampler
     samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
-    if not any(isinstance(sampler, DistributedSampler) or _knows_its_rank(sampler) for sampler in samplers):
+    known = [getattr(sampler, name, None) for sampler in samplers for name in SIGNS]
+    if not any(isinstance(each, DistributedSampler) for each in samplers) and not any(
+        isinstance(n, int) for n in known
+    ):
         raise ConfigError(
             f"prefetched(loader): {ranks} ranks would all read the same samples; build the loader with "
             "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) and call loader.sampler.set_epoch(epoch) "
             "before each epoch. If each rank has its own dataset, write "
             "sampler=DistributedSampler(dataset, num_replicas=1, rank=0)"
         )
-
-
-def _knows_its_rank(sampler: Any) -> bool:
-    return any(isinstance(getattr(sampler, name, None), int) for name in SIGNS)

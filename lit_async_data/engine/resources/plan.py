@@ -13,10 +13,10 @@ from lit_async_data.engine.resources.workers import Workers
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.chunk_order import ChunkExtents
+from lit_async_data.order.due import Shares
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
-from lit_async_data.order.shares import Shares
-from lit_async_data.order.weighted import WeightedChunkOrder
+from lit_async_data.order.weights import WeightedChunkOrder
 from lit_async_data.sources.contract.source import Source
 
 # Batches between what is read and what is fetched from the disk, if that must be.

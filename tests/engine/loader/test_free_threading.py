@@ -18,8 +18,7 @@ from support.threads.waits import LONG
 import lit_async_data as lad
 from lit_async_data.engine.loader import base_loader
 from lit_async_data.engine.loader.base_loader import Run
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, uncopied
-from lit_async_data.engine.prefetch.reader_thread import ReaderThread
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread, uncopied
 from lit_async_data.engine.supervisor import ThreadWorker
 from lit_async_data.engine.unexpected import Unexpected
 from lit_async_data.errors import WorkerError

@@ -7,8 +7,8 @@ import pytest
 
 from lit_async_data.engine.pipeline.ahead import LOOKS, Ahead
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
+from lit_async_data.order.due import Shares
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
-from lit_async_data.order.shares import Shares
 from lit_async_data.sources.contract.source import MemoryNeeds
 
 RUN = ChunkRun(100, 10)

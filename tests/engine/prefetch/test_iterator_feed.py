@@ -1,16 +1,33 @@
 """The batches and states of a loader, pass after pass."""
 
+import contextlib
+import gc
 import logging
 import os
 import threading
+import weakref
+from types import SimpleNamespace
 
 import pytest
-from support.threads.noted_loaders import Loader, Stateful, listed, numbers, read_ahead, reader, shut_down, steps
+import torch
+from support.threads.noted_loaders import (
+    Loader,
+    MineError,
+    Stateful,
+    listed,
+    numbers,
+    read_ahead,
+    reader,
+    shut_down,
+    steps,
+)
 from support.threads.waits import LONG
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
 from lit_async_data.engine import supervisor
+from lit_async_data.engine.prefetch import iterator_feed as puller
+from lit_async_data.engine.prefetch.iterator_feed import ReaderThread
 from lit_async_data.errors import WorkerError
 
 
@@ -164,3 +181,228 @@ def test_a_state_that_is_no_method_is_none():
     with prefetched(Odd([1, 2]), device="cpu") as batches:
         assert list(batches) == [1, 2]
         assert batches.state_dict is None
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_is_read_ahead_than_was_asked_for(depth):
+    loader = Loader(20)
+    with prefetched(loader, depth, device="cpu") as batches:
+        next(batches)
+        for step in range(1, 5):
+            read_ahead(batches, depth)
+            assert len(loader.threads) == step + depth
+            next(batches)
+        assert set(loader.threads) == set(reader())
+
+
+def test_a_depth_of_0_starts_no_thread():
+    loader = Loader()
+    with prefetched(loader, 0, device="cpu") as batches:
+        assert steps(batches) == list(range(6))
+        assert set(loader.threads) == {threading.main_thread()}
+
+
+def test_the_depth_can_be_changed_in_the_middle_of_a_pass():
+    loader = Loader(12)
+    with prefetched(loader, 3, device="cpu") as batches:
+        seen = [next(batches)["step"]]
+        read_ahead(batches, 3)
+        for depth in (0, 2, 1, 0, 4):
+            batches.device_depth = depth
+            seen += [next(batches)["step"], next(batches)["step"]]
+        assert seen + steps([next(batches)]) == list(range(12))
+        assert batches.device_depth == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "at", "depth"),
+    [
+        (MineError(1, 2), 0, 1),
+        (MineError(1, 2), 4, 10),
+        (TimeoutError(), 2, 0),
+        (SystemExit(3), 2, 1),
+        (SystemExit(3), 0, 0),
+        (KeyboardInterrupt(), 1, 2),  # of the loader's own, in its thread
+    ],
+    ids=repr,
+)
+def test_an_error_comes_at_its_place_as_it_was_raised_and_the_rest_after_it(error, at, depth, anywhere):
+    with prefetched(Loader(5, fail={at: error}), depth, device="cpu") as batches:
+        for _ in range(2):
+            pass_ = iter(batches)
+            assert [next(pass_)["step"] for _ in range(at)] == list(range(at))
+            with pytest.raises(type(error)) as caught:
+                next(pass_)
+            assert caught.value is error
+            assert steps(pass_) == list(range(at + 1, 5))
+
+
+def stops():
+    yield torch.zeros(1)
+    next(iter(()))
+
+
+def exits():
+    yield torch.zeros(1)
+    raise SystemExit("mine")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "error", "said"), [(stops, RuntimeError, "generator raised StopIteration"), (exits, SystemExit, "mine")]
+)
+def test_a_generator_is_over_after_its_error_whose_traceback_leads_into_it(anywhere, breaks, error, said):
+    with prefetched(breaks(), device="cpu") as batches:
+        next(batches)
+        with pytest.raises(error, match=said) as caught:
+            next(batches)
+        # Python makes the RuntimeError outside of the generator.
+        assert breaks is stops or "exits" in [entry.name for entry in caught.traceback]
+        assert list(batches) == []
+
+
+def test_after_an_error_nothing_is_read_before_it_is_asked_for():
+    loader = Loader(fail={1: MineError(1, 2)})
+    with prefetched(loader, 4, device="cpu") as batches:
+        next(batches)
+        read_ahead(batches, 1)
+        for thread in reader():
+            thread.join(LONG)
+        batches._machinery.prefetch()
+        assert len(loader.threads) == 2
+        with pytest.raises(MineError):
+            next(batches)
+        assert len(loader.threads) == 2
+        assert next(batches)["step"] == 2
+
+
+def test_an_error_keeps_no_loader_alive():
+    loader = Loader(fail={0: MineError(1, 2)})
+    batches = prefetched(loader, device="cpu")
+    gc.disable()
+    try:
+        with contextlib.suppress(MineError):
+            next(batches)
+        alive = weakref.ref(batches)
+        loader.fail[0].__traceback__ = None  # its frames are those of whoever called
+        del batches
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_long_wait_is_worth_a_line(monkeypatch):
+    said = []
+    monkeypatch.setattr(puller, "LONG_S", 0.0)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
+    loader = Loader(gate=threading.Semaphore(0))
+    with prefetched(loader, device="cpu") as batches:
+        next(batches)
+        assert loader.waiting.wait(LONG)
+        monkeypatch.setattr(
+            puller.log, "warning", lambda *args: (said.append(args[0] % args[1:]), loader.gate.release(99))
+        )
+        assert steps([next(batches) for _ in range(5)]) == [1, 2, 3, 4, 5]
+    assert "has been at the loader's next() for" in said[0]
+    assert "(in noted_loaders.py:" in said[0]
+
+
+def test_a_pass_that_waits_for_a_next_of_the_pass_before_says_so(monkeypatch):
+    gate, waiting, said = threading.Semaphore(1), threading.Event(), []
+
+    def gated():
+        for number in range(4):
+            waiting.set() if number else None
+            assert gate.acquire(timeout=LONG)
+            yield number
+
+    class Kept:
+        iterator = gated()
+
+        def __iter__(self):
+            return self.iterator
+
+    with prefetched(Kept(), device="cpu") as batches:
+        assert next(iter(batches)) == 0
+        assert waiting.wait(LONG)
+        monkeypatch.setattr(puller, "LONG_S", 0.0)
+        monkeypatch.setattr(supervisor, "POLL_S", 0.001)
+        monkeypatch.setattr(puller.log, "warning", lambda *args: (said.append(args[0] % args[1:]), gate.release(9)))
+        assert list(batches) == [1, 2, 3]
+    assert said[0].startswith("cannot begin a pass for 0 s: worker 0 has been at the loader's next() for")
+
+
+def test_close_leaves_a_next_that_does_not_return_behind(monkeypatch):
+    monkeypatch.setattr(supervisor, "THREADS_S", 0.01)
+    loader = Loader(gate=threading.Semaphore(0))
+    batches = prefetched(loader, device="cpu")
+    next(batches)
+    assert loader.waiting.wait(LONG)
+    batches.close()
+    (left,) = reader()
+    loader.gate.release(99)
+    left.join(LONG)
+    assert not left.is_alive()
+    assert len(loader.threads) == 2
+
+
+def test_what_was_read_ahead_goes_with_the_pass():
+    class Batch:
+        pass
+
+    made = []
+
+    def make(_):
+        batch = Batch()
+        made.append(weakref.ref(batch))
+        return batch
+
+    with prefetched(map(make, range(5)), device="cpu") as batches:
+        next(batches)
+        read_ahead(batches, 2)
+    assert len(made) == 3
+    assert [ref() for ref in made] == [None] * 3
+
+
+class OneThread(FakeStreams):
+    """A device that may be called by one thread only."""
+
+    def __getattribute__(self, name):
+        assert threading.current_thread() is threading.main_thread(), name
+        return super().__getattribute__(name)
+
+
+def test_the_thread_makes_no_call_to_the_device(streamed):
+    streamed(OneThread("compute"))
+    loader = Loader()
+    with prefetched(loader, 2) as batches:
+        for _ in range(2):
+            assert len(list(batches)) == 6
+    assert threading.main_thread() not in loader.threads[1:]
+
+
+def test_memory_that_was_given_to_the_thread_goes_back_if_the_pass_ends_before_it_is_used():
+    # 1. The thread asks for memory. 2. The consumer gives it. 3. The pass ends. 4. The thread sees both.
+    released = []
+
+    def prepared(batch, ask):
+        block = ask(lambda: "block")
+        return SimpleNamespace(error=None, release=lambda: released.append(block))
+
+    reader = ReaderThread(iter([1, 2]), prepared, depth=1)
+    assert reader._reader() is not None
+    assert reader.arrived.wait(LONG)
+    with reader._lock:
+        reader.serve()
+        reader._closed = True
+    assert reader.close()
+    assert released == ["block"]
+
+
+def test_memory_of_what_was_read_ahead_goes_back_with_the_pass():
+    released = []
+    batch = SimpleNamespace(error=None, release=lambda: released.append(1))
+    reader = ReaderThread(iter([1, 2]), lambda *_: batch, depth=1)
+    assert reader._reader() is not None
+    assert reader.arrived.wait(LONG)
+    assert reader.close()
+    assert released == [1]

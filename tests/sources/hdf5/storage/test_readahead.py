@@ -9,8 +9,8 @@ from support.files.hdf5 import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.engine.pipeline.ahead import Ahead
+from lit_async_data.order.due import Shares
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.order.shares import Shares
 from lit_async_data.sources.hdf5.storage import open_file, readahead
 from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.testing import ArraySource
