@@ -279,7 +279,6 @@ class BatchLayout:
     most) follow in one block from ``small_start`` on, which takes a single copy where a slot holds one batch.
 
     Args:
-        spec: The fields.
         capacity: Most samples of one batch.
         batches: Most batches of one slot. A field's values are contiguous over all of them.
         buckets: How samples of variable length are batched by length; None if all are padded to the longest.
@@ -291,9 +290,6 @@ class BatchLayout:
         alone: Whether a slot holds one batch, since batches differ in size: with ``buckets`` or ``concat``.
         edges: Keys of the fields of offsets, which have one row more than there are samples.
         padded_bytes: Bytes of the memory in which samples that come one after the other are padded first.
-        offsets: First byte of each field, by key.
-        sample_bytes: Bytes of a sample on average.
-        nbytes: Bytes of one slot.
     """
 
     def __init__(
@@ -319,6 +315,7 @@ class BatchLayout:
         self.small = tuple(key for key, nbytes in fixed.items() if nbytes <= SMALL_BYTES)
         self.large = tuple(key for key in spec.fields if key not in self.small)
         sizes = {key: nbytes * batches for key, nbytes in fixed.items()}
+        # On average.
         self.sample_bytes = sum(spec[key].nbytes for key in fixed)
         for key, (most, mean) in elements.items():
             element = spec[key].nbytes // spec[key].shape[0]
@@ -326,7 +323,7 @@ class BatchLayout:
             self.sample_bytes += int(element * mean)
         whole = sum(spec[key].nbytes * capacity for key in concat)
         self.padded_bytes = min(max(sum(sizes[key] for key in concat), RUN_BYTES), whole)
-        self.offsets: dict[str, int] = {}
+        self.offsets: dict[str, int] = {}  # the first byte of each field
         end = self._place(self.large, sizes, 0)
         self.small_start = end
         self.nbytes = max(self._place(self.small, sizes, end), ALIGNMENT)

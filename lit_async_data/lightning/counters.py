@@ -54,14 +54,11 @@ def set_left(trainer: pl.Trainer, left: int, *, is_last: bool) -> None:
         setattr(counters, name, getattr(counters, name) + shift)
 
 
-def reopen_epoch(loops: Mapping[str, Any]) -> None:
+def reopen_epoch(loops: Mapping[str, Any]) -> None:  # the state of the fit loop in a checkpoint
     """Have a resumed run train the rest of an epoch that the run before has ended in the middle.
 
     Where ``max_steps``, ``max_time`` or ``trainer.should_stop`` ends it, Lightning counts it as done, and would begin
     the next. Where a limit or the user's -1 ends it, the batch before was its last. Does nothing a second time.
-
-    Args:
-        loops: The state of the fit loop in a checkpoint.
     """
     epochs, taken = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     cut = taken["current"]["processed"] and not taken["is_last_batch"]

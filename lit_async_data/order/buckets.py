@@ -45,17 +45,14 @@ class Buckets:
         given: int | npt.ArrayLike = BUCKETS,
         ids: Callable[[Indices], Indices] = np.asarray,
     ) -> Buckets:
-        """Buckets for samples of some lengths.
+        """Buckets for samples of some lengths; a ConfigError if one is longer than the last, or than a batch may be.
 
         Args:
             lengths: Of all samples.
             batch_size: Most samples of a batch.
             elements: Most elements of a batch, padding included; None for any number.
-            given: The number of buckets, or their bounds. A number chooses the bounds that need the least padding.
+            given: The bounds of the buckets, or their number, with the bounds that need the least padding.
             ids: What samples are called in errors.
-
-        Raises:
-            ConfigError: A sample is longer than the last bound, or than a batch may be.
         """
         known = np.asarray(lengths, np.int64)
         bounds = _least_padding(known, given) if isinstance(given, int) else np.unique(np.asarray(given, np.int64))

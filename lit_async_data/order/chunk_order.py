@@ -32,15 +32,10 @@ _TABLE_CHUNKS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class ChunkRun:
-    """Consecutive samples, cut into equal chunks; the last chunk may be short.
+    """Consecutive samples, cut into equal chunks; the last chunk may be short."""
 
-    Attributes:
-        samples: Number of samples, ≥ 1.
-        rows: Samples in one chunk, ≥ 1.
-    """
-
-    samples: int
-    rows: int
+    samples: int  # ≥ 1
+    rows: int  # samples in one chunk, ≥ 1
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.rows < 1:
@@ -65,10 +60,7 @@ class ChunkOrder:
     Args:
         runs: The samples of each file. Samples and chunks are numbered across files.
         width: Chunks of a group, ≥ 1; capped at the number of chunks.
-        key: 64 bits that select the order. Derive it from seed and epoch to get another order each epoch.
-
-    Attributes:
-        rows: Samples of a chunk that is not odd.
+        key: 64 bits that select the order.
 
     Example:
         >>> order = ChunkOrder([ChunkRun(samples=6, rows=2)], width=2, key=0)
@@ -199,10 +191,8 @@ class ChunkOrder:
 class ChunkExtents:
     """First sample and number of samples of every chunk. Immutable; safe to use from any thread.
 
-    Stores pieces of equal chunks: one per run, and another for a short last chunk.
-
-    Args:
-        runs: The samples of each file. Samples and chunks are numbered across files.
+    Stores pieces of equal chunks: one per run, and another for a short last chunk. Samples and chunks are numbered
+    across runs.
     """
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:

@@ -87,15 +87,9 @@ def due(
     positions. There is memory for two groups: nothing falls due before the last group but one has been read, or after
     its own group has. In storage order, the next chunk that begins at or after ``end`` falls due.
 
-    Args:
-        schedule: The order.
-        begin: The first of these batches.
-        end: The first batch that has not been read.
-        shares: How several readers share each batch.
-        share: Whose chunks these are.
-
     Returns:
-        One sample of each chunk that this rank begins with, by group; None where there are no groups.
+        One sample of each chunk that this rank begins with, and that falls to ``share``, by group; None where there are
+        no groups.
 
     Example:
         >>> import functools

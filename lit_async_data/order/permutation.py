@@ -62,10 +62,6 @@ class Permutation:
     A call costs about 50 ns per index in blocks of 4096 or more, for 10⁶ elements as for 10¹². It costs at least
     100 µs, even for one index: ask for blocks.
 
-    Args:
-        n: Number of elements, ≥ 1.
-        key: 64 bits that select the permutation; see `derived_key`.
-
     Example:
         >>> shuffled = Permutation(5, key=1)
         >>> sorted(shuffled(np.arange(5)).tolist())
@@ -100,11 +96,7 @@ class Permutations:
     elements by the hashes that its key gives them: in so small a range most steps of a cycle walk would fall outside.
 
     In a block of 4096, a position costs 15 to 65 ns for up to 32 elements or just under a power of two, and up to
-    180 ns just above one.
-
-    Args:
-        n: Number of elements of each permutation, ≥ 1; shape (k,).
-        keys: 64 bits that select each permutation; shape (k,). See `derived_keys`.
+    180 ns just above one. ``n`` and ``keys`` have a number for each permutation.
     """
 
     def __init__(self, n: npt.ArrayLike, keys: npt.ArrayLike) -> None:

@@ -42,10 +42,6 @@ Order = Literal["none", "chunk", "global"]
 class EpochPlan:
     """The batches of one epoch for one rank. Safe to use from any thread.
 
-    Raises:
-        ConfigError: There are too few samples for the ranks, or for one whole step with ``drop_last``; or ``rank`` or
-            ``world_size`` is out of range.
-
     Example:
         >>> plan = EpochPlan(length=10, batch_size=4, shuffle="none", seed=0, epoch=0)
         >>> [plan.batch(step).tolist() for step in range(len(plan))]
@@ -303,11 +299,6 @@ class Schedule:
         plan: Builds the plan of an epoch from the keyword arguments ``epoch`` and ``start``.
         shuffled: Whether epochs differ. If not, they are only counted, and ``set_epoch`` changes nothing: batches read
             ahead for the next epoch serve any other.
-
-    Attributes:
-        steps: Steps of a whole epoch.
-        seed: Key of the order.
-        limits: Which part of each epoch the consumer will take, as far as known.
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
@@ -362,11 +353,6 @@ def amplification(length: int, chunk_rows: int, batch_size: int) -> float:
 
     A batch of B samples drawn from C chunks needs ``C·(1 − (1 − 1/C)^B)`` chunks on average, and a chunk is always
     decoded completely.
-
-    Args:
-        length: Number of samples.
-        chunk_rows: Samples in one compressed chunk; 1 if samples can be read one by one.
-        batch_size: Samples per read.
     """
     chunks = -(-length // chunk_rows)
     needed = chunks * (1 - (1 - 1 / chunks) ** batch_size) if chunks > 1 else 1.0

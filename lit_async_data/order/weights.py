@@ -127,14 +127,6 @@ class Weights:
     Takes 8 bytes per sample. Probabilities are exact to about ``n · 1e-16``. A sample may never be drawn if its weight
     is less than 1e-16 of the sum of those before it.
 
-    Args:
-        weights: Finite numbers from 0 on, shape (n,); samples of weight 0 are never drawn.
-        samples: Expected number of weights; None if unknown.
-
-    Attributes:
-        samples: Number of weights.
-        edges: float64, shape (n + 1,): the sum of the weights before each sample, and the total.
-
     Raises:
         ConfigError: A weight is negative or not a finite number, none is above 0, or their number is wrong.
 
@@ -149,7 +141,7 @@ class Weights:
     def __init__(self, weights: npt.ArrayLike, samples: int | None = None) -> None:
         checked = _checked_weights(weights, samples)
         self.samples = checked.size
-        self.edges = np.zeros(checked.size + 1)
+        self.edges = np.zeros(checked.size + 1)  # the sum of the weights before each sample, and the total
         with np.errstate(over="ignore"):
             np.cumsum(checked, out=self.edges[1:])
         self._coarse = self.edges[::_COARSE].copy()
@@ -246,11 +238,6 @@ class WeightedOrder:
     """Samples drawn by weight, with replacement, independently. Immutable; safe to call from any thread.
 
     A block of 16384 positions takes 4 to 5 ms for 10⁶ samples. `samples` is as in `ChunkOrder`.
-
-    Args:
-        weights: A weight for each sample.
-        length: Number of positions, ≥ 1.
-        key: 64 bits that select the draws. Derive it from seed and epoch to get other draws each epoch.
     """
 
     def __init__(self, weights: Weights, length: int, key: int) -> None:
@@ -272,18 +259,6 @@ class WeightedChunkOrder:
 
     Over many keys a sample is drawn ``length · weight / sum`` times on average, as in `WeightedOrder`. The members are
     those of `ChunkOrder`, with the same arguments, attributes and errors.
-
-    Args:
-        runs, width, key: As for `ChunkOrder`.
-        weights: A weight for each sample.
-        length: Number of positions, ≥ 1.
-
-    Attributes:
-        chunks: Number of chunks with any weight.
-        groups: Number of groups with positions.
-
-    Raises:
-        ConfigError: There are not as many weights as samples.
 
     Example:
         >>> runs, weights = [ChunkRun(samples=6, rows=2)], Weights([1, 1, 0, 0, 3, 1])

@@ -1,11 +1,11 @@
-"""`FieldSpec`: the strides of channels-last fields."""
+"""The strides of channels-last fields, the spec of several sources, and the size of slots."""
 
 import numpy as np
 import pytest
 import torch
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.batch.spec import FieldSpec
+from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, BatchLayout, BatchSpec, FieldSpec, longest_of
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,19 @@ def test_gradients_of_images_of_one_channel_have_the_strides_of_their_weights(h5
         convolution(next(iter(loader))[0]).sum().backward()
     source.close()
     assert convolution.weight.grad.stride() == convolution.weight.stride()  # else DDP warns
+
+
+def test_only_the_length_of_samples_of_variable_length_is_the_longest_of_several_specs():
+    def spec(length, width):
+        fields = {"x": FieldSpec((length, 2), np.dtype("f4"), ragged=True), "y": FieldSpec((width,), np.dtype("f4"))}
+        return BatchSpec(fields, as_mapping=True)
+
+    found = longest_of([spec(5, 3), spec(7, 4)])
+    assert (found["x"].shape, found["y"].shape) == ((7, 2), (3,))
+
+
+@pytest.mark.parametrize("capacity", [1, 2, SMALL_BYTES // 800, SMALL_BYTES // 800 + 1])
+def test_a_slot_has_room_for_the_samples_of_a_batch(capacity):
+    layout = BatchLayout(BatchSpec({"x": FieldSpec((100,), np.dtype("f8"))}, as_mapping=True), capacity)
+    assert layout.nbytes == -(-capacity * 800 // ALIGNMENT) * ALIGNMENT
+    assert layout.small == (("x",) if capacity * 800 <= SMALL_BYTES else ())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.chunks import all_of, chunk_numbers, chunks_of, keys, layouts
+from support.chunks import all_of, chunks_of, keys, layouts
 
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.order.permutation import Permutation, derived_key
@@ -46,17 +46,6 @@ def test_a_single_position_gives_the_same_sample_as_in_a_block(runs, width, key,
     together = order.samples(positions)
     assert [int(order.samples([position])[0]) for position in positions] == together.tolist()
     assert together.tolist() == all_of(order)[positions].tolist()
-
-
-@given(layouts, widths, keys)
-def test_every_chunk_is_opened_once_and_never_more_than_width_at_a_time(runs, width, key):
-    order = ChunkOrder(runs, width, key)
-    chunks = chunk_numbers(runs)[all_of(order)]
-    first, last = np.full(order.chunks, order.length), np.zeros(order.chunks, int)
-    np.minimum.at(first, chunks, np.arange(order.length))
-    np.maximum.at(last, chunks, np.arange(order.length))
-    opened = np.bincount(first, minlength=order.length) - np.bincount(last + 1, minlength=order.length + 1)[:-1]
-    assert opened.cumsum().max() <= width
 
 
 @given(layouts, widths, keys)

@@ -49,13 +49,10 @@ class Pulled(NamedTuple):
 
 
 class ReaderThread:
-    """Reads an iterator. One consumer at a time.
+    """Reads an iterator ``depth`` batches ahead, or, with 0, in the consumer's thread. One consumer at a time.
 
-    Args:
-        iterator: The iterator of a loader.
-        prepare: Makes a batch ready to be copied, in the thread that has read it.
-        depth: Batches that are read ahead; 0 reads each in the consumer's thread when it asks.
-        note: Called after each `next`, in the same thread; its result comes with the batch.
+    After each `next`, ``prepare`` makes the batch ready to be copied, in the thread that has read it, and the result of
+    ``note`` comes with the batch.
     """
 
     def __init__(
