@@ -29,7 +29,7 @@ from lit_async_data.engine.prefetch.loader import (
     prefetched,
     with_own_iterator,
 )
-from lit_async_data.engine.stats import WaitSummary
+from lit_async_data.engine.stats import Wait
 from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import Replacement, pl
 from lit_async_data.lightning.display import QueueGauge, print_line, quiet
@@ -174,7 +174,7 @@ class DevicePrefetcher(pl.Callback):
             ahead but still measures: the baseline of a comparison.
 
     Attributes:
-        waited: How long training waited, over all training with this callback: a `WaitSummary`.
+        waited: How long training waited, over all training with this callback: a `Wait`.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -187,7 +187,7 @@ class DevicePrefetcher(pl.Callback):
 
     def __init__(self, device_depth: int | None = None) -> None:
         self.device_depth = None if device_depth is None else non_negative_int("device_depth", device_depth)
-        self.waited = WaitSummary()
+        self.waited = Wait()
         self._epoch = EpochWaits()
         # The loaders of the current stage, and all whose copies this callback starts.
         self._active: list[DrivenLoader] = []
@@ -314,7 +314,7 @@ class DevicePrefetcher(pl.Callback):
         self._verdicts.begin_epoch(self._active)
 
     @property
-    def evaluated(self) -> dict[str, WaitSummary]:
+    def evaluated(self) -> dict[str, Wait]:
         """How long validation, test and prediction waited, by ``"val"``, ``"test"`` and ``"predict"``."""
         return self._verdicts.evaluated
 

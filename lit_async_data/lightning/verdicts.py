@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lit_async_data.engine.stats import WaitSummary
+from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdict
 from lit_async_data.engine.verdict.watch import Loader, Watch
 from lit_async_data.lightning.compat import pl
@@ -31,7 +31,7 @@ class Verdicts:
     """
 
     def __init__(self) -> None:
-        self.evaluated: dict[str, WaitSummary] = {}
+        self.evaluated: dict[str, Wait] = {}
         self._training = Watch([])
         self._evaluation: Watch | None = None
         self.wall_s, self._ended_s = 0.0, 0.0
@@ -88,13 +88,13 @@ class Verdicts:
         self._ended_s = 0.0
         if not facts.waited.steps or trainer.sanity_checking:
             return ""
-        self.evaluated[stage] = self.evaluated.get(stage, WaitSummary()) + facts.waited
+        self.evaluated[stage] = self.evaluated.get(stage, Wait()) + facts.waited
         found = verdict(facts)
         if trainer.state.fn == "fit" and found.bound is Bound.LOOP:
             return ""
         return self._new(stage, facts.waited, found, STAGES[stage])
 
-    def _new(self, stage: str, waited: WaitSummary, found: Verdict, who: str) -> str:
+    def _new(self, stage: str, waited: Wait, found: Verdict, who: str) -> str:
         """A sentence; empty for a short loop, and for what was said of this stage before."""
         sentence = stage, found.bound, found.cure
         known = abs(found.share - self._said.get(sentence, math.inf)) < NOTICEABLE

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.engine.stats import ReadMeter, ReadStats, Stage, StageTimes
+from lit_async_data.engine.stats import LoaderStats, Wait
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.testing import ArraySource
 
@@ -76,7 +77,9 @@ def one_epoch(loader):
 def test_slow_storage_and_python_code_that_reads(clock, takes, cpu_s):
     source = Storage(lambda: getattr(clock, takes)(0.5))
     with AsyncLoader(source, {"batch_size": BATCH, "workers": 0}) as loader:
-        assert one_epoch(loader) == StageTimes(Stage(0.5 * BATCHES, SAMPLES * 32), cpu_s=cpu_s)
+        stages = one_epoch(loader)
+    assert (stages.read, stages.cpu_s) == (Work(0.5 * BATCHES, bytes=SAMPLES * 32), cpu_s)
+    assert stages.decode == stages.transform == stages.copy == Work()
 
 
 @pytest.mark.parametrize(("rows", "shuffle"), [(ROWS, False), (1, True)])
@@ -93,7 +96,7 @@ def test_slow_decoding(clock, h5, monkeypatch, rows, shuffle):
         stages = one_epoch(loader)
     with h5py.File(path) as file:
         stored = sum(file["data"].id.get_chunk_info(number).size for number in range(SAMPLES // rows))
-    assert stages.decode == Stage(2.0 * (SAMPLES // rows), SAMPLES * 800)
+    assert stages.decode == Work(2.0 * (SAMPLES // rows), bytes=SAMPLES * 800)
     assert (stages.read.bytes, stages.cpu_s) == (stored, 2.0 * (SAMPLES // rows))
 
 
@@ -106,23 +109,12 @@ def test_a_slow_transform(clock):
     with AsyncLoader(source, {"batch_size": BATCH, "workers": 0}, batch_transform=slow) as loader:
         len(loader.spec.fields)  # the hook is called once to see what it returns
         stages = one_epoch(loader)
-    assert stages.transform == Stage(0.5 * BATCHES, SAMPLES * 32)
+    assert stages.transform == Work(0.5 * BATCHES, bytes=SAMPLES * 32)
 
 
-def test_a_wait_for_a_slot_is_told_from_a_wait_for_the_loop():
-    meter = ReadMeter()
-    meter.waited(1.0, starved=False)
-    meter.waited(0.5, starved=True)
-    assert (meter.loop_s, meter.slot_s) == (1.0, 0.5)
-
-
-def test_the_sums_of_two_engines_are_added():
-    one = StageTimes(Stage(1, 10), Stage(2, 20), Stage(3, 30), Stage(4, 40), 5, 6, 7)
-    assert one + one - one == one
-    assert (one + one).read == Stage(2, 20)
-    assert ReadStats(batches=3, ready=1, stages=one) - ReadStats(batches=2, ready=4) == ReadStats(
-        1, ready=1, stages=one
-    )
+def test_copies_are_a_stage_by_the_clock_of_the_device():
+    stats = LoaderStats(read=Work(2.0, bytes=5), device=Wait(copy=Work(copy_s=3.0, copied=7)))
+    assert (stats.stages.copy, stats.stages.read) == (Work(3.0, bytes=7), Work(2.0, bytes=5))
 
 
 @pytest.mark.processes
@@ -137,7 +129,7 @@ def test_a_reader_process_reports_its_stages(h5):
         ):
             assert len(list(loader)) == BATCHES
             stats = loader.stats()
-            assert stats.read.workers == 1
+            assert stats.workers == 1
             return stats.stages
 
     here, there = stages("thread"), stages("process")

@@ -8,7 +8,7 @@ import torch
 from support.lightning.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource, Recorder, datamodule, trainer
 
 import lit_async_data as lad
-from lit_async_data.engine.stats import WaitSummary
+from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict
 from lit_async_data.engine.verdict.watch import Facts, Watch
 from lit_async_data.lightning import verdicts
@@ -77,7 +77,7 @@ def test_a_validation_that_keeps_up_is_not_spoken_of_in_training(lines, found):
 
 @pytest.mark.parametrize(("seconds", "steps", "said"), [(1.0, 20, 1), (0.9, 20, 0), (1.0, 19, 0)])
 def test_a_short_epoch_is_not_spoken_of(lines, monkeypatch, seconds, steps, said):
-    facts = Facts(WaitSummary(steps, wait_s=0.5, busy_s=seconds - 0.5), starved=steps)
+    facts = Facts(Wait(steps, wait_s=0.5, busy_s=seconds - 0.5), starved=steps)
     monkeypatch.setattr(Watch, "facts", lambda *_: facts)
     trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
     assert len(lines()) == said

@@ -9,7 +9,7 @@ from support.lightning.trainer import Recorder, Recording, trainer
 from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
-from lit_async_data.engine.stats import WaitSummary
+from lit_async_data.engine.stats import Wait
 from lit_async_data.lightning import verdicts
 from lit_async_data.testing import ArraySource
 
@@ -17,12 +17,12 @@ COPY_S = 0.03
 
 
 def test_the_devices_share_is_told_where_it_is_known_and_else_the_loops():
-    loop = WaitSummary(10, wait_s=3.0, gap_s=1.0, busy_s=6.0)
+    loop = Wait(10, wait_s=3.0, gap_s=1.0, busy_s=6.0)
     assert loop.share == 0.4
-    assert str(loop + WaitSummary(device_s=0.1)).endswith("the device 0.100 s: data wait 1.0 %")
-    assert (loop + WaitSummary(device_s=0.1) + WaitSummary(device_s=0.2)).device_s == pytest.approx(0.3)
-    assert WaitSummary() + loop == loop
-    assert WaitSummary().share == 0.0
+    assert str(loop + Wait(device_s=0.1)).endswith("the device 0.100 s: data wait 1.0 %")
+    assert (loop + Wait(device_s=0.1) + Wait(device_s=0.2)).device_s == pytest.approx(0.3)
+    assert Wait() + loop == loop
+    assert Wait().share == 0.0
 
 
 class Blind(Recorder):

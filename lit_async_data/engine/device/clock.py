@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from lit_async_data.engine.device.streams import Streams
-from lit_async_data.engine.stats import DeviceWait, Stage
+from lit_async_data.engine.stats import Wait
+from lit_async_data.sources.contract.stage_clock import Work
 
 T = TypeVar("T")
 # Ranges that a trace shows.
@@ -37,13 +39,12 @@ class DeviceClock:
         self._asked: Any = None
         # Hand-overs: the events of `asked` and `came`, and whether the batch is the first of its epoch.
         self._open: collections.deque[tuple[Any, Any, bool]] = collections.deque()
-        # Of the hand-overs that are known: see `DeviceWait`.
-        self._batches, self._wait_s, self._gap_s, self._last_s = 0, 0.0, 0.0, 0.0
+        self._waited = Wait()  # for the hand-overs that are known
         self._copies = 0
         # Copies that are timed: the events of their begin and end on the side stream, and their bytes.
         self._copying: collections.deque[tuple[Any, Any, int]] = collections.deque()
         # Of the copies that were timed; and the bytes of all.
-        self._timed, self._copied_bytes = Stage(), 0
+        self._timed, self._copied_bytes = Work(), 0
 
     def copy_begins(self) -> Any:
         """The copies of a batch are about to be enqueued; returns an event for `copy_ends`, if these are timed."""
@@ -65,27 +66,27 @@ class DeviceClock:
         self._open.append((self._asked, self._streams.timed(self._streams.compute()), first))
 
     @property
-    def waited(self) -> DeviceWait:
+    def waited(self) -> Wait:
         """The sums of all hand-overs that are known by now."""
         self._read()
-        timed = self._timed
-        seconds = timed.seconds * self._copied_bytes / timed.bytes if timed.bytes else 0.0
-        copy = Stage(seconds, self._copied_bytes)
-        return DeviceWait(self._batches, self._wait_s, self._gap_s, self._last_s, copy)
+        timed, copied = self._timed, self._copied_bytes
+        seconds = timed.copy_s * copied / timed.copied if timed.copied else 0.0
+        return dataclasses.replace(self._waited, copy=Work(copy_s=seconds, copied=copied))
 
     def _read(self) -> None:
         if self._streams.capturing:
             return  # a query of an event would break the capture
         while self._open and self._streams.happened(self._open[0][1], block=False):
             asked, came, first = self._open.popleft()
-            self._last_s = self._streams.elapsed_s(asked, came)
+            waited = self._waited
+            waited.last_s = self._streams.elapsed_s(asked, came)
             if first:
-                self._gap_s += self._last_s
+                waited.gap_s += waited.last_s
             else:
-                self._batches, self._wait_s = self._batches + 1, self._wait_s + self._last_s
+                waited.steps, waited.wait_s = waited.steps + 1, waited.wait_s + waited.last_s
         while self._copying and self._streams.happened(self._copying[0][1], block=False):
             began, done, nbytes = self._copying.popleft()
-            self._timed += Stage(self._streams.elapsed_s(began, done), nbytes)
+            self._timed = self._timed.plus(Work(copy_s=self._streams.elapsed_s(began, done), copied=nbytes))
 
 
 #: Whether torch's profiler is active; a function in C, since every batch asks. A private name, which torch may drop.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from lit_async_data.batch.tree import flatten, rebuilt
-from lit_async_data.engine.stats import ReadStats
+from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.order.plan import BatchIndex
 
 Batch = Any
@@ -70,9 +70,6 @@ class HostBatch:
 class Feed(Protocol):
     """Yields batches in order. All calls come from the consumer's thread."""
 
-    #: Batches handed out as copies because the user keeps every slot.
-    copied: int
-
     def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
         """The device memory that a batch will take; None if that is unknown before the batch has been read."""
 
@@ -108,8 +105,8 @@ class Feed(Protocol):
         """Batches that can wait on the host."""
         ...
 
-    def stats(self) -> ReadStats:
-        """What has been read so far."""
+    def stats(self) -> LoaderStats:
+        """What has been read so far: ``read``, ``copied``, ``workers`` and ``slots``."""
         ...
 
     def check(self) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from lit_async_data.engine.device.feed import Batch, Feed
 from lit_async_data.engine.device.transform import Transform
-from lit_async_data.engine.stats import DeviceWait
+from lit_async_data.engine.stats import Wait
 from lit_async_data.order.plan import BatchIndex
 
 
@@ -29,7 +29,7 @@ class DeviceQueue(Protocol):
         """Start what can be started of the batches from ``key`` on: reads, and with ``copy`` copies. Never blocks."""
 
     @property
-    def waited(self) -> DeviceWait | None:
+    def waited(self) -> Wait | None:
         """How long the device waited for data; None where it has no streams."""
 
     @property

@@ -18,7 +18,7 @@ from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot
 from lit_async_data.engine.pipeline.slots import COPYING, SlotPool
 from lit_async_data.engine.resources.memory import allocated
-from lit_async_data.engine.stats import ReadStats
+from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.order.plan import BatchIndex, Schedule
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class SlotFeed:
         self.pipeline = pipeline
         self._slots, self._coalesced = depth, 1  # and the batches of the slot that was taken last
         self.check = pipeline.check
-        self.copied = 0
+        self._copied = 0
         self._give_back = give_back
         self._layout = pipeline.layout
         self._copies = SmallCopies()
@@ -76,8 +76,11 @@ class SlotFeed:
             self._drop_rest()
         self.pipeline.prefetch(key)
 
-    def stats(self) -> ReadStats:
-        return self.pipeline.stats()
+    def stats(self) -> LoaderStats:
+        pipeline = self.pipeline
+        return LoaderStats(
+            read=pipeline.done, copied=self._copied, workers=pipeline.worker_count, slots=len(pipeline.pool)
+        )
 
     @property
     def forked(self) -> bool:
@@ -150,8 +153,8 @@ class SlotFeed:
         return batches
 
     def _warn_once(self, slots: int) -> None:
-        self.copied += 1
-        if self.copied == 1:
+        self._copied += 1
+        if self._copied == 1:
             log.warning(
                 "all %d slots hold batches that are still in use, and there can be no more: batches are handed out as "
                 "copies from here on, which costs time; keep fewer batches, or raise memory_budget (with a reader "

@@ -37,7 +37,7 @@ from lit_async_data.engine.device.feed import Arrived, Batch, Clone, DeviceBuffe
 from lit_async_data.engine.device.noting import note_all
 from lit_async_data.engine.device.streams import Streams, no_inference
 from lit_async_data.engine.device.transform import Transform
-from lit_async_data.engine.stats import DeviceWait
+from lit_async_data.engine.stats import Wait
 from lit_async_data.order.plan import BatchIndex
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class StreamQueue:
         return count
 
     @property
-    def waited(self) -> DeviceWait:
+    def waited(self) -> Wait:
         return self._clock.waited
 
     def take(self, key: BatchIndex) -> Batch:

@@ -241,7 +241,7 @@ class AsyncLoader(ResumableLoader):
             if key in self._around:
                 self._wiring.quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
             took_s = time.perf_counter() - started
-            run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
+            run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
         except Exception as error:
             if isinstance(error, ReadError | SourceError | TransformError) or getattr(error, "in_its_place", False):
                 cursor.state = after  # the batch counts as handed out; else it is asked for again

@@ -210,13 +210,8 @@ class BaseLoader(BatchIterator):
 
     def stats(self) -> LoaderStats:
         """What the loader has handed out, waited for and read so far."""
-        run = self._run
-        engine = run.engine
-        if engine is None or engine.feed.forked:
-            return run.meter.stats(run.read, copied=run.copied, device=run.waited)
-        read, copied = engine.feed.stats() + run.read, run.copied + engine.feed.copied
-        waited = engine.queue.waited
-        return run.meter.stats(read, copied=copied, device=waited + run.waited if waited and run.waited else waited)
+        engine, stats = self._run.engine, self._run.stats
+        return dataclasses.replace(stats) if engine is None or engine.feed.forked else engine.stats(stats)
 
     def close(self) -> None:
         """End the threads and give memory back; waits a few seconds at most. Calling it twice is fine.
@@ -297,7 +292,8 @@ class BaseLoader(BatchIterator):
     def _forget(self, seen: LoaderStats) -> None:
         if self._run.closer is not None:
             self._run.closer.detach()
-        run, read = self._run, dataclasses.replace(seen.read, ready=0)
-        run.read, run.copied, run.waited = read, seen.copied, seen.device
+        run = self._run
+        for name in ("read", "copied", "device", "workers", "slots"):
+            setattr(run.stats, name, getattr(seen, name))
         run.engine = run.closer = None
         run.interrupted = False

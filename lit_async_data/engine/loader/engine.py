@@ -13,7 +13,7 @@ from lit_async_data.engine.device.feed import Feed
 from lit_async_data.engine.device.inline_queue import DeviceQueue, InlineQueue
 from lit_async_data.engine.device.stream_queue import StreamQueue
 from lit_async_data.engine.device.transform import Transform
-from lit_async_data.engine.stats import DeviceWait, QueueFill, ReadStats, WaitMeter
+from lit_async_data.engine.stats import LoaderStats, QueueFill
 
 
 class Engine:
@@ -59,6 +59,18 @@ class Engine:
         host = min(self.feed.ready, self.feed.depth)
         return QueueFill(host, self.feed.depth, self.queue.ready, self.queue.depth if self.copies else 0)
 
+    def stats(self, before: LoaderStats) -> LoaderStats:
+        """With what feed and queue have counted: sums are added, and what is of this moment replaced."""
+        found, waited = self.feed.stats(), self.queue.waited
+        return dataclasses.replace(
+            before,
+            read=before.read.plus(found.read),
+            copied=before.copied + found.copied,
+            device=waited + before.device if waited and before.device else waited,
+            workers=found.workers,
+            slots=found.slots,
+        )
+
     def rest(self, *, wait: bool = True) -> None:
         """End the pass and free its device memory; see `Feed.rest`. If it was interrupted, only `close` may follow."""
         try:
@@ -86,10 +98,6 @@ class Run:
     interrupted: bool = False
     unanswered: bool = False  # whether the last request for a batch gave none: it goes on, or ended in an error
     closed: bool = False  # whether the loader is closed for good
-    # What earlier engines read; likewise ``copied`` and ``waited``.
-    read: ReadStats = dataclasses.field(default_factory=ReadStats)
-    copied: int = 0
-    waited: DeviceWait | None = None
-    meter: WaitMeter = dataclasses.field(default_factory=WaitMeter)
+    stats: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # without what the engine counts
     # The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
     inside: dict[str, int] = dataclasses.field(default_factory=dict)

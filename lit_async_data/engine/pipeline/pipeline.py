@@ -35,7 +35,6 @@ from lit_async_data.engine.pipeline.bad_samples import ReadAround
 from lit_async_data.engine.pipeline.read_task import FilledSlot, ReadTask
 from lit_async_data.engine.pipeline.slots import SlotPool
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
-from lit_async_data.engine.stats import ReadMeter, ReadStats
 from lit_async_data.engine.supervisor import awaited, dump_stacks
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
 from lit_async_data.order.permutation import Indices
@@ -101,7 +100,7 @@ class Pipeline(abc.ABC):
         # any allocation.
         self._lock = threading.RLock()
         self._closed = False
-        self.meter = ReadMeter()  # what the workers did
+        self.work = Work()  # of all workers
         self.worker_count = 0  # at present; 0 where the consumer reads
         self._starved = 0  # counts the batches that the consumer had to wait for
         self.ready = 0  # batches that wait on the host
@@ -169,10 +168,10 @@ class Pipeline(abc.ABC):
     def tuned(self) -> bool:
         return self._tuner is None or self._tuner.settled
 
-    def stats(self) -> ReadStats:
-        with self._lock:
-            now = {"ready": self.ready, "slots": len(self.pool), "workers": self.worker_count}
-            return self.meter.stats(**now, slot_bytes=self.layout.nbytes, starved=self._starved)
+    @property
+    def done(self) -> Work:
+        """What the workers have done, and how often the consumer had to wait."""
+        return self.work._replace(starved=self._starved)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -248,7 +247,8 @@ class Pipeline(abc.ABC):
         if filled.good:
             self._coalesced = self._next_coalesced(len(filled.batches), seconds)
             self.pool.filled(filled.slot)
-            self.meter.read(filled.good, filled.samples * self.layout.sample_bytes, work)
+            nbytes = filled.samples * self.layout.sample_bytes
+            self.work = self.work.plus(work._replace(batches=filled.good, bytes=nbytes))
         for batch in filled.batches:
             if batch.around is not None:
                 self.around[batch.key] = batch.around
@@ -284,7 +284,7 @@ class Pipeline(abc.ABC):
     def _tune(self, tuner: WorkerTuner, seconds: float) -> None:
         """Have the tuner judge a wait, and follow it."""
         before = tuner.count
-        if (count := tuner.waited(seconds, self.meter.batches)) == before:
+        if (count := tuner.waited(seconds, self.work.batches)) == before:
             return
         try:
             with self._lock:

@@ -143,7 +143,7 @@ class ThreadPipeline(Pipeline):
         with self._lock:
             if self._closed:
                 return False
-            self.meter.waited(idle_s, starved=self._starved != starved)
+            self.work = self.work.waited(idle_s, starved=self._starved != starved)
             task = self._task(slot, worker.number)
         worker.begin(task)
         self._fill(task)

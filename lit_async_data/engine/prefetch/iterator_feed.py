@@ -30,7 +30,7 @@ import torch
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.engine.device.feed import Arrived, Batch, DeviceBuffers, HostBatch
 from lit_async_data.engine.prefetch.packing import Ask, T
-from lit_async_data.engine.stats import ReadMeter, ReadStats
+from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.engine.supervisor import LONG_S, Bell, ThreadWorker, all_ended, awaited
 from lit_async_data.errors import ClosedError
 from lit_async_data.order.plan import BatchIndex
@@ -296,8 +296,6 @@ class IteratorFeed:
         state: The loader's ``state_dict``, called for each batch that is read ahead.
     """
 
-    copied = 0
-
     def __init__(
         self,
         loader: Iterable[Any],
@@ -322,7 +320,7 @@ class IteratorFeed:
         self.states: dict[BatchIndex, Snapshot | None] = {}
         # The device memory of the last two batches.
         self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
-        self._meter, self._starved = ReadMeter(), 0
+        self._work, self._starved = Work(), 0
         self._warned = False
         # The id of an error that is yet to be raised, and so is alive. The error itself would keep what it refers to.
         self._error: int | None = None
@@ -346,8 +344,8 @@ class IteratorFeed:
         reader = self.reader  # read once: the pass may end in another thread
         return 0 if reader is None else len(reader.pulled)
 
-    def stats(self) -> ReadStats:
-        return self._meter.stats(ready=self.ready, starved=self._starved)
+    def stats(self) -> LoaderStats:
+        return LoaderStats(read=self._work._replace(starved=self._starved))
 
     @property
     def forked(self) -> bool:
@@ -446,7 +444,7 @@ class IteratorFeed:
             return host
         if host.error is None:
             self._buffers = host.known, self._buffers[0]
-            self._meter.read(1, host.nbytes, Work(pulled.seconds))
+            self._work = self._work.plus(Work(pulled.seconds, batches=1, bytes=host.nbytes))
             self.states[self.expected] = pulled.note
         self.expected = BatchIndex(self.expected.epoch, self.expected.step + 1)
         return host

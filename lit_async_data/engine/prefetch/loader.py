@@ -273,7 +273,7 @@ class PrefetchedLoader(BaseLoader):
                 with self._copy_errors:
                     engine.queue.prefetch(BatchIndex(key.epoch, key.step + 1))
             took_s = time.perf_counter() - started
-            run.meter.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
+            run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
             state = feed.states.pop(key, None)
         except StopIteration:
             self._cursor.state = at._replace(over=True, state=None)

@@ -16,7 +16,7 @@ import threading
 from typing import NamedTuple
 
 from lit_async_data.order.plan import BatchIndex, Limits, Share
-from lit_async_data.sources.contract.stage_clock import Work
+from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 
 # Messages on the control of a process: a channel comes; the stacks of all threads are to be written to a socket.
 OPENED, ASKED = b"+", b"?"
@@ -81,11 +81,11 @@ class Report(NamedTuple):
     payload: int = 0  # bytes that follow
     slot: int = 0  # of the task
     step: int = 0  # the first one of the task
-    work: Work = Work()  # of the thread since its last report, reading ahead included
+    work: Work = NO_WORK  # seconds and bytes of the thread since its last report, reading ahead included
     idle_s: float = 0.0  # seconds that the thread has waited for the task
 
     def packed(self) -> bytes:
-        return _REPORT.pack(*self[:4], *self.work, self.idle_s)
+        return _REPORT.pack(*self[:4], *self.work[:6], self.idle_s)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Report:

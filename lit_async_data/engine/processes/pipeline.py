@@ -33,14 +33,13 @@ from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES,
 from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex, Share
-from lit_async_data.sources.contract.stage_clock import CLOCK, Work
+from lit_async_data.sources.contract.stage_clock import CLOCK, NO_WORK, Work
 from lit_async_data.system import OURS
 
 log = logging.getLogger(__name__)
 
 # Tasks that wait in the pipe to a process: the smallest pipe that Linux makes, one page, holds them.
 MOST_TASKS = 32
-NO_WORK = Work()
 
 
 @dataclasses.dataclass
@@ -368,7 +367,7 @@ class ProcessPipeline(Pipeline):
                 return  # there may be fewer now
             for report, payload in reports:
                 reader.ended = 0
-                self.meter.waited(report.idle_s, starved=self._starved != self._was_starved)
+                self.work = self.work.waited(report.idle_s, starved=self._starved != self._was_starved)
                 self._was_starved = self._starved
                 unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
                 self._done(reader.tasks.pop((report.slot, report.step)), report.work, unplanned)

@@ -79,7 +79,7 @@ def verdict(facts: Facts) -> Verdict:
 
 def _bound(facts: Facts) -> Bound:
     readers, stages = facts.readers, facts.stages
-    read_s, most_s = stages.worked_s / max(readers.count, 1), max(stages.read.seconds, stages.decode.seconds)
+    read_s, most_s = stages.seconds / max(readers.count, 1), max(stages.read.seconds, stages.decode.seconds)
     first = {
         Bound.CALLER: readers.kind == "caller",
         Bound.COPY: stages.copy.seconds > max(facts.waited.busy_s, read_s),
@@ -123,7 +123,7 @@ def _quicker(bound: Bound, facts: Facts, *, full: bool) -> tuple[Cure, int]:
     known = readers.auto == "tried" or readers.count > readers.by_auto
     helps = (apart or not (python or readers.reading == "opened")) and not known
     # Readers that wait for storage need no core each; those that copy from the page cache do.
-    waits = bound is Bound.READING and facts.stages.cpu_s < facts.stages.worked_s / 2
+    waits = bound is Bound.READING and facts.stages.cpu_s < facts.stages.seconds / 2
     full, most = (False, max(facts.cores, 2)) if waits else (full, facts.cores)
     if helps and not full and readers.count < most:
         if readers.auto == "tries":
@@ -136,4 +136,4 @@ def _quicker(bound: Bound, facts: Facts, *, full: bool) -> tuple[Cure, int]:
 
 def _workers(facts: Facts, most: int) -> int:
     """More workers than there are: as many as the steps need, if there are cores for them."""
-    return min(max(math.ceil(facts.stages.worked_s / max(facts.waited.busy_s, 1e-9)), facts.readers.count + 1, 2), most)
+    return min(max(math.ceil(facts.stages.seconds / max(facts.waited.busy_s, 1e-9)), facts.readers.count + 1, 2), most)

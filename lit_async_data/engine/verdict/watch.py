@@ -13,7 +13,8 @@ from lit_async_data.engine.device.slot_feed import SlotFeed
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.engine.resources.workers import cores
-from lit_async_data.engine.stats import DeviceWait, LoaderStats, StageTimes, WaitSummary
+from lit_async_data.engine.stats import LoaderStats, Wait
+from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.system import core_seconds, usable_cores
 
@@ -42,7 +43,7 @@ class Readers:
             mapped = not isinstance(dataset, IterableDataset | None)
             return cls("foreign" if loader.device_depth else "caller", count, replaceable=mapped)
         plan, options, engine = loader.footprint, loader.options, loader._machinery.engine
-        feed, workers, now = engine and engine.feed, plan.workers, stats.read.workers
+        feed, workers, now = engine and engine.feed, plan.workers, stats.workers
         auto: Literal["", "tries", "tried"] = ""
         if options.workers == "auto" and isinstance(feed, SlotFeed):
             auto = "tries" if not feed.pipeline.tuned else "tried" if now < workers.by_auto else ""
@@ -63,12 +64,12 @@ class Readers:
 class Facts:
     """What was measured over some steps of a loop."""
 
-    waited: WaitSummary  # by the device, or by the loop where it has no streams
+    waited: Wait  # by the device, or by the loop where it has no streams
     transform_s: float = 0.0  # in `device_transform`, which the loop ran; not waited
     cores: int = 1
     free: float = 1.0  # cores that did nothing, on average
     starved: int = 0  # how often the loop had to wait, at least
-    stages: StageTimes = dataclasses.field(default_factory=StageTimes)
+    stages: Work = NO_WORK
     readers: Readers = Readers()
 
 
@@ -86,25 +87,23 @@ class Watch:
         waits = [_waited(before, loader.stats()) for loader, before in zip(self.loaders, self._before, strict=True)]
         total_s = wall_s if total_s is None else total_s
         if not waits:
-            return Facts(WaitSummary(busy_s=total_s))
+            return Facts(Wait(busy_s=total_s))
         slowest = waits.index(max(waits))
         loader, before, now = self.loaders[slowest], self._before[slowest], self.loaders[slowest].stats()
         own = cores(loader.local_world_size)
         wait_s, gap_s = map(sum, zip(*waits, strict=True))
         return Facts(
-            WaitSummary(now.batches - before.batches, wait_s, gap_s, total_s - wait_s - gap_s),
+            Wait(now.batches - before.batches, wait_s, gap_s, total_s - wait_s - gap_s),
             now.transform_s - before.transform_s,
             own,
             (idle_s - self._idle_s) / max(wall_s, 1e-9) * own / usable_cores() if known_s else own,
             now.read.starved - before.read.starved,
-            now.stages - before.stages,
+            now.stages.minus(before.stages),
             Readers.of(loader, now),
         )
 
 
 def _waited(before: LoaderStats, now: LoaderStats) -> tuple[float, float]:
     """Seconds that were waited for batches but the first, and for the first; by the device's clock if it has one."""
-    if now.device is not None:
-        device = now.device - (before.device or DeviceWait())
-        return device.wait_s, device.gap_s
-    return now.wait_s - before.wait_s, now.gap_s - before.gap_s
+    waited = now.waited.since(before.waited)
+    return waited.wait_s, waited.gap_s

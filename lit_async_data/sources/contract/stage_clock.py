@@ -13,19 +13,84 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What one thread, or several together, did."""
+    """What one thread, or several together, did: sums of seconds, bytes and batches.
 
-    seconds: float = 0.0  # all of it: reading, decoding and transforming
-    decode_s: float = 0.0  # of these, decoding
-    transform_s: float = 0.0  # of these, the user's transforms
-    # Of these, those in which a core worked, and those spent waiting for another worker that had the same chunk or
-    # transform. The rest waited for storage, for the GIL or for a core.
+    Attributes:
+        seconds: Reading, decoding and transforming, summed over the workers.
+        decode_s: Of these, decoding chunks and images. If the file is mapped, the wait for its pages is here.
+        transform_s: Of these, ``sample_transform`` and ``batch_transform``.
+        cpu_s: Of these, seconds in which a core worked, or another worker on the same chunk or transform. The others
+            waited for storage, for the GIL or for a core.
+        stored: Bytes of decoded chunks and files as they are stored.
+        decoded: Bytes of the results of decoding, also of samples that are not used.
+        batches: Batches read.
+        bytes: Bytes of the samples.
+        slot_s: Seconds that workers waited for a slot while the loop waited for data, too.
+        loop_s: Seconds that workers waited because all slots were full: the loop had data enough.
+        starved: How often the loop had to wait for a batch, or for several that are read together.
+        copy_s: Seconds of copies to a device with streams, by its own clock.
+        copied: Bytes of these copies.
+
+    Example:
+        >>> done = Work(seconds=1.0, bytes=10_000_000).minus(Work(seconds=0.5, bytes=4_000_000))
+        >>> done.mb_per_s
+        12.0
+    """
+
+    seconds: float = 0.0
+    decode_s: float = 0.0
+    transform_s: float = 0.0
     cpu_s: float = 0.0
-    stored: int = 0  # bytes as stored, of what was decoded
-    decoded: int = 0  # bytes of the results
+    stored: int = 0
+    decoded: int = 0
+    batches: int = 0
+    bytes: int = 0
+    slot_s: float = 0.0
+    loop_s: float = 0.0
+    starved: int = 0
+    copy_s: float = 0.0
+    copied: int = 0
 
     def plus(self, other: Work) -> Work:
         return Work._make(map(operator.add, self, other))
+
+    def minus(self, other: Work) -> Work:
+        return Work._make(map(operator.sub, self, other))
+
+    def waited(self, seconds: float, *, starved: bool) -> Work:
+        """With a wait of a worker for a slot, while the loop waited for data or had enough."""
+        if starved:
+            return self._replace(slot_s=self.slot_s + seconds)
+        return self._replace(loop_s=self.loop_s + seconds)
+
+    @property
+    def read(self) -> Work:
+        """Seconds and bytes of reading: bringing stored bytes into memory, and copying values to their places."""
+        seconds = max(self.seconds - self.decode_s - self.transform_s, 0.0)
+        return Work(seconds, bytes=self.stored or self.bytes)
+
+    @property
+    def decode(self) -> Work:
+        """Seconds and bytes of decoding."""
+        return Work(self.decode_s, bytes=self.decoded)
+
+    @property
+    def transform(self) -> Work:
+        """Seconds and bytes of transforms."""
+        return Work(self.transform_s, bytes=self.bytes if self.transform_s else 0)
+
+    @property
+    def copy(self) -> Work:
+        """Seconds and bytes of copies to the device."""
+        return Work(self.copy_s, bytes=self.copied)
+
+    @property
+    def mb_per_s(self) -> float:
+        """10⁶ bytes per second; 0 if it took no time."""
+        return self.bytes / 1e6 / self.seconds if self.seconds else 0.0
+
+
+NO_WORK = Work()
 
 
 class StageClock(threading.local):

@@ -15,9 +15,9 @@ import numpy as np
 from lit_async_data import system
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.resources.workers import cores
-from lit_async_data.engine.stats import ReadStats
 from lit_async_data.options import LoaderOptions, Shuffle
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.tools.call import override
 
 # Of settings whose rates are this close, the simpler one is taken: measurements differ by as much.
@@ -166,7 +166,7 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
     order = loader.order.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0
     least = loader.order.length if once else least
-    first, taken, since, now, before = max(loader.footprint.workers.threads, 1), 0, 0.0, 0.0, ReadStats()
+    first, taken, since, now, before = max(loader.footprint.workers.threads, 1), 0, 0.0, 0.0, Work()
     with loader:
         epochs = [loader] if once else itertools.repeat(loader)
         for number, batch in enumerate(itertools.chain.from_iterable(epochs), 1):
@@ -176,17 +176,17 @@ def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate
                     break
             elif number == first:
                 before, since = loader.stats().read, time.perf_counter()
-        stats, sample_bytes = loader.stats().read, max(loader.source.spec.nbytes, 1)
-    stages, decoded, samples = stats.stages - before.stages, stats.stages.decode.bytes, stats.bytes // sample_bytes
+        total, sample_bytes = loader.stats().read, max(loader.source.spec.nbytes, 1)
+    work, decoded, samples = total.minus(before), total.decoded, total.bytes // sample_bytes
     if once:
-        count = min(taken, (stats.bytes - before.bytes) // sample_bytes)
-        count = min(count, samples * stages.decode.bytes // decoded) if decoded else count
+        count = min(taken, work.bytes // sample_bytes)
+        count = min(count, samples * work.decoded // decoded) if decoded else count
         taken = count if count > taken / 2 else 0  # otherwise the time is mostly that of handing out what was there
     return Rate(
         taken / (now - since) if taken else 0.0,
-        stages.read.mb_per_s,
-        stages.decode.mb_per_s,
-        stages.decode.seconds / stages.worked_s if stages.worked_s else 0.0,
+        work.read.mb_per_s,
+        work.decode.mb_per_s,
+        work.decode_s / work.seconds if work.seconds else 0.0,
         decoded / max(samples, 1),
     )
 

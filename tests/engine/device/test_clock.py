@@ -15,9 +15,10 @@ from lit_async_data.engine.device.stream_queue import StreamQueue
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
-from lit_async_data.engine.stats import DeviceWait, Stage
+from lit_async_data.engine.stats import Wait
 from lit_async_data.errors import ReadError
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.testing import ArraySource
 
 COPY_S, STEP_S = 0.03, 0.05
@@ -43,7 +44,7 @@ def test_only_a_copy_that_compute_has_to_wait_for_is_the_devices_waiting(slow, w
         epoch(queue, streams)
         streams.synchronize()
         waited = queue.waited
-    assert (waited.batches, waited.gap_s) == (STEPS - 1, pytest.approx(ARRIVES_S))  # nothing hides the first
+    assert (waited.steps, waited.gap_s) == (STEPS - 1, pytest.approx(ARRIVES_S))  # nothing hides the first
     assert waited.wait_s == pytest.approx(ARRIVES_S * (waits - 1))
     assert waited.last_s == pytest.approx(ARRIVES_S * (waits > 1))
     assert streams.now_s > STEPS * STEP_S
@@ -58,8 +59,8 @@ def test_time_that_the_host_waits_for_a_reader_while_the_device_is_idle_counts()
 
     with queue_on(streams, read=read, workers=0, depth=0) as queue:
         epoch(queue, streams)
-        waited = dataclasses.replace(queue.waited, copy=Stage())
-        assert waited == DeviceWait(STEPS - 1, 0.25 * (STEPS - 1), 0.25, 0.25)
+        waited = dataclasses.replace(queue.waited, copy=Work())
+        assert waited == Wait(STEPS - 1, 0.25 * (STEPS - 1), 0.25, last_s=0.25)
 
 
 def test_nobody_waits_for_an_event_to_be_read():
@@ -75,11 +76,11 @@ def test_nobody_waits_for_an_event_to_be_read():
     with queue_on(streams) as queue:
         queue.take(BatchIndex(0, 0))
         # The device has not come so far, and nobody makes it.
-        assert dataclasses.replace(queue.waited, copy=Stage()) == DeviceWait()
+        assert dataclasses.replace(queue.waited, copy=Work()) == Wait()
         streams.synchronize()
-        assert dataclasses.replace(queue.waited, copy=Stage()) == DeviceWait()
+        assert dataclasses.replace(queue.waited, copy=Work()) == Wait()
         epoch(queue, streams, 1)
-        assert queue.waited.batches > 0
+        assert queue.waited.steps > 0
     assert not any(blocked)
 
 
@@ -130,9 +131,9 @@ def test_the_device_waits_from_the_end_of_its_step_until_the_batch_is_there(read
     device.launch(copy_s)
     clock.came(first=False)
     if read_s < 1:
-        assert clock.waited == DeviceWait()  # it is too early to know
+        assert clock.waited == Wait()  # it is too early to know
     device.host_s = 10
-    assert clock.waited == DeviceWait(1, waited_s, 0.0, waited_s)
+    assert clock.waited == Wait(1, waited_s, last_s=waited_s)
 
 
 def test_the_first_copy_is_not_timed_as_it_tells_what_a_device_does_once():
@@ -144,7 +145,7 @@ def test_the_first_copy_is_not_timed_as_it_tells_what_a_device_does_once():
             streams.synchronize()
             streams._takes_s["copy"] = COPY_S
             copied = queue.waited.copy
-            assert copied.seconds == pytest.approx(ARRIVES_S * (number + 1) if number else 0)
+            assert copied.copy_s == pytest.approx(ARRIVES_S * (number + 1) if number else 0)
 
 
 class Moving:
@@ -167,7 +168,7 @@ def test_objects_that_move_themselves_are_not_part_of_the_time_of_copies():
     epoch(queue, streams)
     queue.close()
     assert streams.now_s > STEPS
-    assert queue.waited.copy == Stage(pytest.approx(STEPS * COPY_S), STEPS * 400_000)
+    assert queue.waited.copy == Work(copy_s=pytest.approx(STEPS * COPY_S), copied=STEPS * 400_000)
     feed.close()
 
 
@@ -217,7 +218,7 @@ def test_a_batch_that_failed_is_no_waiting():
         with pytest.raises(ReadError):
             queue.take(BatchIndex(0, 1))
         queue.take(BatchIndex(0, 2))
-        assert queue.waited.batches == 1
+        assert queue.waited.steps == 1
 
 
 def test_a_loader_tells_what_its_device_waited_and_keeps_it_when_it_is_closed(monkeypatch):

@@ -208,14 +208,14 @@ def test_what_is_kept_never_changes(kept, workers):
 def test_keeping_labels_keeps_no_slot():
     with loader_of() as loader:
         labels = [batch["y"] for _ in range(4) for batch in loader]
-        assert loader.stats().read.slots == loader.footprint.budget.slots == 5
+        assert loader.stats().slots == loader.footprint.budget.slots == 5
         assert len(labels) == 20
 
 
 def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
     with loader_of() as loader:
         kept = [batch for _ in range(2) for batch in loader]
-        assert loader.stats().read.slots > loader.footprint.budget.slots
+        assert loader.stats().slots > loader.footprint.budget.slots
         del kept
         assert len([seen(loader) for _ in range(3)]) == 3
         assert loader._machinery.engine.feed.pipeline.pool.held == 0
@@ -226,7 +226,7 @@ def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):
     with loader_of(memory_budget=6 * slot, queue_depth=2) as loader:
         kept = [batch for _ in range(4) for batch in loader]
         stats = loader.stats()
-    assert stats.read.slots == 6
+    assert stats.slots == 6
     assert stats.copied >= len(kept) - 6
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1

@@ -82,7 +82,7 @@ def test_nothing_is_allocated_or_started_before_the_first_batch():
     with loader_of() as loader:
         iter(loader)
         assert len(loader) == 5
-        assert loader.stats().read.slots == 0
+        assert loader.stats().slots == 0
         assert threading.active_count() == before
 
 

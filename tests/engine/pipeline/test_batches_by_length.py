@@ -37,7 +37,7 @@ def test_by_chunks_each_chunk_is_decoded_about_once(source):
     with loader_of(source, batch_size=8, shuffle_chunks=8, workers=0) as loader:
         assert loader.order.shuffle == "chunk"
         used = sum(batch["x_length"].sum() for batch in loader) * 4  # bytes
-        decoded, predicted = loader.stats().read.stages.decode.bytes / used, loader.footprint.amplification
+        decoded, predicted = loader.stats().read.decoded / used, loader.footprint.amplification
     assert 0.7 * predicted < decoded < 1.2 * predicted < 2.4
 
 

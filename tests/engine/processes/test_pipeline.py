@@ -117,7 +117,7 @@ def test_batches_that_the_user_keeps_never_change(stacks, budget):
     with loader_of(stacks, batch_size=32, **options) as loader:
         kept = [batch for _ in range(2) for batch in loader]
         assert (loader.stats().copied > 0) == (budget is not None)
-        slots = loader.stats().read.slots
+        slots = loader.stats().slots
         assert slots > 5 if budget is None else slots * loader.footprint.layout.nbytes <= budget
     for batch in kept:  # also after the process and its memory are gone
         assert np.array_equal(batch["x"].numpy(), images[batch["index"].numpy()])

@@ -111,7 +111,7 @@ def test_each_chunk_is_decoded_once_in_an_epoch_or_at_all_if_they_fit_into_the_c
     with contextlib.closing(HDF5Source(path, ["x"])) as source, loader_of(source, SAMPLE, **options) as loader:
         for _ in range(epochs):
             list(loader)
-        decoded = loader.stats().read.stages.decode.bytes / (64 * rows)
+        decoded = loader.stats().read.decoded / (64 * rows)
     # The next epoch has been begun. If all processes decoded each chunk, it would be twice as much, or more.
     assert decoded == 1 if cache_bytes else decoded < epochs + 1
 

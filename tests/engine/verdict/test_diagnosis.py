@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from lit_async_data.engine.stats import Stage, StageTimes, WaitSummary
+from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict, verdict
 from lit_async_data.engine.verdict.watch import Facts, Readers
+from lit_async_data.sources.contract.stage_clock import Work
 
 BATCHES = 100
 PROCESS = {"kind": "process"}
@@ -16,18 +17,18 @@ def facts(step_s=0.01, *, cpu=0.0, read=0.0, decode=0.0, transform=0.0, copy=0.0
     """A loop beside readers, with the seconds that each stage takes per batch; the slowest of all decides."""
     known = Readers(**readers)
     beside = max(step_s, (read + decode + transform) / max(known.count, 1), copy)
-    seconds = (Stage(BATCHES * each) for each in (read, decode, transform, copy))
     waited_s = BATCHES * (beside - step_s)
-    times = StageTimes(*seconds, cpu_s=BATCHES * cpu)
+    one = Work(read + decode + transform, decode, transform, cpu, copy_s=copy)
+    times = Work._make(BATCHES * each for each in one)
     return Facts(
-        WaitSummary(BATCHES, waited_s, 0.0, BATCHES * step_s), 0.0, cores, free, BATCHES * (waited_s > 0), times, known
+        Wait(BATCHES, waited_s, 0.0, BATCHES * step_s), 0.0, cores, free, BATCHES * (waited_s > 0), times, known
     )
 
 
 def behind(starved=BATCHES // 2, *, queue_depth=4, busy_s=1.0, **seconds):
     """Readers that could keep up, and how long the loop waited all the same."""
     known = facts(read=0.005, queue_depth=queue_depth)
-    return dataclasses.replace(known, waited=WaitSummary(BATCHES, busy_s=busy_s, **seconds), starved=starved)
+    return dataclasses.replace(known, waited=Wait(BATCHES, busy_s=busy_s, **seconds), starved=starved)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
-from lit_async_data.engine.stats import WaitSummary
+from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict.watch import Readers, Watch
 from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.testing import ArraySource
@@ -76,7 +76,7 @@ def test_the_seconds_of_a_transform_in_the_loop_are_no_wait(now):
         watch = Watch([loader])
         assert len(list(loader)) == 2
         measured = watch.facts()
-    assert (measured.waited, measured.transform_s) == (WaitSummary(2, busy_s=1.0), 1.0)
+    assert (measured.waited, measured.transform_s) == (Wait(2, busy_s=1.0), 1.0)
 
 
 def test_of_several_loaders_the_one_that_was_waited_for_longest_is_described(now, monkeypatch):
@@ -89,4 +89,4 @@ def test_of_several_loaders_the_one_that_was_waited_for_longest_is_described(now
     for loader in loaders:
         list(loader)
     measured = watch.facts()
-    assert measured.waited == WaitSummary(3, wait_s=2 + 6 + 2, gap_s=2 + 3 + 2)
+    assert measured.waited == Wait(3, wait_s=2 + 6 + 2, gap_s=2 + 3 + 2)

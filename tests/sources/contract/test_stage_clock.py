@@ -21,6 +21,8 @@ def test_waits_for_slots_are_no_work_and_each_take_begins_anew(monkeypatch):
     work = here.take()
     assert work == Work(6.0, decode_s=2.0, transform_s=0.5, cpu_s=5.0, stored=22, decoded=33)
     assert work.plus(work) == Work(12.0, 4.0, 1.0, 10.0, 44, 66)
+    assert work.plus(work).minus(work) == work
+    assert work.read == Work(3.5, bytes=22)
     assert here.take() == Work()
     now.wall += 1.0
     here.waited_for_others(3.0)  # reported by another thread's clock; no more than passed here
@@ -36,3 +38,8 @@ def test_each_thread_has_its_own_sums():
     thread.join()
     assert taken[0].decode_s == 0
     assert here.take().decode_s == 1
+
+
+def test_a_wait_for_a_slot_is_told_from_a_wait_for_the_loop():
+    work = Work().waited(1.0, starved=False).waited(0.5, starved=True)
+    assert work == Work(loop_s=1.0, slot_s=0.5)

@@ -10,7 +10,7 @@ import pytest
 from support.files import examples
 
 from lit_async_data import AsyncLoader, LoaderOptions
-from lit_async_data.engine.stats import ReadStats, Stage, StageTimes
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.doctor import examination
 from lit_async_data.tools.doctor.examination import Trial, best, measured, why_pack
@@ -58,8 +58,8 @@ class Ahead(contextlib.ExitStack):
 
     def __init__(self, batches, decoded):
         super().__init__()
-        first, last = (StageTimes(decode=Stage(*each)) for each in ((4.0, decoded), (5.0, 80)))
-        self._read = iter([ReadStats(bytes=4 * batches, stages=first), ReadStats(bytes=32, stages=last)])
+        first = Work(4.0, decode_s=4.0, decoded=decoded, bytes=4 * batches)
+        self._read = iter([first, Work(5.0, decode_s=5.0, decoded=80, bytes=32)])
 
     def __iter__(self):
         return iter([np.zeros(4)] * 8)
