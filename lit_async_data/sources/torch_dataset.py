@@ -99,7 +99,7 @@ class DatasetSource(Source):
         self._watch = Watch()
         self._watch.look(dataset)
         try:
-            with self._lock, put_back() as self._drawn:
+            with self._lock, put_back():
                 first = next(self._returned([0]))
         except ReadError as error:
             message = f"{error}; the source reads this sample to learn the fields, so it must be readable"
@@ -159,9 +159,6 @@ class DatasetSource(Source):
     @property
     def runs_user_code(self) -> bool:
         return True
-
-    def global_draws(self) -> list[str]:
-        return self._drawn
 
     def count_changes(self) -> int:
         """How often the dataset was found changed.

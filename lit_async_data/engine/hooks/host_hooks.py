@@ -61,10 +61,6 @@ class HostHooks:
     def __bool__(self) -> bool:
         return self.sample is not None or self.batch is not None
 
-    @property
-    def draws(self) -> bool:
-        return any(hook is not None and hook.draws for hook in (self.sample, self.batch))
-
     def outcome(self, source: Source, options: LoaderOptions, *, by_length: bool = False) -> Outcome:
         """The fields that come out of them; calls them with the first samples of a source, as in `HookCalls`.
 
@@ -76,15 +72,19 @@ class HostHooks:
         seed = (options.seed or 0) if options.augment else None
         calls = HookCalls(source, self.sample, self.batch, seed, indexed=options.return_indices)
         around = options.on_error != "raise"
-        for sample in range(min(TRIED, len(source)) if around else 0):
-            with contextlib.suppress(Exception):
-                return _Probe(calls, range(sample, sample + 1), by_length=by_length).outcome()
-        samples = range(min(1 if around or self.batch is None else ROWS, len(source)))
-        try:
-            return _Probe(calls, samples, by_length=by_length).outcome()
-        except TransformError as error:
-            error.add_note("The first samples are transformed before the first batch, to learn what comes out.")
-            raise
+        with put_back() as drawn:
+            for sample in range(min(TRIED, len(source)) if around else 0):
+                with contextlib.suppress(Exception):
+                    found = _Probe(calls, range(sample, sample + 1), by_length=by_length).outcome()
+                    break
+            else:
+                samples = range(min(1 if around or self.batch is None else ROWS, len(source)))
+                try:
+                    found = _Probe(calls, samples, by_length=by_length).outcome()
+                except TransformError as error:
+                    error.add_note("The first samples are transformed before the first batch, to learn what comes out.")
+                    raise
+        return dataclasses.replace(found, drawn=drawn)
 
     def transformation(
         self,
@@ -129,7 +129,6 @@ class _Probe:
         self._cuts = max(ragged, default=1) > 1
         self._numbers = np.array(samples)
         self._stored = read(calls.source, self._numbers)
-        self._drawn: list[tuple[str, list[str]]] = []
 
     def outcome(self) -> Outcome:
         spec = self._spec
@@ -139,13 +138,12 @@ class _Probe:
                 samples, values = self._samples(1, cut)
                 given = {key: array[0, ...] for key, array in values.items()}
                 before = copy.deepcopy(given)
-                with put_back() as drawn:
-                    made = next(self._calls.of_samples(0, samples, values))
-                if not cut:
-                    self._note(hook, drawn, same=_are_untouched(made, given, before))
+                made = next(self._calls.of_samples(0, samples, values))
+                if not cut and _are_untouched(made, given, before):
+                    _warn_of_torchvision(hook)
                 found.append(self._kinds(hook.where, samples, made))
             spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
-        return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec), self._drawn)
+        return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
     def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
         """The numbers of ``count`` samples, and copies of them. Where there are fewer, the first come again.
@@ -181,16 +179,15 @@ class _Probe:
         for more in (0, 1):
             count, cut = len(self._numbers) + more, more * self._cuts
             samples, values = self._samples(count, cut)
-            with put_back() as drawn:
-                if self._calls.sample is not None:
-                    fields = spec.fields.items()
-                    target = {key: np.empty((count, *_cut(field, cut)), field.dtype) for key, field in fields}
-                    put_samples(self._calls, 0, samples, values, target)
-                    values = target
-                before = copy.deepcopy(values)
-                made = self._calls.of_batch(0, samples, values)
-            if not found and self._calls.sample is None:
-                self._note(hook, drawn, same=_are_untouched(made, values, before))
+            if self._calls.sample is not None:
+                fields = spec.fields.items()
+                target = {key: np.empty((count, *_cut(field, cut)), field.dtype) for key, field in fields}
+                put_samples(self._calls, 0, samples, values, target)
+                values = target
+            before = copy.deepcopy(values)
+            made = self._calls.of_batch(0, samples, values)
+            if not found and self._calls.sample is None and _are_untouched(made, values, before):
+                _warn_of_torchvision(hook)
             try:
                 arrays = {key: with_rows(key, value, count) for key, value in made.items()}
             except UnfitError as error:
@@ -228,14 +225,14 @@ class _Probe:
             fields[key] = field
         return BatchSpec(fields, as_mapping=self._spec.as_mapping)
 
-    def _note(self, hook: Hook, drawn: list[str], *, same: bool) -> None:
-        self._drawn += [(hook.where, drawn)] if drawn else []
-        if same and not hook.draws and "torchvision.transforms" in sys.modules:
-            log.warning(
-                "%s left the first arrays as they were: transforms of torchvision do; give them torch.from_numpy(x) "
-                "(docs/data/transforms.md)",
-                hook.where,
-            )
+
+def _warn_of_torchvision(hook: Hook) -> None:
+    if not hook.draws and "torchvision.transforms" in sys.modules:
+        log.warning(
+            "%s left the first arrays as they were: transforms of torchvision do; give them torch.from_numpy(x) "
+            "(docs/data/transforms.md)",
+            hook.where,
+        )
 
 
 def _are_untouched(made: Made, given: Mapping[str, Array], before: Mapping[str, Array]) -> bool:

@@ -28,8 +28,7 @@ class Outcome:
 
     of_samples: BatchSpec  # after ``sample_transform``; those of the source without one
     spec: BatchSpec  # after ``batch_transform`` too: those of a slot
-    # Which hook drew from global random generators, and their names.
-    drawn: Sequence[tuple[str, Sequence[str]]] = ()
+    drawn: Sequence[str] = ()  # the global random generators that reading and hooks drew from for it
 
 
 class Transformation:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lit_async_data.batch.spec import BatchSpec, length_key
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.clock import NEXT, profiled, ranged
 from lit_async_data.engine.device.feed import Batch, moved
@@ -21,13 +21,12 @@ from lit_async_data.engine.device.slot_feed import SlotFeed
 from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.engine.hooks.callables import Function, check_callable, takes_rng
 from lit_async_data.engine.hooks.host_hooks import HostHooks
-from lit_async_data.engine.hooks.transformation import Outcome, Transformation
-from lit_async_data.engine.loader.base_loader import Machinery
+from lit_async_data.engine.loader.base_loader import Machinery, Wiring
 from lit_async_data.engine.loader.engine import Engine
 from lit_async_data.engine.loader.passes import Taken
 from lit_async_data.engine.loader.quarantine import Quarantine
+from lit_async_data.engine.loader.recipe import Changes, Recipe
 from lit_async_data.engine.loader.resuming import AsyncWiring, ResumableLoader, Resuming
-from lit_async_data.engine.loader.user_code import CHANGED, UserCode
 from lit_async_data.engine.pipeline.ahead import Ahead
 from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples, ReadAround
 from lit_async_data.engine.pipeline.pipeline import Pipeline
@@ -41,27 +40,22 @@ from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, Sou
 from lit_async_data.options import MAX_SEED, LoaderOptions, lightning_seed
 from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.order_state import Place
-from lit_async_data.order.permutation import Indices, derived_key
+from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
-from lit_async_data.sources.contract.checks import check_source, values_of
+from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.system import leave_at_exit
 
 log = logging.getLogger(__name__)
 
-# What a pass beside the engine takes over from its loader.
-GIVEN = (
-    "source",
-    "rank",
-    "world_size",
-    "_is_ranked",
-    "_given",
-    "_hooks",
-    "_device_transform",
-    "_evaluation",
-    "spec",
-    "_outcome",
-    "_concat",
+CHANGED = (
+    "attributes of the source or of a transform were changed: what was read ahead is read again, now and whenever they "
+    "change between two passes"
+)
+DRAWN = (
+    "{}: reading or transforming drew random numbers from the global generator of {}: in a thread, results will change "
+    "from run to run; set worker_kind=process, where they are seeded for each sample, or workers=0 "
+    "(docs/data/transforms.md)"
 )
 SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and engine/hooks/calls.py
 
@@ -119,6 +113,8 @@ class AsyncLoader(ResumableLoader):
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
+    _is_beside = False  # whether it reads beside the engine of another loader
+
     def __init__(
         self,
         source: Source,
@@ -133,25 +129,28 @@ class AsyncLoader(ResumableLoader):
         device_transform: Function | None = None,
     ) -> None:
         check_source("source", source)
-        self.source = source
-        self.options = self._given = LoaderOptions.of(options)
-        self.rank = 0 if rank is None else operator.index(rank)
-        self.world_size = 1 if world_size is None else operator.index(world_size)
-        self._is_ranked = world_size is not None
-        self._hooks = HostHooks.of(sample_transform, batch_transform)
+        options = LoaderOptions.of(options)
+        ranks = 0 if rank is None else operator.index(rank), 1 if world_size is None else operator.index(world_size)
+        hooks = HostHooks.of(sample_transform, batch_transform)
         check_callable("device_transform", device_transform)
-        self._device_transform, self._evaluation = device_transform, False
+        self._given, self._evaluation = options, False
+        self._take_recipe(Recipe(source, options, hooks, device_transform, ranks, is_ranked=world_size is not None))
         seed = self.options.seed
         if seed is None:
             seed = lightning_seed() if self.world_size == 1 else 0
         self._begin(self._scheduled(seed), "cpu" if device is None else device, device_depth)
-        if self._hooks:  # they are called later: a constructor runs none of the user's code
+        if hooks:  # they are called later: a constructor runs none of the user's code
             with_own_fields(source.spec, self.options)
         else:
             self._plan().budget.check()
 
+    def _take_recipe(self, recipe: Recipe) -> None:
+        self._recipe, self.source, self.options = recipe, recipe.source, recipe.options
+        self.rank, self.world_size = recipe.ranks
+
     def _scheduled(self, seed: int) -> Schedule:
-        draws = bool(self._hooks) or takes_rng(self._device_transform)  # hooks may draw from global generators
+        recipe = self._recipe
+        draws = bool(recipe.hooks) or takes_rng(recipe.device_transform)  # hooks may draw from global generators
         ranks, alike = (self.rank, self.world_size), self._evaluation
         return schedule_of(self.source, self.options, *ranks, seed=seed, transform_draws=draws, alike=alike)
 
@@ -176,10 +175,9 @@ class AsyncLoader(ResumableLoader):
         self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
         # Why no reader process can be used; and whether what is read can go there, once that is known.
         self._refusal, self._can_go = "", False
-        hooks = (hook and hook.function for hook in (self._hooks.sample, self._hooks.batch))
-        self._user_code = UserCode(self.source, *hooks, self._device_transform)
+        self._changes, self._begun = Changes(self._recipe), 0  # and how many there were when reading began
         # The epoch of the last pass beside the engine, and how many there were in it before.
-        self._side_passes, self._is_beside = (-1, -1), False
+        self._side_passes = -1, -1
 
     @property
     def evaluation(self) -> bool:
@@ -194,13 +192,12 @@ class AsyncLoader(ResumableLoader):
     def evaluation(self, evaluation: bool) -> None:
         options = self._given.evaluated() if evaluation else self._given
         same = evaluation == self._evaluation or (options == self.options and not self._wiring.schedule.shuffled)
-        self._evaluation, self.options = evaluation, options
+        self._evaluation = evaluation
         if same:
             return
         self._stop()
         self._release()
-        for found in ("spec", "_outcome", "_concat"):
-            vars(self).pop(found, None)
+        self._take_recipe(dataclasses.replace(self._recipe, options=options))
         self._cursor.restart()
         self._take_order(self._scheduled(self._wiring.schedule.seed))
 
@@ -281,14 +278,8 @@ class AsyncLoader(ResumableLoader):
             schedule = schedule.keyed(derived_key(schedule.seed, SIDE_PASSES, epoch + 1, number) & MAX_SEED)
         elif left.over:
             return iter(())
-        beside = object.__new__(type(self))
-        vars(beside).update({name: value for name, value in vars(self).items() if name in GIVEN})
-        beside.options = dataclasses.replace(self.options, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0)
-        beside._begin(schedule, self.device, 0)
-        beside._wiring.label, beside._wiring.logged = self._wiring.label or "another iterator", self._wiring.logged
-        beside._is_beside = True
-        beside._cursor.resume(left)
-        return iter(beside)
+        beside = _Beside(self._recipe, schedule, self.device, self._wiring, evaluation=self._evaluation)
+        return beside.passed_from(left)
 
     @property
     def _epoch_is_named(self) -> bool:
@@ -312,7 +303,7 @@ class AsyncLoader(ResumableLoader):
 
     # -- the machinery --------------------------------------------------------------------------------------------
 
-    @functools.cached_property
+    @property
     def spec(self) -> BatchSpec:
         """The fields of a batch as it leaves ``batch_transform``. With host hooks, the first look calls them.
 
@@ -321,33 +312,7 @@ class AsyncLoader(ResumableLoader):
             SourceError: They cannot be read.
             ConfigError: ``return_indices`` or ``pad_last`` needs a key that a field has.
         """
-        spec = with_own_fields(self.source.spec, self.options)  # before host hooks get the numbers under this key
-        return with_own_fields(self._outcome.spec, self.options) if self._hooks else spec
-
-    @functools.cached_property
-    def _outcome(self) -> Outcome:
-        fields = self.source.spec.fields.values()
-        by_length = self._wiring.schedule.buckets is not None or any(field.concat for field in fields)
-        return self._hooks.outcome(self.source, self.options, by_length=by_length)
-
-    @functools.cached_property
-    def _concat(self) -> dict[str, Indices]:
-        """The lengths of the samples of each field in which they come one after the other."""
-        keys = [key for key, field in self.spec.fields.items() if field.concat]
-        return {key: values_of(self.source, length_key(key), "ragged") for key in keys}
-
-    @property
-    def _drawing_seed(self) -> int | None:
-        """The seed of random numbers; None if none are drawn."""
-        return self._wiring.schedule.seed if self.options.augment else None
-
-    def _transformation(self, batches: int = 1) -> Transformation | None:
-        if not self._hooks:
-            return None
-        schedule, seed, indexed = self._wiring.schedule, self._drawing_seed, self.options.return_indices
-        samples, buckets = batches * schedule.capacity, schedule.buckets
-        more: dict[str, Any] = {"indexed": indexed, "buckets": buckets, "concat": self._concat}
-        return self._hooks.transformation(self.source, seed, self._outcome, samples, **more)
+        return self._recipe.spec
 
     @property
     def footprint(self) -> ResourcePlan:
@@ -376,10 +341,10 @@ class AsyncLoader(ResumableLoader):
                 self._wiring.schedule,
                 ahead=ahead,
                 pinned=on_device,
-                hooks=self._transformation(),
+                hooks=self._recipe.transformation(self._wiring.schedule),
                 refusal=self._refusal,
                 ranks=self.local_world_size,
-                concat=self._concat,
+                concat=self._recipe.concat,
             )
         return self._plans[known]
 
@@ -403,12 +368,12 @@ class AsyncLoader(ResumableLoader):
 
     def _with_changes(self, engine: Engine) -> Engine:
         """The engine; another one, in the same reader processes, if the user has changed what it reads with."""
-        if not self._user_code.has_changed():
+        if self._changes.count() == self._begun:
             return engine
         assert isinstance(engine.feed, SlotFeed)
         workers = engine.feed.pipeline.worker_count  # as many as there are now
         if not (workers or engine.copies):  # nothing is read ahead
-            self._user_code.begin()
+            self._begun = self._changes.count()
             return engine
         self._say(logging.INFO, CHANGED)
         self._plans = {known: plan.begun_with(workers) for known, plan in self._plans.items()}
@@ -424,21 +389,22 @@ class AsyncLoader(ResumableLoader):
     def _new_engine(self) -> Engine:
         self._check_ranks()
         source, options = self.source, self.options
-        self._user_code.begin()
+        self._begun = self._changes.count()
         self._device = streams.exact_device(self.device)  # the current device may be another one later
         on_device = streams.has_streams(self.device)
         pipeline, plan = self._pipeline(pin=self.device if on_device and not self._is_beside else None)
         self._around = pipeline.around
         # With the first batch, since a loader that is only described is not used.
-        warnings = slow(source, options, plan, self.order, ahead=self._depth > 0)
-        drawn = self._outcome.drawn if self._hooks else ()
-        for line in (*warnings, *self._user_code.unrepeatable(plan.workers, drawn)):
+        warnings = [*slow(source, options, plan, self.order, ahead=self._depth > 0)]
+        if plan.workers.kind == "thread" and (drawn := self._recipe.global_draws()):
+            warnings.append(DRAWN.format(source.name, " and ".join(drawn)))
+        for line in warnings:
             self._say(logging.WARNING, line)
         # Host memory has a narrower type than what is delivered; the device casts.
         cast = widened(self.spec) if on_device else None
         if on_device and self._is_beside:
             cast = functools.partial(moved, self.device, cast)
-        seed, function = self._drawing_seed, self._device_transform
+        seed, function = self._recipe.seed(self._wiring.schedule), self._recipe.device_transform
         number = None if seed is None else functools.partial(batch_seed, source, self._cursor, seed)
         depth = options.queue_depth if plan.workers.threads else 0
         # A reader process reserves memory for itself.
@@ -454,15 +420,15 @@ class AsyncLoader(ResumableLoader):
 
     @property
     def _reader_processes(self) -> ReaderProcesses:
-        draws = self.footprint.workers.seeds() and (self.source.runs_user_code or bool(self._hooks))
+        draws = self.footprint.workers.seeds() and (self.source.runs_user_code or bool(self._recipe.hooks))
         return self._wiring.own_processes if draws else self._wiring.reader_processes
 
     def _setup(self, plan: ResourcePlan) -> ReaderSetup:
         """What reads the batches, here or in a reader process."""
-        source, options = self.source, self.options
-        seed = self._drawing_seed if source.chunks.random else None
-        hooks, concat = self._transformation(plan.layout.batches), list(self._concat)
-        global_seed = self._wiring.schedule.seed if plan.workers.seeds() else None
+        source, options, recipe, schedule = self.source, self.options, self._recipe, self._wiring.schedule
+        seed = recipe.seed(schedule) if source.chunks.random else None
+        hooks, concat = recipe.transformation(schedule, plan.layout.batches), list(recipe.concat)
+        global_seed = schedule.seed if plan.workers.seeds() else None
         given = source, options.return_indices, seed, hooks, concat, plan.layout.buckets, options.pad_last
         read = SampleReader(*given, global_seed, self._evaluation)
         around = None
@@ -489,7 +455,7 @@ class AsyncLoader(ResumableLoader):
 
     def _keep_here(self, error: ConfigError) -> None:
         """Read without a reader process, or raise an error if the user has asked for one."""
-        name, why = self.source.name, self._hooks.unpicklable or str(error)
+        name, why = self.source.name, self._recipe.hooks.unpicklable or str(error)
         if self.options.worker_kind == "process":
             raise ConfigError(
                 f"{name} cannot go to a reader process: {why}; leave out in __getstate__ what cannot, or "
@@ -498,3 +464,23 @@ class AsyncLoader(ResumableLoader):
             ) from error.__cause__
         self._refusal = why
         self._plans.clear()
+
+
+class _Beside(AsyncLoader):
+    """Reads beside the engine of another loader, in the caller's thread: from a place on, or a pass of its own."""
+
+    _is_beside = True
+
+    def __init__(
+        self, recipe: Recipe, schedule: Schedule, device: torch.device, wiring: Wiring, *, evaluation: bool
+    ) -> None:
+        self._take_recipe(recipe)
+        self._evaluation = evaluation
+        self.options = dataclasses.replace(recipe.options, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0)
+        self._begin(schedule, device, 0)
+        self._wiring.label, self._wiring.logged = wiring.label or "another iterator", wiring.logged
+
+    def passed_from(self, left: Place | None) -> Iterator[Batch]:
+        """The pass from a place on, or from its start."""
+        self._cursor.resume(left)
+        return iter(self)

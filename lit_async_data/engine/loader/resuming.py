@@ -17,6 +17,7 @@ import torch
 
 from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
 from lit_async_data.engine.loader.quarantine import Quarantine
+from lit_async_data.engine.loader.recipe import Recipe
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.errors import ConfigError, ResumeError
 from lit_async_data.options import LoaderOptions, lightning_seed
@@ -248,7 +249,7 @@ class ResumableLoader(BaseLoader):
     _evaluation: bool
     _cursor: EpochCursor
     _wiring: AsyncWiring
-    _is_ranked: bool  # whether the user has said how many ranks there are
+    _recipe: Recipe
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         # Not only where it runs: `steps_wanted` belongs to this process, too.
@@ -268,7 +269,7 @@ class ResumableLoader(BaseLoader):
     def _check_ranks(self) -> None:
         distributed = torch.distributed
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-        if ranks > 1 and not self._is_ranked:
+        if ranks > 1 and not self._recipe.is_ranked:
             raise ConfigError(
                 f"{ranks} ranks would all read the same samples; write AsyncLoader(…, "
                 "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "

@@ -65,9 +65,6 @@ class ComposedSource(DerivedSource):
     def count_changes(self) -> int:
         return sum((source.count_changes() for source in self.inside), super().count_changes())
 
-    def global_draws(self) -> list[str]:
-        return list(dict.fromkeys(name for source in self.inside for name in source.global_draws()))
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import math
 import os
@@ -21,7 +20,6 @@ from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.changes import Watch
 from lit_async_data.sources.contract.places import Location, Part, Places, starts
-from lit_async_data.sources.contract.randomness import put_back
 from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
 from lit_async_data.system import ProcessGuard
 
@@ -285,14 +283,6 @@ class Source(abc.ABC):
         count += bool(watch.look(self))
         vars(self)["_watched"] = watch, count
         return count
-
-    def global_draws(self) -> list[str]:
-        """The global random generators that Python code draws from for the first sample; they are put back."""
-        if not self.runs_user_code or self.chunks.reading != "python":
-            return []
-        with put_back() as drawn, contextlib.suppress(Exception):  # an error comes again, with its batch
-            read(self, np.zeros(1, np.int64))
-        return drawn
 
     # -- random parts of samples -------------------------------------------------------------------------------------
 

@@ -154,10 +154,10 @@ def test_the_probe_leaves_the_global_generators_as_they_are_and_notes_draws():
         loader = hooked(**{name: careless})
         loader.spec
         assert states() == before
-        assert loader._outcome.drawn == [(f"{name}_transform", ["torch", "numpy", "random"])]
+        assert loader._recipe.outcome.drawn == ["torch", "numpy", "random"]
     loader = hooked(sample=lambda sample: None)
     loader.spec
-    assert not loader._outcome.drawn
+    assert not loader._recipe.outcome.drawn
 
 
 LEFT = "left the first arrays as they were"

@@ -9,8 +9,7 @@ from support.sources.hooked_loaders import hooked, source
 from support.threads.waits import until
 
 from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, Source, StorageLayout
-from lit_async_data.engine.loader.user_code import UserCode
-from lit_async_data.engine.resources.workers import Workers
+from lit_async_data.sources.contract.randomness import states
 from lit_async_data.testing import ArraySource
 
 
@@ -58,7 +57,7 @@ class Own(Source):
     """Sample n is n and what is added; says how it is read."""
 
     def __init__(self, reading="python"):
-        self.add, self.reading, self.draw = 0, reading, lambda: 0
+        self.add, self.reading, self.draw = 0, reading, float
 
     def __len__(self):
         return 12
@@ -90,39 +89,34 @@ def careless(sample):
     return {"y": sample["y"] + 0 * int(random.random())}
 
 
-@pytest.mark.parametrize(
-    ("options", "lines"), [({}, 0), ({"workers": 1, "worker_kind": "thread"}, 1)], ids=["loop", "thread"]
-)
-def test_a_hook_that_draws_in_a_thread_is_warned_of_once(options, lines, caplog):
-    with hooked(sample=careless, **options) as loader:
-        list(loader), list(loader)
-    found = [line for line in caplog.messages if "drew random numbers from" in line]
-    assert len(found) == lines
-    assert all(
-        line.startswith("sample_transform drew random numbers from the global generator of random") for line in found
-    )
-
-
-PROCESS = Workers("process", 2, "", 2, apart=True)
+THREAD = {"workers": 1, "worker_kind": "thread"}
 
 
 @pytest.mark.parametrize(
-    ("workers", "reading", "drawn", "names"),
+    ("draws", "options", "lines"),
     [
-        (PROCESS, "python", [("sample_transform", ["torch"])], []),
-        (PROCESS, "copied", [("sample_transform", ["torch"])], []),
-        (Workers("process", 4, "", 4), "decoded", [], []),
-        (Workers("thread", 1, "", 1), "python", [], ["Own"]),
-        (Workers("thread", 1, "", 1), "copied", [("batch_transform", ["torch"])], ["batch_transform"]),
-        (Workers("caller", 0, ""), "python", [("sample_transform", ["torch"])], []),
+        ("hook", {"workers": 0}, 0),
+        ("hook", THREAD, 1),
+        ("source", THREAD, 1),
+        ("neither", THREAD, 0),
+        ("a source that reads without Python", THREAD, 0),
+        pytest.param("hook", {"workers": 1, "worker_kind": "process"}, 0, marks=pytest.mark.processes),
     ],
 )
-def test_what_no_run_repeats_is_said_of_threads_alone(workers, reading, drawn, names):
-    own = Own(reading)
-    own.draw = random.random
-    assert [line.partition(" ")[0] for line in UserCode(own).unrepeatable(workers, drawn)] == names
+def test_draws_in_a_thread_are_said_once(draws, options, lines, caplog):
+    own, hooks = Own("copied" if "without" in draws else "python"), {}
+    own.draw = random.random if "source" in draws else own.draw
+    if draws == "hook":
+        hooks = {"sample_transform": careless}
+    before = states()
+    with AsyncLoader(own, {"batch_size": 3, "shuffle": False, **options}, **hooks) as loader:
+        len(loader.spec.fields)
+        assert states() == before  # those of the program are put back
+        list(loader), list(loader)
+    found = [line for line in caplog.messages if "drew random numbers from the global generator of random" in line]
+    assert len(found) == lines
 
 
 def test_sources_of_this_package_are_asked_nothing():
     of = ArraySource({"y": np.arange(3)})
-    assert (of.runs_user_code, of.count_changes(), of.global_draws()) == (False, 0, [])
+    assert (of.runs_user_code, of.count_changes()) == (False, 0)
