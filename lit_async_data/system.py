@@ -62,18 +62,6 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def core_seconds() -> tuple[float, float]:
-    """Seconds since the machine began that the cores of this process were idle, and in all; zeros without Linux."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            rows = [line.split() for line in file if line.startswith("cpu")]
-        usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        seconds = [[int(each) / os.sysconf("SC_CLK_TCK") for each in row[1:9]] for row in rows if row[0] in usable]
-    except (OSError, AttributeError, ValueError):
-        return 0.0, 0.0
-    return sum(row[3] + row[4] for row in seconds), sum(map(sum, seconds))
-
-
 def descriptor_limit() -> int:
     """Descriptors that this process may have open."""
     return WINDOWS_DESCRIPTORS if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

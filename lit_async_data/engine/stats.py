@@ -163,10 +163,11 @@ class LoaderStats:
         """The time of all batches so far; its ``read``, ``decode``, ``transform`` and ``copy`` are those of a stage."""
         return self.read if self.device is None else self.read.plus(self.device.copy)
 
-    @property
-    def waited(self) -> Wait:
-        """How long the device waited or, where it has no streams, the consumer."""
-        return Wait(self.batches, self.wait_s, self.gap_s) if self.device is None else self.device
+    def waited_since(self, before: LoaderStats) -> Wait:
+        """How long the device waited after earlier statistics or, where it has no streams, the consumer."""
+        if self.device is not None:
+            return self.device.since(before.device)
+        return Wait(self.batches, self.wait_s, self.gap_s).since(Wait(before.batches, before.wait_s, before.gap_s))
 
     def metrics(self) -> dict[str, float]:
         """The last step as metrics: milliseconds, batches, and 10⁶ bytes per second."""

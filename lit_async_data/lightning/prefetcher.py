@@ -46,8 +46,7 @@ from lit_async_data.lightning.resume import (
     trained,
     training_steps,
 )
-from lit_async_data.lightning.verdicts import Verdicts
-from lit_async_data.lightning.waits import EpochWaits
+from lit_async_data.lightning.verdicts import EpochWaits, Verdicts
 from lit_async_data.options import non_negative_int
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
@@ -265,7 +264,7 @@ class DevicePrefetcher(pl.Callback):
         self._begin_epoch(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._evaluate(trainer, trainer.val_dataloaders)
+        self._evaluate(trainer, "val", trainer.val_dataloaders)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._log_bad_samples(pl_module, "val/bad_samples")
@@ -275,17 +274,18 @@ class DevicePrefetcher(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how long validation waited, and return to the training loaders if it ran inside training."""
+        self._epoch.pause()
         print_line(self._verdicts.end(trainer, "val"))
         self._activate(trainer, trainer.train_dataloader)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._evaluate(trainer, trainer.test_dataloaders)
+        self._evaluate(trainer, "test", trainer.test_dataloaders)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         print_line(self._verdicts.end(trainer, "test"))
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._evaluate(trainer, trainer.predict_dataloaders)
+        self._evaluate(trainer, "predict", trainer.predict_dataloaders)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         print_line(self._verdicts.end(trainer, "predict"))
@@ -311,7 +311,7 @@ class DevicePrefetcher(pl.Callback):
         self._activate(trainer, trainer.train_dataloader)
         self._count(trainer)
         self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
-        self._verdicts.begin_epoch(self._active)
+        self._verdicts.begin("train", self._active)
 
     @property
     def evaluated(self) -> dict[str, Wait]:
@@ -360,9 +360,9 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._read_around():
             loader._machinery.wiring.quarantine.tell()
 
-    def _evaluate(self, trainer: pl.Trainer, loaders: Any) -> None:
+    def _evaluate(self, trainer: pl.Trainer, stage: str, loaders: Any) -> None:
         self._activate(trainer, loaders)
-        self._verdicts.begin(self._active)
+        self._verdicts.begin(stage, self._active)
 
     def _drive(self, trainer: pl.Trainer, loader: DrivenLoader) -> None:
         # Set before the first batch: a change of any of these drops the batches read ahead.
@@ -424,9 +424,7 @@ class DevicePrefetcher(pl.Callback):
         if not stats:
             return
         now = time.perf_counter()
-        waited, busy = sum(s.last_wait_s for s in stats), now - self._step_began
-        self._verdicts.step(now, waited, busy)
-        self._epoch.step(waited, stats, first=batch_idx == 0)
+        self._epoch.step(stats, now, now - self._step_began, first=batch_idx == 0)
         step, every = counters.logged_step(trainer), trainer.log_every_n_steps
         if every and (step + 1) % every == 0 and step != self._logged_step:  # once, where several batches make a step
             self._logged_step = step
@@ -436,7 +434,7 @@ class DevicePrefetcher(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the means of the epoch, and how long training waited."""
         self._log_bad_samples(pl_module, "data/bad_samples")
-        means = self._epoch.end([loader.stats() for loader in self._active], self._verdicts.wall_s)
+        means = self._epoch.end([loader.stats() for loader in self._active])
         self.waited += self._epoch.summary
         if not means:
             return
@@ -449,7 +447,7 @@ class DevicePrefetcher(pl.Callback):
         # Not for the logger, which has the steps under these names.
         trainer.callback_metrics.update(metrics)
         who = "training" if self._epoch.summary.device_s is None else "the device"
-        print_line(self._verdicts.epoch(trainer, pl_module.device, who))
+        print_line(self._verdicts.epoch(trainer, pl_module.device, who, self._epoch.wall_s))
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -4,13 +4,11 @@ import logging
 import pickle
 
 import pytest
-import torch
 from support.lightning.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource, Recorder, datamodule, trainer
 
 import lit_async_data as lad
 from lit_async_data.engine.stats import Wait
-from lit_async_data.engine.verdict.diagnosis import Bound, Cure, Verdict
-from lit_async_data.engine.verdict.watch import Facts, Watch
+from lit_async_data.engine.verdict import Verdict, Watch
 from lit_async_data.lightning import verdicts
 
 pytestmark = NO_STAGES
@@ -37,9 +35,13 @@ def short(monkeypatch):
 
 @pytest.fixture
 def found(monkeypatch, short):
-    """What is found out, loop by loop: a list to fill."""
-    left = []
-    monkeypatch.setattr(verdicts, "verdict", lambda facts: left.pop(0) if left else Verdict(0.5, Bound.READING))
+    """Share, cause and hint that are found out, loop by loop: a list to fill."""
+    left, measured = [], Watch.verdict
+
+    def verdict(self, total_s=None):
+        return Verdict(measured(self, total_s).waited, *(left.pop(0) if left else (0.5, "read")))
+
+    monkeypatch.setattr(Watch, "verdict", verdict)
     return left
 
 
@@ -62,23 +64,23 @@ def test_every_stage_is_counted_and_says_how_long_it_waited(lines, found):
 
 
 def test_a_sentence_is_said_again_only_if_something_has_changed(lines, found):
-    slow, quick = Verdict(0.5, Bound.DECODING, Cure.WORKERS, 3), Verdict(0.01, Bound.LOOP)
-    found += [slow, slow._replace(share=0.45, value=4), slow._replace(share=0.7), slow._replace(cure=Cure.PACK), quick]
-    found += 2 * [slow._replace(bound=Bound.READING), slow._replace(share=0.7)]  # two causes that take turns
+    found += [(0.5, "decode", "workers", 3), (0.45, "decode", "workers", 4), (0.7, "decode", "workers", 3)]
+    found += [(0.5, "decode", "pack"), (0.01, "loop")]
+    found += 2 * [(0.5, "read", "workers", 3), (0.7, "decode", "workers", 3)]  # two causes that take turns
     trainer(lad.DevicePrefetcher(), max_epochs=9).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
     assert [line.partition(":")[0] for line in lines()] == [f"epoch {epoch}" for epoch in (0, 2, 3, 4, 5)]
 
 
 def test_a_validation_that_keeps_up_is_not_spoken_of_in_training(lines, found):
-    found += [Verdict(0.0, Bound.LOOP)] * 2
+    found += [(0.0, "loop")] * 2
     trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=all_stages())
     assert [line.partition(" ")[0] for line in lines()] == ["epoch"]
 
 
 @pytest.mark.parametrize(("seconds", "steps", "said"), [(1.0, 20, 1), (0.9, 20, 0), (1.0, 19, 0)])
 def test_a_short_epoch_is_not_spoken_of(lines, monkeypatch, seconds, steps, said):
-    facts = Facts(Wait(steps, wait_s=0.5, busy_s=seconds - 0.5), starved=steps)
-    monkeypatch.setattr(Watch, "facts", lambda *_: facts)
+    slow = Verdict(Wait(steps, wait_s=0.5, busy_s=seconds - 0.5), 0.5, "read")
+    monkeypatch.setattr(Watch, "verdict", lambda *_: slow)
     trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
     assert len(lines()) == said
 
@@ -109,14 +111,17 @@ def test_with_several_ranks_the_slowest_is_named_with_its_own_cure(monkeypatch, 
     fit = trainer(lad.DevicePrefetcher())
 
     def reduce(values, *_, reduce_op, **__):
-        if reduce_op == "sum" and values.ndim == 2:
-            assert not values[1].any()
-            numbers = [1.0, list(Bound).index(Bound.DECODING), list(Cure).index(Cure.WORKERS), 4]
-            values[1] = torch.tensor(numbers, dtype=values.dtype)
+        if reduce_op == "sum" and values.shape == (2,):
+            assert not values[1]
+            values[1] = 1.0
         return values
+
+    def broadcast(mine, src=0):
+        return Verdict(mine.waited, 1.0, "decode", "workers", 4) if isinstance(mine, Verdict) and src == 1 else mine
 
     monkeypatch.setattr(type(fit), "world_size", 2)
     monkeypatch.setattr(fit.strategy, "reduce", reduce)
+    monkeypatch.setattr(fit.strategy, "broadcast", broadcast)
     fit.fit(Recorder(), datamodule=datamodule(train=CountingSource()))
     (line,) = lines()
     assert "training on rank 1, the slowest of 2, waited 100.0 % of " in line

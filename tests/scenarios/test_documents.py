@@ -16,7 +16,7 @@ from support.lightning.trainer import NO_STAGES, pl, trainer
 from support.ranks.processes import free_port, run_together
 
 from lit_async_data import errors
-from lit_async_data.engine.verdict.diagnosis import Bound, Cure
+from lit_async_data.engine.verdict import CAUSES, HINTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -177,9 +177,9 @@ def test_every_error_warning_and_verdict_is_explained():
     warnings = sorted(texts_of_warnings())
     assert len(warnings) > 30
     assert not [text for text in warnings if text not in page]
-    assert not [each for each in Cure if each.value[2:].format(prefix="loader.", value="…") not in page]
+    assert not [hint for hint in HINTS.values() if hint[2:].format(prefix="loader.", value="…") not in page]
     metrics = (ROOT / "docs/training/metrics.md").read_text().replace("`", "")
-    assert not [each for each in Bound if each.value.strip(":, ") not in metrics]
+    assert not [cause for cause in CAUSES.values() if re.sub("^ (for data)?[:, ]*", "", cause) not in metrics]
 
 
 def test_the_messages_that_are_explained_are_said():

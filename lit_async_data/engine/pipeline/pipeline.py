@@ -165,10 +165,6 @@ class Pipeline(abc.ABC):
         return len(self.pool) >= self._most_slots and self.pool.held >= len(self.pool) - 1
 
     @property
-    def tuned(self) -> bool:
-        return self._tuner is None or self._tuner.settled
-
-    @property
     def done(self) -> Work:
         """What the workers have done, and how often the consumer had to wait."""
         return self.work._replace(starved=self._starved)

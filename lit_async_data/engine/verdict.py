@@ -1,0 +1,156 @@
+"""`Watch`: why a loop waits for data: the stage that takes longest, and the first change that can help."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch.utils.data import IterableDataset
+
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.prefetch.loader import PrefetchedLoader
+from lit_async_data.engine.resources.workers import cores
+from lit_async_data.engine.stats import Wait
+from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
+
+# A loop that waits for less than this share of the time, or had to wait for fewer of its batches, has its data.
+KEEPS_UP = 0.02
+# Readers that take less than this share of a step's time per batch could keep up: a batch is late now and then.
+IDLE = 0.85
+QUEUE_DEPTH = 8  # what is advised, and no more
+STAGES = "read", "decode", "transform", "copy"
+
+CAUSES = {
+    "loop": " for data: data keep up",
+    "first": " for data, mostly for the first batch",
+    "caller": " for data: it reads by itself, and nothing is read ahead",
+    "copy": " for data, mostly for copies to the device",
+    "handover": " for data: batches were ready; the remaining time is hand-over cost",
+    "foreign": " for data, mostly for your DataLoader",
+    "late": " for data: a batch is late now and then",
+    "read": " for data, mostly for reading",
+    "decode": " for data, mostly for decoding",
+    "transform": " for data, mostly for sample_transform and batch_transform",
+    "device": " in device_transform, which runs in the loop on a CPU",
+}
+HINTS = {
+    "": "",
+    "workers": "; set {prefix}workers={value}",
+    "auto": "; set {prefix}workers=auto, which keeps as many as help",
+    "process": "; set {prefix}worker_kind=process",
+    "queue_depth": "; set {prefix}queue_depth={value}",
+    "shuffle": "; set {prefix}shuffle=chunk, which decodes each chunk once",
+    "pack": "; python -m lit_async_data pack writes a file that is read faster",
+    "num_workers": "; set its num_workers={value}",
+    "source": "; have HDF5Source or ManifestSource read its files",
+    "bytes": "; hand over fewer bytes, such as uint8, and convert them in device_transform",
+    "batch_size": "; make batch_size larger",
+    "batch_transform": "; as batch_transform, in numpy, the readers run it",
+}
+
+Loader = AsyncLoader | PrefetchedLoader
+Hint = tuple[str, int]
+NONE: Hint = ("", 0)
+
+
+class Verdict(NamedTuple):
+    """Why a loop waited, for which share of the time, and what to change, to which value."""
+
+    waited: Wait
+    share: float
+    cause: str = "loop"  # a key of `CAUSES`
+    hint: str = ""  # a key of `HINTS`
+    value: int = 0
+    work: Work = NO_WORK
+
+    def sentence(self, who: str, total: str, prefix: str = "loader.") -> str:
+        """In words: who waited, of how long, and what the options of the loader begin with."""
+        stages = [getattr(self.work, stage).seconds for stage in STAGES]
+        named = zip(STAGES, stages, strict=True)
+        parts = [f"{name} {100 * each / sum(stages):.0f} %" for name, each in named if each]
+        shares = f" ({', '.join(parts)})" if self.cause in STAGES and parts else ""
+        hint = HINTS[self.hint].format(prefix=prefix, value=self.value)
+        waited = "spent" if self.cause == "device" else "waited"
+        return f"{who} {waited} {100 * self.share:.1f} % of {total}{CAUSES[self.cause]}{shares}{hint}"
+
+
+class Watch:
+    """What happens to the loaders that one loop takes its batches from, after this was made."""
+
+    def __init__(self, loaders: Sequence[Loader]) -> None:
+        self._before = [(loader, loader.stats()) for loader in loaders]
+        self._began_s = time.perf_counter()
+
+    def verdict(self, total_s: float | None = None) -> Verdict:
+        """Why the loop waited, by the loader that it waited for longest; ``total_s`` if not all the time is its own."""
+        total_s = time.perf_counter() - self._began_s if total_s is None else total_s
+        seen = [(loader, before, loader.stats()) for loader, before in self._before]
+        waits = [now.waited_since(before) for _, before, now in seen]
+        wait_s, gap_s = sum(each.wait_s for each in waits), sum(each.gap_s for each in waits)
+        waited = Wait(0, wait_s, gap_s, total_s - wait_s - gap_s)
+        if not seen:
+            return Verdict(waited, 0.0)
+        loader, before, now = seen[max(range(len(seen)), key=lambda at: (waits[at].wait_s, waits[at].gap_s))]
+        waited.steps = now.batches - before.batches
+        in_loop_s = now.transform_s - before.transform_s
+        return explained(loader, waited, now.stages.minus(before.stages), now.workers, in_loop_s)
+
+
+def explained(loader: Loader, waited: Wait, work: Work, workers: int, in_loop_s: float = 0.0) -> Verdict:
+    """The verdict on a loader, by what its workers did, and the seconds of ``device_transform`` in the loop itself."""
+    if in_loop_s > max(waited.wait_s, KEEPS_UP * waited.total_s):
+        return Verdict(waited, in_loop_s / waited.total_s, "device", "batch_transform")
+    if waited.share < KEEPS_UP:
+        return Verdict(waited, waited.share)
+    if waited.gap_s > waited.wait_s:
+        return Verdict(waited, waited.share, "first")
+    cause = _cause(loader, waited, work, workers)
+    if isinstance(loader, AsyncLoader):
+        return Verdict(waited, waited.share, cause, *_hint(cause, loader, waited, work, workers), work)
+    return Verdict(waited, waited.share, cause, *_hint_of_others(cause, loader.loader), work)
+
+
+def _cause(loader: Loader, waited: Wait, work: Work, workers: int) -> str:
+    readers_s = work.seconds / max(workers, 1)
+    in_loop = loader.footprint.workers.kind == "caller" if isinstance(loader, AsyncLoader) else not loader.device_depth
+    first = {
+        "caller": in_loop,
+        "copy": work.copy_s > max(waited.busy_s, readers_s),
+        "handover": work.starved < KEEPS_UP * waited.steps,
+        "foreign": not isinstance(loader, AsyncLoader),
+        "late": readers_s < IDLE * waited.busy_s,
+    }
+    return next((cause for cause, holds in first.items() if holds), max(STAGES[:3], key=lambda s: getattr(work, s)[0]))
+
+
+def _hint_of_others(cause: str, loader: object) -> Hint:
+    if cause != "foreign":
+        return {"copy": ("bytes", 0), "handover": ("batch_size", 0)}.get(cause, NONE)
+    # Once: what two of them do side by side does not show whether a third would help.
+    if 0 <= getattr(loader, "num_workers", -1) < (most := min(cores(), 2)):
+        return "num_workers", most
+    mapped = not isinstance(getattr(loader, "dataset", None), IterableDataset | None)
+    return ("source", 0) if mapped else NONE
+
+
+def _hint(cause: str, loader: AsyncLoader, waited: Wait, work: Work, workers: int) -> Hint:
+    options, plan, layout, most = loader.options, loader.footprint, loader.source.chunks, cores(loader.local_world_size)
+    python = cause == "transform" or layout.reading in ("python", "locked")
+    # Readers that wait for storage need no core each. A count beyond that of `auto` was given, as this advises once.
+    waits = cause == "read" and work.cpu_s < work.seconds / 2 and not python and layout.reading != "opened"
+    more = min(max(math.ceil(work.seconds / max(waited.busy_s, 1e-9)), workers + 1), max(most, 2))
+    first = {
+        ("bytes", 0): cause == "copy",
+        ("batch_size", 0): cause == "handover",
+        ("workers", 1): cause == "caller" and options.workers == 0,
+        ("queue_depth", QUEUE_DEPTH): cause == "late" and options.queue_depth < QUEUE_DEPTH,
+        NONE: cause not in STAGES,
+        ("process", 0): python and plan.workers.kind == "thread" and options.worker_kind == "thread" and most > 1,
+        ("shuffle", 0): cause == "decode" and plan.amplification > 1.5 and loader.order.shuffle == "global",
+        ("auto", 0): options.workers != "auto" and workers < plan.workers.by_auto,
+        ("workers", more): waits and workers < more and workers <= plan.workers.by_auto,
+        ("pack", 0): (cause == "decode" or layout.reading in ("opened", "locked")) and not layout.random,
+    }
+    return next((hint for hint, holds in first.items() if holds), NONE)

@@ -1,0 +1,183 @@
+"""Why a loop waits, and the change that can help: by what was measured, and by what the loader is."""
+
+import contextlib
+import time
+import types
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+import lit_async_data as lad
+from lit_async_data.engine.stats import Wait
+from lit_async_data.engine.verdict import HINTS, Verdict, Watch, explained
+from lit_async_data.sources.contract.stage_clock import Work
+from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.testing import ArraySource
+
+STEPS = 100
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch):
+    for module in ("engine.verdict", "engine.resources.workers"):
+        monkeypatch.setattr(f"lit_async_data.{module}.cores", lambda _=None: 4)
+
+
+def loader_of(reading="copied", *, random=False, hook=None, **options):
+    source = ArraySource({"x": np.zeros(8)}, chunks=StorageLayout(reading=reading, random=random))
+    return lad.AsyncLoader(source, {"batch_size": 4, **options}, sample_transform=hook)
+
+
+def unchanged(sample):
+    return sample
+
+
+def waits(loader, *, step_s=0.01, workers=1, starved=STEPS, gap_s=0.0, cpu=0.0, wait_s=None, **stages):
+    """The verdict on a loop beside workers that take so many seconds per batch for each stage."""
+    read, decode, transform, copy = (stages.get(name, 0.0) for name in ("read", "decode", "transform", "copy"))
+    one = Work(read + decode + transform, decode, transform, cpu, copy_s=copy)
+    work = Work._make(STEPS * each for each in one)._replace(starved=starved)
+    beside = max(one.seconds / max(workers, 1), copy) - step_s
+    waited = Wait(STEPS, STEPS * max(beside, 0.0) if wait_s is None else wait_s, gap_s, STEPS * step_s)
+    with contextlib.closing(loader):
+        return explained(loader, waited, work, workers)
+
+
+THREAD = {"worker_kind": "thread", "workers": 1}
+PROCESS = {"worker_kind": "process", "workers": 1}
+AUTO_4 = {"reading": "decoded", "worker_kind": "thread"}  # `auto` would take four
+
+
+@pytest.mark.parametrize(
+    ("kind", "measured", "verdict"),
+    [
+        ({}, {"read": 0.005}, ("loop", "", 0)),
+        ({}, {"read": 0.005, "wait_s": 0.02}, ("loop", "", 0)),
+        ({}, {"read": 0.03}, ("read", "workers", 3)),
+        ({}, {"read": 0.09}, ("read", "workers", 4)),
+        ({}, {"read": 0.03, "cpu": 0.02}, ("read", "", 0)),
+        ({"workers": 2}, {"read": 0.09, "workers": 2}, ("read", "", 0)),
+        ({"reading": "opened"}, {"read": 0.02}, ("read", "pack", 0)),
+        ({"reading": "opened", "random": True}, {"read": 0.02}, ("read", "", 0)),
+        (AUTO_4 | {"workers": 1}, {"decode": 0.018}, ("decode", "auto", 0)),
+        (AUTO_4 | {"workers": 4}, {"decode": 0.09, "workers": 4}, ("decode", "pack", 0)),
+        (AUTO_4, {"decode": 0.09}, ("decode", "pack", 0)),
+        (AUTO_4 | {"random": True}, {"decode": 0.09}, ("decode", "", 0)),
+        (THREAD | {"hook": unchanged}, {"transform": 0.02}, ("transform", "process", 0)),
+        (THREAD | {"reading": "python"}, {"read": 0.02}, ("read", "process", 0)),
+        (THREAD | {"reading": "locked"}, {"decode": 0.02}, ("decode", "process", 0)),
+        pytest.param(
+            PROCESS | {"hook": unchanged}, {"transform": 0.02}, ("transform", "auto", 0), marks=pytest.mark.processes
+        ),
+        pytest.param(PROCESS | {"reading": "python"}, {"read": 0.02}, ("read", "auto", 0), marks=pytest.mark.processes),
+        pytest.param(
+            PROCESS | {"reading": "locked"}, {"decode": 0.02}, ("decode", "pack", 0), marks=pytest.mark.processes
+        ),
+        (THREAD, {"read": 0.03, "decode": 0.02, "transform": 0.01}, ("read", "workers", 4)),
+        ({}, {"copy": 0.02}, ("copy", "bytes", 0)),
+        ({"workers": 0}, {"read": 0.02, "workers": 0}, ("caller", "workers", 1)),
+        ({"reading": "python", "hook": lambda sample: sample}, {"read": 0.02, "workers": 0}, ("caller", "", 0)),
+        ({}, {"read": 0.005, "wait_s": 0.2}, ("late", "queue_depth", 8)),
+        ({"queue_depth": 8}, {"read": 0.005, "wait_s": 0.2}, ("late", "", 0)),
+        ({}, {"read": 0.005, "wait_s": 0.1, "starved": 1}, ("handover", "batch_size", 0)),
+        ({}, {"read": 0.005, "wait_s": 0.1, "gap_s": 1.0}, ("first", "", 0)),
+    ],
+)
+def test_the_slow_stage_is_named_with_the_first_change_that_can_help(kind, measured, verdict):
+    found = waits(loader_of(**kind), **measured)
+    assert (found.cause, found.hint, found.value) == verdict
+
+
+def test_a_loader_that_reads_in_the_loop_though_nobody_chose_that_gets_no_advice():
+    loader = loader_of()
+    loader.device_depth = 0
+    assert waits(loader, read=0.02, workers=0)[2:5] == ("caller", "", 0)
+
+
+class Streaming(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+@pytest.mark.parametrize(
+    ("loader", "verdict"),
+    [
+        (DataLoader(range(10)), ("foreign", "num_workers", 2)),
+        (DataLoader(range(10), num_workers=2), ("foreign", "source", 0)),
+        (DataLoader(Streaming(), num_workers=2), ("foreign", "", 0)),
+        (iter(range(10)), ("foreign", "", 0)),
+    ],
+)
+def test_a_loader_of_others_gets_workers_once_and_then_a_source_if_its_dataset_has_an_index(loader, verdict):
+    assert waits(lad.prefetched(loader, device="cpu"), read=0.05)[2:5] == verdict
+    assert waits(lad.prefetched(loader, device="cpu"), read=0.05, starved=0)[2:5] == ("handover", "batch_size", 0)
+    assert waits(lad.prefetched(loader, device="cpu", device_depth=0), read=0.05)[2:5] == ("caller", "", 0)
+
+
+def test_decoding_in_vain_is_seen_in_the_plan_of_the_loader(h5, monkeypatch):
+    monkeypatch.setattr("lit_async_data.sources.hdf5.readers.part_reader.RECENT_BYTES", 0)  # more than that is stored
+    values = np.arange(256 * 50).reshape(256, 50)
+    path = h5("z.h5", labels=np.arange(256), data={"data": values, "chunks": (8, 50), "compression": 1})
+    for shuffle, hint in (("global", "shuffle"), ("chunk", "auto")):
+        options = {"batch_size": 16, "shuffle": shuffle, "workers": 1, "worker_kind": "thread", "cache_bytes": 0}
+        with contextlib.closing(lad.HDF5Source(path)) as source:
+            assert waits(lad.AsyncLoader(source, options), decode=0.02).hint == hint
+
+
+def test_a_sentence_has_the_shares_of_the_stages():
+    found = waits(loader_of(**AUTO_4, workers=1), read=0.01, decode=0.03, copy=0.01)
+    assert found.sentence("the loop", "4.0 s") == (
+        "the loop waited 75.0 % of 4.0 s for data, mostly for decoding (read 20 %, decode 60 %, copy 20 %); set "
+        "loader.workers=auto, which keeps as many as help"
+    )
+
+
+@pytest.mark.parametrize("hint", HINTS)
+def test_every_sentence_is_whole(hint):
+    said = Verdict(Wait(), 0.5, "late", hint, 8).sentence("test", "2.0 s", "data.test_loader.")
+    assert said.startswith("test waited 50.0 % of 2.0 s for data: a batch is late now and then")
+    assert not set(said) & {"{", "}"}
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The seconds of a clock that stands still, in a list."""
+    now = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
+    for module in ("engine.device.inline_queue", "engine.loader.async_loader", "engine.verdict"):
+        monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
+    return now
+
+
+def test_the_seconds_of_a_transform_in_the_loop_are_no_wait_and_named(now):
+    def slow(batch):
+        now[0] += 0.5
+        return batch
+
+    source = ArraySource({"x": np.zeros(8)})
+    with lad.AsyncLoader(source, {"batch_size": 4, "workers": 0}, device_transform=slow) as loader:
+        watch = Watch([loader])
+        assert len(list(loader)) == 2
+        now[0] += 3.0
+        found = watch.verdict()
+    assert (found.waited, found.share) == (Wait(2, busy_s=4.0), 0.25)
+    assert found.sentence("training", "4.0 s") == (
+        "training spent 25.0 % of 4.0 s in device_transform, which runs in the loop on a CPU; as batch_transform, in "
+        "numpy, the readers run it"
+    )
+
+
+def test_of_several_loaders_the_one_that_was_waited_for_longest_is_described(now, monkeypatch):
+    def read_into(self, samples, out):
+        now[0] += len(self)
+
+    monkeypatch.setattr(ArraySource, "read_into", read_into)
+    loaders = [lad.AsyncLoader(ArraySource({"x": np.zeros(n)}), {"batch_size": 1, "workers": 0}) for n in (2, 3, 2)]
+    watch = Watch(loaders)
+    for loader in loaders:
+        list(loader)
+    now[0] += 5
+    assert watch.verdict().waited == Wait(3, wait_s=2 + 6 + 2, gap_s=2 + 3 + 2, busy_s=5)
+    assert watch.verdict(total_s=20.0).waited.busy_s == 3.0
+    assert Watch([]).verdict(1.0).cause == "loop"
