@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
@@ -21,9 +21,9 @@ from lit_async_data.batch.transforms import Normalize
 from lit_async_data.engine.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
 from lit_async_data.engine.hooks.host_hooks import CALLED_WITH
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.loader.statistics import Axis, chosen_fields, found_together
+from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
 from lit_async_data.engine.resources.memory import ranks_here
-from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
+from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError, SourceError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.loops import drive, steps_wanted
 from lit_async_data.lightning.resume import training_steps
@@ -316,17 +316,28 @@ def normalizing(
                 f"{spec[name].dtype} of it, of other mean and std; convert it in device_transform, without statistics",
                 "statistics",
             )
-    ranks: dict[str, Any] = {}
-    if trained and torch.distributed.is_available() and torch.distributed.is_initialized():
-        ranks = {"rank": torch.distributed.get_rank(), "ranks": torch.distributed.get_world_size(), "gather": _gathered}
     axis: dict[str, Axis] = {name: wanted.kept(key, source.spec[name]) for key, name in names.items()}
-    found = found_together(source, fields, axis, cache_dir, **ranks)
+    find = functools.partial(statistics, source, fields, axis=axis, cache_dir=cache_dir)
+    found = on_rank_0(find) if trained else find()
     made = copy.copy(wanted)  # of the user's class
     vars(made).update(vars(Normalize.of(found, fields, dtype=wanted.dtype)))
     return made
 
 
-def _gathered(mine: Any) -> list[Any]:
-    every: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(every, mine)
-    return every
+def on_rank_0(find: Callable[[], Any]) -> Any:
+    """What rank 0 finds, on every rank. If it fails, all raise an error, and none waits for it."""
+    distributed, failed = torch.distributed, None
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return find()
+    found: list[Any] = [None, ""]
+    if distributed.get_rank() == 0:
+        try:
+            found[0] = find()
+        except Exception as error:  # noqa: BLE001  # raised when the others know
+            failed, found[1] = error, f"{type(error).__name__}: {error}"
+    distributed.broadcast_object_list(found)
+    if failed is not None:
+        raise failed
+    if found[1]:
+        raise SourceError(f"statistics: rank 0 cannot find them: {found[1]}")
+    return found[0]

@@ -1,6 +1,7 @@
 """What each stage of an `AsyncDataModule` gets: its sources, options, transforms, loaders and statistics."""
 
 import contextlib
+import functools
 import re
 import types
 
@@ -11,8 +12,8 @@ import torch
 from support.lightning.datamodules import dm_of, source
 
 from lit_async_data import AsyncDataModule, Field, HDF5Source, LoaderOptions, Normalize, statistics
-from lit_async_data.errors import ConfigError, ResumeError, TransformError
-from lit_async_data.lightning.stages import LoaderArguments
+from lit_async_data.errors import ConfigError, ReadError, ResumeError, SourceError, TransformError
+from lit_async_data.lightning.stages import LoaderArguments, on_rank_0
 from lit_async_data.testing import ArraySource
 
 
@@ -380,3 +381,30 @@ def test_what_the_error_of_stages_advises_helps(tmp_path, gap):
     assert module.classes == {"y": ("cat", "dog", "eel")}
     with module.val_dataloader()[0] as loader:
         assert next(loader)["y"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("error", [None, ReadError("the disk is gone")])
+def test_the_other_ranks_get_what_rank_0_finds_or_an_error(error, monkeypatch):
+    sent, ranks = [], iter([0, 1])
+
+    def broadcast(values):
+        sent.append([*values])
+        values[:] = sent[0]
+
+    def find():
+        assert not sent, "rank 1 reads, too"
+        if error is not None:
+            raise error
+        return 7
+
+    true = functools.partial(bool, 1)
+    known = {"is_available": true, "is_initialized": true, "get_rank": ranks.__next__}
+    fake = types.SimpleNamespace(**known, broadcast_object_list=broadcast)
+    monkeypatch.setattr(torch, "distributed", fake)
+    if error is None:
+        assert [on_rank_0(find), on_rank_0(find)] == [7, 7]
+        return
+    with pytest.raises(ReadError, match=r"^the disk is gone"):
+        on_rank_0(find)
+    with pytest.raises(SourceError, match="rank 0 cannot find them: ReadError: the disk is gone"):
+        on_rank_0(find)

@@ -9,7 +9,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key, mask_key
 from lit_async_data.batch.statistics import FieldStatistics, Moments
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.errors import ConfigError, SourceError
+from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
@@ -31,8 +31,8 @@ from lit_async_data.system import usable_cores
 BATCH_BYTES, PROBES, PROBE_BYTES = 8 * 2**20, 32, 2**26
 # More reader threads than this, and more classes, are not worth it.
 MOST_THREADS, MOST_CLASSES = 8, 2**16
-# Raise this when the numbers, or their meaning, change.
-VERSION = 1
+# The number is raised when the statistics, or their meaning, change.
+HEAD = b"lit_async_data: statistics, version 2; may be deleted\n"
 
 Axis = Literal["channels"] | int | Sequence[int] | None
 Kept = Mapping[str, tuple[int, ...]]
@@ -43,7 +43,7 @@ def statistics(
     source: Source,
     fields: str | int | Sequence[str | int] | None = None,
     *,
-    axis: Axis = "channels",
+    axis: Axis | Mapping[str, Axis] = "channels",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> dict[Any, FieldStatistics]:
     """Mean, standard deviation, least and largest value, NaNs and classes of the fields of a source.
@@ -59,7 +59,8 @@ def statistics(
         fields: Keys of a dict batch, or indices into a tuple batch. None: all of real numbers.
         axis: Which axes of a sample, without N, to keep: ``0`` gives a number for each place on axis 0, ``(0, 1)`` for
             each pair, None one for the whole field. ``"channels"``: axis 0, or the axis that ``layout`` calls C, of
-            samples with three axes or more or a C; None for others. In windows, the same axis of a row.
+            samples with three axes or more or a C; None for others. In windows, the same axis of a row. A mapping has
+            one of these for each field.
         cache_dir: A folder of yours, to which only you may write, keeps the result. The source is read again if its
             fingerprint, the time of a file or one of up to 32 samples has changed. Images of a table are not checked.
 
@@ -78,51 +79,23 @@ def statistics(
         >>> found["x"].mean.tolist(), int(found["x"].count[0]), int(found["y"].count)
         ([1.0, 1.0, 1.0], 512, 8)
     """
-    return found_together(source, fields, axis, cache_dir)
-
-
-def found_together(
-    source: Source,
-    fields: Any = None,
-    axis: Axis | Mapping[str, Axis] = "channels",
-    cache_dir: str | os.PathLike[str] | None = None,
-    *,
-    rank: int = 0,
-    ranks: int = 1,
-    gather: Callable[[Any], list[Any]] = lambda mine: [mine],
-) -> dict[Any, FieldStatistics]:
-    """As `statistics`, with axes by field, on all ranks alike; each reads a part, ``gather`` lists what each has."""
     check_source("source", source)
     spec, keys = source.spec, chosen_fields(source.spec, fields)
     axes: dict[str, Axis] = {name: axis[name] if isinstance(axis, Mapping) else axis for name in keys.values()}
     kept = {name: _kept(name, spec[name], each) for name, each in axes.items()}
-    folder = None if cache_dir is None else CacheFolder(cache_dir, "statistics")
-    known = _on_every_rank(gather, lambda: _loaded(source, kept, folder)) if folder else []
-    every = [counted for _, counted in known if counted][:1]
-    if not every:
-        every = [part for part in _on_every_rank(gather, lambda: _read(source, kept, rank, ranks)) if part]
-    together = {name: Moments.together([each[name] for each in every if name in each]) for name in kept}
-    if folder:
-        np.savez(buffer := io.BytesIO(), *(array for moments in together.values() for array in moments))
-        (name, head), _ = known[rank]
-        folder.store(source.name, name, head, buffer.getvalue())
-    return {key: together[name].statistics(spec[name], kept[name]) for key, name in keys.items()}
-
-
-def _on_every_rank(gather: Callable[[Any], list[Any]], make: Callable[[], Any]) -> list[Any]:
-    """What each rank makes. If one fails, all raise an error, and none waits for it."""
-    made, failed = None, None
-    try:
-        made = make()
-    except Exception as error:  # noqa: BLE001  # raised when the others know
-        failed = error
-    every = gather((made, failed and f"{type(failed).__name__}: {failed}"))
-    if failed is not None:
-        raise failed
-    for number, (_, text) in enumerate(every):
-        if text is not None:
-            raise SourceError(f"statistics: rank {number} cannot read its part: {text}")
-    return [each for each, _ in every]
+    if cache_dir is None:
+        counted = _read(source, kept)
+    else:
+        folder, file = CacheFolder(cache_dir, "statistics"), f"{_state(source, kept)}.statistics"
+        if (body := folder.load(source.name, file, HEAD)) is None:
+            counted = _read(source, kept)
+            np.savez(buffer := io.BytesIO(), *(array for moments in counted.values() for array in moments))
+            folder.store(source.name, file, HEAD, buffer.getvalue())
+        else:
+            with np.load(io.BytesIO(body), allow_pickle=False) as stored:
+                arrays = iter([stored[each] for each in stored.files])
+            counted = {key: Moments(*itertools.islice(arrays, len(Moments._fields))) for key in kept}
+    return {key: counted[name].statistics(spec[name], kept[name]) for key, name in keys.items()}
 
 
 def chosen_fields(spec: BatchSpec, fields: Any) -> dict[Any, str]:
@@ -182,15 +155,11 @@ class _InStorageOrder(SubsetSource):
         return self._fields
 
 
-def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
-    """What is counted in the samples of a rank, which are consecutive in storage; nothing if it has none."""
-    first, end = (len(source) * each // ranks for each in (rank, rank + 1))
-    if first == end:
-        return {}
+def _read(source: Source, kept: Kept) -> Counted:
     order, reading = layout_of(source).order, source.chunks.reading
     if order is None:  # a subset may have any order
         order = np.argsort(source.ids(np.arange(len(source))), kind="stable")
-    part = _InStorageOrder(source, order[first:end], list(kept))
+    part = _InStorageOrder(source, order, list(kept))
     options = {
         "batch_size": _samples_at_a_time(part),
         "shuffle": "none",
@@ -199,7 +168,7 @@ def _read(source: Source, kept: Kept, rank: int, ranks: int) -> Counted:
         "worker_kind": "auto" if reading == "python" else "thread",
     }
     counted: Counted = {}
-    bar = tqdm(total=len(part), desc="statistics", unit=" samples", delay=1, disable=None if not rank else True)
+    bar = tqdm(total=len(part), desc="statistics", unit=" samples", delay=1, disable=None)
     with bar, AsyncLoader(part, options, world_size=1) as loader:
         for batch in loader:
             for name, axes in kept.items():
@@ -243,26 +212,15 @@ def _counted(field: FieldSpec, axes: Sequence[int], values: Array, real: Array |
     return Moments.of(values, kept)._replace(classes=classes[None])
 
 
-def _loaded(source: Source, kept: Kept, folder: CacheFolder) -> tuple[tuple[str, bytes], Counted]:
-    """The name and the head of the file of a kept result, which say what it depends on; and the result."""
+def _state(source: Source, kept: Kept) -> str:
+    """A digest of what the statistics depend on: files, samples and some of their values."""
     files = []
     for path in sorted({part.file for part in source.parts}):
         with contextlib.suppress(OSError):  # the parts of some sources are no files
             files.append(os.stat(path))
     some = probes(len(source), min(max(PROBE_BYTES // max(source.spec.nbytes, 1), 2), PROBES))
     places = places_of(source)
-    state = {
-        "samples": hashlib.blake2b(np.stack([places.which, places.rows]).tobytes(), digest_size=8).hexdigest(),
-        "source": source.fingerprint(),
-        "files": [(each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in files],
-        "values": digest(*read(source, some, kept).values()),
-        "fields": list(kept.items()),
-    }
-    head = f"lit_async_data: statistics, version {VERSION}; may be deleted\n{json.dumps(state)}\n".encode()
-    name, counted = f"{digest(json.dumps(state))}.statistics", Counted()
-    body = folder.load(source.name, name, head)
-    if body is not None:
-        with np.load(io.BytesIO(body), allow_pickle=False) as stored:
-            arrays = (stored[each] for each in stored.files)
-            counted = {key: Moments(*itertools.islice(arrays, len(Moments._fields))) for key in kept}
-    return (name, head), counted
+    samples = hashlib.blake2b(np.stack([places.which, places.rows]).tobytes(), digest_size=8).hexdigest()
+    times = [(each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in files]
+    state = json.dumps([source.fingerprint(), list(kept.items()), samples, times])
+    return digest(state, *read(source, some, kept).values())

@@ -1,25 +1,19 @@
 """`statistics` is what numpy finds in the whole of the arrays; each sample is read once, or taken from the cache."""
 
 import contextlib
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
 import pytest
 import torch
 from support.statistics import IMAGES, check
-from support.threads.waits import LONG
 
 from lit_async_data import (
-    AsyncDataError,
     AsyncLoader,
     ConfigError,
     Field,
     HDF5Source,
     Normalize,
-    ReadError,
-    SourceError,
     StorageLayout,
     SubsetSource,
     split,
@@ -205,50 +199,6 @@ def test_sources_that_only_differ_in_values_are_told_apart(tmp_path):
     for last in (0, 1):
         some[20_001] = 45_000 * last
         assert statistics(SubsetSource(whole, some), cache_dir=tmp_path)["x"].max == last
-
-
-def together(sources, **options):
-    """What each of several ranks finds, or the error it raises."""
-    ranks, barrier = len(sources), threading.Barrier(len(sources), timeout=LONG)
-    given = [None] * ranks
-
-    def found(rank):
-        def gather(mine):
-            given[rank] = mine
-            barrier.wait()
-            every = list(given)
-            barrier.wait()
-            return every
-
-        try:
-            return program.found_together(sources[rank], rank=rank, ranks=ranks, gather=gather, **options)["x"]
-        except AsyncDataError as error:
-            return error
-
-    with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(found, range(ranks)))
-
-
-def test_ranks_read_a_part_each_and_find_the_same():
-    sources = [Counting({"x": IMAGES}) for _ in range(3)]
-    found = together(sources)
-    for each in found:
-        check(each, IMAGES, (0,))
-        assert (each.mean == found[0].mean).all()
-    assert [source.read[0].tolist() for source in sources] == [[*range(13)], [*range(13, 26)], [*range(26, 40)]]
-    few = together([ArraySource({"x": IMAGES[:2]}) for _ in range(3)])  # one rank has no samples
-    assert [each.count.tolist() for each in few] == [[800] * 3] * 3
-
-
-class Broken(ArraySource):
-    def read_into(self, samples, out):
-        raise ReadError("the disk is gone")
-
-
-def test_no_rank_waits_for_one_that_fails():
-    found = together([ArraySource({"x": IMAGES}), Broken({"x": IMAGES})])
-    assert (type(found[0]), type(found[1])) == (SourceError, ReadError)
-    assert "rank 1 cannot read its part: ReadError: " in str(found[0])
 
 
 @pytest.mark.parametrize(
