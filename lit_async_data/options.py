@@ -121,8 +121,8 @@ class LoaderOptions:
             processes, to standard error, and raises `StalledError`.
         warn_after_s: Seconds without a batch after which a warning says what each worker is at; said again whenever the
             wait has doubled.
-        restarts: How often a batch during which a reader process died is read again, by a new process and sample by
-            sample, before it is a `WorkerError` in its place; 0: at the first death. The order never changes.
+        restarts: How often a batch during which a reader process died is read again, by a new process, before it is a
+            `WorkerError` in its place; 0: at the first death. The order never changes.
         on_error: What becomes of a sample that is missing or damaged, or on which ``sample_transform`` fails.
             ``"raise"``: an error in place of its batch. ``"skip"``: its batch has a sample less, and the epoch as many
             steps; in place of a whole batch, one substitute. ``"substitute"``: another sample of the epoch, drawn by

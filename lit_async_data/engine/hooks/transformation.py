@@ -41,7 +41,6 @@ class Transformation:
     Attributes:
         scratch_bytes: Bytes of scratch memory of each thread.
         takes_batches: Whether one of the hooks takes a whole batch, so that several batches cannot be read as one.
-        begins: Called by a thread when hooks begin with what it has read.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Transformation:
         self._between = BatchLayout(outcome.of_samples, capacity, buckets=buckets) if both else None
         self.scratch_bytes = self._raw.nbytes + (0 if self._between is None else self._between.nbytes)
         self.takes_batches = calls.batch is not None
-        self.begins: Callable[[], None] = lambda: None
         self._lock = threading.Lock() if lock is None else lock
         self._thread = threading.local()
 
@@ -82,7 +80,6 @@ class Transformation:
         read(values)
         if self._calls.sample is not None:
             with self._lock:
-                self.begins()
                 values = delivered(self._spec, values)
                 put_samples(self._calls, epoch, sample, values, self._outcome.of_samples.empty(1))
 
@@ -96,7 +93,6 @@ class Transformation:
         values, began = delivered(self._spec, self.raw(memory, samples)), time.perf_counter()
         with self._lock:
             CLOCK.waited_for_others((locked := time.perf_counter()) - began)
-            self.begins()
             if self._calls.sample is not None:
                 target = out
                 if self._between is not None:

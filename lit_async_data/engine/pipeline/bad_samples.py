@@ -1,4 +1,4 @@
-"""`AroundBadSamples`: which samples a batch has where some of its own cannot be read.
+"""`AroundBadSamples`: chooses the samples of a batch that has bad ones.
 
 The choice is a pure function of the order and of what can be read, so ranks, workers and a resume agree on it: a batch
 leaves out its bad samples, or another sample stands in for each, drawn by the epoch's plan.
@@ -6,9 +6,8 @@ leaves out its bad samples, or another sample stands in for each, drawn by the e
 
 from __future__ import annotations
 
-import contextlib
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -73,23 +72,23 @@ class AroundBadSamples:
     def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
         self._read, self._policy = read, policy
         self._bad: dict[int, Exception] = {sample: SourceError("bad before the run was resumed") for sample in known}
-        self.deadly: Indices = np.zeros(1, np.int64)  # how many samples have ended reader processes, and which; int64
-        # Notes that the thread reads samples of a batch (its index, the samples), until its context ends.
-        self.noted: Callable[..., contextlib.AbstractContextManager[None]] = lambda *_: contextlib.nullcontext()
+        self._deadly, self._trying = np.empty(0, np.int64), np.zeros(1, np.int64)
+
+    def share(self, deadly: Indices, trying: Indices) -> None:
+        """Read none of the ``deadly`` samples, and say in ``trying`` which one is read; both count from 1, 0 is none.
+
+        Both are in memory that processes share: what a process tried when it ended is known.
+        """
+        self._deadly, self._trying = deadly, trying
 
     def knows(self, samples: Indices) -> bool:
         """Whether some of these samples are known to be bad."""
-        for sample in self.deadly[1 : 1 + self.deadly[0]].tolist():
+        for sample in (self._deadly[self._deadly > 0] - 1).tolist():
             self._bad.setdefault(sample, SourceError("reader processes ended while they read it", sample_id=sample))
         return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())
 
-    def check_deadly(self, samples: Indices) -> None:
-        """Raise an error if one of these samples would end this process."""
-        for sample in np.intersect1d(samples, self.deadly[1 : 1 + self.deadly[0]]).tolist():
-            raise SourceError("reader processes ended while they read it", sample_id=sample)
-
     def choice(self, plan: EpochPlan, step: int) -> ReadAround:
-        """The samples that a batch has in place of its own, each of which is tried by itself; and the bad ones.
+        """The good samples of a batch, with substitutes if the policy says so, each tried by itself; and the bad ones.
 
         Raises:
             AsyncDataError: What is the fault of no sample; or none can be read in place of a bad one.
@@ -130,9 +129,9 @@ class AroundBadSamples:
         if sample in self._bad:
             return self._bad[sample]
         number = np.array([sample], np.int64)
+        self._trying[0] = sample + 1
         try:
-            with self.noted(BatchIndex(epoch, step), number):
-                self._read.check(epoch, number)
+            self._read.check(epoch, number)
         except Exception as caught:
             if not is_of_a_sample(caught):
                 raise
@@ -142,6 +141,8 @@ class AroundBadSamples:
             _forget_frames(error)
         else:
             return None
+        finally:
+            self._trying[0] = 0
         # What a transform draws, and so its error, may differ in another epoch.
         if not isinstance(error, TransformError):
             self._bad[sample] = error

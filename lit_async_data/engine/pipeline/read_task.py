@@ -62,6 +62,7 @@ class ReadTask:
     ids: Callable[[Indices], Indices]  # the numbers by which errors name samples
     around: AroundBadSamples | None = None  # None if bad samples are errors
     row: int = 0  # of the slot's arrays, where the first batch begins
+    one_by_one: bool = False  # whether each sample is tried by itself, since some are bad
     reading: Sequence[BatchResult] = ()  # the batches that are read at present: all of them, or one by itself
     samples: Indices | None = None  # that are read at present
 
@@ -115,7 +116,7 @@ class ReadTask:
         return self._read_around(read, layout, memory, batch)
 
     def _has_known(self, samples: Indices) -> bool:
-        return self.around is not None and self.around.knows(samples)
+        return self.around is not None and (self.around.knows(samples) or self.one_by_one)
 
     def _read_around(self, read: Read, layout: BatchLayout, memory: Bytes, batch: BatchResult) -> BatchResult:
         assert self.around is not None
@@ -133,7 +134,11 @@ class ReadTask:
         return batch._replace(error=error)
 
     def __str__(self) -> str:
-        first, last = self.keys[0], self.keys[-1]
-        steps = f"batch {first.step}" if first == last else f"batches {first.step} to {last.step}"
-        samples = "" if self.samples is None else f", samples {few(self.ids(self.samples).tolist())}"
-        return f"{steps} of epoch {first.epoch}{samples}"
+        return batches_and_samples(self.keys[0], len(self.keys), [] if self.samples is None else self.ids(self.samples))
+
+
+def batches_and_samples(first: BatchIndex, count: int, ids: Indices | Sequence[int]) -> str:
+    """Consecutive batches and the numbers of their samples, for people."""
+    steps = f"batch {first.step}" if count == 1 else f"batches {first.step} to {first.step + count - 1}"
+    samples = f", samples {few(list(map(int, ids)))}" if len(ids) else ""
+    return f"{steps} of epoch {first.epoch}{samples}"

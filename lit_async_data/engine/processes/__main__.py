@@ -58,8 +58,7 @@ class Endpoint:
             setup = ReaderSetup.loaded(setup_fd)
             logging.getLogger().setLevel(setup.level)
             slots = SharedSlots(setup.layout.nbytes + setup.raw_bytes, slots_fd)
-            first = number * setup.plan.workers.most_threads
-            self._server = ReaderServer(setup, slots, self._tasks, self.reports, records=log, first=first)
+            self._server = ReaderServer(setup, slots, self._tasks, self.reports, records=log, process=number)
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             self._fail(error)
 

@@ -1,4 +1,4 @@
-"""`Channel`: tasks for a reader process, and its reports; and in words what it reads, by its notes."""
+"""`Channel`: tasks for a reader process, and its reports."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import os
 import pickle
 import select
 import subprocess
-import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from lit_async_data.engine.pipeline.pipeline import Activity, place_of
 from lit_async_data.engine.processes.messages import REPORT_BYTES, Report, ReportKind, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcess
 from lit_async_data.engine.processes.remote_errors import unpacked_errors
-from lit_async_data.engine.processes.shared_slots import Note, SharedSlots
+from lit_async_data.engine.processes.shared_slots import SharedSlots
 from lit_async_data.engine.resources.control_groups import out_of_memory_kills
 from lit_async_data.engine.supervisor import hindered, how_it_ended
 from lit_async_data.errors import WorkerError
-from lit_async_data.sources.contract.source import Source
 
 # Bytes that are read at a time.
 READ_BYTES = 2**16
@@ -148,43 +144,3 @@ def _log(payload: bytes) -> None:
 def _pipe() -> tuple[io.FileIO, io.FileIO]:
     read, write = os.pipe()
     return io.FileIO(read, "rb"), io.FileIO(write, "wb")
-
-
-def readings(source: Source, number: int, pid: int, tasks: Sequence[Task], noted: Sequence[Note]) -> list[Activity]:
-    """What the threads of a process read; or that none does, though it may have tasks."""
-    who = f"reader process {pid}{hindered(pid)}"
-    if not noted:
-        key, where = (tasks[0].key, {"worker": number}) if tasks else (None, {})
-        return [Activity(f"{who} reads nothing, and has {len(tasks)} tasks", key, where=where)]
-    found = []
-    for note in noted:
-        verb, stage = ("transforms", "transform") if note.transforms else ("reads", "read")
-        words = f"{who} {verb} {_named(source, [note])}, for {time.monotonic() - note.since:.1f} s"
-        where = place_of(source, note.samples)[1] | {"stage": stage, "worker": number}
-        found.append(Activity(words, note.key, note.since, where))
-    return found
-
-
-def explained(error: WorkerError, source: Source, number: int, noted: Sequence[Note]) -> WorkerError:
-    """The error with what was being read: any of these samples may be the cause."""
-    verb, stage = ("transformed", "transform") if noted and noted[0].transforms else ("read", "read")
-    reading = f", while it {verb} {_named(source, noted)}" if noted else ""
-    where: dict[str, Any] = place_of(source, noted[0].samples)[1] if len(noted) == 1 else {}
-    found = WorkerError(f"{error}{reading}", stage=stage, worker=number, **where)
-    for (epoch, _), count, samples, *_ in noted:
-        if count > 3:
-            first = f"the first {len(samples)} " if count > len(samples) else ""
-            numbers = source.ids(samples).tolist()
-            found.add_note(f"samples of epoch {epoch} that were being read: {first}{numbers}")
-    found.__cause__ = error.__cause__
-    return found
-
-
-def _named(source: Source, noted: Sequence[Note]) -> str:
-    found = []
-    for (epoch, _), count, samples, *_ in noted:
-        ids, more = source.ids(samples[:3]), f", … ({count} in all)" if count > 3 else ""
-        numbers = f"sample{'s' * (count > 1)} {', '.join(map(str, ids))}{more}"
-        first = "the first is " if count > 1 else ""
-        found.append(f"{numbers} of epoch {epoch} ({first}{place_of(source, samples)[0]})")
-    return ", ".join(found)

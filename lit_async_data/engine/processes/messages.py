@@ -31,7 +31,7 @@ class Phase(enum.IntEnum):
     ALL = 0
     READ = 1  # before any hook
     TRANSFORM = 2  # what was read
-    AROUND = 3  # all of it by one process, around the bad samples that shares have met
+    AROUND = 3  # all of it by one process, sample by sample, around the bad ones
 
 
 class Task(NamedTuple):
@@ -45,10 +45,7 @@ class Task(NamedTuple):
     share: Share
     limits: Limits  # what the consumer will take of each epoch
     phase: Phase = Phase.ALL
-    deaths: int = 0  # processes that have ended while they carried this out
-
-    def covers(self, key: BatchIndex) -> bool:
-        return self.key <= key < self.key._replace(step=self.key.step + self.batches)
+    deaths: int = 0  # processes that have ended while they carried this out; known to the training process alone
 
     @property
     def is_dealt(self) -> bool:
@@ -58,15 +55,15 @@ class Task(NamedTuple):
     def packed(self) -> bytes:
         limits = (NO_LIMIT if each is None else each for each in self.limits)
         numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share
-        return _TASK.pack(*numbers, *limits, self.phase, self.deaths)
+        return _TASK.pack(*numbers, *limits, self.phase)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Task:
         slot, generation, epoch, step, batches, row, reader, readers, first, *rest = _TASK.unpack(data)
-        *most, start, phase, deaths = rest
+        *most, start, phase = rest
         steps, later = (None if each == NO_LIMIT else each for each in most)
         key, share, limits = BatchIndex(epoch, step), Share(reader, readers), Limits(first, steps, later, start)
-        return cls(slot, generation, key, batches, row, share, limits, Phase(phase), deaths)
+        return cls(slot, generation, key, batches, row, share, limits, Phase(phase))
 
 
 class ReportKind(enum.IntEnum):
@@ -93,7 +90,7 @@ class Report(NamedTuple):
         return cls(kind, payload, slot, step, Work(*work), idle_s)
 
 
-_TASK, _REPORT = struct.Struct("<14q"), struct.Struct("<4q4d2qd")
+_TASK, _REPORT = struct.Struct("<13q"), struct.Struct("<4q4d2qd")
 TASK_BYTES, REPORT_BYTES = _TASK.size, _REPORT.size
 _END = bytes(TASK_BYTES)  # in place of a task: the thread shall end
 

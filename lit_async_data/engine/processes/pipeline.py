@@ -16,22 +16,24 @@ import io
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.pipeline.bad_samples import ReadAround, is_of_a_sample
-from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline
-from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask
+from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline, place_of
+from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask, batches_and_samples
 from lit_async_data.engine.pipeline.slots import LENT
 from lit_async_data.engine.pipeline.thread_pipeline import reading_of
-from lit_async_data.engine.processes.channel import Channel, explained, readings, wait_for_reports
+from lit_async_data.engine.processes.channel import Channel, wait_for_reports
 from lit_async_data.engine.processes.messages import Phase, Task
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import ReaderSetup
-from lit_async_data.engine.processes.shared_slots import GENERATION, MOST_NOTES, THREADS, Note, SharedSlots
-from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended
-from lit_async_data.errors import WorkerError
+from lit_async_data.engine.processes.shared_slots import GENERATION, THREADS, SharedSlots
+from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended, hindered
+from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.order.plan import BatchIndex, Share
 from lit_async_data.sources.contract.stage_clock import CLOCK, NO_WORK, Work
 from lit_async_data.system import OURS
@@ -47,8 +49,9 @@ class _Reader:
     number: int
     channel: Channel
     needed: bool  # whether tasks wait for its start; else it gets none before it has started
-    # What it has been told and has not reported, in this order, by slot and first step.
+    # What it has been told and has not reported, in this order, by slot and first step: its threads are at the first.
     tasks: dict[tuple[int, int], Task] = dataclasses.field(default_factory=dict)
+    since: float = 0.0  # the `time.monotonic` of the last report, or of the first task
     ended: int = 0  # processes of this number that have ended since the last report, and read nothing
 
 
@@ -63,13 +66,15 @@ class _Filling:
     unplanned: dict[int, Unplanned] = dataclasses.field(default_factory=dict)  # by number of the batch in the slot
     work: Work = NO_WORK
     seconds: float = 0.0  # of its longest task
+    deaths: int = 0  # processes that have ended while they read a share of it
 
 
 class ProcessPipeline(Pipeline):
     """Batches that reader processes read ahead, in order. One consumer at a time.
 
-    A process that ends is named in the log, and another one takes its place. What it was reading is read again, sample
-    by sample; a sample or a batch that ends more processes than ``restarts`` is bad, or an error in its place.
+    A process that ends is named in the log, with its batches; another one takes its place and reads each of them again.
+    A batch that ends more processes than ``restarts`` is an error in its place. Where bad samples are read around, it
+    is read again sample by sample, and a sample that ends more processes than that is bad.
 
     Args:
         setup: What the reader processes need.
@@ -110,6 +115,7 @@ class ProcessPipeline(Pipeline):
         self._readers: list[_Reader] = []
         # How many processes there shall be, and among how many slots are dealt.
         self._wanted = self._dealing = self._workers.threads if self._workers.apart else 1
+        self._threads = 1 if self._workers.apart else self._workers.threads  # of each process
         self._vacant: list[int] = []  # slots that were taken from the pool, and wait for a process
         self._filling: dict[int, _Filling] = {}
         self._was_starved = 0  # how often the loop had waited when the last report came
@@ -121,7 +127,7 @@ class ProcessPipeline(Pipeline):
         with self._lock:
             if self._memory is None:
                 self._memory = SharedSlots(self.layout.nbytes + self._raw_bytes)
-                self._memory.now[THREADS] = 1 if self._workers.apart else self._workers.threads
+                self._memory.now[THREADS] = self._threads
             if not len(self.pool):
                 self._add_slots(min(self._slots, self._most_slots))
 
@@ -218,8 +224,8 @@ class ProcessPipeline(Pipeline):
     def set_workers(self, count: int) -> None:
         with self._lock:
             if not self._workers.apart:
-                assert self._memory is not None
-                self._memory.now[THREADS] = count
+                self._threads = count
+                self._set_threads()
                 return
             self._wanted = count
             try:
@@ -232,19 +238,34 @@ class ProcessPipeline(Pipeline):
         while len(self._readers) > max(self._wanted, self._dealing) and not self._readers[-1].tasks:
             self._readers.pop().channel.close()
 
+    def _set_threads(self) -> None:
+        """One thread in a process that reads a task which has ended one, so that it is known which task ends it."""
+        assert self._memory is not None
+        suspects = any(task.deaths for reader in self._readers for task in reader.tasks.values())
+        self._memory.now[THREADS] = 1 if suspects else self._threads
+
+    def _begun(self, reader: _Reader) -> list[Task]:
+        """The tasks that the threads of a process are at."""
+        tasks = list(reader.tasks.values())
+        alone = tasks and tasks[0].deaths
+        return tasks[: 1 if alone else self._workers.most_threads] if reader.channel.ready else []
+
     def _replace(self, reader: _Reader, error: WorkerError) -> None:
         """Have another process read what one that has ended had been told; an error if that one would end, too."""
         assert self._memory is not None
-        notes = self._notes(reader)
-        noted = self._memory.being_read(notes)
-        named = explained(error, self._source, reader.number, noted)
-        reader.ended = 0 if noted else reader.ended + 1
+        begun = self._begun(reader)
+        named = self._named(error, reader, begun)
+        reader.ended = 0 if begun else reader.ended + 1
         if reader.channel.failure is not None or reader.ended > self._restarts:
             if reader.needed:
                 raise named
             log.warning("%s; reading goes on with %d", named, self._dealing)
             self._stay()
             return
+        bad = [self._condemned(reader, task) for task in begun]
+        self._memory.tried(reader.number)[0] = 0
+        if begun:
+            self._memory.now[THREADS] = 1
         channel = Channel(self._processes[reader.number])
         try:
             self._open(channel)
@@ -252,29 +273,41 @@ class ProcessPipeline(Pipeline):
             channel.close()
             raise
         log.warning("%s; a new one takes its place", named)
-        self._memory.notes[notes, 2] = 0
         reader.channel.close()
         reader.channel, tasks, reader.tasks = channel, list(reader.tasks.values()), {}
-        for task in tasks:
-            begun = [note for note in noted if task.covers(note.key)]
+        for place, task in enumerate(tasks):
             if task.generation != self._generation:
                 self._done(task)
-            elif not begun:
+            elif place >= len(begun):
                 self._send(reader, task)
-            elif task.deaths >= self._restarts and self._may_be_left_out(begun):
+            elif bad[place]:
                 self._send(reader, task._replace(deaths=0))
-            elif task.deaths >= self._restarts:
-                final = explained(error, self._source, reader.number, begun)
-                final.in_its_place = True
-                self._done(task, unplanned=dict.fromkeys(range(task.batches), final))
             else:
-                self._send_each(reader, task)
+                self._read_again(reader, task._replace(deaths=task.deaths + 1), named)
+        self._set_threads()
 
-    def _may_be_left_out(self, noted: Sequence[Note]) -> bool:
-        """Whether one sample has ended processes, around which the others can be read."""
+    def _condemned(self, reader: _Reader, task: Task) -> bool:
+        """Whether a sample that ended a process by itself is bad from now on, so that the others can be read."""
         assert self._memory is not None
-        is_one = self._around is not None and len(noted) == 1 and noted[0].rows == 1
-        return is_one and noted[0].transforms < 2 and self._memory.condemn(int(noted[0].samples[0]))
+        return task.phase is Phase.AROUND and task.deaths >= self._restarts > 0 and self._memory.condemn(reader.number)
+
+    def _read_again(self, reader: _Reader, task: Task, error: WorkerError) -> None:
+        """Have the batches of a task read again that has ended a process, or have an error come in their place."""
+        filling = self._filling[task.slot]
+        if task.deaths > self._restarts:
+            error.in_its_place = True
+            self._done(task, unplanned=dict.fromkeys(range(task.batches), error))
+        elif self._around is not None and self._workers.shared and task.is_dealt and task.share.readers > 1:
+            filling.deaths = task.deaths  # all shares are read again by one process
+            self._done(task, unplanned=dict.fromkeys(range(task.batches), SourceError(str(error))))
+        elif self._around is not None:
+            self._send(reader, task._replace(phase=Phase.AROUND))
+        else:
+            first = task.key.step - filling.keys[0].step
+            filling.left += task.batches - 1
+            for number in range(first, first + task.batches):
+                key, row = filling.keys[number], filling.edges[number]
+                self._send(reader, task._replace(key=key, row=row, batches=1))
 
     def _stay(self) -> None:
         """Read on with those processes among which slots are dealt."""
@@ -282,15 +315,6 @@ class ProcessPipeline(Pipeline):
         if self._tuner is not None:
             self._tuner.stay(self._dealing)
         self._close_unused()
-
-    def _send_each(self, reader: _Reader, task: Task) -> None:
-        """Have each batch of a task read by itself."""
-        filling = self._filling[task.slot]
-        first = task.key.step - filling.keys[0].step
-        filling.left += task.batches - 1
-        for number in range(first, first + task.batches):
-            key, row = filling.keys[number], filling.edges[number]
-            self._send(reader, task._replace(key=key, row=row, batches=1, deaths=task.deaths + 1))
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -353,6 +377,7 @@ class ProcessPipeline(Pipeline):
 
     @staticmethod
     def _send(reader: _Reader, task: Task) -> None:
+        reader.since = reader.since if reader.tasks else time.monotonic()
         reader.tasks[task.slot, task.key.step] = task
         reader.channel.send(task)
 
@@ -366,11 +391,14 @@ class ProcessPipeline(Pipeline):
                 self._replace(reader, error)
                 return  # there may be fewer now
             for report, payload in reports:
-                reader.ended = 0
+                reader.ended, reader.since = 0, time.monotonic()
                 self.work = self.work.waited(report.idle_s, starved=self._starved != self._was_starved)
                 self._was_starved = self._starved
                 unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
-                self._done(reader.tasks.pop((report.slot, report.step)), report.work, unplanned)
+                task = reader.tasks.pop((report.slot, report.step))
+                self._done(task, report.work, unplanned)
+                if task.deaths:
+                    self._set_threads()
         if len(self._readers) > self._wanted:
             self._close_unused()
 
@@ -415,27 +443,47 @@ class ProcessPipeline(Pipeline):
         filling, reader = self._filling[task.slot], readers[task.slot % len(readers)]
         filling.left = 1
         share = task.share._replace(reader=reader.number)
-        task = task._replace(key=filling.keys[0], batches=len(filling.keys), row=0, share=share, phase=phase, deaths=0)
-        self._send(reader, task)
+        task = Task(task.slot, task.generation, filling.keys[0], len(filling.keys), 0, share, task.limits, phase)
+        self._send(reader, task._replace(deaths=filling.deaths))
 
     # -- what is being read ------------------------------------------------------------------------------------------
 
     def _readings(self) -> list[Activity]:
-        assert self._memory is not None
         found = [reading_of(self._first, self._source)] if self._first.alive else []
         for reader in self._readers:
-            noted, tasks = self._memory.being_read(self._notes(reader)), tuple(reader.tasks.values())
-            found += readings(self._source, reader.number, reader.channel.pid, tasks, noted)
+            who, worker = (
+                f"reader process {reader.channel.pid}{hindered(reader.channel.pid)}",
+                {"worker": reader.number},
+            )
+            if not (begun := self._begun(reader)):
+                tasks = list(reader.tasks.values())[:1]
+                words = f"{who} reads nothing, and has {len(reader.tasks)} tasks"
+                found.append(Activity(words, tasks[0].key if tasks else None, where=worker))
+            for task in begun:
+                said, where = self._told(task)
+                words = f"{who} reads {said}, for {time.monotonic() - reader.since:.1f} s"
+                found.append(Activity(words, task.key, reader.since, where | worker))
         return found
+
+    def _told(self, task: Task) -> tuple[str, dict[str, Any]]:
+        """The batches of a task and where their samples begin, in words and as attributes of an error."""
+        samples = self.schedule.limited(task.limits).plan(task.key.epoch).stretch(task.key.step, task.batches)[0]
+        place, where = place_of(self._source, samples)
+        said = batches_and_samples(task.key, task.batches, self._source.ids(samples))
+        return f"{said} (the first is {place})", where
+
+    def _named(self, error: WorkerError, reader: _Reader, begun: Sequence[Task]) -> WorkerError:
+        """The error of a process that has ended, with the batches that it was reading."""
+        told = [self._told(task) for task in begun]
+        reading = f", while it read {' or '.join(said for said, _ in told)}" if told else ""
+        named = WorkerError(
+            f"{error}{reading}", stage="read", worker=reader.number, file=told[0][1]["file"] if told else None
+        )
+        named.__cause__ = error.__cause__
+        return named
 
     def _dump_stacks(self) -> None:
         super()._dump_stacks()
         for reader in self._readers:
             with contextlib.suppress(OSError):  # no more descriptors, or standard error is closed
                 os.write(2, f"{OURS}: {reader.channel.stacks()}".encode())
-
-    def _notes(self, reader: _Reader) -> slice:
-        """The notes of the threads of a process."""
-        each = self._workers.most_threads
-        first = reader.number * each % MOST_NOTES
-        return slice(first, first + each)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.engine.pipeline.read_task import ReadTask
@@ -22,6 +20,7 @@ from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import GENERATION, THREADS, SharedSlots
 from lit_async_data.engine.supervisor import ThreadWorker, all_ended
 from lit_async_data.engine.unexpected import COALESCING, PREPARING, Unexpected
+from lit_async_data.errors import SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.stage_clock import CLOCK
@@ -47,7 +46,7 @@ class LogToParent(logging.Handler):
 
 
 class ReaderServer:
-    """Carries out tasks, and reports each. Its first thread has the number ``first`` among those of all processes."""
+    """Carries out tasks, and reports each. Its process has the number ``process`` among those of a loader."""
 
     def __init__(
         self,
@@ -57,18 +56,16 @@ class ReaderServer:
         reports: Reports,
         *,
         records: LogToParent,
-        first: int,
+        process: int,
     ) -> None:
-        self._setup, self._slots, self._tasks, self._first = setup, slots, tasks, first
+        self._setup, self._slots, self._tasks = setup, slots, tasks
+        self._first = process * setup.plan.workers.most_threads  # the number of its first thread among those of all
         self._reports, self._records = reports, records
         if setup.around is not None:
-            setup.around.deadly, setup.around.noted = slots.deadly, slots.noted
-        if setup.read.transformation is not None:
-            setup.read.transformation.begins = slots.transforming
+            setup.around.share(slots.deadly, slots.tried(process))
         self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
         # The lock guards everything below.
         self._lock = threading.Lock()
-        self._suspects = threading.Lock()  # held by the thread that reads what has ended a process
         self._threads: list[ThreadWorker] = []
         self._closing = False
         self._readers = 0  # the processes that share the memory for what is read ahead
@@ -102,7 +99,7 @@ class ReaderServer:
 
     def _work(self, thread: ThreadWorker) -> bool:
         """Carry out one task; False if the thread is one too many, or nobody reads any more."""
-        began, self._slots.thread.number = time.perf_counter(), thread.number
+        began = time.perf_counter()
         task = self._tasks.get()
         if task is None:
             return False
@@ -153,7 +150,9 @@ class ReaderServer:
             self._cursor = schedule.following(keys[-1])
         partial, ids = self._is_share(task) or task.phase is Phase.TRANSFORM, self._setup.read.source.ids
         around = None if partial else self._setup.around  # a process that does all of it reads around bad samples
-        return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, around, task.row)
+        return ReadTask(
+            task.slot, keys, schedule, task.generation, thread, ids, around, task.row, task.phase is Phase.AROUND
+        )
 
     def _is_share(self, task: Task) -> bool:
         return self._setup.plan.workers.shared and task.share.readers > 1 and task.is_dealt
@@ -161,9 +160,7 @@ class ReaderServer:
     def _carried_out(self, task: Task, reading: ReadTask) -> bytes:
         """Read the batches; returns what became of those that could not be read as planned."""
         read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
-        # What has ended a process is read by one thread at a time, and by samples: so the one that does so is known.
-        with self._suspects if task.deaths else contextlib.nullcontext():
-            filled = reading.run(read, self._setup.layout, memory)
+        filled = reading.run(read, self._setup.layout, memory)
         if filled.unexplained and filled.good == len(filled.batches):
             self._coalescing_errors.log(filled.unexplained)
         return packed_results(filled.batches)
@@ -171,38 +168,22 @@ class ReaderServer:
     def _read(
         self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Read samples, or this process's share of them, and note that, in case the process ends meanwhile."""
-        first, own, phase, planned = reading.reading[0].key, None, task.phase, samples
+        """Read samples, or this process's share of them."""
+        setup, rows, planned = self._setup, None, samples
         if self._is_share(task):
             plan = reading.schedule.plan(epoch)
-            own = self._setup.plan.shares.own(plan, plan.bounds(first.step)[0], samples, task.share)
-            samples = samples[own]
-        if reading.around is None and self._setup.around is not None:
-            self._setup.around.check_deadly(samples)
-        read: Callable[..., None] = self._setup.read
-        noted = functools.partial(self._slots.noted, first)
-        hooks, raw = self._setup.read.transformation, self._slots.slot(task.slot)[self._setup.layout.nbytes :]
-        pieces = [(samples, own)] if len(samples) else []
-        if task.deaths:
-            rows = np.arange(len(samples)) if own is None else own
-            pieces = [(samples[place : place + 1], rows[place : place + 1]) for place in range(len(samples))]
-        if phase is Phase.READ:
+            rows = setup.plan.shares.own(plan, plan.bounds(reading.reading[0].key.step)[0], samples, task.share)
+            samples = samples[rows]
+            if not len(samples):
+                return
+        if reading.around is None and setup.around is not None and setup.around.knows(samples):
+            raise SourceError("known to be bad")  # the slot is read again, around it
+        hooks, raw = setup.read.transformation, self._slots.slot(task.slot)[setup.layout.nbytes :]
+        if task.phase is Phase.READ:
             assert hooks is not None
-            out, read = hooks.raw(raw, planned), self._setup.read.before_hooks()
-        elif task.deaths and hooks is not None and hooks.takes_batches:
-            for each, _ in pieces:
-                with noted(each):
-                    self._setup.read.check(epoch, each)
-            pieces = [(samples, own)]
-            if phase is not Phase.TRANSFORM:
-                raw, phase = np.empty(hooks.scratch_bytes, np.uint8), Phase.TRANSFORM
-                with noted(samples):
-                    self._setup.read.before_hooks()(epoch, samples, hooks.raw(raw, samples))
-        if phase is Phase.TRANSFORM:
-            read = functools.partial(read, raw=raw)
-        for each, own in pieces:
-            with noted(each, transforms=phase is Phase.TRANSFORM):
-                read(epoch, each, out, rows=own)
+            setup.read.before_hooks()(epoch, samples, hooks.raw(raw, planned), rows=rows)
+        else:
+            setup.read(epoch, samples, out, rows=rows, raw=raw if task.phase is Phase.TRANSFORM else None)
 
     def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:
         """Decode and fetch what this process will read next; where whole slots fall to other processes, nothing."""

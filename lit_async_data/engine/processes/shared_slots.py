@@ -13,10 +13,7 @@ import io
 import mmap
 import os
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,20 +21,16 @@ from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.local_files.descriptors import ADVICE, advice_on
 
 FOLDER = "/dev/shm"  # noqa: S108  # the file in it has no name
 # Bytes of zeros written per step.
 _STEP = 2**20
-# The file begins with a row that says to reader processes what holds at present: the generation of tasks, and the
-# threads in a process. After it come notes of what each thread reads: int64, shape (MOST_NOTES, 5 + NOTED). A note is
-# the epoch, the step, the number of samples, which is 0 if the thread reads nothing, the `time.monotonic_ns` of its
-# begin, which is the same clock in all processes, whether hooks have them (1) or the whole batch (2), and the first
-# samples. The last row is the number of the samples that have ended processes, and these.
-MOST_NOTES, NOTED = 126, 59
-NOTES_BYTES = (2 + MOST_NOTES) * (5 + NOTED) * 8  # whole pages
+# The file begins with int64 numbers: the generation of tasks, the threads in a process, the sample that each process
+# tries by itself, and the samples that have ended processes. Samples are counted from 1, and 0 is none.
+HEAD_BYTES = 2**16  # whole pages
 GENERATION, THREADS = 0, 1
+TRIED, DEADLY = 2, 4096
 
 
 class SharedFile:
@@ -82,16 +75,6 @@ def _memory_descriptor(name: str, _: int) -> int:
     return descriptor
 
 
-class Note(NamedTuple):
-    """What a thread reads: the first batch, the number of samples, the first of them; and since when."""
-
-    key: BatchIndex
-    rows: int
-    samples: Indices
-    since: float  # `time.monotonic`
-    transforms: int  # 1 if they have been read, and hooks have them; 2 if a hook has the whole batch
-
-
 class SharedSlots:
     """The slots of one loader, in shared memory.
 
@@ -99,9 +82,7 @@ class SharedSlots:
 
     Attributes:
         now: The generation of tasks, and the threads in a process.
-        notes: What each thread reads.
-        deadly: How many samples have ended processes, and which.
-        thread: Its ``number``, which a thread sets before its first note; and that ``note``.
+        deadly: The samples that have ended processes, counted from 1; 0 where there is none.
     """
 
     def __init__(self, slot_bytes: int, fd: int | None = None) -> None:
@@ -112,19 +93,17 @@ class SharedSlots:
             self._created = SharedFile("lit_async_data slots")
             self._file = self._created.file
             try:
-                with self._refused(NOTES_BYTES, "the notes of workers"):
-                    self._created.reach(NOTES_BYTES)
-                    notes = mmap.mmap(self.fd, NOTES_BYTES)
+                with self._refused(HEAD_BYTES, "what reader processes share"):
+                    self._created.reach(HEAD_BYTES)
+                    head = mmap.mmap(self.fd, HEAD_BYTES)
             except MemoryBudgetError:
                 self._file.close()
                 raise
         else:
             self._file = io.FileIO(fd, "r+b", closefd=False)
-            notes = mmap.mmap(self.fd, NOTES_BYTES)
-        rows = np.frombuffer(notes, np.int64).reshape(2 + MOST_NOTES, 5 + NOTED)
-        self.now, self.notes, self.deadly = rows[0], rows[1:-1], rows[-1]
+            head = mmap.mmap(self.fd, HEAD_BYTES)
+        self.now, self._tried, self.deadly = np.split(np.frombuffer(head, np.int64), [TRIED, DEADLY])
         self._slots: list[Bytes] = []
-        self.thread = threading.local()
 
     @property
     def fd(self) -> int:
@@ -137,39 +116,21 @@ class SharedSlots:
             return []
         assert self._created is not None
         with self._refused(count * self._stride, f"{count} slots"):
-            self._created.reach(NOTES_BYTES + (known + count) * self._stride)
+            self._created.reach(HEAD_BYTES + (known + count) * self._stride)
             self._map()
         return self._slots[known:]
 
-    def condemn(self, sample: int) -> bool:
-        """Have no process read a sample again; False if there are too many of them."""
-        if len(self.deadly) == (count := int(self.deadly[0])) + 1:
+    def tried(self, process: int) -> Indices:
+        """The sample that a process tries by itself, as an array of one number that both sides see."""
+        return self._tried[process % len(self._tried) :][:1]
+
+    def condemn(self, process: int) -> bool:
+        """Have no process read again what one has ended with; False if it tried none, or there are too many."""
+        sample, count = self.tried(process)[0], np.count_nonzero(self.deadly)
+        if not sample or count == len(self.deadly):
             return False
-        self.deadly[count + 1], self.deadly[0] = sample, count + 1
+        self.deadly[count] = sample
         return True
-
-    @contextlib.contextmanager
-    def noted(self, key: BatchIndex, samples: Indices, *, transforms: bool = False) -> Iterator[None]:
-        """Note that this thread reads or transforms samples, in case its process ends meanwhile."""
-        note = self.thread.note = self.notes[self.thread.number % len(self.notes)]
-        note[0], note[1] = key
-        note[3], note[4], note[5 : 5 + len(samples)] = time.monotonic_ns(), 2 * transforms, samples[:NOTED]
-        note[2] = len(samples)
-        try:
-            yield
-        finally:
-            note[2] = 0
-
-    def transforming(self) -> None:
-        """Note that hooks begin with what this thread has read."""
-        self.thread.note[4] = max(self.thread.note[4], 1)
-
-    def being_read(self, threads: slice) -> list[Note]:
-        return [
-            Note(BatchIndex(*note[:2]), note[2], np.array(note[5 : 5 + note[2]]), note[3] / 1e9, note[4])
-            for note in self.notes[threads].tolist()
-            if note[2]
-        ]
 
     @contextlib.contextmanager
     def _refused(self, nbytes: int, what: str) -> Iterator[None]:
@@ -190,12 +151,12 @@ class SharedSlots:
 
     def _map(self) -> None:
         """Map the slots that the file has and that are not mapped, at once: each map holds a descriptor."""
-        begin = NOTES_BYTES + len(self._slots) * self._stride
+        begin = HEAD_BYTES + len(self._slots) * self._stride
         memory = np.frombuffer(mmap.mmap(self.fd, os.fstat(self.fd).st_size - begin, offset=begin), np.uint8)
         self._slots += [memory[first : first + self._slot_bytes] for first in range(0, len(memory), self._stride)]
 
     def close(self) -> None:
         """Close the descriptor. Memory lives on with the arrays that see it."""
         self._slots.clear()
-        self.now, self.notes, self.deadly = self.now.copy(), self.notes[:0].copy(), self.deadly.copy()
+        self.now, self._tried, self.deadly = self.now.copy(), self._tried.copy(), self.deadly.copy()
         self._file.close()

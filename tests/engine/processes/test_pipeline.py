@@ -124,16 +124,17 @@ def test_batches_that_the_user_keeps_never_change(stacks, budget):
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_a_sample_that_ends_more_processes_than_restarts_is_an_error_in_its_place(restarts, caplog):
+def test_a_batch_that_ends_more_processes_than_restarts_is_an_error_in_its_place(restarts, caplog):
     with loader_of(Numbers(33, acts.kill), restarts=restarts) as loader:
         assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
         with pytest.raises(WorkerError, match="was killed by SIGKILL") as caught:
             next(loader)
-        assert caught.value.sample_id == (33 if restarts else 30)
+        assert (caught.value.stage, caught.value.file) == ("read", "Numbers")
         assert loader.state_dict()["position"] == 40
         if restarts:  # else its slot was not read again, and the next batch may have been in it
             assert next(loader)["y"][0].item() == 40
-    assert sum("while it read sample" in line and "epoch 0" in line for line in caplog.messages) == restarts + 1
+    named = "while it read batch 3 of epoch 0" if restarts else "while it read batch"
+    assert sum(named in line for line in caplog.messages) == restarts + 1
 
 
 @pytest.mark.parametrize(
@@ -257,8 +258,8 @@ def test_what_a_killed_process_was_reading_is_read_again(tmp_path, caplog):
             seen.append(loader.next()["y"][0].item())
         assert seen == [10 * (number % 10) for number in range(len(seen))]
     (line,) = (line for line in caplog.messages if "was killed by SIGKILL" in line)
-    assert "while it read samples 30, 31, 32, … (10 in all) of epoch" in line
-    assert "(the first is row 30 of KilledOnce); a new one takes its place" in line
+    assert "while it read batch 3 of epoch" in line
+    assert "samples 30, 31, 32, … (10 in all) (the first is row 30 of KilledOnce); a new one takes its place" in line
 
 
 @pytest.mark.parametrize("rest", [False, True])

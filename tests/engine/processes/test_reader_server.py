@@ -6,11 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from support.processes import loader_of
+from support.processes import loader_of, running
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import Deadly, Numbers
 
 from lit_async_data import DatasetSource, HDF5Source
+from lit_async_data.engine.processes.shared_slots import THREADS
 from lit_async_data.errors import TransformError, WorkerError
 from lit_async_data.order.plan import EpochPlan
 
@@ -33,6 +34,15 @@ def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(worker
         for _ in range(2):
             assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
         assert loader._machinery.wiring.quarantine.known == {33}
+    assert sum("a new one takes its place" in line for line in caplog.messages) == 2
+
+
+def test_which_of_several_threads_ends_a_process_shows_as_one_of_them_reads_alone(caplog):
+    with loader_of(Deadly(33, 1, reading="decoded"), workers=3, on_error="skip", max_bad=9) as loader:
+        for _ in range(3):
+            assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
+        assert loader._machinery.wiring.quarantine.known == {33}
+        assert running(loader)._memory.now[THREADS] == 3
     assert sum("a new one takes its place" in line for line in caplog.messages) == 2
 
 

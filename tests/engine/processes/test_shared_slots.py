@@ -1,4 +1,4 @@
-"""Slots that processes share, and notes of what is read; without memfd, in a file without a name, reserved first."""
+"""Slots that processes share, and samples that end them; without memfd, in a file without a name, reserved first."""
 
 import contextlib
 import errno
@@ -12,35 +12,25 @@ from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 
 from lit_async_data.engine.processes import shared_slots
-from lit_async_data.engine.processes.shared_slots import NOTED, NOTES_BYTES, SharedFile, SharedSlots
+from lit_async_data.engine.processes.shared_slots import HEAD_BYTES, SharedFile, SharedSlots
 from lit_async_data.errors import MemoryBudgetError
-from lit_async_data.order.plan import BatchIndex
 
 pytestmark = pytest.mark.processes
 
 
-def test_who_maps_the_file_sees_the_slots_and_what_others_read():
+def test_who_maps_the_file_sees_the_slots_and_which_samples_end_processes():
     with contextlib.closing(SharedSlots(100)) as slots, contextlib.closing(SharedSlots(100, slots.fd)) as reader:
         assert [len(slot) for slot in slots.add(2)] == [100, 100]
         assert slots.add(0) == []
         reader.slot(1)[:] = 7
         assert (slots.slot(0).max(), slots.slot(1).min()) == (0, 7)
-        reader.thread.number = 2
-        for hooks in (0, 1, 2):
-            with reader.noted(BatchIndex(3, 4), np.arange(80), transforms=hooks == 2):
-                if hooks:
-                    reader.transforming()
-                (note,) = slots.being_read(slice(2, 3))
-                assert (note.key, note.rows, note.samples.tolist()) == ((3, 4), 80, list(range(NOTED)))
-                assert (note.transforms, slots.being_read(slice(2))) == (hooks, [])
-        assert slots.being_read(slice(None)) == []
-
-
-def test_there_is_room_for_some_samples_that_end_processes():
-    with contextlib.closing(SharedSlots(100)) as slots:
-        most = len(slots.deadly) - 1
-        assert [slots.condemn(sample) for sample in range(most + 1)] == [True] * most + [False]
-        assert slots.deadly.tolist() == [most, *range(most)]
+        assert not slots.condemn(2)
+        reader.tried(2)[0] = 34
+        assert not slots.condemn(1)
+        assert slots.condemn(2)
+        assert reader.deadly[:2].tolist() == [34, 0]
+        slots.deadly[:] = 1
+        assert not slots.condemn(2)
 
 
 def raising(number):
@@ -80,7 +70,7 @@ def test_every_byte_is_reserved_before_it_is_used():
     for count in (1, 2):
         slots.add(count)
         found = os.fstat(slots.fd)
-        assert found.st_size == NOTES_BYTES + len(slots._slots) * (3 * 2**20 + 4096)
+        assert found.st_size == HEAD_BYTES + len(slots._slots) * (3 * 2**20 + 4096)
         assert found.st_blocks * 512 >= found.st_size
     slots.close()
 
@@ -88,7 +78,7 @@ def test_every_byte_is_reserved_before_it_is_used():
 def test_memory_of_a_memfd_is_not_touched_before_it_is_used():
     slots = SharedSlots(2**20)
     slots.add(3)
-    assert os.fstat(slots.fd).st_blocks * 512 <= NOTES_BYTES
+    assert os.fstat(slots.fd).st_blocks * 512 <= HEAD_BYTES
     slots.close()
 
 
@@ -113,7 +103,7 @@ def test_with_too_little_room_the_choice_is_no_process(caplog):
     before, after = [each.getMessage() for each in caplog.records if each.getMessage().startswith("Numbers: ")]
     assert before.startswith("Numbers: 1 reader process, at most 2 (")
     assert after.startswith(
-        "Numbers: no workers (memory_budget: the system refuses 64.0 KiB for the notes of workers (No"
+        "Numbers: no workers (memory_budget: the system refuses 64.0 KiB for what reader processes share (No"
     )
 
 

@@ -69,8 +69,8 @@ class Damaged(Numbers):
 class Deadly(Damaged):
     """Numbers of which one ends the process that reads it; several share a compressed chunk."""
 
-    def __init__(self, sample, chunk, bad=()):
-        super().__init__(bad, StorageLayout((ChunkRun(100, chunk),), compressed=True, reading="python"))
+    def __init__(self, sample, chunk, bad=(), reading="python"):
+        super().__init__(bad, StorageLayout((ChunkRun(100, chunk),), compressed=True, reading=reading))
         self._deadly = sample
 
     def read_into(self, samples, out):
