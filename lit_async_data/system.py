@@ -169,19 +169,19 @@ def leave_at_exit() -> None:
 class ProcessGuard:
     """Detects use in a fork of the process that built it: threads, locks and HDF5 handles do not survive a fork."""
 
-    __slots__ = ("_pid",)
+    __slots__ = ("pid",)
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     @property
     def forked(self) -> bool:
         """Whether this process is a fork of the one that built the guard."""
-        return self._pid != os.getpid()
+        return self.pid != os.getpid()
 
     def error(self, event: str, advice: str, *, file: str | None = None) -> WorkerError:
         """Returns the error to raise in a fork."""
-        pids = f"in process {self._pid} and cannot be used in its fork {os.getpid()}"
+        pids = f"in process {self.pid} and cannot be used in its fork {os.getpid()}"
         return WorkerError(f"{event} {pids}: {advice}", file=file)
 
 

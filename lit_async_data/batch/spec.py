@@ -371,12 +371,13 @@ class BatchLayout:
         """Returns views of the fields of a batch in a slot, whose samples begin at a row; see `shapes`."""
         count, varies = extent.rows, self._varies
         shapes = self.shapes(extent) if varies else {}
-        return {
-            key: np.ndarray(shapes[key], dtype, memory, offset)
-            if key in varies
-            else np.ndarray((count, *shape), dtype, memory, offset + first * nbytes)
-            for key, offset, nbytes, dtype, shape in self._fields
-        }
+        views = {}  # by a loop: each comprehension is a call, and this is made for each batch
+        for key, offset, nbytes, dtype, shape in self._fields:
+            if key in varies:
+                views[key] = np.ndarray(shapes[key], dtype, memory, offset)
+            else:
+                views[key] = np.ndarray((count, *shape), dtype, memory, offset + first * nbytes)
+        return views
 
     def views_of(self, memory: Bytes, samples: Indices, first: int = 0) -> dict[str, Array]:
         """Returns views for these samples of one batch; where they come one after the other, the offsets are filled."""

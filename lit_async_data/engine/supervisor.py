@@ -93,7 +93,7 @@ class ThreadWorker:
 
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
         self.number = number
-        self._work: Callable[[ThreadWorker], bool] | None = work  # None once the thread will do no more work
+        self.work: Callable[[ThreadWorker], bool] | None = work  # None once the thread will do no more work
         # What the thread is at, and since which `time.monotonic`; None if it rests.
         self.task: tuple[object, float] | None = None
         # The error that ended the thread, or kept it from starting; None if there was none.
@@ -119,7 +119,7 @@ class ThreadWorker:
 
     @property
     def alive(self) -> bool:
-        return self._started and self._work is not None
+        return self._started and self.work is not None
 
     def check(self) -> None:
         if self.alive:
@@ -161,7 +161,7 @@ class ThreadWorker:
         if threading.current_thread() is self._thread:
             return False
         if self._claim.acquire(blocking=False):
-            self._work = None
+            self.work = None
         if self._started and not self._ended:
             if not self._working.acquire(timeout=timeout):
                 return False
@@ -179,19 +179,19 @@ class ThreadWorker:
             self._launched.release()
 
     def _failed(self, error: RuntimeError) -> None:
-        self.error, self._work, self._refused = error.with_traceback(None), None, True
+        self.error, self.work, self._refused = error.with_traceback(None), None, True
         self._ended = True
         self._working.release()
 
     def _main(self) -> None:
         try:
             if self._claim.acquire(blocking=False):
-                while self._work is not None and self._work(self):
+                while self.work is not None and self.work(self):
                     pass
         except BaseException as error:  # noqa: BLE001  # the consumer raises it
             self.error = error
         finally:
-            self._work = None
+            self.work = None
             self._ended = True
             self._working.release()
 

@@ -46,16 +46,14 @@ class DeviceClock:
         # Of the copies that were timed; and the bytes of all.
         self._timed, self._copied_bytes = Work(), 0
 
-    def copy_begins(self) -> Any:
-        """The copies of a batch are about to be enqueued; returns an event for `copy_ends`, if these are timed."""
+    def copying(self, nbytes: int) -> Any:
+        """The copies of a batch are about to be enqueued; returns an event for `copied`, or None if it is not timed."""
         self._copies += 1
+        self._copied_bytes += nbytes
         return self._streams.timed(self._streams.side) if self._copies % TIMED == 2 else None
 
-    def copy_ends(self, began: Any, nbytes: int) -> None:
-        """The copies of a batch have been enqueued."""
-        self._copied_bytes += nbytes
-        if began is not None:
-            self._copying.append((began, self._streams.timed(self._streams.side), nbytes))
+    def copied(self, began: Any, nbytes: int) -> None:
+        self._copying.append((began, self._streams.timed(self._streams.side), nbytes))
 
     def asked(self) -> None:
         self._read()

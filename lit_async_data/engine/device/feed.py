@@ -70,8 +70,6 @@ class HostBatch:
 class Feed(Protocol):
     """Yields batches in order. All calls come from the consumer's thread."""
 
-    def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
-        """The device memory that a batch will take; None if that is unknown before the batch has been read."""
 
     def following(self, key: BatchIndex) -> BatchIndex:
         """The index of the batch after this one."""
@@ -79,21 +77,6 @@ class Feed(Protocol):
 
     def prefetch(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read ahead. Never blocks on storage."""
-
-    def lend(self, key: BatchIndex) -> Batch:
-        """A batch in host memory, waiting for it. Raises the error that came instead of it."""
-
-    def poll(self, key: BatchIndex) -> HostBatch | None:
-        """A batch to be copied if it has been read, else None. The caller releases it."""
-
-    def get(self, key: BatchIndex) -> HostBatch:
-        """A batch to be copied, waiting for it. The caller releases it."""
-        ...
-
-    @property
-    def has_room(self) -> bool:
-        """Whether `get` finds host memory without a release of any batch before; else it may wait for that for ever."""
-        ...
 
     @property
     def ready(self) -> int:
@@ -122,6 +105,32 @@ class Feed(Protocol):
 
     def close(self, *, wait: bool = False) -> None:
         """End the threads and give all memory back. Idempotent, also after an interrupt. See `rest`."""
+
+
+class LendingFeed(Feed, Protocol):
+    """Hands out batches in host memory."""
+
+    def lend(self, key: BatchIndex) -> Batch:
+        """A batch in host memory, waiting for it. Raises the error that came instead of it."""
+
+
+class CopyingFeed(Feed, Protocol):
+    """Hands out batches that are to be copied; whoever takes one releases it."""
+
+    def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
+        """The device memory that a batch will take; None if that is unknown before the batch has been read."""
+
+    def poll(self, key: BatchIndex) -> HostBatch | None:
+        """A batch if it has been read, else None."""
+
+    def get(self, key: BatchIndex) -> HostBatch:
+        """A batch, waiting for it."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `get` can succeed before any batch is released."""
+        ...
 
 
 def moves(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from lit_async_data.engine.device.feed import Batch, Feed
+from lit_async_data.engine.device.feed import Batch, LendingFeed
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import Wait
 from lit_async_data.order.plan import BatchIndex
@@ -47,16 +47,17 @@ class InlineQueue:
     waited = None
     ready = 0
 
-    def __init__(self, feed: Feed, depth: int, transform: Transform | None) -> None:
+    def __init__(self, feed: LendingFeed, depth: int, transform: Transform | None) -> None:
         self._feed = feed
         self.depth = depth
         self.transform_s = 0.0
         self._transform = transform
+        if transform is None:
+            self.take = feed.lend  # type: ignore[method-assign]  # without a call between: each batch is taken here
 
     def take(self, key: BatchIndex) -> Batch:
+        assert self._transform is not None
         batch = self._feed.lend(key)
-        if self._transform is None:
-            return batch
         began = time.perf_counter()
         try:
             return self._transform(batch, key)

@@ -1,17 +1,17 @@
-"""`SlotFeed`: the slots that a `Pipeline` fills, as batches for a device queue."""
+"""The slots that a `Pipeline` fills, as batches for a device queue: `LentFeed` on the host, `CopyFeed` on its way."""
 
 from __future__ import annotations
 
 import collections
 import functools
 import logging
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
 
-from lit_async_data.batch.spec import ALIGNMENT, MASK, SMALL_BYTES, Array, BatchLayout, Bytes, Extent
+from lit_async_data.batch.spec import ALIGNMENT, MASK, SMALL_BYTES, Array, Bytes, Extent
 from lit_async_data.engine.device.feed import Arrived, Batch, Clone, DeviceBuffers, HostBatch
 from lit_async_data.engine.device.streams import no_inference
 from lit_async_data.engine.pipeline.pipeline import Pipeline
@@ -33,27 +33,30 @@ def _nothing() -> None:
 
 
 class SlotFeed:
-    """Batches in slots, lent to the user on the host or copied to a device. Keeps `Feed`."""
+    """The part of a `Feed` that does not depend on where the batches of a slot go.
+
+    Args:
+        pipeline: Fills the slots. Closed with the feed.
+        depth: Slots that can wait.
+        give_back: Called once, when the feed is closed.
+    """
 
     def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
         self._slots, self._coalesced = depth, 1  # and the batches of the slot that was taken last
-        self.check = pipeline.check
+        self.check, self.following = pipeline.check, pipeline.schedule.following
         self._copied = 0
         self._give_back = give_back
         self._layout = pipeline.layout
-        self._copies = SmallCopies()
-        # The rest of the slot that was taken last: batches for the user, and errors in their places; or batches that go
-        # to a device, its parts, and what is called when one of them has been copied. A feed has only one of the two.
-        self._lent: collections.deque[tuple[BatchIndex, Batch | Exception]] = collections.deque()
-        self._to_copy: collections.deque[BatchResult] = collections.deque()
-        self._parts = _Parts({}, None, Extent(0))
-        self._release: Callable[[], None] = _nothing
-        self._travel = _Travel(pipeline.layout)
+        # The batches of the slot that was taken last and that have not been handed out; each begins with its key.
+        self._left: collections.deque[Any] = collections.deque()
+        # How each field is delivered whose axes move.
+        fields = pipeline.layout.spec.fields.items()
+        self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
 
     @property
     def ready(self) -> int:
-        return self.pipeline.ready + len(self._lent) + len(self._to_copy)
+        return self.pipeline.ready + len(self._left)
 
     @property
     def depth(self) -> int:
@@ -62,17 +65,15 @@ class SlotFeed:
     def follow(self, schedule: Schedule) -> None:
         """Claim batches in this order from now on; a pass begins, and may be shorter than those before."""
         self.pipeline.follow(schedule)
-
-    def following(self, key: BatchIndex) -> BatchIndex:
-        return self.pipeline.schedule.following(key)
+        self.following = schedule.following
 
     def prefetch(self, key: BatchIndex) -> None:
-        ahead = self._lent or self._to_copy
-        if ahead and key == ahead[0][0]:
+        left = self._left
+        if left and key == left[0][0]:
             if self.pipeline.pool.vacant.empty():
                 return  # the batches behind this slot are being read
-            key = self.following(ahead[-1][0])
-        else:
+            key = self.following(left[-1][0])
+        elif left:
             self._drop_rest()
         self.pipeline.prefetch(key)
 
@@ -90,28 +91,41 @@ class SlotFeed:
         self._drop_rest()
 
     def _drop_rest(self) -> None:
-        self._lent.clear()
-        while self._to_copy:
-            if self._to_copy.popleft().error is None:
-                self._release()
+        self._left.clear()
 
     def close(self, *, wait: bool = False) -> None:  # noqa: ARG002
-        self._lent.clear()
-        self._to_copy.clear()  # nobody will fill their slot again
-        self._parts, self._release = _Parts({}, None, Extent(0)), _nothing
+        self._left.clear()  # nobody will fill their slot again
         try:
             self.pipeline.close()
         finally:
             self._give_back()  # if this is interrupted, it is called again
             self._give_back = _nothing
 
-    # -- on the host -----------------------------------------------------------------------------------------------
+    def _extent(self, batch: BatchResult) -> Extent:
+        """The size of a batch that is alone in its slot."""
+        plan, around = self.pipeline.schedule.plan(batch.key.epoch), batch.around
+        return self._layout.extent(plan.batch(batch.key.step) if around is None else np.array(around.samples))
+
+    def _tensor(self, name: str, stored: torch.Tensor, missing: int) -> torch.Tensor:
+        """A field as the user gets it, with as many samples as are missing."""
+        if missing:
+            stored = filled_up(name, stored, missing)
+        delivered = self._delivered[name]
+        return stored if delivered is None else delivered(stored)
+
+
+class LentFeed(SlotFeed):
+    """Lends the batches in slots to the user, or copies of them."""
+
+    def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
+        super().__init__(pipeline, depth, give_back)
+        self._copies = SmallCopies()
 
     def lend(self, key: BatchIndex) -> Batch:
-        if not self._lent or self._lent[0][0] != key:
-            self._lent.clear()
-            self._lent.extend(self._batches(self.pipeline.get(key)))
-        batch = self._lent.popleft()[1]
+        if not self._left or self._left[0][0] != key:
+            self._left.clear()
+            self._left.extend(self._batches(self.pipeline.poll(key) or self.pipeline.get(key)))
+        batch = self._left.popleft()[1]
         if isinstance(batch, Exception):
             try:
                 raise batch
@@ -120,13 +134,14 @@ class SlotFeed:
         return batch
 
     def _batches(self, filled: FilledSlot) -> list[tuple[BatchIndex, Batch | Exception]]:
-        """All batches of a slot; each holds the slot for as long as it lives."""
+        """All batches of a slot, or errors in their places; each batch holds the slot for as long as it lives."""
         if not filled.good:
             return [(batch.key, batch.error) for batch in filled.batches if batch.error is not None]
-        pool, layout, last = self.pipeline.pool, self._layout, filled.batches[-1]
+        pool, layout = self.pipeline.pool, self._layout
         self._coalesced = len(filled.batches)
         lent = bool(layout.large) and not self.pipeline.must_copy()
-        memory = pool.lend(filled.slot) if lent else pool.memory(filled.slot)
+        memory = pool.lend(filled.slot) if lent else pool.memories[filled.slot]
+        last = filled.batches[-1]
         extent = self._extent(last) if layout.alone else Extent(last.first + last.rows)
         views = layout.views(memory, extent)
         copied = layout.small if lent else tuple(views)
@@ -136,18 +151,17 @@ class SlotFeed:
                 if error is not None:
                     batches.append((key, error))
                     continue
-                tensors, missing = {}, layout.missing(rows, extent) if layout.least else 0
+                arrays, tensors, missing = {}, {}, layout.missing(rows, extent) if layout.least else 0
                 for name, view in views.items():
-                    array = view if layout.alone else view[first : first + rows]
-                    if name in copied:
-                        array = self._copies.of(array)
-                    tensor, delivered = torch.from_numpy(array), self._travel.delivered[name]
-                    if missing:
-                        tensor = filled_up(name, tensor, missing)
-                    tensors[name] = tensor if delivered is None else delivered(tensor)
+                    arrays[name] = view if layout.alone else view[first : first + rows]
+                self._copies.replace(arrays, copied)
+                for name, array in arrays.items():
+                    tensor = torch.from_numpy(array)
+                    plain = not missing and self._delivered[name] is None
+                    tensors[name] = tensor if plain else self._tensor(name, tensor, missing)
                 batches.append((key, layout.spec.packed(tensors)))
         if not lent:
-            pool.drop(filled.slot)
+            pool.move(filled.slot, "drop")
             if layout.large:
                 self._warn_once(len(pool))
         return batches
@@ -162,16 +176,56 @@ class SlotFeed:
                 slots,
             )
 
-    # -- to a device -----------------------------------------------------------------------------------------------
+
+class CopyFeed(SlotFeed):
+    """Has the batches in slots copied to a device.
+
+    Large fields travel by themselves, and small ones in one block. Where a slot has several batches, all travel by
+    themselves: the small fields of one batch do not lie side by side there.
+    """
+
+    def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
+        super().__init__(pipeline, depth, give_back)
+        layout = pipeline.layout
+        self._in_block = layout.small if layout.batches == 1 else ()
+        self._dtypes = {
+            name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
+        }
+        # Batches have one size, and the last of an epoch another; by length, one of each bucket.
+        self._known: dict[Extent, DeviceBuffers] = {}
+        self._forget_slot()
+
+    def _forget_slot(self) -> None:
+        # Of the slot that was taken last: the size of all batches, the fields that travel by themselves, the bytes of
+        # the others, and what is called when one of the batches has been copied.
+        self._size, self._release = Extent(0), _nothing
+        self._views: dict[str, Array] = {}
+        self._block: Bytes | None = None
+
+    def _drop_rest(self) -> None:
+        while self._left:
+            if self._left.popleft().error is None:
+                self._release()
+
+    def close(self, *, wait: bool = False) -> None:
+        self._forget_slot()
+        super().close(wait=wait)
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
+        """The device memory that a batch will take."""
         count = self.pipeline.schedule.plan(key.epoch).count(key.step)
-        return self._travel.buffers(self._extent(BatchResult(key, 0, count)) if self._layout.alone else Extent(count))
-
-    def _extent(self, batch: BatchResult) -> Extent:
-        """The size of a batch that is alone in its slot."""
-        plan, around = self.pipeline.schedule.plan(batch.key.epoch), batch.around
-        return self._layout.extent(plan.batch(batch.key.step) if around is None else np.array(around.samples))
+        extent = self._extent(BatchResult(key, 0, count)) if self._layout.alone else Extent(count)
+        known, layout = self._known.get(extent), self._layout
+        if known is None:
+            large = {
+                name: (shape, self._dtypes[name])
+                for name, shape in layout.shapes(extent).items()
+                if name not in self._in_block
+            }
+            known = DeviceBuffers(large, layout.nbytes - layout.small_start if self._in_block else None)
+            if not layout.concat:
+                self._known[extent] = known
+        return known
 
     @property
     def has_room(self) -> bool:
@@ -179,7 +233,7 @@ class SlotFeed:
         return self.pipeline.pool.count(COPYING) < len(self.pipeline.pool)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        if not self._to_copy or self._to_copy[0].key != key:
+        if not self._left or self._left[0].key != key:
             filled = self.pipeline.poll(key)
             if filled is None:
                 return None
@@ -187,33 +241,63 @@ class SlotFeed:
         return self._next()
 
     def get(self, key: BatchIndex) -> HostBatch:
-        if not self._to_copy or self._to_copy[0].key != key:
+        if not self._left or self._left[0].key != key:
             self._take(self.pipeline.get(key))
         return self._next()
 
     def _take(self, filled: FilledSlot) -> None:
         """Have the batches of a slot copied; it is free when all of them have been."""
-        if self._to_copy:
+        if self._left:
             self._drop_rest()
-        pool, last = self.pipeline.pool, filled.batches[-1]
-        memory = pool.memory(filled.slot)
+        pool, layout = self.pipeline.pool, self._layout
+        memory = pool.memories[filled.slot]
         if filled.good:
             pool.move(filled.slot, "copy")
         self._coalesced = len(filled.batches)
-        self._release = _Release(filled.good, functools.partial(pool.copied, filled.slot), memory)
-        extent = self._extent(last) if self._layout.alone else Extent(last.first + last.rows)
-        self._parts = self._travel.parts(memory, extent)
-        self._to_copy.extend(filled.batches)
+        self._release = _Release(filled.good, functools.partial(pool.move, filled.slot, "copied"), memory)
+        last = filled.batches[-1]
+        self._size = self._extent(last) if layout.alone else Extent(last.first + last.rows)
+        self._views = layout.views(memory, self._size)
+        for name in self._in_block:
+            del self._views[name]
+        self._block = memory[layout.small_start : layout.nbytes] if self._in_block else None
+        self._left.extend(filled.batches)
 
     def _next(self) -> HostBatch:
-        batch = self._to_copy[0]
-        if batch.error is None:
-            with no_inference():
-                host = self._travel.host_batch(self._parts, batch.first, batch.rows, self._release)
+        _, first, count, error, _ = self._left[0]
+        if error is not None:
+            host = HostBatch(error=error)
         else:
-            host = HostBatch(error=batch.error)
-        self._to_copy.popleft()
+            layout, large = self._layout, {}
+            missing = layout.missing(count, self._size) if layout.least else 0
+            for name, view in self._views.items():
+                large[name] = torch.from_numpy(view if layout.alone else view[first : first + count])
+            host = HostBatch(
+                large,
+                None if self._block is None else torch.from_numpy(self._block),
+                unpack=functools.partial(self._unpacked, count, missing),
+                release=self._release,
+                nbytes=count * layout.sample_bytes,
+                known=self._known.get(self._size if layout.alone else Extent(count)),
+            )
+        self._left.popleft()
         return host
+
+    def _unpacked(self, count: int, missing: int, arrived: Arrived, clone: Clone) -> Batch:
+        """The fields as the user gets them; those of the block are cloned out of it."""
+        layout, tensors = self._layout, {}
+        for name, field in layout.spec.fields.items():
+            if name in self._in_block:
+                assert arrived.block is not None
+                offset = layout.offsets[name] - layout.small_start
+                rows = count + (name in layout.edges)
+                raw = arrived.block[offset : offset + rows * field.nbytes]
+                stored = clone(raw.view(self._dtypes[name]).reshape((rows, *field.stored_shape)))
+            else:
+                stored = arrived.large[name]
+            plain = not missing and self._delivered[name] is None
+            tensors[name] = stored if plain else self._tensor(name, stored, missing)
+        return layout.spec.packed(tensors)
 
 
 class _Release:
@@ -233,86 +317,6 @@ class _Release:
         self._left -= 1
         if not self._left:
             self._free()
-
-
-class _Parts(NamedTuple):
-    """The parts of a slot that are copied."""
-
-    views: Mapping[str, Array]  # the fields that travel by themselves, over all batches
-    block: Bytes | None  # the bytes of the other fields; None if there are none
-    extent: Extent  # the size of all batches
-
-
-class _Travel:
-    """How the fields of a batch travel from a slot to a device.
-
-    Large fields travel by themselves, and small ones in one block. Where a slot has several batches, all travel by
-    themselves: the small fields of one batch do not lie side by side there.
-    """
-
-    def __init__(self, layout: BatchLayout) -> None:
-        self._layout, self._nbytes = layout, layout.sample_bytes
-        self._alone = layout.large if layout.batches == 1 else tuple(layout.spec.fields)
-        self._in_block = layout.small if layout.batches == 1 else ()
-        self._dtypes = {
-            name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
-        }
-        # Batches have one size, and the last of an epoch another; by length, one of each bucket.
-        self._known: dict[Extent, DeviceBuffers] = {}
-        # How each field is delivered whose axes move.
-        fields = layout.spec.fields.items()
-        self.delivered = {name: field.delivered if field.moves else None for name, field in fields}
-
-    def buffers(self, extent: Extent) -> DeviceBuffers:
-        known, layout = self._known.get(extent), self._layout
-        if known is None:
-            shapes = layout.shapes(extent)
-            large = {name: (shapes[name], self._dtypes[name]) for name in self._alone}
-            known = DeviceBuffers(large, layout.nbytes - layout.small_start if self._in_block else None)
-            if not layout.concat:
-                self._known[extent] = known
-        return known
-
-    def parts(self, memory: Bytes, extent: Extent) -> _Parts:
-        """The parts of a slot with batches of this size together."""
-        layout = self._layout
-        views = layout.views(memory, extent)
-        for name in self._in_block:
-            del views[name]
-        return _Parts(views, memory[layout.small_start : layout.nbytes] if self._in_block else None, extent)
-
-    def host_batch(self, parts: _Parts, first: int, count: int, release: Callable[[], None]) -> HostBatch:
-        """The batch whose samples begin at row ``first`` of a slot."""
-        large, layout = {}, self._layout
-        missing = layout.missing(count, parts.extent) if layout.least else 0
-        for name, view in parts.views.items():
-            large[name] = torch.from_numpy(view if layout.alone else view[first : first + count])
-        return HostBatch(
-            large,
-            None if parts.block is None else torch.from_numpy(parts.block),
-            unpack=functools.partial(self._unpacked, count, missing),
-            release=release,
-            nbytes=count * self._nbytes,
-            known=self._known.get(parts.extent if layout.alone else Extent(count)),
-        )
-
-    def _unpacked(self, count: int, missing: int, arrived: Arrived, clone: Clone) -> Batch:
-        """The fields as the user gets them; those of the block are cloned out of it."""
-        layout, tensors = self._layout, {}
-        for name, field in layout.spec.fields.items():
-            if name in self._in_block:
-                assert arrived.block is not None
-                offset = layout.offsets[name] - layout.small_start
-                rows = count + (name in layout.edges)
-                raw = arrived.block[offset : offset + rows * field.nbytes]
-                stored = clone(raw.view(self._dtypes[name]).reshape((rows, *field.stored_shape)))
-            else:
-                stored = arrived.large[name]
-            if missing:
-                stored = filled_up(name, stored, missing)
-            delivered = self.delivered[name]
-            tensors[name] = stored if delivered is None else delivered(stored)
-        return layout.spec.packed(tensors)
 
 
 def filled_up(name: str, values: torch.Tensor, missing: int) -> torch.Tensor:
@@ -336,18 +340,19 @@ class SmallCopies:
         self._blocks = SlotPool([])
         self._block, self._end = NOTHING, 0
 
-    def of(self, array: Array) -> Array:
-        if array.nbytes > SMALL_BYTES:
-            return array.copy()
-        if self._end + array.nbytes > len(self._block):
-            self._block, self._end = NOTHING, 0  # if no copy of it is left, it is vacant now
-            self._block = self._new_block()
-            if self._block is NOTHING:
-                return array.copy()
-        copy: Array = np.ndarray(array.shape, array.dtype, self._block, self._end)
-        copy[...] = array
-        self._end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        return copy
+    def replace(self, arrays: dict[str, Array], names: Iterable[str]) -> None:
+        """Put copies in place of the arrays of some names."""
+        for name in names:
+            array = arrays[name]
+            if array.nbytes <= SMALL_BYTES and self._end + array.nbytes > len(self._block):
+                self._block, self._end = NOTHING, 0  # if no copy of it is left, it is vacant now
+                self._block = self._new_block()
+            if array.nbytes > SMALL_BYTES or self._block is NOTHING:
+                arrays[name] = array.copy()
+                continue
+            arrays[name] = copy = np.ndarray(array.shape, array.dtype, self._block, self._end)
+            copy[...] = array
+            self._end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
 
     def _new_block(self) -> Bytes:
         slot = self._blocks.take(timeout=0)
@@ -356,5 +361,5 @@ class SmallCopies:
             slot = self._blocks.take(timeout=0)
         if slot is None:
             return NOTHING
-        self._blocks.filled(slot)
+        self._blocks.move(slot, "filled")
         return self._blocks.lend(slot)

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from lit_async_data.engine.device.clock import COPY, DeviceClock, profiled, ranged
-from lit_async_data.engine.device.feed import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
+from lit_async_data.engine.device.feed import Arrived, Batch, Clone, CopyingFeed, DeviceBuffers, HostBatch
 from lit_async_data.engine.device.noting import note_all
 from lit_async_data.engine.device.streams import Streams, no_inference
 from lit_async_data.engine.device.transform import Transform
@@ -80,7 +80,7 @@ class StreamQueue:
 
     transform_s = 0.0
 
-    def __init__(self, feed: Feed, streams: Streams, depth: int, transform: Transform | None) -> None:
+    def __init__(self, feed: CopyingFeed, streams: Streams, depth: int, transform: Transform | None) -> None:
         self.feed = feed
         self.streams = streams
         self.depth = depth
@@ -130,7 +130,7 @@ class StreamQueue:
             try:
                 raise error
             finally:
-                del error, ticket  # see `SlotFeed.lend`
+                del error, ticket  # see `LentFeed.lend`
         batch = self._handed_out(ticket)
         self.tickets.popleft()
         return batch
@@ -249,7 +249,9 @@ class StreamQueue:
                     if tensor is not None:
                         self.streams.record_stream(tensor, self.streams.side)
                 with no_inference(), self.streams.on_side():
-                    ticket.batch = self._transform(self._unpacked(ticket), ticket.key)
+                    batch = host.unpack(Arrived(ticket.raw, ticket.block, ticket.moved), self._cloned)
+                    ticket.batch = self._transform(batch, ticket.key)
+                    del batch
                 ticket.raw, ticket.block, ticket.moved, ticket.unpack = {}, None, {}, None
         except Exception as error:  # noqa: BLE001  # raised when it is this batch's turn
             ticket.error = error
@@ -264,14 +266,15 @@ class StreamQueue:
             if ticket.buffers != (buffers := host.known or host.buffers):
                 self._reserve(ticket, buffers)
             streams.wait(streams.side, ticket.allocated)
-            began = self._clock.copy_begins()
-            with no_inference(), streams.on_side():
+            began = self._clock.copying(host.nbytes)
+            with streams.on_side():
                 for name, destination in ticket.raw.items():
                     streams.copy(destination, host.large[name])
                 if ticket.block is not None:
                     assert host.block is not None
                     streams.copy(ticket.block, host.block)
-            self._clock.copy_ends(began, host.nbytes)
+            if began is not None:
+                self._clock.copied(began, host.nbytes)
             if host.movable:
                 self._wait_for_compute()
                 # Always, as this also turns gradients on: they must not depend on when the copy begins.
@@ -291,8 +294,10 @@ class StreamQueue:
         self._clock.came(first=ticket.key.step == 0)
         batch = of_side = ticket.batch
         if self._transform is None:
+            assert ticket.unpack is not None
             with no_inference():
-                batch, of_side = self._unpacked(ticket), ticket.moved
+                batch = ticket.unpack(Arrived(ticket.raw, ticket.block, ticket.moved), self._cloned)
+            of_side = ticket.moved
             if not ticket.moved:
                 return batch
         hidden = note_all(of_side, lambda value: self.streams.record_stream(value, compute))
@@ -304,11 +309,6 @@ class StreamQueue:
                 )
             self._told = True
         return batch
-
-    def _unpacked(self, ticket: Ticket) -> Batch:
-        """The batch as the user gets it, on the current stream."""
-        assert ticket.unpack is not None
-        return ticket.unpack(Arrived(ticket.raw, ticket.block, ticket.moved), self._cloned)
 
     def _cloned(self, tensor: torch.Tensor) -> torch.Tensor:
         clone = self.streams.empty(tuple(tensor.shape), tensor.dtype)

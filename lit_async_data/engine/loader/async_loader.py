@@ -17,7 +17,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.clock import NEXT, profiled, ranged
 from lit_async_data.engine.device.feed import Batch, moved
-from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.device.slot_feed import CopyFeed, LentFeed, SlotFeed
 from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.engine.hooks.callables import Function, check_callable, takes_rng
 from lit_async_data.engine.hooks.host_hooks import HostHooks
@@ -214,8 +214,13 @@ class AsyncLoader(ResumableLoader):
         started = time.perf_counter()
         if self._cursor.state.fresh:
             self._begin_pass()
-        engine, cursor, run = self._running(), self._cursor, self._run
-        fill = engine.ready
+        cursor, run = self._cursor, self._run
+        engine = run.engine
+        if engine is None or run.interrupted or run.closed:
+            engine = self._running()
+        else:
+            engine.feed.check()  # without another call: this is asked for each batch
+        fill = engine.feed.ready + engine.queue.ready
         if cursor.state.fresh:
             engine = self._with_changes(engine)
             self._follow(engine)
@@ -410,7 +415,7 @@ class AsyncLoader(ResumableLoader):
         # A reader process reserves memory for itself.
         release = (lambda: None) if plan.workers.kind == "process" else plan.reserve(source)
         return Engine(
-            SlotFeed(pipeline, depth, release),
+            (CopyFeed if on_device and not self._is_beside else LentFeed)(pipeline, depth, release),
             self.device,
             depth=self._depth,
             inline=self._is_beside,

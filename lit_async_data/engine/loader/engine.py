@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lit_async_data.engine.device import streams
-from lit_async_data.engine.device.feed import Feed
+from lit_async_data.engine.device.feed import CopyingFeed, Feed, LendingFeed
 from lit_async_data.engine.device.inline_queue import DeviceQueue, InlineQueue
 from lit_async_data.engine.device.stream_queue import StreamQueue
 from lit_async_data.engine.device.transform import Transform
@@ -44,9 +44,11 @@ class Engine:
         side = None if inline else streams.streams_of(device)
         self.copies = side is not None
         self.asks = asks or self.copies
-        self.queue: DeviceQueue = (
-            InlineQueue(feed, depth, transform) if side is None else StreamQueue(feed, side, depth, transform)
-        )
+        self.queue: DeviceQueue
+        if side is None:
+            self.queue = InlineQueue(cast("LendingFeed", feed), depth, transform)
+        else:
+            self.queue = StreamQueue(cast("CopyingFeed", feed), side, depth, transform)
 
     @property
     def ready(self) -> int:

@@ -25,6 +25,7 @@ import abc
 import functools
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -162,7 +163,8 @@ class Pipeline(abc.ABC):
 
     def must_copy(self) -> bool:
         """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""
-        return len(self.pool) >= self._most_slots and self.pool.held >= len(self.pool) - 1
+        count = len(self.pool.memories)
+        return count >= self._most_slots and self.pool.held >= count - 1
 
     @property
     def done(self) -> Work:
@@ -178,7 +180,7 @@ class Pipeline(abc.ABC):
         return self._guard.forked
 
     def check(self) -> None:
-        if self._guard.forked:
+        if self._guard.pid != os.getpid():  # without a call: this is asked for each batch
             raise self._guard.error("this loader was built", self._not_forked)
         if self._closed:
             leave_at_exit()
@@ -214,7 +216,7 @@ class Pipeline(abc.ABC):
         self._coalesced = 1
         for filled in self._claimed.values():
             if filled is not None and filled.good:
-                self.pool.drop(filled.slot)
+                self.pool.move(filled.slot, "drop")
         self._claimed.clear()
         self.around.clear()
         self.ready = 0
@@ -237,17 +239,20 @@ class Pipeline(abc.ABC):
         # and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
         wanted = generation == self._generation
         if not wanted or not filled.good:
-            self.pool.abandon(filled.slot)
+            self.pool.move(filled.slot, "abandon")
         if not wanted:
             return False
         if filled.good:
-            self._coalesced = self._next_coalesced(len(filled.batches), seconds)
-            self.pool.filled(filled.slot)
-            nbytes = filled.samples * self.layout.sample_bytes
-            self.work = self.work.plus(work._replace(batches=filled.good, bytes=nbytes))
-        for batch in filled.batches:
-            if batch.around is not None:
-                self.around[batch.key] = batch.around
+            if self.layout.batches > 1:
+                self._coalesced = self._next_coalesced(len(filled.batches), seconds)
+            self.pool.move(filled.slot, "filled")
+        samples = 0
+        for key, _, rows, error, around in filled.batches:
+            samples += rows if error is None else 0
+            if around is not None:
+                self.around[key] = around
+        if filled.good:
+            self.work = self.work.plus(work._replace(batches=filled.good, bytes=samples * self.layout.sample_bytes))
         self._claimed[filled.batches[0].key] = filled
         self.ready += filled.good
         return True

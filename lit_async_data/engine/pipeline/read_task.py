@@ -45,10 +45,6 @@ class FilledSlot(NamedTuple):
     good: int  # how many of them could be read
     unexplained: str = ""  # the traceback of an error in reading them together that was none of the source
 
-    @property
-    def samples(self) -> int:
-        return sum(batch.rows for batch in self.batches if batch.error is None)
-
 
 @dataclasses.dataclass
 class ReadTask:

@@ -77,7 +77,7 @@ class SlotPool:
     def __init__(self, memories: list[Bytes]) -> None:
         # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
         self._lock = threading.RLock()
-        self._memories: list[Bytes] = []
+        self.memories: list[Bytes] = []  # by slot
         self._states: list[SlotState] = []
         self._leases: dict[int, _Ended] = {}
         # Slots that nobody can see any more. A lease can end inside any allocation of any thread, also of one that is
@@ -93,16 +93,13 @@ class SlotPool:
 
     def add(self, memory: Bytes) -> None:
         with self._lock:
-            self._memories.append(memory)
+            self.memories.append(memory)
             self._states.append(FREE)
             slot = len(self._states) - 1
         self.vacant.put(slot)
 
-    def memory(self, slot: int) -> Bytes:
-        return self._memories[slot]
-
     def count(self, state: SlotState) -> int:
-        """Slots in a state. One that nobody can see any more may count as LENT or COPYING until it is taken."""
+        """Slots in a state. One that nobody can see any more may count as LENT until it is taken."""
         return self._states.count(state)
 
     @property
@@ -141,11 +138,10 @@ class SlotPool:
 
     def _taken(self, vacant: int | _Ended) -> int:
         slot = vacant if isinstance(vacant, int) else vacant.slot
-        state = self._states[slot]
-        if state is FREE:
+        if self._states[slot] is FREE:
             self.move(slot, "take")
         else:
-            self.move(slot, "returned" if state is LENT else "copied", "take")
+            self.move(slot, "returned", "take")
         return slot
 
     def wake(self, takers: int) -> None:
@@ -153,27 +149,10 @@ class SlotPool:
         for _ in range(takers):
             self.vacant.put(None)
 
-    def filled(self, slot: int) -> None:
-        self.move(slot, "filled")
-
-    def abandon(self, slot: int) -> None:
-        """The worker gives up: the read failed, or the pipeline has dropped the batches."""
-        self.move(slot, "abandon")
-        self.vacant.put(slot)
-
-    def drop(self, slot: int) -> None:
-        """The pipeline drops the batches, or has handed them out as copies."""
-        self.move(slot, "drop")
-        self.vacant.put(slot)
-
-    def copied(self, slot: int) -> None:
-        self.move(slot, "copied")
-        self.vacant.put(slot)
-
     def lend(self, slot: int) -> Bytes:
         """A slot for the user, as uint8. When any thread drops the last array made from it, the slot is vacant."""
         self.move(slot, "lend")
-        lease = Lease(self._memories[slot])
+        lease = Lease(self.memories[slot])
         # The callback can run inside any allocation of any thread, so it takes no lock and logs nothing.
         ended = _Ended(lease, self.vacant.put)
         ended.slot = slot
@@ -182,10 +161,13 @@ class SlotPool:
 
     def clear(self) -> None:
         """Free the memory when nothing will be filled any more; lent slots live on with their views."""
-        self._memories.clear()
+        self.memories.clear()
 
     def move(self, slot: int, *events: str) -> None:
-        """Change the state of a slot as `TRANSITIONS` says, or raise an error and leave it where it was."""
+        """Change the state of a slot as `TRANSITIONS` says, or raise an error and leave it where it was.
+
+        A slot that is free afterwards can be taken.
+        """
         with self._lock:
             state = self._states[slot]
             for event in events:
@@ -194,3 +176,5 @@ class SlotPool:
                 except KeyError:
                     raise IllegalTransitionError(f"slot {slot} is {state.name} and cannot {event}") from None
             self._states[slot] = state
+        if state is FREE:
+            self.vacant.put(slot)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -95,10 +96,10 @@ class ThreadPipeline(Pipeline):
         self.pool.clear()
 
     def check(self) -> None:
-        if self._guard.forked or self._closed:
+        if self._closed or self._guard.pid != os.getpid():  # without calls: this is asked for each batch
             super().check()
         for worker in self.workers if self._started else ():
-            if not worker.alive:
+            if worker.work is None:
                 worker.check()
 
     # -- slots and claims ------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ class ThreadPipeline(Pipeline):
             return False
         idle_s = CLOCK.waited(began)
         if worker in self._retired:
-            self.pool.abandon(slot)
+            self.pool.move(slot, "abandon")
             return False
         with self._lock:
             if self._closed:
@@ -198,7 +199,7 @@ class ThreadPipeline(Pipeline):
     def _fill(self, task: ReadTask) -> None:
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep
         # the objects of whoever catches that error.
-        self._deliver(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
+        self._deliver(task, task.run(self._read, self.layout, self.pool.memories[task.slot]))
 
     def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
         if not super()._deliver(task, filled):

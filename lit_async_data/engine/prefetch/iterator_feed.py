@@ -182,7 +182,7 @@ class ReaderThread:
         with self._lock:
             self._answer, self.asked = (result, error), None
             self._changed.notify_all()
-        del error  # see `SlotFeed.lend`
+        del error  # see `LentFeed.lend`
         return True
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class ReaderThread:
         try:
             raise error
         finally:
-            del error  # see `SlotFeed.lend`
+            del error  # see `LentFeed.lend`
 
 
 def _at_once(work: Callable[[], T | None]) -> T:
@@ -378,7 +378,7 @@ class IteratorFeed:
             try:
                 raise host.error
             finally:
-                del host  # see `SlotFeed.lend`
+                del host  # see `LentFeed.lend`
         return host.unpack(Arrived({}, None, {}), torch.clone)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:

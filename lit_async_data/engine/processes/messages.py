@@ -53,14 +53,14 @@ class Task(NamedTuple):
         return self.phase in (Phase.ALL, Phase.READ)
 
     def packed(self) -> bytes:
-        limits = (NO_LIMIT if each is None else each for each in self.limits)
         numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share
-        return _TASK.pack(*numbers, *limits, self.phase)
+        first, steps, later, start = self.limits
+        most = NO_LIMIT if steps is None else steps, NO_LIMIT if later is None else later
+        return _TASK.pack(*numbers, first, *most, start, self.phase)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Task:
-        slot, generation, epoch, step, batches, row, reader, readers, first, *rest = _TASK.unpack(data)
-        *most, start, phase = rest
+        slot, generation, epoch, step, batches, row, reader, readers, first, *most, start, phase = _TASK.unpack(data)
         steps, later = (None if each == NO_LIMIT else each for each in most)
         key, share, limits = BatchIndex(epoch, step), Share(reader, readers), Limits(first, steps, later, start)
         return cls(slot, generation, key, batches, row, share, limits, Phase(phase))

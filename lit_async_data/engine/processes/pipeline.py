@@ -209,7 +209,7 @@ class ProcessPipeline(Pipeline):
             worker.begin(task)
             CLOCK.start()
             # No name holds the result: see `ThreadPipeline._fill`.
-            self._deliver(task, task.run(self._read, self.layout, self.pool.memory(task.slot)))
+            self._deliver(task, task.run(self._read, self.layout, self.pool.memories[task.slot]))
         return False
 
     def _add_readers(self, *, needed: bool) -> None:
@@ -335,14 +335,16 @@ class ProcessPipeline(Pipeline):
         """Have all vacant slots filled."""
         self._vacant += self.pool.take_all()
         while self._vacant:
-            readers = self._dealt_to()
-            if not self._workers.shared:
+            readers = self._readers if self._dealing == self._wanted == len(self._readers) else self._dealt_to()
+            if len(readers) > 1 and not self._workers.shared:
                 readers = [min(readers, key=lambda reader: len(reader.tasks))]
-            if any(len(reader.tasks) >= MOST_TASKS for reader in readers):
-                return
+            for reader in readers:
+                if len(reader.tasks) >= MOST_TASKS:
+                    return
             slot, keys = self._vacant.pop(), self._claim()
-            count = self.schedule.plan(keys[0].epoch).count
-            edges = [0, *itertools.accumulate(count(key.step) for key in keys)]
+            plan, edges = self.schedule.plan(keys[0].epoch), [0]
+            for key in keys:
+                edges.append(edges[-1] + plan.count(key.step))
             self._filling[slot] = _Filling(keys, edges, self._generation, len(readers))
             for reader in readers:
                 share = Share(reader.number, self._dealing)
@@ -410,13 +412,14 @@ class ProcessPipeline(Pipeline):
     def _done(self, task: Task, work: Work = NO_WORK, unplanned: Mapping[int, Unplanned] | None = None) -> None:
         filling = self._filling[task.slot]
         filling.left -= 1
-        filling.work = filling.work.plus(work)
+        filling.work = work if filling.work is NO_WORK else filling.work.plus(work)
         filling.seconds = max(filling.seconds, work.seconds)
         for number, result in (unplanned or {}).items():
             filling.unplanned.setdefault(task.key.step - filling.keys[0].step + number, result)
         if filling.left:
             return
-        errors = [result for result in filling.unplanned.values() if isinstance(result, Exception)]
+        unplanned_of = filling.unplanned
+        errors = [result for result in unplanned_of.values() if isinstance(result, Exception)] if unplanned_of else []
         if task.phase is not Phase.AROUND and task.share.readers > 1 and filling.generation == self._generation:
             if task.phase is Phase.READ and not errors:
                 self._go_on(task, Phase.TRANSFORM)

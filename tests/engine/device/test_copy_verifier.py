@@ -152,8 +152,8 @@ def test_a_slot_that_its_lease_does_not_protect_is_found(monkeypatch):
                 self.came_around.set()
 
     def lend(pool, slot):
-        pool.drop(slot)
-        return pool.memory(slot)
+        pool.move(slot, "drop")
+        return pool.memories[slot]
 
     monkeypatch.setattr(SlotPool, "lend", lend)
     source = Gated()

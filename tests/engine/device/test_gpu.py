@@ -103,7 +103,7 @@ def test_slots_are_pinned(kind, machine):
         found = [batch["x"].amax(dim=1).tolist() for batch in loader]
         assert found == [[4 * step + i for i in range(4)] for step in range(10)]
         pool = measures.engine_of(loader).feed.pipeline.pool
-        pinned = {torch.from_numpy(pool.memory(slot)).is_pinned() for slot in range(len(pool))}
+        pinned = {torch.from_numpy(pool.memories[slot]).is_pinned() for slot in range(len(pool))}
         assert pinned == {machine.real}
 
 

@@ -14,7 +14,7 @@ KEY = BatchIndex(0, 3)
 @pytest.mark.parametrize(("depth", "read"), [(0, []), (1, [KEY])])
 def test_batches_are_read_ahead_where_there_is_a_depth(depth, read):
     asked = []
-    InlineQueue(SimpleNamespace(prefetch=asked.append), depth, None).prefetch(KEY)
+    InlineQueue(SimpleNamespace(lend=None, prefetch=asked.append), depth, None).prefetch(KEY)
     assert asked == read
 
 

@@ -14,7 +14,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.engine.device.inline_queue import InlineQueue
-from lit_async_data.engine.device.slot_feed import BLOCK, MOST_BLOCKS, SlotFeed, SmallCopies
+from lit_async_data.engine.device.slot_feed import BLOCK, MOST_BLOCKS, CopyFeed, LentFeed, SmallCopies
 from lit_async_data.engine.pipeline.slots import COPYING
 from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex
@@ -26,6 +26,11 @@ def numbered(number, count=100, dtype=np.int64):
     return np.full(count, number, dtype)
 
 
+def copy_by(copies, array):
+    copies.replace(arrays := {"x": array}, ["x"])
+    return arrays["x"]
+
+
 def address(array):
     return array.__array_interface__["data"][0]
 
@@ -34,7 +39,7 @@ def address(array):
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7)])
 def test_a_copy_has_the_values_and_type_of_the_array(shape, dtype):
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    copy = SmallCopies().of(array)
+    copy = copy_by(SmallCopies(), array)
     assert copy.dtype == array.dtype
     assert copy.shape == array.shape
     assert (copy == array).all()
@@ -45,7 +50,7 @@ def test_a_copy_has_the_values_and_type_of_the_array(shape, dtype):
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_view_that_skips_is_copied(step):
     array = np.arange(24).reshape(4, 6)[:, ::step]
-    copy = SmallCopies().of(array)
+    copy = copy_by(SmallCopies(), array)
     assert (copy == array).all()
     assert copy.flags.c_contiguous
 
@@ -53,7 +58,7 @@ def test_a_view_that_skips_is_copied(step):
 @pytest.mark.parametrize("count", [1, 100, 3000, SMALL_BYTES // 8, SMALL_BYTES // 8 + 1])
 def test_copies_that_are_kept_never_change(count):
     copies = SmallCopies()
-    kept = [copies.of(numbered(number, count)) for number in range(300)]
+    kept = [copy_by(copies, numbered(number, count)) for number in range(300)]
     for number, copy in enumerate(kept):
         assert (copy == number).all()
         copy[...] = -1  # the user writes to it
@@ -62,7 +67,7 @@ def test_copies_that_are_kept_never_change(count):
 
 def test_copies_beyond_the_blocks_are_ordinary_ones():
     copies = SmallCopies()
-    kept = [copies.of(numbered(number, SMALL_BYTES // 8)) for number in range(2 * MOST_BLOCKS + 3)]
+    kept = [copy_by(copies, numbered(number, SMALL_BYTES // 8)) for number in range(2 * MOST_BLOCKS + 3)]
     assert len(copies._blocks) == MOST_BLOCKS
     assert sum(copy.base is None for copy in kept) == 3
     assert all((copy == number).all() for number, copy in enumerate(kept))
@@ -71,15 +76,15 @@ def test_copies_beyond_the_blocks_are_ordinary_ones():
 def test_a_block_is_used_again_when_the_last_view_of_its_copies_is_gone():
     copies = SmallCopies()
     count = BLOCK // 8 // 2
-    first = copies.of(numbered(1, count))
+    first = copy_by(copies, numbered(1, count))
     view = first[3:5]
     where = address(first)
     del first
-    others = [copies.of(numbered(2, count)) for _ in range(3)]
+    others = [copy_by(copies, numbered(2, count)) for _ in range(3)]
     assert view.tolist() == [1, 1]
     assert where not in [address(other) for other in others]
     del view, others
-    again = [copies.of(numbered(3, count)) for _ in range(4)]
+    again = [copy_by(copies, numbered(3, count)) for _ in range(4)]
     assert where in [address(other) for other in again]
     assert len(copies._blocks) == 2
 
@@ -87,18 +92,18 @@ def test_a_block_is_used_again_when_the_last_view_of_its_copies_is_gone():
 def test_a_loop_that_keeps_nothing_needs_one_block():
     copies = SmallCopies()
     for number in range(1000):
-        assert (copies.of(numbered(number)) == number).all()
+        assert (copy_by(copies, numbered(number)) == number).all()
     assert len(copies._blocks) == 1
 
 
-class FreesTheSlotWithItsFirstBatch(SlotFeed):
+class FreesTheSlotWithItsFirstBatch(CopyFeed):
     def _take(self, filled):
         super()._take(filled)
         for _ in filled.batches[1:]:
             self._release()
 
 
-@pytest.mark.parametrize(("feed", "right"), [(SlotFeed, True), (FreesTheSlotWithItsFirstBatch, False)])
+@pytest.mark.parametrize(("feed", "right"), [(CopyFeed, True), (FreesTheSlotWithItsFirstBatch, False)])
 def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied(feed, right):
     """1. Batches 1 and 2 lie in one slot. 2. Batch 1 has been copied. 3. The copy of batch 2 is enqueued on a slow side
     stream. 4. Batch 3 is read. 5. The copy runs."""
@@ -117,12 +122,12 @@ def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied(f
     assert (step.wrong == []) is right
 
 
-class KeepsTheSlotOfWhatItDrops(SlotFeed):
+class KeepsTheSlotOfWhatItDrops(CopyFeed):
     def _drop_rest(self):
-        self._to_copy.clear()
+        self._left.clear()
 
 
-@pytest.mark.parametrize(("feed", "left"), [(SlotFeed, 0), (KeepsTheSlotOfWhatItDrops, 1)])
+@pytest.mark.parametrize(("feed", "left"), [(CopyFeed, 0), (KeepsTheSlotOfWhatItDrops, 1)])
 @pytest.mark.parametrize("ending", ["another epoch", "the end of the pass"])
 def test_a_slot_is_free_when_the_rest_of_its_batches_is_dropped(feed, left, ending):
     streams = FakeStreams("side")
@@ -264,14 +269,14 @@ def test_a_slot_that_comes_free_is_filled_while_batches_of_the_next_one_are_used
     """Else it would be read in the last step of the next slot alone, where the user keeps the other slots."""
     asked = []
     with running(length=40, batches=2, workers=0) as pipeline:
-        feed = SlotFeed(pipeline)
+        feed = LentFeed(pipeline)
         for step in range(2):
             feed.lend(BatchIndex(0, step))
         monkeypatch.setattr(pipeline, "prefetch", asked.append)
         vacant = pipeline.pool.take_all()
         feed.prefetch(BatchIndex(0, 2))  # lies in the slot of the batch before
         assert not asked
-        pipeline.pool.abandon(vacant[0])
+        pipeline.pool.move(vacant[0], "abandon")
         feed.prefetch(BatchIndex(0, 2))
     assert asked == [BatchIndex(0, 3)]
 
@@ -281,7 +286,7 @@ def test_keeping_one_of_several_keeps_its_slot_and_nothing_ever_changes(monkeypa
         "lit_async_data.batch.spec.SMALL_BYTES", 0
     )  # so that even these are handed out as they lie in the slot
     with running(length=24, batches=3, most_slots=100) as pipeline:
-        queue = InlineQueue(SlotFeed(pipeline), 1, None)
+        queue = InlineQueue(LentFeed(pipeline), 1, None)
         held = {}
         for number in range(3):
             for step in range(6):
@@ -301,7 +306,7 @@ def test_keeping_one_of_several_keeps_its_slot_and_nothing_ever_changes(monkeypa
 def test_a_seek_lets_go_of_the_batches_that_were_to_come(monkeypatch):
     monkeypatch.setattr("lit_async_data.batch.spec.SMALL_BYTES", 0)
     with running(length=24, batches=3, depth=1) as pipeline:
-        queue = InlineQueue(SlotFeed(pipeline), 1, None)
+        queue = InlineQueue(LentFeed(pipeline), 1, None)
         for number in range(20):
             for step in range(number % 5):
                 assert queue.take(BatchIndex(number, step))["x"].tolist()[0] == 4 * step

@@ -41,7 +41,7 @@ def test_threads_need_not_be_asked_after_each_batch(monkeypatch):
 @pytest.mark.parametrize(("forked", "wanted"), [(False, ["queue", "feed"]), (True, [])])
 def test_the_threads_end_though_the_device_fails_and_a_fork_ends_nothing(forked, wanted):
     ended = []
-    feed = SimpleNamespace(forked=forked, close=lambda wait: ended.append("feed"))
+    feed = SimpleNamespace(forked=forked, lend=None, close=lambda wait: ended.append("feed"))
     engine = Engine(feed, torch.device("cpu"), depth=1)
     engine.queue = SimpleNamespace(close=lambda: ended.append("queue") or 1 / 0)
     with contextlib.nullcontext() if forked else pytest.raises(ZeroDivisionError):
@@ -52,5 +52,5 @@ def test_the_threads_end_though_the_device_fails_and_a_fork_ends_nothing(forked,
 @pytest.mark.parametrize("copies", [False, True])
 def test_copies_are_asked_for_after_each_batch_though_threads_read(monkeypatch, copies):
     pretend(monkeypatch, lambda device: FakeStreams("side"), has_streams=lambda device: copies)
-    engine = Engine(SimpleNamespace(), torch.device("cpu"), depth=1, asks=False)
+    engine = Engine(SimpleNamespace(lend=None), torch.device("cpu"), depth=1, asks=False)
     assert (engine.copies, engine.asks) == (copies, copies)

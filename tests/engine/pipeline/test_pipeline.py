@@ -9,7 +9,7 @@ from support.threads.waits import until
 
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.device.inline_queue import InlineQueue
-from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.device.slot_feed import LentFeed
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.errors import SourceError, StalledError
 from lit_async_data.order.plan import BatchIndex
@@ -94,7 +94,7 @@ def seek_without_generations(self, key):
     self._cursor = key
     for filled in self._claimed.values():
         if filled is not None and filled.good:
-            self.pool.drop(filled.slot)
+            self.pool.move(filled.slot, "drop")
     self._claimed.clear()
 
 
@@ -168,7 +168,7 @@ def read_sizes(length, batches, epochs=2, **options):
         copy_numbers(epoch, samples, out)
 
     with running(read, length=length, batches=batches, **options) as pipeline:
-        queue = InlineQueue(SlotFeed(pipeline), 1, None)
+        queue = InlineQueue(LentFeed(pipeline), 1, None)
         for number in range(epochs):
             for step in range(-(-length // BATCH)):
                 values += queue.take(BatchIndex(number, step))["x"].tolist()
@@ -231,7 +231,7 @@ class Pace:
 
     def take(self, pipeline):
         filled = pipeline.get(self._next)
-        pipeline.pool.drop(filled.slot)
+        pipeline.pool.move(filled.slot, "drop")
         self._next = BatchIndex(0, filled.batches[-1].key.step + 1)
 
 

@@ -4,7 +4,7 @@ import pytest
 from support.threads.number_pipelines import WHOLE, failing_at, running, taken
 
 from lit_async_data.engine.device.inline_queue import InlineQueue
-from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.device.slot_feed import LentFeed
 from lit_async_data.engine.pipeline.slots import FILLING, READY
 from lit_async_data.errors import ReadError, SourceError
 from lit_async_data.order.plan import BatchIndex, EpochPlan
@@ -68,7 +68,7 @@ def test_an_error_in_planning_comes_at_its_place(workers, monkeypatch):
 
 def test_of_batches_read_together_only_the_bad_one_fails():
     with running(failing_at(9, SourceError("nine")), length=24, batches=6) as pipeline:
-        queue = InlineQueue(SlotFeed(pipeline), 1, None)
+        queue = InlineQueue(LentFeed(pipeline), 1, None)
         for step in range(6):
             if step == 2:
                 with pytest.raises(SourceError) as caught:

@@ -14,7 +14,7 @@ import lit_async_data
 from lit_async_data.engine.pipeline.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState
 
 EVENTS = {event: lambda pool, slot, event=event: pool.move(slot, event) for _, event in TRANSITIONS}
-EVENTS |= {"abandon": SlotPool.abandon, "lend": SlotPool.lend, "drop": SlotPool.drop, "copied": SlotPool.copied}
+EVENTS["lend"] = SlotPool.lend
 # How a free slot comes into a state.
 WAYS = {
     SlotState.FREE: [],
@@ -187,11 +187,11 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
         slot = self.filling.pop()
         if good:
             self.stamp += 1
-            self.pool.memory(slot)[:] = self.stamp % 256
+            self.pool.memories[slot][:] = self.stamp % 256
             self.pool.move(slot, "filled")
             self.ready.append(slot)
         else:
-            self.pool.abandon(slot)
+            self.pool.move(slot, "abandon")
 
     @precondition(lambda self: self.ready)
     @rule(how=st.sampled_from(["lend", "copy", "drop"]))
@@ -207,7 +207,7 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
     @precondition(lambda self: self.copying)
     @rule()
     def copied(self):
-        self.pool.copied(self.copying.pop())
+        self.pool.move(self.copying.pop(), "copied")
 
     @precondition(lambda self: self.lent)
     @rule(data=st.data())
@@ -225,11 +225,11 @@ class SlotsAreOwnedByOne(RuleBasedStateMachine):
     def teardown(self):
         self.lent.clear()
         for slot in self.filling:
-            self.pool.abandon(slot)
+            self.pool.move(slot, "abandon")
         for slot in self.ready:
-            self.pool.drop(slot)
+            self.pool.move(slot, "drop")
         for slot in self.copying:
-            self.pool.copied(slot)
+            self.pool.move(slot, "copied")
         assert sorted(self.pool.take(timeout=0) for _ in range(3)) == [0, 1, 2]
 
 
@@ -240,7 +240,7 @@ def test_the_slot_that_was_let_go_last_is_taken_first():
     pool = pool_of(3)
     first, second, third = (pool.take(timeout=0) for _ in range(3))
     for slot in (third, first, second):
-        pool.abandon(slot)
+        pool.move(slot, "abandon")
     assert [pool.take(timeout=0) for _ in range(3)] == [second, first, third]
 
 
@@ -252,8 +252,6 @@ def test_who_waits_is_not_left_beside_a_free_slot():
     waiting = threading.Thread(target=lambda: got.append(pool.take(timeout=60)))
     for slot in slots:
         pool.move(slot, "abandon")
-    pool.vacant.put(slots[0])
-    pool.vacant.put(slots[1])
     got.append(pool.take(timeout=0))
     waiting.start()
     waiting.join(60)

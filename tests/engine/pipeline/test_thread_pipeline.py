@@ -11,7 +11,7 @@ from support.threads.number_pipelines import BATCH, WHOLE, Gate, copy_numbers, e
 
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.device.inline_queue import InlineQueue
-from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.device.slot_feed import LentFeed
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.errors import ClosedError, SourceError, StalledError, WorkerError
 from lit_async_data.order.plan import BatchIndex
@@ -71,7 +71,7 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
         there, pipeline.pool.vacant = pipeline.pool.vacant, PutsLate()
         pipeline.pool.vacant.put(there.get_nowait())
         assert pipeline.pool.take() == 0
-        pipeline.pool.abandon(0)
+        pipeline.pool.move(0, "abandon")
         assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
         assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
 
@@ -112,7 +112,7 @@ def test_an_error_of_reading_together_that_no_batch_has_alone_is_logged_once(cap
         copy_numbers(epoch, samples, out)
 
     with running(read, length=24, batches=6) as pipeline:
-        inline = InlineQueue(SlotFeed(pipeline), 1, None)
+        inline = InlineQueue(LentFeed(pipeline), 1, None)
         for number in range(3):
             assert [inline.take(BatchIndex(number, step))["x"].tolist()[0] for step in range(6)] == [
                 0,

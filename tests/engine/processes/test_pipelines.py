@@ -11,7 +11,7 @@ from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.device.slot_feed import CopyFeed
 from lit_async_data.engine.processes.pipelines import pipeline_of
 from lit_async_data.order.plan import BatchIndex
 
@@ -28,7 +28,7 @@ def test_the_slots_of_a_reader_process_are_locked_for_a_gpu(monkeypatch):
     setup = loader._setup(loader.footprint)
     process = loader._machinery.wiring.reader_processes
     with contextlib.closing(pipeline_of(setup, process, pin=gpu, options=loader.options)) as pipeline:
-        assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memory(slot).ctypes.data for slot in range(5)]
+        assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memories[slot].ctypes.data for slot in range(5)]
         locked.clear()
 
 
@@ -44,7 +44,7 @@ def test_a_slot_stays_locked_while_a_copy_of_it_is_under_way(monkeypatch):
     pipeline = pipeline_of(
         loader._setup(loader.footprint), loader._machinery.wiring.reader_processes, pin=gpu, options=loader.options
     )
-    feed = SlotFeed(pipeline)
+    feed = CopyFeed(pipeline)
     with contextlib.closing(feed):
         release = feed.get(BatchIndex(0, 0)).release
     gc.collect()

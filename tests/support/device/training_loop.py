@@ -13,7 +13,7 @@ from waiting.on_device.fake_streams import FakeStreams, raw
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.engine.device import streams as device_streams
-from lit_async_data.engine.device.slot_feed import SlotFeed
+from lit_async_data.engine.device.slot_feed import CopyFeed
 from lit_async_data.engine.device.stream_queue import StreamQueue
 from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
@@ -55,7 +55,7 @@ def new_schedule():
     )
 
 
-class LateFeed(SlotFeed):
+class LateFeed(CopyFeed):
     """A feed whose batches become ready only at the end of a step; ``step_ended`` is set while they are."""
 
     def __init__(self, pipeline, step_ended):
@@ -74,7 +74,7 @@ def queue_on(
     transform=None,
     read=write_numbers,
     queue=StreamQueue,
-    feed=SlotFeed,
+    feed=CopyFeed,
     workers=1,
     verify_copies=0,
     batches=1,
@@ -147,7 +147,7 @@ def trained(streams, *, epochs=3, late=False, **options):
     With ``late``, host batches become ready only at the end of a step.
     """
     step, schedule, step_ended = Step(streams), new_schedule(), threading.Event()
-    feed = functools.partial(LateFeed, step_ended=step_ended) if late else SlotFeed
+    feed = functools.partial(LateFeed, step_ended=step_ended) if late else CopyFeed
     with queue_on(streams, feed=feed, **options) as queue:
         for epoch in range(epochs):
             for number in range(len(schedule.plan(epoch))):

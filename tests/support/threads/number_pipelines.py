@@ -90,9 +90,9 @@ def taken(pipeline, key):
     (batch,) = filled.batches
     if batch.error is not None:
         raise batch.error
-    memory = pipeline.pool.memory(filled.slot)
+    memory = pipeline.pool.memories[filled.slot]
     values = pipeline.layout.views(memory, Extent(batch.rows), batch.first)["x"].tolist()
-    pipeline.pool.drop(filled.slot)
+    pipeline.pool.move(filled.slot, "drop")
     return values
 
 
