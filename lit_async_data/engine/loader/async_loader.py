@@ -35,7 +35,7 @@ from lit_async_data.engine.pipeline.schedule import schedule_of
 from lit_async_data.engine.processes.pipelines import pipeline_of
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.setup import ReaderSetup
-from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, slow
+from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, Wanted, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, LoaderOptions, lightning_seed
 from lit_async_data.order.epoch_cursor import EpochCursor
@@ -339,18 +339,10 @@ class AsyncLoader(ResumableLoader):
         ahead, on_device = self._depth > 0, streams.has_streams(self.device)
         known = ahead, on_device, self.local_world_size
         if known not in self._plans:
-            self._plans[known] = ResourcePlan.of(
-                self.source,
-                self.spec.narrowed() if on_device else self.spec,
-                self.options,
-                self._wiring.schedule,
-                ahead=ahead,
-                pinned=on_device,
-                hooks=self._recipe.transformation(self._wiring.schedule),
-                refusal=self._refusal,
-                ranks=self.local_world_size,
-                concat=self._recipe.concat,
-            )
+            spec, schedule = self.spec.narrowed() if on_device else self.spec, self._wiring.schedule
+            hooks, concat = self._recipe.transformation(schedule), self._recipe.concat
+            given = self.source, spec, self.options, schedule, ahead, on_device, hooks
+            self._plans[known] = ResourcePlan.of(Wanted(*given, self._refusal, self.local_world_size, concat))
         return self._plans[known]
 
     @property

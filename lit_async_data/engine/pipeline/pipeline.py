@@ -31,10 +31,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from lit_async_data.batch.spec import BatchLayout
 from lit_async_data.engine.pipeline.bad_samples import ReadAround
 from lit_async_data.engine.pipeline.read_task import FilledSlot, ReadTask
 from lit_async_data.engine.pipeline.slots import SlotPool
+from lit_async_data.engine.resources.memory import Room
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
 from lit_async_data.engine.supervisor import awaited, dump_stacks
 from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
@@ -71,9 +71,7 @@ class Pipeline(abc.ABC):
 
     Args:
         schedule: The endless order of batches.
-        layout: Where fields lie in a slot, and how many batches a slot holds.
-        slots: Slots to begin with: those being filled or ready, and one for the batch that is handed out.
-        most_slots: Slots that the memory budget allows.
+        room: The slots.
         timeout_s: Seconds to wait for a batch.
         tuner: Says how many workers there should be; None: their number stays.
     """
@@ -81,20 +79,11 @@ class Pipeline(abc.ABC):
     # Why a forked child cannot use the pipeline.
     _not_forked: str
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        layout: BatchLayout,
-        *,
-        slots: int,
-        most_slots: int,
-        timeout_s: float,
-        tuner: WorkerTuner | None = None,
-    ) -> None:
-        self.schedule, self.layout, self.timeout_s = schedule, layout, timeout_s
+    def __init__(self, schedule: Schedule, room: Room, *, timeout_s: float, tuner: WorkerTuner | None = None) -> None:
+        self.schedule, self.timeout_s = schedule, timeout_s
+        self.layout, self._slots, self._most_slots = room
         self.warn_after_s = math.inf  # seconds after which a warning says what a batch waits for
         self.pool = SlotPool([])
-        self._slots, self._most_slots = slots, most_slots
         self._tuner = tuner
         self._guard = ProcessGuard()
         # Guards the state of every subclass, and `schedule`. Reentrant: garbage collection can close a loader inside
@@ -202,7 +191,7 @@ class Pipeline(abc.ABC):
 
     @abc.abstractmethod
     def _readings(self) -> list[Activity]:
-        """What each worker reads, in its order."""
+        """The activity of each worker."""
 
     def _dump_stacks(self) -> None:
         dump_stacks()
@@ -233,7 +222,7 @@ class Pipeline(abc.ABC):
         return keys
 
     def _file(self, filled: FilledSlot, generation: int, work: Work, seconds: float) -> bool:
-        """Note that a slot has been filled, by some work that took some seconds; False if nobody wants it any more."""
+        """File a slot that was filled by this work, in so many seconds; False if its batches were dropped meanwhile."""
         # 1. A worker claims (0, 3) and begins to read. 2. The consumer asks for (1, 0): everything claimed is
         # dropped. 3. The worker is done. If its batch were filed now, (0, 3) would stay in the new order for ever,
         # and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
@@ -258,7 +247,7 @@ class Pipeline(abc.ABC):
         return True
 
     def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
-        """File what a thread of this process has read; False if nobody wants it any more."""
+        """File a slot that a thread of this process has filled; False if its batches were dropped meanwhile."""
         work = CLOCK.take()  # with what it read ahead after the slot before
         with self._lock:
             return not self._closed and self._file(filled, task.generation, work, work.seconds)
@@ -326,6 +315,6 @@ class Pipeline(abc.ABC):
         )
 
     def _waited_for(self, key: BatchIndex) -> tuple[str, dict[str, Any]]:
-        """What the workers do, first the one that has a batch, or has been at another for longest; and where it is."""
+        """The activities of all workers, first of the one that has the batch or is busy longest; and its place."""
         readings = sorted(self._readings(), key=lambda each: (each.key != key, each.since))
         return "; ".join(each.words for each in readings), {"stage": "read", **readings[0].where}

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,15 @@ from lit_async_data.engine.hooks.calls import INDEX
 from lit_async_data.engine.hooks.failures import FIXED, failure
 from lit_async_data.engine.hooks.transformation import Transformation
 from lit_async_data.errors import ConfigError
-from lit_async_data.options import LoaderOptions
 from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.randomness import READING, seed_generators
 from lit_async_data.sources.contract.source import Source
+
+if TYPE_CHECKING:  # no reader process needs them
+    from lit_async_data.options import LoaderOptions
+    from lit_async_data.order.epoch_cursor import EpochCursor
 
 # Separates the keys of random numbers for samples, and for whole batches, from those of the order. 3 and 4 are for
 # host hooks: see `engine/hooks/calls.py`.

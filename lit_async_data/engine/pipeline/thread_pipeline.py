@@ -10,14 +10,15 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from lit_async_data.batch.spec import BatchLayout, Bytes
+from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples
 from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline, place_of
 from lit_async_data.engine.pipeline.read_task import FilledSlot, Read, ReadTask
+from lit_async_data.engine.resources.memory import Room
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
 from lit_async_data.engine.supervisor import Bell, ThreadWorker, all_ended, awaited
 from lit_async_data.engine.unexpected import COALESCING, PREPARING, Unexpected
@@ -33,38 +34,44 @@ log = logging.getLogger(__name__)
 AfterRead = Callable[[Schedule, Sequence[BatchIndex], BatchIndex], None]
 
 
+class Reading(NamedTuple):
+    """How the threads of a pipeline read."""
+
+    read: Read
+    ahead: AfterRead | None = None  # called by a worker after each read, to fetch or decode for later batches
+    source: Source | None = None  # says by what numbers errors name samples, and where these are stored
+    around: AroundBadSamples | None = None
+
+
 class ThreadPipeline(Pipeline):
     """Batches that reader threads read ahead, in order. One consumer at a time; it may be another thread each time.
 
     Args:
-        read: Reads samples of an epoch into arrays.
+        reading: How samples are read.
+        schedule: The endless order of batches.
+        room: The slots.
         allocate: Returns memory for one slot.
         workers: Reader threads; 0 reads in the consumer's thread when it asks.
-        ahead: Called by a worker after each read, to fetch or decode what comes later.
-        source: Says by what numbers errors name samples, and where these are stored.
+        timeout_s: Seconds to wait for a batch.
+        tuner: As for `Pipeline`.
     """
 
     _not_forked = "its threads do not exist there; build it in the child"
 
     def __init__(
         self,
-        read: Read,
+        reading: Reading,
         schedule: Schedule,
-        layout: BatchLayout,
+        room: Room,
         allocate: Callable[[], Bytes],
         *,
         workers: int,
-        slots: int,
-        most_slots: int,
         timeout_s: float,
-        ahead: AfterRead | None = None,
-        source: Source | None = None,
         tuner: WorkerTuner | None = None,
-        around: AroundBadSamples | None = None,
     ) -> None:
-        super().__init__(schedule, layout, slots=slots, most_slots=most_slots, timeout_s=timeout_s, tuner=tuner)
-        self._read, self._ahead, self._source, self._around = read, ahead, source, around
-        self._ids: Callable[[Indices], Indices] = np.asarray if source is None else source.ids
+        super().__init__(schedule, room, timeout_s=timeout_s, tuner=tuner)
+        self._read, self._ahead, self._source, self._around = reading
+        self._ids: Callable[[Indices], Indices] = np.asarray if self._source is None else self._source.ids
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
         self.worker_count = workers

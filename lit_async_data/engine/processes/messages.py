@@ -26,7 +26,7 @@ MOST_LOGGED = 2**20
 
 
 class Phase(enum.IntEnum):
-    """Which phase of the way of samples into a slot a task is."""
+    """The part of the work on a slot that a task asks for."""
 
     ALL = 0
     READ = 1  # before any hook
@@ -49,7 +49,7 @@ class Task(NamedTuple):
 
     @property
     def is_dealt(self) -> bool:
-        """Whether it is the process's part of what is read, and not what is left to do for a slot."""
+        """Whether it reads a new slot, and does not finish one that has been read by shares."""
         return self.phase in (Phase.ALL, Phase.READ)
 
     def packed(self) -> bytes:

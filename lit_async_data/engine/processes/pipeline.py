@@ -48,7 +48,6 @@ MOST_TASKS = 32
 class _Reader:
     number: int
     channel: Channel
-    needed: bool  # whether tasks wait for its start; else it gets none before it has started
     # What it has been told and has not reported, in this order, by slot and first step: its threads are at the first.
     tasks: dict[tuple[int, int], Task] = dataclasses.field(default_factory=dict)
     since: float = 0.0  # the `time.monotonic` of the last report, or of the first task
@@ -96,15 +95,8 @@ class ProcessPipeline(Pipeline):
         timeout_s: float,
         restarts: int = 1,
     ) -> None:
-        budget, self._workers, self._shares = setup.plan.budget, setup.plan.workers, setup.plan.shares
-        super().__init__(
-            setup.schedule,
-            setup.layout,
-            slots=budget.slots,
-            most_slots=budget.most_slots,
-            timeout_s=timeout_s,
-            tuner=self._workers.tuner(),
-        )
+        self._workers, self._shares = setup.plan.workers, setup.plan.shares
+        super().__init__(setup.schedule, setup.plan.room, timeout_s=timeout_s, tuner=self._workers.tuner())
         self.worker_count = self._workers.threads
         self._around = setup.around
         self._read, self._source, self._raw_bytes = setup.read, setup.read.source, setup.raw_bytes
@@ -181,12 +173,12 @@ class ProcessPipeline(Pipeline):
         for reader in self._readers:  # one of them could not be opened
             reader.channel.close()
         self._readers.clear()
-        self._add_readers(needed=True)
+        self._add_readers()
         self._started = True
 
     @property
     def _reads_first(self) -> bool:
-        """Whether a thread of this process may read: by no Python code, under no lock, and no chunk for others."""
+        """Whether a thread of this process may read the first slot: see the docstring of the module."""
         chunks, first = self._source.chunks, self._cursor
         if self._workers.apart or chunks.reading == "locked" or first is None:
             return False
@@ -212,9 +204,9 @@ class ProcessPipeline(Pipeline):
             self._deliver(task, task.run(self._read, self.layout, self.pool.memories[task.slot]))
         return False
 
-    def _add_readers(self, *, needed: bool) -> None:
+    def _add_readers(self) -> None:
         for number in range(len(self._readers), self._wanted):
-            self._readers.append(_Reader(number, Channel(self._processes[number]), needed))
+            self._readers.append(_Reader(number, Channel(self._processes[number])))
             self._open(self._readers[-1].channel)
 
     def _open(self, channel: Channel) -> None:
@@ -229,7 +221,7 @@ class ProcessPipeline(Pipeline):
                 return
             self._wanted = count
             try:
-                self._add_readers(needed=False)
+                self._add_readers()  # which get no tasks before they have started
             except WorkerError:
                 self._readers.pop().channel.close()
                 raise
@@ -245,7 +237,7 @@ class ProcessPipeline(Pipeline):
         self._memory.now[THREADS] = 1 if suspects else self._threads
 
     def _begun(self, reader: _Reader) -> list[Task]:
-        """The tasks that the threads of a process are at."""
+        """The tasks that the threads of a process work on: they take tasks in order."""
         tasks = list(reader.tasks.values())
         alone = tasks and tasks[0].deaths
         return tasks[: 1 if alone else self._workers.most_threads] if reader.channel.ready else []
@@ -257,7 +249,7 @@ class ProcessPipeline(Pipeline):
         named = self._named(error, reader, begun)
         reader.ended = 0 if begun else reader.ended + 1
         if reader.channel.failure is not None or reader.ended > self._restarts:
-            if reader.needed:
+            if reader.tasks or reader.number < self._dealing:
                 raise named
             log.warning("%s; reading goes on with %d", named, self._dealing)
             self._stay()
@@ -310,7 +302,7 @@ class ProcessPipeline(Pipeline):
                 self._send(reader, task._replace(key=key, row=row, batches=1))
 
     def _stay(self) -> None:
-        """Read on with those processes among which slots are dealt."""
+        """Read on with the processes that get slots at present."""
         self._wanted = self.worker_count = self._dealing
         if self._tuner is not None:
             self._tuner.stay(self._dealing)
@@ -358,14 +350,13 @@ class ProcessPipeline(Pipeline):
         Those that share chunks become more or fewer where the next group of chunks begins: else chunks that one has
         decoded would fall to another.
         """
-        if self._dealing != self._wanted:
-            usable = itertools.takewhile(lambda reader: reader.needed or reader.channel.ready, self._readers)
-            count = min(len(list(usable)), self._wanted)
-            if count != self._dealing and (not self._workers.shared or self._begins_a_group()):
-                self._dealing = count
-                for reader in self._readers[:count]:
-                    reader.needed = True
-                self._close_unused()
+        started = self._dealing
+        while started < len(self._readers) and self._readers[started].channel.ready:
+            started += 1
+        count = min(started, self._wanted)
+        if count != self._dealing and (not self._workers.shared or self._begins_a_group()):
+            self._dealing = count
+            self._close_unused()
         return self._readers[: self._dealing]
 
     def _begins_a_group(self) -> bool:
@@ -440,7 +431,7 @@ class ProcessPipeline(Pipeline):
         self._file(filled, filling.generation, filling.work, filling.seconds)
 
     def _go_on(self, task: Task, phase: Phase) -> None:
-        """Have one process do what is left to do for a slot of which all shares have been read."""
+        """Have one process finish a slot, once all shares of it have been read."""
         # There may be fewer processes by now: those that have no task left are closed.
         readers = self._readers[: task.share.readers]
         filling, reader = self._filling[task.slot], readers[task.slot % len(readers)]

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from lit_async_data.engine.pipeline.pipeline import Pipeline
-from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.engine.pipeline.thread_pipeline import Reading, ThreadPipeline
 from lit_async_data.engine.processes.pipeline import ProcessPipeline
 from lit_async_data.engine.processes.reader_process import ReaderProcesses
 from lit_async_data.engine.processes.setup import ReaderSetup
@@ -26,18 +26,13 @@ def pipeline_of(
     if plan.workers.kind == "process":
         return _process_pipeline(setup, processes, pin=pin, options=options)
     pipeline = ThreadPipeline(
-        setup.read,
+        Reading(setup.read, setup.ahead, setup.read.source, setup.around),
         setup.schedule,
-        plan.layout,
+        plan.room,
         functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin is not None),
         workers=plan.workers.threads,
-        slots=plan.budget.slots,
-        most_slots=plan.budget.most_slots,
         timeout_s=options.timeout_s,
-        ahead=setup.ahead,
-        source=setup.read.source,
         tuner=plan.workers.tuner(),
-        around=setup.around,
     )
     pipeline.warn_after_s = options.warn_after_s
     return pipeline

@@ -158,7 +158,7 @@ class ReaderServer:
         return self._setup.plan.workers.shared and task.share.readers > 1 and task.is_dealt
 
     def _carried_out(self, task: Task, reading: ReadTask) -> bytes:
-        """Read the batches; returns what became of those that could not be read as planned."""
+        """Read the batches; returns the errors and the replaced samples, packed."""
         read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
         filled = reading.run(read, self._setup.layout, memory)
         if filled.unexplained and filled.good == len(filled.batches):
@@ -186,7 +186,7 @@ class ReaderServer:
             setup.read(epoch, samples, out, rows=rows, raw=raw if task.phase is Phase.TRANSFORM else None)
 
     def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:
-        """Decode and fetch what this process will read next; where whole slots fall to other processes, nothing."""
+        """Decode and fetch for the next reads of this process; nothing where other processes may get these slots."""
         ahead = self._setup.ahead
         if ahead is None or (task.share.readers > 1 and not self._setup.plan.workers.shared):
             return

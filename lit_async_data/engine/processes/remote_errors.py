@@ -11,12 +11,12 @@ from lit_async_data.engine.pipeline.bad_samples import BadSample, ReadAround
 from lit_async_data.engine.pipeline.read_task import BatchResult
 from lit_async_data.errors import AsyncDataError, ReadError
 
-# What became of a batch that could not be read as planned.
+# The result of a batch that could not be read as planned.
 Unplanned = Exception | ReadAround
 
 
 def packed_results(batches: Sequence[BatchResult]) -> bytes:
-    """What became of those batches of a task that could not be read as planned; empty if all could."""
+    """Pack the errors of a task's batches, and the samples of those read around bad ones; empty if there are none."""
     errors = [(number, batch.error) for number, batch in enumerate(batches) if batch.error is not None]
     around = [
         (number, batch.around.samples, [(*bad[:2], _portable(bad.error)[0]) for bad in batch.around.bad])
@@ -39,7 +39,7 @@ def packed_errors(errors: Sequence[tuple[int, BaseException]]) -> bytes:
 
 
 def unpacked_errors(payload: bytes, process: int) -> dict[int, Exception]:
-    """The exceptions by number, with their causes, and with their tracebacks as notes."""
+    """The exceptions by number, with their causes; their tracebacks are notes."""
     found = {}
     for number, error, cause, text in pickle.loads(payload):  # noqa: S301  # from the reader process
         error.__cause__ = cause
@@ -49,7 +49,7 @@ def unpacked_errors(payload: bytes, process: int) -> dict[int, Exception]:
 
 
 def _portable(error: BaseException) -> tuple[BaseException, BaseException | None, str]:
-    """An exception without traceback, its cause, and the text of both; replaced by what can be pickled."""
+    """An exception that can be pickled, its cause, and the text of both with tracebacks."""
     text = "".join(traceback.format_exception(error)).rstrip()
     cause = error.__cause__ if error.__cause__ is not None and _travels(error.__cause__) else None
     if not (isinstance(error, Exception) and _travels(error)):

@@ -1,4 +1,4 @@
-"""`ReaderSetup`: what a reader process needs to begin, and its way there; and what it gets of settings of libraries.
+"""`ReaderSetup`: the source, order and hooks of a reader process, on their way there; and settings of libraries.
 
 Libraries keep these settings for a whole process (docs/data/transforms.md).
 """
@@ -61,7 +61,7 @@ class ReaderSetup:
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes beside each slot for samples that processes read by shares, and one of them transforms as a batch."""
+        """Bytes beside each slot for raw samples, where processes share batches that a hook takes whole."""
         hooks = self.read.transformation
         return hooks.scratch_bytes if self.plan.workers.shared and hooks is not None and hooks.takes_batches else 0
 

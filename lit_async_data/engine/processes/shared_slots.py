@@ -12,7 +12,6 @@ import errno
 import io
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -44,6 +43,8 @@ class SharedFile:
             if isinstance(error, OSError) and error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
                 what = "the system refuses a file in memory, which processes share"
                 raise MemoryBudgetError(f"{what}: {advice_on(error) or error.strerror}", "memory_budget") from error
+            import tempfile  # with much that no reader process needs
+
             self.folder = FOLDER if os.access(FOLDER, os.W_OK | os.X_OK) else tempfile.gettempdir()
             # Linux creates it without a name (O_TMPFILE); elsewhere it has one for a moment.
             self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115

@@ -11,12 +11,12 @@ import functools
 import logging
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lit_async_data import system
-from lit_async_data.batch.spec import Bytes
+from lit_async_data.batch.spec import BatchLayout, Bytes
 from lit_async_data.engine.resources import control_groups
 from lit_async_data.errors import MemoryBudgetError
 
@@ -108,6 +108,14 @@ def pinned(value: Any) -> Any:
         log.debug("pinning a %s failed, its copy to the device will be slower: %s", type(value).__name__, error)
         return value
     return value if there is None else there  # it was pinned in place
+
+
+class Room(NamedTuple):
+    """The slots of a pipeline."""
+
+    layout: BatchLayout  # where fields lie in a slot, and how many batches it holds
+    slots: int  # to begin with: those being filled or ready, and one for the batch that is handed out
+    most: int  # that the memory budget allows
 
 
 @dataclasses.dataclass(frozen=True)

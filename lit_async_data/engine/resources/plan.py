@@ -1,23 +1,25 @@
-"""`ResourcePlan`: the threads and the memory that a loader will take, known before it takes any."""
+"""`ResourcePlan`: the threads and the memory of a loader, planned before it takes any."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from lit_async_data.batch.spec import NOTHING, BatchLayout, BatchSpec
-from lit_async_data.engine.hooks.transformation import Transformation
-from lit_async_data.engine.resources.memory import Budget, default_budget, pinned_bytes
+from lit_async_data.batch.spec import BatchLayout, BatchSpec
+from lit_async_data.engine.resources.memory import Budget, Room, default_budget, pinned_bytes
 from lit_async_data.engine.resources.workers import Workers
-from lit_async_data.options import LoaderOptions
-from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.due import Shares
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.order.weights import WeightedChunkOrder
 from lit_async_data.sources.contract.source import Source
+
+if TYPE_CHECKING:  # no reader process needs them
+    from lit_async_data.engine.hooks.transformation import Transformation
+    from lit_async_data.options import LoaderOptions
 
 # Batches between what is read and what is fetched from the disk, if that must be.
 AHEAD = 8
@@ -49,53 +51,12 @@ class ResourcePlan:
     shares: Shares = dataclasses.field(default_factory=functools.partial(Shares, None))
 
     @classmethod
-    def of(
-        cls,
-        source: Source,
-        spec: BatchSpec,
-        options: LoaderOptions,
-        schedule: Schedule,
-        *,
-        ahead: bool,
-        pinned: bool = False,
-        hooks: Transformation | None = None,
-        refusal: str = "",
-        ranks: int | None = None,
-        concat: Mapping[str, Indices] = NOTHING,
-    ) -> ResourcePlan:
-        scratch = 0 if hooks is None else hooks.scratch_bytes
-        workers = Workers.of(source, options, ahead=ahead, hooks=hooks is not None, refusal=refusal, ranks=ranks)
-        limit = options.memory_budget or default_budget(ranks)
-        workers = _within(workers, limit, scratch)
-        repeats = options.drawn or options.on_error == "substitute"
-        least = options.batch_size if options.pad_last else 0
-        layout = functools.partial(
-            BatchLayout, spec, schedule.capacity, buckets=schedule.buckets, concat=concat, repeats=repeats, least=least
-        )
-        planned = functools.partial(
-            cls._with, source, layout, options=options, schedule=schedule, limit=limit, hooks=hooks, pinned=pinned
-        )
-        plan = planned(workers, 1)
-        while plan.budget.total > limit and workers.most > max(workers.threads, 1):
-            workers = workers._replace(most=workers.most - 1)
-            plan = planned(workers, 1)
-        whole = hooks is not None and hooks.takes_batches
-        if ahead and not whole and not plan.layout.alone and _coalesces(source, workers, hooks=hooks is not None):
-            budget = plan.budget
-            # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
-            room = int(COALESCED_SHARE * (limit - budget.decoded - budget.cache)) + budget.total
-            room -= budget.slots * budget.slot_bytes
-            room = min(room, limit)
-            # Samples may be large before a transform, and small after it.
-            batches = coalesced_batches(max(plan.layout.nbytes, scratch), schedule.steps)
-            plan = planned(workers, batches)
-            while batches > 1 and plan.budget.total > room:
-                batches -= 1
-                plan = planned(workers, batches)
-        budget = plan.budget
-        if workers.threads:
+    def of(cls, wanted: Wanted) -> ResourcePlan:
+        plan = wanted.coalesced(wanted.within_limit())
+        budget, source, schedule = plan.budget, wanted.source, wanted.schedule
+        if plan.workers.threads:
             samples = schedule.capacity * (AHEAD + plan.layout.batches)
-            budget = dataclasses.replace(budget, fetched=_fetched_bytes(source, samples, limit - budget.total))
+            budget = dataclasses.replace(budget, fetched=_fetched_bytes(source, samples, wanted.limit - budget.total))
         runs, kept = source.chunks.runs, budget.cache > 0
         return dataclasses.replace(
             plan,
@@ -104,41 +65,9 @@ class ResourcePlan:
             shares=Shares(ChunkExtents(runs) if source.chunks.rows > 1 or (kept and runs) else None, kept),
         )
 
-    @classmethod
-    def _with(
-        cls,
-        source: Source,
-        layout_of: Callable[..., BatchLayout],
-        workers: Workers,
-        batches: int,
-        *,
-        options: LoaderOptions,
-        schedule: Schedule,
-        limit: int,
-        hooks: Transformation | None,
-        pinned: bool,
-    ) -> ResourcePlan:
-        """The footprint if these workers read ``batches`` batches together. Files read ahead are not counted."""
-        plan, most = schedule.plan(0), max(workers.most, 1)
-        layout = layout_of(batches=batches)
-        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
-        chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
-        needs = source.memory(chunks)
-        cacheable = needs.cacheable
-        if workers.shared and options.cache_bytes:
-            # Shares by stored chunks are uneven; and samples may reach into a chunk that another process keeps, too.
-            needs = source.memory(chunks := 2 * chunks)
-            cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
-        decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, cacheable)
-        scratch = 0 if hooks is None else most * batches * hooks.scratch_bytes
-        if hooks is None:  # a process puts its share of a slot together before it goes there
-            scratch += most * (layout.padded_bytes + workers.shared * layout.nbytes)
-        # The slots of a reader process are pinned as they are.
-        slot_bytes = pinned_bytes(layout.nbytes) if pinned and workers.kind != "process" else layout.nbytes
-        if workers.shared and hooks is not None and hooks.takes_batches:  # see `ReaderSetup.raw_bytes`
-            slot_bytes += hooks.scratch_bytes
-        budget = Budget(slots, slot_bytes, limit, decoded, cache, scratch=scratch)
-        return cls(workers, layout, budget, chunks)
+    @property
+    def room(self) -> Room:
+        return Room(self.layout, self.budget.slots, self.budget.most_slots)
 
     def begun_with(self, workers: int) -> ResourcePlan:
         """The plan with another number of workers to begin with."""
@@ -151,21 +80,101 @@ class ResourcePlan:
         return source.reserve(-(-self.chunks // parts), self.budget.cache // parts, self.budget.fetched // parts)
 
 
-def _coalesces(source: Source, workers: Workers, *, hooks: bool) -> bool:
-    """Whether small batches are read together, where that is possible."""
-    reading = source.chunks.reading
-    if not workers.threads:
-        # The loop waits for all that is read together. But a copy takes less time than the calls that batches share.
-        return reading == "copied" and not hooks
-    return reading not in ("locked", "python")
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a loader wants to read, and where."""
 
+    source: Source
+    spec: BatchSpec
+    options: LoaderOptions
+    schedule: Schedule
+    ahead: bool  # whether anything is read ahead
+    pinned: bool = False  # whether a device copies from the slots
+    hooks: Transformation | None = None
+    refusal: str = ""  # why there can be no reader process
+    ranks: int | None = None  # that share this machine
+    concat: Mapping[str, Indices] = dataclasses.field(default_factory=dict)  # lengths of samples one after the other
 
-def _within(workers: Workers, limit: int, scratch: int) -> Workers:
-    """As many workers as have scratch memory in a quarter of the budget."""
-    if not scratch:
-        return workers
-    room = limit // (4 * scratch)
-    return workers._replace(most=max(workers.threads, min(workers.most, room)))
+    @functools.cached_property
+    def limit(self) -> int:
+        return self.options.memory_budget or default_budget(self.ranks)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes in which a worker transforms samples."""
+        return 0 if self.hooks is None else self.hooks.scratch_bytes
+
+    def within_limit(self) -> ResourcePlan:
+        """A plan of single batches, with as many workers as the budget allows."""
+        hooked, limit = self.hooks is not None, self.limit
+        workers = Workers.of(
+            self.source, self.options, ahead=self.ahead, hooks=hooked, refusal=self.refusal, ranks=self.ranks
+        )
+        if self.scratch:  # which is to take a quarter of the budget
+            most = max(workers.threads, min(workers.most, limit // (4 * self.scratch)))
+            workers = workers._replace(most=most)
+        plan = self.planned(workers, 1)
+        while plan.budget.total > limit and workers.most > max(workers.threads, 1):
+            workers = workers._replace(most=workers.most - 1)
+            plan = self.planned(workers, 1)
+        return plan
+
+    def coalesced(self, plan: ResourcePlan) -> ResourcePlan:
+        """The plan with as many batches in a slot as are worth reading together."""
+        workers, budget = plan.workers, plan.budget
+        whole = self.hooks is not None and self.hooks.takes_batches
+        if whole or not self.ahead or plan.layout.alone or not self._coalesces(workers):
+            return plan
+        # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
+        room = int(COALESCED_SHARE * (self.limit - budget.decoded - budget.cache)) + budget.total
+        room = min(room - budget.slots * budget.slot_bytes, self.limit)
+        # Samples may be large before a transform, and small after it.
+        batches = coalesced_batches(max(plan.layout.nbytes, self.scratch), self.schedule.steps)
+        plan = self.planned(workers, batches)
+        while batches > 1 and plan.budget.total > room:
+            batches -= 1
+            plan = self.planned(workers, batches)
+        return plan
+
+    def _coalesces(self, workers: Workers) -> bool:
+        reading = self.source.chunks.reading
+        if not workers.threads:
+            # The loop waits for all that is read together. But a copy takes less time than the calls that are shared.
+            return reading == "copied" and self.hooks is None
+        return reading not in ("locked", "python")
+
+    def planned(self, workers: Workers, batches: int) -> ResourcePlan:
+        """The plan if these workers read ``batches`` batches together. Files read ahead are not counted."""
+        source, options, schedule, hooks = self.source, self.options, self.schedule, self.hooks
+        plan, most = schedule.plan(0), max(workers.most, 1)
+        layout = BatchLayout(
+            self.spec,
+            schedule.capacity,
+            batches,
+            buckets=schedule.buckets,
+            concat=self.concat,
+            repeats=options.drawn or options.on_error == "substitute",
+            least=options.batch_size if options.pad_last else 0,
+        )
+        slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
+        chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
+        needs = source.memory(chunks)
+        cacheable = needs.cacheable
+        if workers.shared and options.cache_bytes:
+            # Shares by stored chunks are uneven; and samples may reach into a chunk that another process keeps, too.
+            needs = source.memory(chunks := 2 * chunks)
+            cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
+        decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, cacheable)
+        scratch = most * batches * self.scratch
+        if hooks is None:  # a process puts its share of a slot together before it goes there
+            scratch = most * (layout.padded_bytes + workers.shared * layout.nbytes)
+        # The slots of a reader process are pinned as they are.
+        slot_bytes = pinned_bytes(layout.nbytes) if self.pinned and workers.kind != "process" else layout.nbytes
+        if workers.shared and hooks is not None and hooks.takes_batches:  # see `ReaderSetup.raw_bytes`
+            slot_bytes += self.scratch
+        return ResourcePlan(
+            workers, layout, Budget(slots, slot_bytes, self.limit, decoded, cache, scratch=scratch), chunks
+        )
 
 
 def _chunks(plan: EpochPlan, in_hand: int) -> int:
@@ -196,6 +205,9 @@ def _fetched_bytes(source: Source, samples: int, left: int) -> int:
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:
+    from lit_async_data.order.by_length import LengthPlan  # as above
+    from lit_async_data.order.weighted import WeightedChunkOrder
+
     needs = source.memory(chunks)  # which may have room for all chunks
     as_stored = plan.shuffle == "none" and plan.buckets is None
     if as_stored or not source.chunks.compressed or 0 < needs.cacheable <= max(cache, needs.decoded):
@@ -209,7 +221,7 @@ def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> 
 
 
 def amplified(shuffle: Order, times: float, rows: int, *, by_length: bool = False) -> str:
-    """In words for people: how much is decoded in vain, and what would help."""
+    """A warning for people: how much is decoded in vain, with a remedy."""
     if by_length:
         better = "a larger shuffle_chunks" if shuffle == "chunk" else "shuffle=chunk"
         return (
@@ -230,7 +242,7 @@ def amplified(shuffle: Order, times: float, rows: int, *, by_length: bool = Fals
 def slow(
     source: Source, options: LoaderOptions, footprint: ResourcePlan, order: EpochPlan, *, ahead: bool
 ) -> Iterator[str]:
-    """What will take longer than it must, in words for people."""
+    """Warnings for people about avoidable costs."""
     if footprint.workers.kind == "caller" and options.workers == "auto" and ahead:
         yield (
             f"workers=auto reads each batch of {source.name} when it is asked for, since Python code per sample "

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lit_async_data.engine.resources import control_groups
 from lit_async_data.engine.resources.memory import ranks_here
 from lit_async_data.engine.resources.worker_tuner import WorkerTuner
 from lit_async_data.errors import ConfigError
-from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.storage_layout import Reading
 from lit_async_data.system import usable_cores
+
+if TYPE_CHECKING:  # no reader process needs it
+    from lit_async_data.options import LoaderOptions
 
 # Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
 MOST_THREADS = 4
 # Seconds after which it is judged whether another worker helps. A process takes a part of the first to start.
 THREAD_S, PROCESS_S = 0.25, 1.0
-# What costs the training loop the GIL, by `StorageLayout.reading`.
+# Reasons to read in another process, by `StorageLayout.reading`.
 _COSTS = {
     "opened": "a file is opened for each sample",
     "locked": "reading holds a lock",

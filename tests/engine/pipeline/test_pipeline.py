@@ -180,6 +180,7 @@ def test_small_batches_are_read_together_the_first_alone_and_never_over_an_epoch
     sizes, values = read_sizes(42, batches=4)
     assert values == list(range(42)) * 2
     assert sizes[:7] == [4, 8, 16, 14, 16, 16, 10]
+    assert read_sizes(42, batches=2)[0][:3] == [4, 8, 8]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -242,6 +243,8 @@ def test_batches_that_wait_are_counted_without_those_that_could_not_be_read():
         for step, left in ((0, 4), (1, 3), (3, 0)):
             pipeline.get(BatchIndex(0, step))
             assert pipeline.ready == left
+        read = pipeline.stats()
+        assert (read.batches, read.bytes) == (5, 5 * BATCH * pipeline.layout.sample_bytes)
 
 
 class Scripted:

@@ -134,8 +134,9 @@ def test_close_is_idempotent_and_what_follows_says_so(started):
             taken(pipeline, BatchIndex(0, 0))
         pipeline.close()
         pipeline.close()
-        with pytest.raises(ClosedError):
-            pipeline.get(BatchIndex(0, 1))
+        for ask in (pipeline.get, pipeline.prefetch):
+            with pytest.raises(ClosedError):
+                ask(BatchIndex(0, 1))
 
 
 def test_close_wakes_a_consumer_that_waits(monkeypatch):

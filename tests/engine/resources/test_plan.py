@@ -76,6 +76,14 @@ def test_slots_that_a_device_copies_from_take_as_much_as_torch_pins(monkeypatch,
     plan.budget.check()
 
 
+def test_a_hook_that_takes_a_whole_batch_gets_one_from_each_slot():
+    source = ArraySource({"x": np.zeros((LENGTH, 8), np.uint8)}, chunks=StorageLayout(reading="decoded"))
+    options = {"batch_size": BATCH, "shuffle": True, "workers": 1, "worker_kind": "thread"}
+    for hook, alone in (("batch_transform", True), ("sample_transform", False)):
+        loader = AsyncLoader(source, options, **{hook: lambda given: given})
+        assert (loader.footprint.layout.batches == 1) is alone
+
+
 def test_an_epoch_of_one_step_has_nothing_to_read_together():
     assert plan_of("copied", batch_size=LENGTH).layout.batches == 1
 

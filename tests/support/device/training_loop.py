@@ -16,7 +16,7 @@ from lit_async_data.engine.device import streams as device_streams
 from lit_async_data.engine.device.slot_feed import CopyFeed
 from lit_async_data.engine.device.stream_queue import StreamQueue
 from lit_async_data.engine.device.transform import DeviceTransform
-from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.engine.pipeline.thread_pipeline import Reading, ThreadPipeline
 from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 
@@ -82,13 +82,11 @@ def queue_on(
     """A device queue and its pipeline, closed at the end. ``batches``: the most in a slot."""
     layout = BatchLayout(SPEC, BATCH, batches)
     pipeline = ThreadPipeline(
-        read,
+        Reading(read),
         new_schedule(),
-        layout,
+        memory.Room(layout, 4 if workers else 2, 4 if workers else 2),
         functools.partial(memory.allocated, layout.nbytes, pinned=False),
         workers=workers,
-        slots=4 if workers else 2,
-        most_slots=4 if workers else 2,
         timeout_s=60,
     )
     fed = feed(pipeline)

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, Extent, FieldSpec
-from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.engine.resources.memory import allocated
+from lit_async_data.engine.pipeline.thread_pipeline import Reading, ThreadPipeline
+from lit_async_data.engine.resources.memory import Room, allocated
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 
 SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
@@ -68,15 +68,12 @@ def running(
         lambda **at: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, **at), shuffled=True
     )
     made = ThreadPipeline(
-        read,
+        Reading(read, ahead),
         schedule,
-        layout,
+        Room(layout, depth + 1, most_slots),
         functools.partial(allocated, layout.nbytes, pinned=False),
         workers=workers,
-        slots=depth + 1,
-        most_slots=most_slots,
         timeout_s=timeout_s,
-        ahead=ahead,
     )
     try:
         yield made
