@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lit_async_data.errors import WorkerError
-from lit_async_data.system import OURS, POLL_S
+from lit_async_data.system import OURS, POLL_S, Gate
 
 T = TypeVar("T")
 
@@ -98,12 +98,9 @@ class ThreadWorker:
         self.task: tuple[object, float] | None = None
         # The error that ended the thread, or kept it from starting; None if there was none.
         self.error: BaseException | None = None
-        self._started = self._refused = self._ended = False
+        self._started = self._refused = False
         self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working
-        self._working = threading.Lock()  # held until the thread has done its last work
-        self._working.acquire()
-        self._launched = threading.Lock()  # held until the thread runs, or could not be started
-        self._launched.acquire()
+        self._ended, self._launched = Gate(), Gate()  # open once its last work is done; and once it runs, or cannot
         self._thread = threading.Thread(target=self._main, name=f"{OURS} reader {number}", daemon=True)
 
     def start(self) -> None:
@@ -113,7 +110,7 @@ class ThreadWorker:
         except RuntimeError as error:
             self._failed(error)
         else:
-            self._launched.acquire()
+            self._launched.wait(-1)
         if self._refused:
             self.check()
 
@@ -162,10 +159,8 @@ class ThreadWorker:
             return False
         if self._claim.acquire(blocking=False):
             self.work = None
-        if self._started and not self._ended:
-            if not self._working.acquire(timeout=timeout):
-                return False
-            self._working.release()  # an interrupt before this leaves it locked, and `_ended` true
+        if self._started and not self._ended.wait(timeout):
+            return False
         if self._thread.ident is not None:
             self._thread.join(timeout)  # its work is done; it is about to end
         return True
@@ -176,12 +171,11 @@ class ThreadWorker:
         except RuntimeError as error:
             self._failed(error)
         finally:
-            self._launched.release()
+            self._launched.open()
 
     def _failed(self, error: RuntimeError) -> None:
         self.error, self.work, self._refused = error.with_traceback(None), None, True
-        self._ended = True
-        self._working.release()
+        self._ended.open()
 
     def _main(self) -> None:
         try:
@@ -192,8 +186,7 @@ class ThreadWorker:
             self.error = error
         finally:
             self.work = None
-            self._ended = True
-            self._working.release()
+            self._ended.open()
 
 
 def all_ended(workers: Iterable[ThreadWorker]) -> bool:

@@ -62,12 +62,12 @@ def test_a_worker_that_is_given_up_before_it_begins_never_works(monkeypatch):
         assert go.wait(30)
         start(thread)
 
-    def wait():
+    def wait(timeout=None):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", late)
-        patch.setattr(worker, "_launched", SimpleNamespace(acquire=wait, release=bool))
+        patch.setattr(worker, "_launched", SimpleNamespace(wait=wait, open=bool))
         with pytest.raises(KeyboardInterrupt):
             worker.start()
         assert not worker.join(0)

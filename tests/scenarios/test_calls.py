@@ -91,7 +91,8 @@ def test_a_batch_of_cropped_jpegs_takes_few_calls(tmp_path):
         pytest.param(True, "process", 80, 70, marks=pytest.mark.processes),
     ],
 )
-def test_a_batch_takes_few_calls_of_the_loops_thread(on_device, kind, values, most, monkeypatch, one_batch_per_slot):
+@pytest.mark.usefixtures("one_batch_per_slot")
+def test_a_batch_takes_few_calls_of_the_loops_thread(on_device, kind, values, most, monkeypatch):
     streams = FakeStreams("side")
     if on_device:
         pretend(monkeypatch, lambda device: streams)

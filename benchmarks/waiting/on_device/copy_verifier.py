@@ -152,7 +152,7 @@ class CopyVerifier:
 
 
 class _VerifiedFeed:
-    def __init__(self, feed: Feed, verifier: CopyVerifier) -> None:
+    def __init__(self, feed: Any, verifier: CopyVerifier) -> None:
         self._feed, self._verifier = feed, verifier
 
     def __getattr__(self, name: str) -> Any:

@@ -203,9 +203,9 @@ class Hazard:
         )
         target, replaced = self.mutant
         with contextlib.ExitStack() as stack:
-            rig.lacking = replaced if target == "TorchStreams" and not guarded else None
+            rig.lacking = replaced if target == "Streams" and not guarded else None
             stack.enter_context(replaced_streams(rig.streams, simulated=rig.simulated))
-            if target != "TorchStreams" and not guarded:
+            if target != "Streams" and not guarded:
                 stack.enter_context(mock.patch.object(engine, target, replaced))
             transform = (Keeping(rig.transform) if self.keeps else rig.transform) if self.transforms else None
             device = "cpu" if rig.simulated else "cuda"
@@ -433,7 +433,7 @@ def dropped(scene: Scene) -> None:
     scene.read_other(own)
 
 
-STREAMS = "TorchStreams"
+STREAMS = "Streams"
 HAZARDS = (
     Hazard("batch read before it is written", "side", read_before_write, (STREAMS, ComputeNeverWaits)),
     Hazard("memory written before it is read", "compute", write_after_read, (STREAMS, SideNeverWaits)),

@@ -17,7 +17,7 @@ import torch
 from measuring import trainer_steps
 
 from lit_async_data import AsyncLoader, ToFloat
-from lit_async_data.engine.device.streams import TorchStreams
+from lit_async_data.engine.device.streams import Streams
 from waiting.on_device.contenders import MIB, Batch, Contender, source
 from waiting.on_device.rig import cycles_per_second, sleep, timed_event
 from waiting.on_device.simulated import replaced_streams
@@ -73,7 +73,7 @@ def pinned_rate(nbytes: int, copies: int = 20) -> float:
     return copies * nbytes / (begin.elapsed_time(end) / 1000) / GB
 
 
-class TimedCopies(TorchStreams):
+class TimedCopies(Streams):
     """Streams that time each copy of a large field to the device."""
 
     def __init__(self, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lit_async_data.engine.device.streams import TorchStreams
+from lit_async_data.engine.device.streams import Streams
 from waiting.on_device.hazards import BATCH, HAZARDS, OTHER, Batch, Extremes, Which, mixed
 
 
@@ -28,14 +28,14 @@ class Gpu:
         self.lacking: type | None = None
         self._slow = slow
         self._cycles = round(hold_s * cycles_per_second())
-        self._streams: TorchStreams | None = None
+        self._streams: Streams | None = None
         self._factor = torch.ones((), device="cuda")
         # Otherwise the allocator would reuse blocks of other runs before those that this run frees.
         torch.cuda.empty_cache()
         self._warm_up()
 
-    def streams(self, device: torch.device) -> TorchStreams:
-        self._streams = mixed(self.lacking, TorchStreams)(device)
+    def streams(self, device: torch.device) -> Streams:
+        self._streams = mixed(self.lacking, Streams)(device)
         return self._streams
 
     def hold(self) -> None:

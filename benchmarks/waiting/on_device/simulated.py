@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -28,7 +29,7 @@ PATIENCE = 60.0
 
 
 @contextlib.contextmanager
-def replaced_streams(factory: Callable[[torch.device], Streams], *, simulated: bool) -> Iterator[None]:
+def replaced_streams(factory: Callable[[torch.device], Any], *, simulated: bool) -> Iterator[None]:
     """Make loaders that start inside the context use other streams.
 
     Args:

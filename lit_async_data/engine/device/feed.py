@@ -71,9 +71,7 @@ class Feed(Protocol):
     """Yields batches in order. All calls come from the consumer's thread."""
 
 
-    def following(self, key: BatchIndex) -> BatchIndex:
-        """The index of the batch after this one."""
-        ...
+    def following(self, key: BatchIndex) -> BatchIndex: ...
 
     def prefetch(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read ahead. Never blocks on storage."""
@@ -84,9 +82,7 @@ class Feed(Protocol):
         ...
 
     @property
-    def depth(self) -> int:
-        """Batches that can wait on the host."""
-        ...
+    def depth(self) -> int: ...
 
     def stats(self) -> LoaderStats:
         """What has been read so far: ``read``, ``copied``, ``workers`` and ``slots``."""
@@ -123,9 +119,7 @@ class CopyingFeed(Feed, Protocol):
     def poll(self, key: BatchIndex) -> HostBatch | None:
         """A batch if it has been read, else None."""
 
-    def get(self, key: BatchIndex) -> HostBatch:
-        """A batch, waiting for it."""
-        ...
+    def get(self, key: BatchIndex) -> HostBatch: ...
 
     @property
     def has_room(self) -> bool:

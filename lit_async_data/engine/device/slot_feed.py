@@ -107,7 +107,7 @@ class SlotFeed:
         return self._layout.extent(plan.batch(batch.key.step) if around is None else np.array(around.samples))
 
     def _tensor(self, name: str, stored: torch.Tensor, missing: int) -> torch.Tensor:
-        """A field as the user gets it, with as many samples as are missing."""
+        """A field as the user gets it, with ``missing`` samples more."""
         if missing:
             stored = filled_up(name, stored, missing)
         delivered = self._delivered[name]
@@ -212,7 +212,6 @@ class CopyFeed(SlotFeed):
         super().close(wait=wait)
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
-        """The device memory that a batch will take."""
         count = self.pipeline.schedule.plan(key.epoch).count(key.step)
         extent = self._extent(BatchResult(key, 0, count)) if self._layout.alone else Extent(count)
         known, layout = self._known.get(extent), self._layout

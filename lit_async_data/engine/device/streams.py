@@ -1,4 +1,4 @@
-"""`Streams`: the operations of an accelerator that the device queue uses; `TorchStreams` implements them."""
+"""`Streams`: the operations of an accelerator that the device queue uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from lit_async_data.errors import ConfigError
 
 
 def has_streams(device: torch.device) -> bool:
-    return _overlaps(device)
+    return _overlaps(device)  # tests replace this one, for all devices
 
 
 def checked_device(given: torch.device | str) -> torch.device:
@@ -70,61 +70,8 @@ def no_inference() -> contextlib.AbstractContextManager[Any]:
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
 
 
-class Streams(Protocol):
-    """The operations of a device that `StreamQueue` uses."""
-
-    def compute(self) -> Any:
-        """The stream that the training step runs on now."""
-
-    @property
-    def side(self) -> Any:
-        """The stream of copies and transforms."""
-
-    @property
-    def capturing(self) -> bool:
-        """Whether compute records its work in a graph, so that nobody else may use the device."""
-        ...
-
-    def on_side(self) -> contextlib.AbstractContextManager[Any]:
-        """Work inside runs on the side stream."""
-        ...
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor on the device, from the memory of the current stream."""
-        ...
-
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy, from the host or within the device, on the current stream."""
-
-    def moved(self, value: Any) -> Any:
-        """An object moved to the device by its own ``to``, enqueued on the current stream."""
-
-    def record_stream(self, value: Any, stream: Any) -> bool:
-        """Note that a stream uses a tensor, or an object with a ``record_stream``; returns whether that was possible.
-
-        When the value is freed, the allocator waits for the stream before it gives the memory out again.
-        """
-        ...
-
-    def record(self, stream: Any) -> Any:
-        """An event that happens when all work enqueued on a stream until now is done."""
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """Have work that is enqueued on a stream from now on begin after an event."""
-
-    def happened(self, event: Any, *, block: bool) -> bool:
-        """Whether an event has happened; with ``block`` the host waits for it."""
-        ...
-
-    def timed(self, stream: Any) -> Any: ...
-
-    def elapsed_s(self, begin: Any, end: Any) -> float:
-        """Seconds on the device between two timed events, both of which have happened."""
-        ...
-
-
-class TorchStreams:
-    """`Streams` of an accelerator that torch knows."""
+class Streams:
+    """The operations of an accelerator that torch knows; tests run others in its place."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = exact_device(device)
@@ -135,15 +82,17 @@ class TorchStreams:
 
     @functools.cached_property
     def side(self) -> torch.Stream:
-        """The stream of `_side_of`, in an object of its own: none can be entered twice at a time."""
+        """The stream of copies and transforms: that of `_side_of`, in an object of its own, to be entered once."""
         side = _side_of(self._device)
         return torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
 
     def compute(self) -> Any:
+        """The stream that the training step runs on now."""
         return torch.accelerator.current_stream(self._device)
 
     @property
     def capturing(self) -> bool:
+        """Whether compute records its work in a graph, so that nobody else may use the device."""
         if self._capturing():
             return True
         with torch.accelerator.device_index(self._device.index):  # it asks for the stream of the current device
@@ -153,15 +102,22 @@ class TorchStreams:
         return self.side
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor on the device, from the memory of the current stream."""
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy, from the host or within the device, on the current stream."""
         destination.copy_(source, non_blocking=True)
 
     def moved(self, value: Any) -> Any:
+        """An object moved to the device by its own ``to``, enqueued on the current stream."""
         return moved(pinned(value), self._device)
 
     def record_stream(self, value: Any, stream: Any) -> bool:
+        """Note that a stream uses a tensor, or an object with a ``record_stream``; returns whether that was possible.
+
+        When the value is freed, the allocator waits for the stream before it gives the memory out again.
+        """
         if isinstance(value, torch.Tensor) and value.device != self._device:
             return True
         try:
@@ -171,12 +127,15 @@ class TorchStreams:
         return True
 
     def record(self, stream: Any) -> Any:
+        """An event that happens when all work enqueued on a stream until now is done."""
         return stream.record_event(torch.Event(device=self._device))
 
     def wait(self, stream: Any, event: Any) -> None:
+        """Have work that is enqueued on a stream from now on begin after an event."""
         stream.wait_event(event)
 
     def happened(self, event: Any, *, block: bool) -> bool:
+        """Whether an event has happened; with ``block`` the host waits for it."""
         if block:
             event.synchronize()
         return block or bool(event.query())
@@ -200,7 +159,7 @@ def _side_of(device: torch.device) -> torch.Stream:
 
 def streams_of(device: torch.device) -> Streams | None:
     """The streams of a device; None where copies to it cannot overlap with its work."""
-    return TorchStreams(device) if has_streams(device) else None
+    return Streams(device) if has_streams(device) else None
 
 
 def _overlaps(device: torch.device) -> bool:

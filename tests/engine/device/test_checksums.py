@@ -30,21 +30,6 @@ def test_words_that_change_places_change_the_sum(words, data):
     assert same is (words[one] == words[other])
 
 
-def test_highest_bits_that_change_places_change_the_sum():
-    """What a sum of words times odd weights would not see: 2⁶³ times an even difference is 0."""
-    words = torch.zeros(100, dtype=torch.int64)
-    found = set()
-    for place in range(100):
-        words[place] = -(2**63)
-        found.add(int(checksum(words)))
-        words[place] = 0
-    assert len(found) == 100
-
-
-def test_zeros_at_the_end_count():
-    assert len({summed(b"\0" * length) for length in range(1, 40)}) == 39
-
-
 def test_content_of_many_blocks_is_summed_as_that_of_one(monkeypatch):
     content = torch.arange(1000, dtype=torch.int16)
     whole = int(checksum(content))
@@ -66,7 +51,3 @@ def test_the_sum_goes_by_memory_and_any_view_has_one():
     assert int(checksum(stored[:, 1:, ::2])) == int(checksum(stored[:, 1:, ::2].clone()))
     assert int(checksum(stored.flatten()[1:])) == int(checksum(stored.flatten()[1:].clone()))  # not aligned
     assert int(checksum(torch.ones(1).expand(5))) == int(checksum(torch.ones(5)))
-
-
-def test_a_tensor_with_gradients_is_summed_without():
-    assert not checksum(torch.ones(3, requires_grad=True)).requires_grad

@@ -125,10 +125,10 @@ sys.path.insert(0, "benchmarks")
 from waiting.on_device.hazards import ComputeNeverWaits, mixed
 from waiting.on_device.simulated import replaced_streams
 from lit_async_data import AsyncLoader
-from lit_async_data.engine.device.streams import TorchStreams
+from lit_async_data.engine.device.streams import Streams
 from lit_async_data.testing import ArraySource
 
-streams = mixed(ComputeNeverWaits if sys.argv[1] == "mutant" else None, TorchStreams)
+streams = mixed(ComputeNeverWaits if sys.argv[1] == "mutant" else None, Streams)
 streams.held = True
 with replaced_streams(streams, simulated=False):
     source = ArraySource({"x": np.zeros((32, 2**20), "u1")})

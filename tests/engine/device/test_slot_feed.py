@@ -1,14 +1,12 @@
 """Batches in slots: what is kept of them never changes, and a slot is filled again when nobody reads it any more."""
 
-import gc
 import itertools
 import weakref
 
 import numpy as np
 import pytest
-import torch
 from support.device.training_loop import STEPS, Step, queue_on
-from support.sources.numbered import LENGTH, WIDE, loader_of, order, seen
+from support.sources.numbered import loader_of, order, seen
 from support.threads.number_pipelines import running
 from waiting.on_device.fake_streams import FakeStreams
 
@@ -17,7 +15,7 @@ from lit_async_data.engine.device.inline_queue import InlineQueue
 from lit_async_data.engine.device.slot_feed import BLOCK, MOST_BLOCKS, CopyFeed, LentFeed, SmallCopies
 from lit_async_data.engine.pipeline.slots import COPYING
 from lit_async_data.engine.resources import memory
-from lit_async_data.order.plan import BatchIndex
+from lit_async_data.order.plan import BatchIndex, Limits
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
 
@@ -248,23 +246,6 @@ def test_a_batch_may_be_written_to_while_others_are_filled():
         assert all((batch["x"][:, 0] == batch["y"]).all() for batch in rest)
 
 
-def test_an_autograd_graph_keeps_its_batch():
-    weight = torch.ones(WIDE, requires_grad=True)
-    with loader_of() as loader:
-        losses = [(batch["x"] * weight).sum() for batch in loader]
-        seen(loader)
-        torch.stack(losses).sum().backward()
-    assert torch.equal(weight.grad, torch.full((WIDE,), float(sum(range(LENGTH)))))
-
-
-def test_batches_outlive_the_loader():
-    with loader_of() as loader:
-        batch = next(loader)
-    del loader
-    gc.collect()
-    assert torch.equal(batch["x"][:, 0].long(), batch["y"])
-
-
 def test_a_slot_that_comes_free_is_filled_while_batches_of_the_next_one_are_used(monkeypatch):
     """Else it would be read in the last step of the next slot alone, where the user keeps the other slots."""
     asked = []
@@ -279,6 +260,15 @@ def test_a_slot_that_comes_free_is_filled_while_batches_of_the_next_one_are_used
         pipeline.pool.move(vacant[0], "abandon")
         feed.prefetch(BatchIndex(0, 2))
     assert asked == [BatchIndex(0, 3)]
+
+
+@pytest.mark.parametrize("kind", [CopyFeed, LentFeed])
+def test_a_shorter_pass_is_followed_by_the_next_epoch(kind):
+    with running(length=40, workers=0) as pipeline:
+        feed = kind(pipeline)
+        assert feed.following(BatchIndex(0, 2)) == (0, 3)
+        feed.follow(pipeline.schedule.limited(Limits(0, 3)))
+        assert feed.following(BatchIndex(0, 2)) == (1, 0)
 
 
 def test_keeping_one_of_several_keeps_its_slot_and_nothing_ever_changes(monkeypatch):

@@ -31,12 +31,12 @@ def test_all_engines_of_a_process_have_one_side_stream_for_a_device(monkeypatch)
     monkeypatch.setattr(torch, "Stream", Stream)
     device_streams._side_of.cache_clear()
     one, other = torch.device("cuda:0"), torch.device("cuda:1")
-    device_streams.TorchStreams(one)
+    device_streams.Streams(one)
     assert not taken  # predictions, which are copied back to the host, need none
-    sides = [device_streams.TorchStreams(one).side for _ in range(40)]
+    sides = [device_streams.Streams(one).side for _ in range(40)]
     assert {side.stream_id for side in sides} == {1}
     assert len(set(map(id, sides))) == 40  # an object cannot be entered twice at a time
-    assert device_streams.TorchStreams(other).side.stream_id == 2
+    assert device_streams.Streams(other).side.stream_id == 2
     assert taken == [one, other]
     device_streams._side_of.cache_clear()
 
@@ -51,7 +51,7 @@ def test_all_engines_of_a_process_have_one_side_stream_for_a_device(monkeypatch)
     ],
 )
 def test_what_cannot_note_who_uses_its_memory_is_known(value, noted):
-    streams = device_streams.TorchStreams(torch.device("cpu"))
+    streams = device_streams.Streams(torch.device("cpu"))
     assert streams.record_stream(value, torch.Stream(stream_id=0, device_index=0, device_type=0)) is noted
 
 
@@ -103,8 +103,8 @@ def test_inline_devices_are_cpu_and_mps():
 
 def test_a_capture_is_seen_on_every_device_for_which_torch_tells_it(monkeypatch):
     monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True, raising=False)
-    assert device_streams.TorchStreams(torch.device("xpu:0")).capturing
-    assert not device_streams.TorchStreams(torch.device("cpu")).capturing
+    assert device_streams.Streams(torch.device("xpu:0")).capturing
+    assert not device_streams.Streams(torch.device("cpu")).capturing
 
 
 @pytest.mark.parametrize(("current", "captures"), [(0, True), (1, True), (2, False)])
@@ -120,8 +120,8 @@ def test_a_capture_is_seen_on_the_current_device_and_on_that_of_the_loader(monke
 
     monkeypatch.setattr(torch.accelerator, "device_index", index)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: devices[-1] in (0, 1))
-    assert device_streams.TorchStreams(torch.device("cuda:3")).capturing is captures
-    assert device_streams.TorchStreams(torch.device("cuda:1")).capturing
+    assert device_streams.Streams(torch.device("cuda:3")).capturing is captures
+    assert device_streams.Streams(torch.device("cuda:1")).capturing
     assert devices == [current]
 
 

@@ -114,7 +114,7 @@ def machine(monkeypatch, *, real):
 
     monkeypatch.setattr(streams, "checked_device", lambda given: torch.device("cpu"))
     monkeypatch.setattr(streams, "has_streams", lambda device: True)
-    monkeypatch.setattr(streams, "TorchStreams", PretendedStreams)
+    monkeypatch.setattr(streams, "Streams", PretendedStreams)
     monkeypatch.setattr(memory, "allocated", lambda nbytes, *, pinned: np.zeros(nbytes, np.uint8))
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch, "Stream", lambda device: FakeStreams("compute").side)
