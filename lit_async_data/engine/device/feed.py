@@ -70,7 +70,6 @@ class HostBatch:
 class Feed(Protocol):
     """Yields batches in order. All calls come from the consumer's thread."""
 
-
     def following(self, key: BatchIndex) -> BatchIndex: ...
 
     def prefetch(self, key: BatchIndex) -> None:

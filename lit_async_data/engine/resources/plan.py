@@ -14,7 +14,6 @@ from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.due import Shares
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
-from lit_async_data.order.weights import WeightedChunkOrder
 from lit_async_data.sources.contract.source import Source
 
 if TYPE_CHECKING:  # no reader process needs them
@@ -206,7 +205,7 @@ def _fetched_bytes(source: Source, samples: int, left: int) -> int:
 
 def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:
     from lit_async_data.order.by_length import LengthPlan  # as above
-    from lit_async_data.order.weighted import WeightedChunkOrder
+    from lit_async_data.order.weights import WeightedChunkOrder
 
     needs = source.memory(chunks)  # which may have room for all chunks
     as_stored = plan.shuffle == "none" and plan.buckets is None
