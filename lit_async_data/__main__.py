@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 import lit_async_data
 from lit_async_data.errors import AsyncDataError
-from lit_async_data.tools.doctor import command as doctor
-from lit_async_data.tools.inspect import command as inspect
-from lit_async_data.tools.pack import packing as pack
+from lit_async_data.tools import doctor, inspect, pack
 
 # Modules with `add_arguments(parser)`, and `run(arguments)`, which prints.
 COMMANDS = {"inspect": inspect, "doctor": doctor, "pack": pack}

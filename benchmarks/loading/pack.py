@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, ManifestSource, Source
-from lit_async_data.tools.pack.packing import pack, packed_source
+from lit_async_data.tools.pack import pack, packed_source
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 

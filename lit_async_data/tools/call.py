@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import operator
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import lit_async_data
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.manifest.fields.column import HDF5
@@ -26,22 +26,26 @@ def named(name: str, options: Mapping[str, Any]) -> Given:
     return {"name": name, **options} if options else name
 
 
-#: What each source takes, as the command line and the constructors name it.
-OPTIONS = {
-    "HDF5Source": ("layout", "group", "sample", "rows"),
-    "ManifestSource": ("root", "id", "image_size", "resize", "mode", "delimiter"),
-    "ManifestSource.from_folder": ("id", "image_size", "resize", "mode"),
+# The arguments of sources on a command line: ``--fields`` and so on.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "fields": {"nargs": "+", "metavar": "KEY=NAME", "help": "datasets, attributes (NAME@ATTRIBUTE) or columns, by key"},
+    "layout": {"nargs": "+", "metavar": "KEY=NHWC", "help": "letters of the stored axes (HDF5)"},
+    "group": {"metavar": "NAME", "help": "group of the datasets, or a pattern of groups (HDF5)"},
+    "sample": {"help": "row; group or dataset if each of these is a sample (HDF5)"},
+    "rows": {"metavar": "NAME", "help": "a dataset with the rows to take (HDF5)"},
+    "root": {"metavar": "DIR", "help": "the folder that relative paths start from (tables)"},
+    "id": {"metavar": "NAME", "help": "column of sample ids (tables)"},
+    "image_size": {"nargs": "+", "type": int, "metavar": "N", "help": "height and width of images (tables)"},
+    "resize": {"help": "stretch, crop or pad (tables)"},
+    "mode": {"help": "mode of images: RGB, L, P, … (tables)"},
+    "delimiter": {"metavar": "CHARACTER", "help": "separator of cells, if neither comma nor tab (CSV, TSV)"},
 }
-NAMES = ("fields", *dict.fromkeys(itertools.chain(*OPTIONS.values())))
-# By source: the configuration of `train.py`, the part of it that builds the source, and the name of the first argument.
-_SETTINGS = {
-    "HDF5Source": ("hdf5", "train", "path"),
-    "ManifestSource": ("manifest", "source", "table"),
-    "ManifestSource.from_folder": ("folder", "source", "root"),
+# By source: the configuration of `train.py`, the part that builds it, the name of its first argument, its options.
+_SOURCES = {
+    "HDF5Source": ("hdf5", "train", "path", ("layout", "group", "sample", "rows")),
+    "ManifestSource": ("manifest", "source", "table", ("root", "id", "image_size", "resize", "mode", "delimiter")),
+    "ManifestSource.from_folder": ("folder", "source", "root", ("id", "image_size", "resize", "mode")),
 }
-# Text that Hydra takes as it is, in all places: not a number, not null, nothing of its grammar.
-_BARE = re.compile(r"[A-Za-z_./][A-Za-z0-9_./\-]*")
-_WORDS = {"null", "true", "false", "nan", "inf"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,121 +57,73 @@ class Call:
     fields: Mapping[str, Given] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def name_of(self, key: str) -> str:
-        given: Any = self.fields[key]
-        return str(given["name"] if isinstance(given, Mapping) else given)
-
     def build(self) -> Source:
-        import lit_async_data
-
-        build = operator.attrgetter(self.source)(lit_async_data)
-        source: Source = build(self.path, *([dict(self.fields)] if self.fields else []), **self.options)
-        return source
-
-    def lines(self) -> dict[str, str]:
-        return {"python": self.python(), "command": self.command()}
+        build: Callable[..., Source] = operator.attrgetter(self.source)(lit_async_data)
+        return build(self.path, *[dict(self.fields)] * bool(self.fields), **self.options)
 
     def python(self) -> str:
-        fields = f", {literal(self.fields)}" if self.fields else ""
-        options = "".join(f", {name}={literal(value)}" for name, value in self.options.items())
+        given = [_written(each) for each in (self.path, *[self.fields] * bool(self.fields))]
+        given += [f"{name}={_written(value)}" for name, value in self.options.items()]
         name = self.source.partition(".")[0]
-        return f"from lit_async_data import {name}\nsource = {self.source}({literal(self.path)}{fields}{options})"
+        return f"from lit_async_data import {name}\nsource = {self.source}({', '.join(given)})"
 
     def command(self) -> str:
-        config, part, first = _SETTINGS[self.source]
-        given: dict[str, Any] = {first: self.path}
+        config, part, first, _ = _SOURCES[self.source]
         fields = {key: dict(field) if isinstance(field, Mapping) else field for key, field in self.fields.items()}
         nulls = {key: field.pop("null") for key, field in fields.items() if isinstance(field, dict) and "null" in field}
-        if config == "hdf5":
-            given["fields"] = fields
-        settings = {f"data.{part}.{name}": value for name, value in (given | dict(self.options)).items()}
-        if config != "hdf5" and self.fields:  # merged with {x: path, y: label}, of which some may have to go
-            for name in ("x", "y"):
-                settings |= {} if name in self.fields else {f"~data.{part}.fields.{name}": None}
-            for name, field in fields.items():
-                key = f"data.{part}.fields.{name}"
-                settings[key if name in ("x", "y") else f"+{key}"] = field
-        # No word that Hydra takes as a key in a mapping.
+        given = {first: self.path, **({"fields": fields} if config == "hdf5" else {}), **self.options}
+        settings: dict[str, Any] = {f"data.{part}.{name}": value for name, value in given.items()}
+        if config != "hdf5" and fields:  # merged with {x: path, y: label}, of which some may have to go
+            settings |= {f"~data.{part}.fields.{name}": None for name in ("x", "y") if name not in fields}
+            settings |= {f"{'+' * (key not in ('x', 'y'))}data.{part}.fields.{key}": fields[key] for key in fields}
+        # Hydra takes no key ``null`` in a mapping.
         settings |= {f"+data.{part}.fields.{name}.null": null for name, null in nulls.items()}
-        typed = [override(key, value) for key, value in settings.items()]
-        return " ".join(["python train.py", f"data={config}", *typed])
-
-
-def literal(value: Any) -> str:
-    """A value as it is written in Python."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=not value.isprintable())
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{literal(key)}: {literal(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(literal, value)) + "]"
-    return repr(value)
+        return " ".join(["python train.py", f"data={config}", *(override(key, settings[key]) for key in settings)])
 
 
 def override(key: str, value: Any) -> str:
     """An argument for ``train.py``, as typed in a shell."""
-    return shlex.quote(f"{key}={_of_hydra(value)}")
+    return shlex.quote(f"{key}={_written(value, hydra=True)}")
 
 
-def _of_hydra(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+def _written(value: Any, *, hydra: bool = False) -> str:
+    """A value in Python; or for Hydra, which takes some text as it is."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_of_hydra(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(map(_of_hydra, value)) + "]"
+        pairs = ((_written(key, hydra=hydra), _written(each, hydra=hydra)) for key, each in value.items())
+        return "{" + ", ".join(f"{key}: {each}" for key, each in pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_written(each, hydra=hydra) for each in value) + "]"
     if not isinstance(value, str):
-        return str(value)
-    if _BARE.fullmatch(value) and value.lower() not in _WORDS and value.strip("."):
+        return json.dumps(value) if hydra else repr(value)
+    if not hydra:
+        return json.dumps(value, ensure_ascii=not value.isprintable())
+    if re.fullmatch(r"(?!\.+$)(?!(?i:null|true|false|nan|inf)$)[A-Za-z_./][A-Za-z0-9_./\-]*", value):
         return value
-    return '"' + _escaped(_escaped(value, r"\$\{"), '"|$') + '"'
-
-
-def _escaped(text: str, special: str) -> str:
-    """Text with a backslash before what is special, first to OmegaConf and then to Hydra.
-
-    Any other backslash stands for itself, but those right before something special are escaped too.
-    """
-    return re.sub(rf"(\\*)({special})", lambda found: found[1] * 2 + ("\\" + found[2] if found[2] else ""), text)
-
-
-# -- as arguments ------------------------------------------------------------------------------------------------------
+    # A backslash, and others before it once more, precede what is special: first to OmegaConf, then to Hydra.
+    for special in (r"\$\{", '"|$'):
+        value = re.sub(rf"(\\*)({special})", lambda found: found[1] * 2 + ("\\" + found[2]) * bool(found[2]), value)
+    return f'"{value}"'
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--fields", nargs="+", metavar="KEY=NAME", help="datasets, attributes (NAME@ATTRIBUTE) or columns, by batch key"
-    )
-    add("--layout", nargs="+", metavar="KEY=NHWC", help="letters of the stored axes (HDF5)")
-    add("--group", metavar="NAME", help="group of the datasets, or a pattern of groups (HDF5)")
-    add("--sample", help="row; group or dataset if each of these is a sample (HDF5)")
-    add("--rows", metavar="NAME", help="a dataset with the rows to take (HDF5)")
-    add("--root", metavar="DIR", help="the folder that relative paths start from (tables)")
-    add("--id", metavar="NAME", help="column of sample ids (tables)")
-    add("--image-size", nargs="+", type=int, metavar="N", help="height and width of images (tables)")
-    add("--resize", help="stretch, crop or pad (tables)")
-    add("--mode", help="mode of images: RGB, L, P, … (tables)")
-    add("--delimiter", metavar="CHARACTER", help="what separates cells, if no comma or tab (CSV, TSV)")
+    for name, given in ARGUMENTS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **given)
 
 
 def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     """The call that builds the source; without ``--fields``, it has no fields."""
     source = source_of(paths)
-    options: dict[str, Any] = {name: value for name in NAMES[1:] if (value := getattr(arguments, name)) is not None}
-    if others := options.keys() - set(OPTIONS[source]):
+    options: dict[str, Any] = {name: value for name in ARGUMENTS if (value := getattr(arguments, name)) is not None}
+    fields: dict[str, Any] = _by_key(options.pop("fields", ()))
+    if others := options.keys() - set(_SOURCES[source][3]):
         raise ConfigError(f"{source} has no such option; leave it out", min(others))
-    if "layout" in options:
-        layouts = _by_key(options["layout"])
-        options["layout"] = layouts if "=" in arguments.layout[0] else arguments.layout[0]
-    if "image_size" in options:
-        options["image_size"] = tuple(options["image_size"]) if options["image_size"][1:] else options["image_size"][0]
-    path = paths[0] if len(paths) == 1 else list(paths)
-    fields: dict[str, Any] = _by_key(arguments.fields or ())
+    if layout := options.get("layout"):
+        options["layout"] = _by_key(layout) if "=" in layout[0] else layout[0]
+    if size := options.get("image_size"):
+        options["image_size"] = tuple(size) if size[1:] else size[0]
     for key, name in fields.items() if source == "HDF5Source" else ():
-        if "@" in name:
-            fields[key] = dict(zip(("name", "attr"), name.split("@", 1), strict=True))
-    return Call(source, path, fields, options)
+        fields[key] = dict(zip(("name", "attr"), name.split("@", 1), strict=True)) if "@" in name else name
+    return Call(source, paths[0] if len(paths) == 1 else list(paths), fields, options)
 
 
 def source_of(paths: Sequence[str]) -> str:

@@ -19,8 +19,7 @@ from lit_async_data.sources.contract.source import Source, layout_of, read
 from lit_async_data.sources.hdf5.readers.values import LOOKS
 from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
 from lit_async_data.tools.call import Call
-from lit_async_data.tools.pack.packing import INPUT_CHUNKS, in_threads
-from lit_async_data.tools.pack.plan import Piece
+from lit_async_data.tools.pack import INPUT_CHUNKS, Piece, in_threads
 from lit_async_data.tools.terminal import ProgressLine, indented, section
 
 # Bytes of samples that a thread reads at a time, or one chunk.
@@ -29,17 +28,14 @@ BLOCK_BYTES = 4 * 2**20
 
 def check_all(call: Call, path: str) -> int:
     """Read every sample of a source, and list the bad ones in a file; 1 if there are any."""
-    progress = ProgressLine(sys.stderr)
     if not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise ConfigError(f"{path} is in no folder that you may write to; give another path", "bad-list")
     unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
     context = contextvars.copy_context()
     context.run(LOOKS.set, False)  # a sample without a value is listed
     source = context.run(dataclasses.replace(call, options={**call.options, **unchecked}).build)
-    try:
+    with ProgressLine(sys.stderr) as progress:
         bad = [bad_sample(source, number, error) for number, error in unreadable(source, progress).items()]
-    finally:
-        progress.end()
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -48,8 +44,7 @@ def check_all(call: Call, path: str) -> int:
     if bad:
         without = dataclasses.replace(call, options={**call.options, "exclude": path})
         lines += section("Why", list(dict.fromkeys(str(each["cause"]) for each in bad)))
-        shown = (line for text in without.lines().values() for line in indented(text.splitlines()))
-        lines += ["", "Leave them out", *shown]
+        lines += ["", "Leave them out", *indented(without.python().splitlines()), *indented([without.command()])]
     sys.stdout.write("\n".join([*lines, ""]))
     return int(bool(bad))
 

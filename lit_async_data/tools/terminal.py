@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from lit_async_data.engine.resources.memory import readable
 
@@ -67,5 +67,8 @@ class ProgressLine:
             self._stream.write(f"{self._before}{said}{self._behind}")
             self._stream.flush()
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stream.write(self._before)

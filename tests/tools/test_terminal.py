@@ -9,10 +9,9 @@ from lit_async_data.tools.terminal import ProgressLine, indented, section, table
 def test_a_terminal_has_one_line_which_is_cleared():
     stream = io.StringIO()
     stream.isatty = lambda: True
-    shown = ProgressLine(stream, clock=itertools.count(0, 4).__next__)
-    for done in (0, 2, 4):
-        shown("packing", done * 2**30, 10 * 2**30)
-    shown.end()
+    with ProgressLine(stream, clock=itertools.count(0, 4).__next__) as shown:
+        for done in (0, 2, 4):
+            shown("packing", done * 2**30, 10 * 2**30)
     assert stream.getvalue().split("\r\x1b[K") == [
         "",
         "packing: 20 % of 10.0 GiB, 512.0 MiB/s, 0:00:16 left",
@@ -22,10 +21,9 @@ def test_a_terminal_has_one_line_which_is_cleared():
 
 
 def test_a_log_has_a_line_every_ten_seconds():
-    shown = ProgressLine(stream := io.StringIO(), clock=itertools.count(0, 4).__next__)
-    for done in range(7):
-        shown("packing", done * 2**30, 10 * 2**30)
-    shown.end()
+    with ProgressLine(stream := io.StringIO(), clock=itertools.count(0, 4).__next__) as shown:
+        for done in range(7):
+            shown("packing", done * 2**30, 10 * 2**30)
     assert stream.getvalue() == (
         "packing: 30 % of 10.0 GiB, 256.0 MiB/s, 0:00:28 left\npacking: 60 % of 10.0 GiB, 256.0 MiB/s, 0:00:16 left\n"
     )

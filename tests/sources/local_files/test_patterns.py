@@ -10,7 +10,7 @@ from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import MissingError
 from lit_async_data.tools.call import add_source_arguments, given_source
-from lit_async_data.tools.inspect.command import report_on
+from lit_async_data.tools.inspect import report_on
 
 FILES = ("n2", "n10", "a/1", "a/b/2", ".hidden/3", "a/.hidden")
 

@@ -9,7 +9,7 @@ from support.sources.oracle import read, read_from, refused_when_read
 from torch.utils.data import DataLoader
 
 from lit_async_data import AsyncLoader, ConfigError, CorruptError, FormatError, HDF5Source, ManifestSource
-from lit_async_data.tools.pack.packing import pack
+from lit_async_data.tools.pack import pack
 
 pytestmark = pytest.mark.usefixtures("no_extra_codecs")
 

@@ -9,7 +9,7 @@ import pytest
 from support.files.sequences import STORED, check, sequences, written
 
 from lit_async_data import AsyncLoader, CorruptError, Field, HDF5Source
-from lit_async_data.tools.pack.packing import pack
+from lit_async_data.tools.pack import pack
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<i4", ">i2", "<f8"])

@@ -12,7 +12,7 @@ from support.sources.oracle import read, read_from
 
 from lit_async_data import AsyncLoader, ChangedError, CorruptError, FormatError, HDF5Source, MissingError
 from lit_async_data.reading import open_reader
-from lit_async_data.tools.inspect.hdf5_files import hdf5_report
+from lit_async_data.tools.inspect import hdf5_report
 
 VALUES = np.arange(12 * 5, dtype="f4").reshape(12, 5)
 

@@ -1,4 +1,4 @@
-"""What an HDF5 file holds: datasets as stored, how each is read and why not faster, groups of equal structure."""
+"""The contents of HDF5 files: datasets, how each is read and why not faster, groups of equal structure; the report."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import glob
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from string import digits
 from typing import Any
 
 import h5py
 import numpy as np
 
-from lit_async_data.errors import AsyncDataError, FormatError
-from lit_async_data.sources.contract.storage_layout import Reading
+from lit_async_data.engine.resources.memory import readable
+from lit_async_data.errors import AsyncDataError, FormatError, counted
+from lit_async_data.sources.contract.checks import FIRST_SAMPLES
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import choice
 from lit_async_data.sources.hdf5.schema.categories import find_coded
@@ -30,10 +33,15 @@ from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
-from lit_async_data.tools.inspect.words import HELD_OUT, TRAINING, common_start, has_word
+from lit_async_data.tools.call import Call
+from lit_async_data.tools.terminal import indented, section, shapes, shortened, table
 
-# Kinds of datasets that hold values as they are; and numbers that stand for names, or beside a mask.
-PLAIN, CODED = ("", "member"), ("categorical", "nullable")
+# Raised if a key of the JSON changes its meaning or goes.
+VERSION = 3
+# Words in names of training, and of stages that are sources of their own.
+TRAINING, HELD_OUT = "train|training", "val|valid|validation|dev|test|testing"
+# Kinds of datasets that hold values as they are.
+PLAIN = ("", "member")
 # Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
 # At most this many members of a group are listed. Its first few datasets tell whether it holds images.
@@ -42,7 +50,7 @@ MOST_MEMBERS, _LOOKED_AT = 20_000, 8
 
 @dataclasses.dataclass
 class Dataset:
-    """A dataset, or what stands for one. The page on the JSON says what the attributes up to `why` are."""
+    """A dataset, a group that holds one, or many alike; the page on the JSON describes the attributes up to `why`."""
 
     name: str
     type: str = ""
@@ -73,7 +81,7 @@ class Dataset:
 
     @property
     def varies(self) -> bool:
-        """Whether those that it stands for have different lengths."""
+        """Whether the datasets that it stands for have different lengths."""
         return self.rows is not None and self.rows[0] < self.rows[1]
 
     @property
@@ -165,43 +173,39 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
         yield Dataset(name, "a type that numpy lacks")
         return
     shape, attributes, properties = tuple(map(int, dataset.shape or ())), dataset.attrs, dataset.id.get_create_plist()
-    whole = Dataset(
-        name,
-        f"{images} images" if images else _type_name(dtype),
-        shape,
-        chunks=dataset.chunks,
-        filters=tuple(
-            f"gzip {values[0]}" if number == 1 else known.decode(errors="replace").partition(";")[0] or str(number)
-            for number, _, values, known in map(properties.get_filter, range(properties.get_nfilters()))
-        ),
-        bytes=math.prod(shape) * dtype.itemsize if dataset.shape is not None else 0,
-        stored_bytes=int(dataset.id.get_storage_size()),
-        kind="images" if images else "scale" if attributes.get("CLASS") == b"DIMENSION_SCALE" else "",
-        axis=next((str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()), "") if shape else "",
-        attributes=tuple(attributes),
+    filters = tuple(
+        f"gzip {values[0]}" if number == 1 else known.decode(errors="replace").partition(";")[0] or str(number)
+        for number, _, values, known in map(properties.get_filter, range(properties.get_nfilters()))
     )
-    if dtype.names is None:
-        yield whole
-    for member, path in members(dtype).items() if dtype.names else ():
-        inner: Any = member_of(dtype, path)
+    for member, path in (members(dtype) if dtype.names else {"": ()}).items():
+        inner: Any = member_of(dtype, path) if member else dtype
         element, sides = inner.subdtype or (inner, ())
-        made = Dataset(f"{name}.{member}", _type_name(element), (*shape, *sides), kind="member", chunks=whole.chunks)
-        yield dataclasses.replace(made, filters=whole.filters, bytes=math.prod(shape) * inner.itemsize)
+        made = Dataset(name, f"{images} images" if images else _type_name(element), (*shape, *sides))
+        made.chunks, made.filters = dataset.chunks, filters
+        made.bytes = math.prod(shape) * inner.itemsize if dataset.shape is not None else 0
+        if member:
+            yield dataclasses.replace(made, name=f"{name}.{member}", field=f"{name}.{member}", kind="member")
+            continue
+        made.stored_bytes, made.attributes = int(dataset.id.get_storage_size()), tuple(attributes)
+        made.kind = "images" if images else "scale" if attributes.get("CLASS") == b"DIMENSION_SCALE" else ""
+        if shape:
+            made.axis = next((str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()), "")
+        yield made
 
 
 def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     parts = {"categorical": ("codes",), "nullable": ("values",), "variable": VARIABLE}.get(kind, ("data",))
-    stored = kind
-    nodes = [_member(group, part, f"{name}/{part}") for part in parts]
+    nodes: list[Any] = [_member(group, part, f"{name}/{part}") for part in parts]
     if not all(isinstance(node, h5py.Dataset) and node.shape is not None for node in nodes):
         return Dataset(name, kind)
-    values = nodes[0]
-    made, whole = next(_of_dataset(values, name)), np.ravel(group.attrs.get("shape", group.attrs.get("h5sparse_shape")))
-    sparse = kind in ("csr", "csc") and whole.dtype.kind in "iu"
-    shape: tuple[int, ...] = tuple(whole.tolist()) if sparse else values.shape
+    made, whole = next(_of_dataset(nodes[0], name)), group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
+    made.type, made.kind = f"{kind}, {made.type}", made.kind or kind
     if kind == "variable":
-        shape, kind = (nodes[1].size - 1, *shape[1:]), made.kind or kind
-    return dataclasses.replace(made, type=f"{stored}, {made.type}", shape=shape, rows=None, kind=kind)
+        made.shape = (nodes[1].size - 1, *made.shape[1:])
+    elif kind in ("csr", "csc") and np.asarray(whole).dtype.kind in "iu":
+        made.shape = tuple(np.ravel(whole).tolist())
+    made.rows = made.shape[:1] * 2
+    return made
 
 
 def _format_in_group(group: h5py.Group) -> str:
@@ -222,7 +226,7 @@ def _type_name(dtype: np.dtype[Any]) -> str:
     return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else ", big-endian")
 
 
-def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None:
+def describe(group: OpenGroup, node: Dataset) -> None:
     """Say how a field of a dataset is read, and why not faster, or not at all."""
     name, given = group.name(node.field), Field(node.field, decode="image" if node.kind == "images" else None)
     try:
@@ -233,7 +237,7 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
                 with contextlib.closing(source):
                     field, node.reading = source.stored_parts[0].fields["x"], source.chunks.reading
             else:
-                field, node.reading = inspect_field(group, "x", given, layout)["x"], None
+                field = inspect_field(group, "x", given, None)["x"]
     except AsyncDataError as error:
         where = f"{error.dataset}: " if error.row is None else f"{error.dataset}, row {error.row}: "
         node.why = node.why or where * (error.dataset not in (name, None)) + error.message
@@ -243,23 +247,20 @@ def describe(group: OpenGroup, node: Dataset, layout: str | None = None) -> None
     node.kind = "variable" if field.sequences else node.kind
     node.kind = "categorical" if node.kind in PLAIN and find_coded(group, name).place else node.kind
     way = "chunks" if field.images or field.sequences else choice(stored, mapped=True)
-    copied = way in ("raw", "strided", "kept")
-    node.reading = node.reading or ("copied" if copied else "decoded" if way == "chunks" else "locked")
+    node.reading = node.reading or ("decoded" if way == "chunks" else "locked" if way.startswith("h5py") else "copied")
     index = stored.index if way == "chunks" else None
-    pieces = math.prod(index.grid) // index.grid[stored.axis] if index else 1
-    compressed = index is not None and stored.filtered
-    shared = compressed and stored.chunk_rows > 1 and not isinstance(field.stored, StoredRanges)
-    reasons = {
-        f"{stored.slow}; pack writes it once in a way that needs no lock": stored.slow,
-        "the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'": not stored.slow
-        and way == "h5py chunks",
-        f"samples are on axis {stored.axis}; on axis 0, each would lie in one piece": way == "strided" or stored.axis,
-        f"each sample is spread over {pieces:,} chunks": pieces > 1,
-        f"{stored.chunk_rows:,} samples share a chunk and are decoded together; the chunk shuffle decodes them once "
-        "per epoch": shared,
-        "compressed: each sample is decoded when it is read": compressed and not shared,
-    }
-    node.why = "; ".join(reason for reason, holds in reasons.items() if holds)
+    pieces = math.prod(index.grid) // index.grid[0] if index else 1
+    reasons = [f"each sample is spread over {pieces:,} chunks"] * (pieces > 1)
+    if stored.slow:
+        reasons.append(f"{stored.slow}; pack writes it once in a way that needs no lock")
+    elif way == "h5py chunks":
+        reasons.append("the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'")
+    if index and stored.filtered and stored.chunk_rows > 1 and not isinstance(field.stored, StoredRanges):
+        shared = "samples share a chunk and are decoded together; the chunk shuffle decodes them once per epoch"
+        reasons.append(f"{stored.chunk_rows:,} {shared}")
+    elif index and stored.filtered:
+        reasons.append("compressed: each sample is decoded when it is read")
+    node.why = "; ".join(reasons)
 
 
 @dataclasses.dataclass
@@ -287,8 +288,7 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
     for names in alike.values():
         patterns = (glob.escape(common_start(names).rstrip(digits)) + end for end in ("*", "[0-9]*"))
         fitting = (each for each in patterns if sorted(fnmatch.filter(siblings, each)) == sorted(names))
-        stages = any(has_word(name, f"{TRAINING}|{HELD_OUT}") for name in names)
-        pattern = None if len(names) < 2 or stages else next(fitting, None)
+        pattern = None if len(names) < 2 or any(map(is_stage, names)) else next(fitting, None)
         if pattern is None:
             for name in names:
                 outside, *more = scopes_of(groups[name], f"{parent}{name}/")
@@ -302,3 +302,155 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
             node.name = f"{parent}{pattern}/{node.field}"
         found.append(Scope(groups[names[0]], f"{parent}{pattern}", f"{parent}{names[0]}", len(names)))
     return [Scope(rest), *found]
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def has_word(name: str, pattern: str, *, whole: bool = False) -> bool:
+    """Whether the last component of a name, or any, has a word of a pattern; ``testImages_1`` has test, images, 1."""
+    found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name if whole else name.rpartition("/")[2])
+    return any(re.fullmatch(pattern, word.lower()) for word in found)
+
+
+def is_stage(name: str) -> bool:
+    return has_word(name, f"{TRAINING}|{HELD_OUT}")
+
+
+def of_training(names: Iterable[str]) -> list[str]:
+    """The names; without the names of other stages, if some are of training. A common start does not count."""
+    every = list(names)
+    begin = len(common_start(every).rpartition("/")[0])
+    training = [name for name in every if has_word(name[begin:], TRAINING, whole=True)]
+    return [n for n in every if n in training or not (training and has_word(n[begin:], HELD_OUT, whole=True))]
+
+
+def common_start(texts: Sequence[str]) -> str:
+    pairs = zip(min(texts, default=""), max(texts, default=""), strict=False)
+    return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnReport:
+    name: str
+    type: str
+    kind: str | None
+    distinct: int | None
+    missing: int
+    examples: tuple[str, ...]
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """What a sample may be, and the call that builds the source; once that has worked, what it builds."""
+
+    title: str
+    call: Call
+    notes: tuple[str, ...] = ()
+    samples: int = 0
+    batch: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    reading: str = ""
+
+
+@dataclasses.dataclass
+class Report:
+    kind: str
+    files: list[str]
+    bytes: int | None = None
+    groups: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    datasets: list[Dataset] = dataclasses.field(default_factory=list)
+    columns: list[ColumnReport] = dataclasses.field(default_factory=list)
+    rows: int | None = None
+    suggestions: list[Suggestion] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def suggest(self, candidates: Sequence[Suggestion]) -> None:
+        """Add the first whose source can be built, and a sample read; else a note why the likeliest cannot."""
+        errors = list[str]()
+        for tried, each in itertools.product((1, FIRST_SAMPLES), candidates):
+            try:
+                self.suggestions.append(_verified(each, tried))
+            except AsyncDataError as error:
+                errors.append(f"{each.call.python().splitlines()[-1]} does not fit: {' '.join(str(error).split())}")
+            else:
+                return
+        self.notes += errors[:1]
+
+    def as_dict(self) -> dict[str, Any]:
+        values = {"version": VERSION, **vars(self)}
+        values["datasets"] = [{key: getattr(each, key) for key in SHOWN} for each in self.datasets]
+        values["columns"] = [vars(each) for each in self.columns]
+        values["suggestions"] = [
+            vars(each) | {"python": each.call.python(), "command": each.call.command()} for each in self.suggestions
+        ]
+        for each in values["suggestions"]:
+            del each["call"]
+        return values
+
+
+def _verified(each: Suggestion, tried: int) -> Suggestion:
+    """The suggestion with what its source holds, once one of the first samples has been read."""
+    first = 0
+    with contextlib.closing(each.call.build()) as source:
+        for first in range(min(len(source), tried)):
+            with contextlib.suppress(AsyncDataError):
+                source[first]
+                break
+        else:
+            source[0]  # says what is wrong
+        batch = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
+        notes = [*each.notes, *_notes(source)]
+        notes += [f"the first that can be read is sample {first}: --check-all lists the bad ones"] if first else []
+        return Suggestion(each.title, each.call, tuple(notes), len(source), batch, source.chunks.reading)
+
+
+def _notes(source: Source) -> list[str]:
+    """Notes on classes and types."""
+    x, y, notes = source.spec.get("x"), source.spec.get("y"), list[str]()
+    if y is not None and not y.shape and y.classes:
+        notes.append(f"y has {len(y.classes)} classes: {', '.join(y.classes[:4])}{', …' * (len(y.classes) > 4)}")
+    if wide := " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64):
+        how = 'dtype="float32" of a field, or "int64" for classes'
+        notes.append(f"{wide}: float64, as stored; {how}, is what networks take")
+    if x is not None and x.dtype.kind == "u" and len(x.shape) > 1:
+        on_gpu = 'on a GPU, device_transform=ToFloat("x") makes float32 from 0 to 1'
+        on_cpu = "on a CPU, where the loop would wait for it, divide in a batch_transform"
+        notes.append(f"x is {x.dtype}, as stored: {on_gpu}; {on_cpu}")
+    if x is None or y is None or len(x.shape) not in (2, 3) or y.shape or y.dtype.kind not in "iu":
+        notes.append("the network of train.py takes images and class numbers: add model._target_=package.YourModule")
+    return notes
+
+
+def text_of(report: Report) -> str:
+    names = dict[str, list[str]]()
+    columns = [["column", "type", "values", "missing", "field", "for example"]]
+    for column in report.columns:
+        counts = ["" if not n else f"{n:,}" for n in (column.distinct, column.missing)]
+        columns.append([column.name, column.type, *counts, column.kind or "none", ", ".join(column.examples)])
+        names.setdefault(column.why, []).append(column.name)
+    datasets = [["dataset", "shape", "type", "stored", "how"]]
+    for node in report.datasets:
+        rows = ["–".join(f"{n:,}" for n in dict.fromkeys(node.rows))] if node.rows else []
+        shape = "×".join([*rows, *map(str, node.shape[1:])]) or "one value" * bool(node.bytes)
+        chunks = [f"chunks of {'×'.join(map(str, node.chunks))}"] if node.chunks else []
+        stored = [readable(node.stored_bytes or node.bytes), *node.filters, *chunks] if node.bytes else []
+        how = HOW_READ[node.reading] if node.reading else "not read"
+        datasets.append([node.name, shape, node.type, ", ".join(stored), how])
+        names.setdefault(node.why, []).append(node.name)
+    whys = [f"{', '.join(shortened(alike))}: {why}" for why, alike in names.items() if why]
+    title = [report.kind, *([] if report.bytes is None else [readable(report.bytes)])]
+    numbers = {"row": report.rows, "dataset": len(report.datasets), "other file": len(report.files) - 1}
+    title += [counted(number, what) for what, number in numbers.items() if number]
+    title += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
+    lines = [f"{report.files[0]}   {' · '.join(title)}", *indented([*table(columns), *table(datasets)])]
+    lines += [*section("Why not faster, or not at all", whys), *section("Notes", report.notes)]
+    for suggestion in report.suggestions:
+        lines += ["", f"── {suggestion.title[:1].upper()}{suggestion.title[1:]} ──"]
+        lines += [f"  {suggestion.samples:,} samples · {shapes(suggestion.batch)} · {suggestion.reading}"]
+        lines += [*indented(suggestion.call.python().splitlines()), *indented([suggestion.call.command()])]
+        lines += ["", *(f" · {note}" for note in suggestion.notes)]
+    return "\n".join([*lines, ""])

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import sys
 import textwrap
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import numpy as np
 import pyarrow.csv
 import pytest
 
-from lit_async_data import Field, HDF5Source
+from lit_async_data import Field, HDF5Source, StorageLayout
 from lit_async_data.__main__ import main
-from lit_async_data.errors import CorruptError, SourceError
+from lit_async_data.errors import ConfigError, CorruptError, SourceError
+from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.pack import packing, plan
-from lit_async_data.tools.pack.packing import pack, packed_source
+from lit_async_data.tools import pack as packing
+from lit_async_data.tools.pack import pack, packed_source, planned
 
 rng = np.random.default_rng(0)
 NOISE = rng.integers(0, 256, (50, 64, 64), "u1")
@@ -31,14 +33,14 @@ def out(tmp_path):
 
 def small_steps(monkeypatch, samples=4, nbytes=4096):
     """Lets a piece be a few samples."""
-    monkeypatch.setattr(plan, "PIECE_BYTES", samples * nbytes)
+    monkeypatch.setattr(packing, "PIECE_BYTES", samples * nbytes)
 
 
 def same(source, other):
     assert len(source) == len(other)
     everything = np.arange(len(source))
-    for key, values in plan.read(source, everything).items():
-        found = plan.read(other, everything)[key]
+    for key, values in packing.read(source, everything).items():
+        found = packing.read(other, everything)[key]
         assert values.shape == found.shape
         assert values.tobytes() == found.astype(values.dtype).tobytes(), key
 
@@ -146,20 +148,16 @@ def test_a_sample_without_a_class_stays_one(out):
 
 
 @pytest.mark.parametrize("key", ["x", "y"])
-def test_a_difference_names_dataset_and_sample_and_leaves_no_file(out, key, monkeypatch):
-    source = ArraySource({"x": SMOOTH, "y": np.arange(50)})
-    original = packing._stored
+def test_a_difference_names_dataset_and_sample_and_leaves_no_file(out, key):
+    values = {"x": SMOOTH.copy(), "y": np.arange(50)}
+    source = ArraySource(values)
 
-    def wrong(values, field, piece):
-        stored = original(values, field, piece)
-        if field.key == key:
-            stored = stored.copy()
-            stored[17 - piece.row] += 1
-        return stored
+    def changes(step, done, _):
+        if step == "comparing" and not done:
+            values[key][17] += 1
 
-    monkeypatch.setattr(packing, "_stored", wrong)
     with pytest.raises(CorruptError, match=f"{key}, sample 17 .*differs from the input") as error:
-        pack(source, out)
+        pack(source, out, progress=changes)
     assert (error.value.dataset, error.value.sample_id) == (key, 17)
     assert os.listdir(os.path.dirname(out)) == []
 
@@ -245,7 +243,7 @@ def test_values_that_are_packed_in_several_ways_cannot_share_attributes(h5, out,
     [
         (["{h5}", "-o", "{h5}", "--force"], "is also the input"),
         (["{h5}", "-o", "{folder}/taken.h5"], "taken.h5: exists already, and is not touched"),
-        (["{h5}", "-o", "{out}", "--codec", "none", "--chunk", "2"], "chunk: 2 but without a codec"),
+        (["{h5}", "-o", "{out}", "--codec", "none", "--chunk", "2"], "chunk: 2: chunks need a codec"),
         (["t.csv", "-o", "{out}"], "fields: missing; which columns of t.csv"),
         (["{h5}", "-o", "{folder}"], "is a folder; give the name of a file"),
         (["{h5}", "-o", "{out}", "--columns", "data"], "'data' cannot name a dataset, or names two"),
@@ -267,3 +265,46 @@ def test_ctrl_c_ends_with_130_and_one_line(h5, out, capsys, monkeypatch):
     monkeypatch.setattr(packing, "_compare", interrupted)
     assert main(["pack", h5(data=VALUES, labels=np.arange(20)), "-o", out]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+SMALL = SMOOTH[:20]
+
+
+def planned_for(source, codec="auto", chunk=None):
+    return planned(source, codec, chunk, keep_parts=False)
+
+
+def test_auto_compresses_what_was_compressed_and_becomes_smaller_and_no_small_samples():
+    ramp = np.linspace(0, 1, 20 * 64 * 64, dtype="f4").reshape(20, 64, 64)
+    noise = np.random.default_rng(0).integers(0, 256, (20, 64, 64), "u1")
+    fields = {"smooth": SMALL, "ramp": ramp, "noise": noise, "rows": np.zeros((20, 128), "f4")}
+
+    class Decoded(ArraySource):
+        chunks = StorageLayout(reading="decoded")
+
+    chosen = planned_for(Decoded(fields)).fields
+    assert {field.key: (field.chunk, field.shuffle) for field in chosen} == {
+        "smooth": (1, False),
+        "ramp": (1, True),
+        "noise": (0, False),
+        "rows": (0, False),
+    }
+    Decoded.chunks = StorageLayout(reading="copied")
+    assert not any(field.chunk for field in planned_for(Decoded(fields)).fields)
+    shared = planned_for(ArraySource({"x": np.zeros((300, 128), "f4")}), "deflate")
+    assert shared.fields[0].chunk == 128  # 64 KiB
+
+
+def test_a_codec_without_its_library_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    with pytest.raises(ConfigError, match=r"zstd needs a library: pip install 'lit-async-data\[codecs\]'"):
+        planned_for(ArraySource({"x": SMALL}), "zstd")
+
+
+def test_a_piece_is_whole_chunks_of_both_files_where_they_are_not_too_large(monkeypatch):
+    monkeypatch.setattr(packing, "PIECE_BYTES", 30 * 512)
+    monkeypatch.setattr(packing, "MOST_PIECE_BYTES", 40 * 512)
+    for rows, step in [(1, 28), (2, 28), (5, 35), (6, 28)]:  # 42 samples would be too large
+        chunks = StorageLayout((ChunkRun(100, rows),), compressed=True, reading="decoded")
+        source = ArraySource({"x": np.zeros((100, 128), "f4")}, chunks=chunks)
+        assert planned_for(source, "deflate", 7).step == step

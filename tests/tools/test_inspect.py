@@ -1,16 +1,68 @@
-"""What is suggested for HDF5 files can be meant, and both lines read it."""
+"""What ``inspect`` suggests for files, tables and folders can be meant, and both lines read it."""
 
 import contextlib
+import json
+import re
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
+from pyarrow import csv, parquet
 from support.files import examples
-from support.lines import check, check_said, only, sides
+from support.lines import built_by_python, check, check_said, only, sides
 
 from lit_async_data import Field, HDF5Source
-from lit_async_data.tools.inspect import hdf5_files
-from lit_async_data.tools.inspect.hdf5_files import hdf5_report
+from lit_async_data.__main__ import main
+from lit_async_data.tools import inspect
+from lit_async_data.tools.inspect import hdf5_report, report_on, table_report
+
+
+@pytest.mark.parametrize("sizes", [1, 3])
+def test_a_folder_of_classes(folder, sizes, capsys):
+    examples.class_folders("photos", sizes)
+    suggestion = only(report_on(["photos"]))
+    size = "" if sizes == 1 else " data.source.image_size=224"
+    assert suggestion.call.command() == f"python train.py data=folder data.source.root=photos{size}"
+    check(suggestion)
+    assert main(["inspect", "photos"]) == 0
+    assert suggestion.call.command() in capsys.readouterr().out
+
+
+def test_a_path_with_everything_that_shells_hydra_and_patterns_treat_specially():
+    for name in ('a b\'s (v2), {x: 1} [0-9] "q" é.h5', "back\\slash.h5", "=,#~$HOME.h5", "null"):
+        examples.images(name, 8)
+        check(only(report_on([name])))
+    with h5py.File("names.h5", "w") as file:
+        file["my images (raw)"], file["true"] = np.zeros((20, 8, 8, 3), "u1"), np.arange(20) % 2
+    check(only(report_on(["names.h5"])))
+
+
+def failure(capsys, *arguments):
+    assert main(["inspect", *arguments]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert re.fullmatch(r"error: [^\n]+\n", said.err)
+    return said.err
+
+
+def test_wrong_input_ends_with_one_line_and_status_2(capsys, folder):
+    examples.images("x.h5", 8)
+    Path("text.h5").write_text("no")
+    Path("short.h5").write_bytes(Path("x.h5").read_bytes()[:2000])
+    Path("empty").mkdir()
+    Path("sheet.xlsx").write_bytes(b"")
+    assert "missing.h5: no such file" in failure(capsys, "missing.h5")
+    assert "*.nope: matches no file" in failure(capsys, "*.nope")
+    assert "text.h5: is not an HDF5 file" in failure(capsys, "text.h5")
+    assert "short.h5: is damaged, or marked as open for writing" in failure(capsys, "short.h5")
+    assert f"{folder} is a folder of HDF5 files; write {folder}/*.h5" in failure(capsys, str(folder))
+    assert "empty has no folders; it needs one for each class" in failure(capsys, "empty")
+    assert "pandas.read_excel('sheet.xlsx')" in failure(capsys, "sheet.xlsx")
+    assert "t.csv is a table or a folder; give one" in failure(capsys, "t.csv", "x.h5")
+    assert "image-size: describes what --check-all reads; add" in failure(capsys, "x.h5", "--image-size", "8")
+    assert "no such file" in failure(capsys, "missing.csv").lower()
 
 
 def test_images_with_labels():
@@ -25,11 +77,8 @@ def test_images_with_labels():
         "'data.train.layout={x: NHWC}'"
     )
     assert check(suggestion)["x"].shape == (4, 3, 16, 12)
-    note, said, floats = suggestion.notes
-    assert said == "y is from 0 to 4"
+    (floats,) = suggestion.notes
     assert 'on a GPU, device_transform=ToFloat("x") makes float32' in floats
-    with sides(suggestion, note.partition(" keeps each patient")[0]) as found:
-        assert {key: len(side) % 10 for key, side in found.items()} == {"train": 0, "val": 0}
 
 
 def test_a_file_without_samples_says_so():
@@ -40,7 +89,7 @@ def test_a_file_without_samples_says_so():
 
 
 def test_a_file_of_more_datasets_than_are_looked_at_says_so(monkeypatch):
-    monkeypatch.setattr(hdf5_files, "MOST_DATASETS", 1)
+    monkeypatch.setattr(inspect, "MOST_DATASETS", 1)
     examples.images("a.h5", 8)
     report = hdf5_report(["a.h5"])
     assert len(report.datasets) == 1
@@ -48,17 +97,18 @@ def test_a_file_of_more_datasets_than_are_looked_at_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_windows_of_groups(labels):
+def test_groups_of_equal_structure_are_one_source(labels):
     examples.recording("rec.h5", labels=labels)
     report = hdf5_report(["rec.h5"])
     assert report.groups == [{"name": "run_*", "count": 3}]
     assert [(each.name, each.rows, each.groups) for each in report.datasets][-1] == ("run_*/eeg/signal", (400, 402), 3)
-    windows = only(report)
-    assert 'group="run_*", stride=8)' in windows.call.python()
-    assert '{"name": "eeg/signal", "window": (0, 64)}' in windows.call.python()
-    batch = check(windows)
-    assert batch["x"].shape == (4, 64, 6)
-    assert batch["y"].tolist() == [3, 3, 3, 3] if labels else batch["y"].shape == (4, 8, 6)
+    rows = only(report)
+    batch = check(rows)
+    assert batch["x"].shape == (4, 6)
+    assert batch["y"].tolist() == [0, 1, 2, 3] if labels else "stride=64" in " ".join(rows.notes)
+    note = next(each for each in rows.notes if each.startswith("split("))
+    with sides(rows, note.partition(" keeps each group")[0]) as found:
+        assert {key: len(side) // 100 for key, side in found.items()} == {"train": 8, "val": 4}
 
 
 def test_files_of_other_stages_are_left_out():
@@ -84,16 +134,13 @@ def test_several_files_are_parts_of_one_source_by_a_pattern_that_matches_only_th
 
 def test_matlab_stores_samples_last_and_class_numbers_as_doubles():
     examples.matlab("faces.mat")
-    report = hdf5_report(["faces.mat"])
-    suggestion = only(report)
+    suggestion = only(hdf5_report(["faces.mat"]))
     assert '"y": {"name": "y", "column": 0}}, layout={"x": "CHWN"})' in suggestion.call.python()
     batch = check(suggestion)
     assert batch["x"].shape == (4, 3, 20, 16)
     assert batch["y"].tolist() == [1, 2, 3, 4]
     assert suggestion.reading == "copied"
-    assert any("count classes from 0" in note for note in suggestion.notes)
     assert any("MATLAB stores axes in reverse" in note for note in suggestion.notes)
-    assert next(each for each in report.datasets if each.name == "X").why.startswith("samples are on axis 3")
 
 
 NAMED = {f"img_{n}": np.zeros((8, 9, 3), "u1") for n in range(10)}
@@ -102,15 +149,12 @@ OPAQUE = {f"s{n}/{k}": np.arange(9) if k == "y" else np.void(examples.JPEG.tobyt
 EPISODES = {f"data/demo_{number}/actions": np.zeros((20 + number, 7), "f4") for number in (1, 2, 10)}
 EPISODES |= {f"data/demo_{number}/obs/rgb": np.zeros((20 + number, 24, 24, 3), "u1") for number in (1, 2, 10)}
 EPISODES["mask/train"] = [b"demo_1"]
-IMAGES, ROWS, COUNT, NUMBERS = np.zeros((40, 28, 28), "u1"), np.zeros((40, 9), "f4"), np.arange(40), np.arange(200)
-EEG = {"eeg": np.zeros((4000, 6), "f4")}
-EVENTS = np.array([(400 * n, n % 3) for n in range(8)], [("onset", "i8"), ("label", "i4")])
+IMAGES, ROWS, COUNT = np.zeros((40, 28, 28), "u1"), np.zeros((40, 9), "f4"), np.arange(40)
 UNLABELLED = {f"a/{n}.x": IMAGES[n] for n in range(12)} | {f"labels/{n}": n for n in range(11)}
 # What writes a file; what the one suggestion says, None if there is none; what a note says; what is said nowhere.
 MEANT = [
     ({"x": IMAGES, "index": COUNT, "counter": COUNT, "valid": COUNT >= 0}, '{"x": "x"}', "", "index"),
-    ({"x": ROWS, "y": np.append(np.arange(39), np.nan)}, '{"x": "x", "y": "y"}', "float64", "y is from"),
-    ({"x": np.zeros((200, 9), "f4"), "y": NUMBERS[::-1], "origin/part": NUMBERS // 9}, '{"x": "x"}', "", "origin"),
+    ({"x": ROWS, "y": np.append(np.arange(39), np.nan)}, '{"x": "x", "y": "y"}', "float64", ""),
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
     (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
@@ -125,10 +169,7 @@ MEANT = [
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),
     (examples.ragged, '{"x": ".", "y": "label"}', "", "window"),
     (lambda path: examples.ragged(path, "seq/"), '{"x": "seq", "y": "label"}', "", "window"),
-    ({"data": np.zeros((64, 9000), "f4"), "gain": np.arange(64)}, 'layout={"x": "CN", "y": "CN"}', "", "gain"),
-    (EEG | {"events": EVENTS}, '"events.label", "per": "anchor"}}, rows="events.onset")', "", "stride"),
-    (EEG | {"starts": EVENTS["onset"] + 800}, '"window": (0, 512), "pad": "zero"}}, rows="starts")', "", "stride"),
-    ({"Series/data": np.zeros((300, 4), "f4"), "electrodes/imp": np.arange(4) // 2}, "(0, 64)", "", "electrodes"),
+    ({"data": np.zeros((64, 9000), "f4"), "gain": np.arange(64)}, '{"x": "data"}, layout={"x": "CN"})', "", "gain"),
     (lambda path: examples.grid(path, "time", "lat", "lon"), '{"x": "v"}', "", "level"),
     (examples.netcdf, '{"x": {"name": "t2m", "mask_and_scale": True}}', "", "lat"),
     (lambda path: examples.grid(path, "lat", "lon"), None, "no dataset looks like samples", ""),
@@ -136,17 +177,17 @@ MEANT = [
     (lambda path: examples.one_each(path, label=None), '{"x": "image", "y": {"attr": "label"}}', "", "0 samples"),
     (MOLECULES, '{"x": "pos", "y": "target"}, group="mol_*", sample="group")', "batch_by=x", "0 samples"),
     (lambda x: examples.one_each(x, "v{}", "", compression="gzip"), "v*", "10 datasets compressed: each sample", ""),
-    (NAMED, '{"x": "img_*"}, sample="dataset", layout={"x": "HWC"})', "uint8, 10 datasets", "y is from"),
-    (lambda path: examples.one_each(path, "a/{}.x", "labels/{}"), '{"x": "a/*.x", "y": "labels/*"}, sam', "to 9", ""),
-    (UNLABELLED, '{"x": "a/*.x", "y": "labels/*"}, sam', "", "y is from"),
-    ({f"s{n}/{k}": n if k == "y" else examples.JPEG for n in (1, 2) for k in "ay"}, '"y": "y"}, g', "BGR", "a single"),
+    (NAMED, '{"x": "img_*"}, sample="dataset", layout={"x": "HWC"})', "uint8, 10 datasets", ""),
+    (lambda path: examples.one_each(path, "a/{}.x", "labels/{}"), '{"x": "a/*.x", "y": "labels/*"}, sam', "", ""),
+    (UNLABELLED, '{"x": "a/*.x", "y": "labels/*"}, sam', "", ""),
+    ({f"s{n}/{k}": n if k == "y" else examples.JPEG for n in (1, 2) for k in "ay"}, '"y": "y"}, g', "BGR", ""),
     (OPAQUE, '"image_size": [8, 9]}}, group="s*", sample="group")', "BGR", ""),
     (examples.one_jpeg_each, '"image_size": [8, 9]}, "y": {"attr": "label"}}, sam', "BGR", ""),
     ({f"d/{n // 9}/f/{n % 9}": IMAGES[n] for n in range(18)}, None, "9 datasets has no dataset 'd/0/f/*'", ""),
     ({"img_1": IMAGES[0], "img_2": IMAGES[1], "img_3": IMAGES[2]}, None, "with a * for what differs", ""),
     ({f"x{n}": np.arange(40.0) for n in range(9)}, None, "no dataset looks like samples", "dataset="),
     ({"cube": np.zeros((80, 80, 50), "u2"), "gt": np.zeros((80, 80), "u1")}, None, "(80, 80, 50) may be one", ""),
-    ({"image": np.zeros((32, 32, 3), "u1")}, None, "image of shape (32, 32, 3) may be one sample: its rows", ""),
+    ({"image": np.zeros((32, 32, 3), "u1")}, None, "image of shape (32, 32, 3) may be one sample: ", ""),
     (examples.compound, None, "no dataset looks like samples", ""),
 ]
 
@@ -173,7 +214,7 @@ def test_groups_of_one_image_each_are_samples():
     with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
         for number in range(3):
             every.copy(f"separate/{number}", file.create_group(f"s{number}"), "a")
-    assert "hold one image each: group='*'" in hdf5_report(["x.h5"]).notes[0]
+    assert "decode='image') decodes images" in hdf5_report(["x.h5"]).notes[0]
     with contextlib.closing(HDF5Source("x.h5", {"x": Field("a", decode="image")}, group="*", sample="group")) as found:
         assert len(found) == 3
 
@@ -190,3 +231,83 @@ def test_encoded_images_are_decoded_by_what_is_suggested(name):
     assert f"data.train.fields={{{camera}, y: action}}" in suggestion.call.command()
     assert any("channels: BGR" in each for each in suggestion.notes)
     check(suggestion)
+
+
+def written(table, suffix):
+    name = f"birds.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table, name)
+    elif suffix == "jsonl":
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    else:
+        csv.write_csv(table, name, csv.WriteOptions(delimiter=";" if suffix == "tsv" else ","))
+    return name
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_table_of_images(folder, suffix):
+    report = table_report(written(examples.bird_table(folder), suffix))
+    kinds = {"id": "number" if suffix == "csv" else "class", "path": "image", "species": "class", "site": "class"}
+    assert {each.name: each.kind for each in report.columns} == kinds
+    suggestion = only(report)
+    assert '{"x": "path", "y": "species"}' in suggestion.call.python()
+    assert 'id="id"' in suggestion.call.python()
+    assert "image_size" not in suggestion.call.python()
+    check(suggestion)
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "jsonl"])
+def test_a_table_with_a_column_of_stages_and_images_of_several_sizes(folder, suffix):
+    suggestion = only(table_report(written(examples.bird_table(folder, split=True, sizes=3), suffix)))
+    assert "image_size=224" in suggestion.call.python()
+    assert 'split(source, by="part") has the sides that it names' in suggestion.notes
+    check(suggestion)
+
+
+def test_the_first_folder_that_fits_is_the_root(folder):
+    for name in ("large", "small"):
+        examples.class_folders(f"tables/{name}", 1)
+    Path("tables/t.csv").write_text("file,species\n" + "auk/0.png,auk\nowl/1.png,owl\n" * 20)
+    suggestion = only(table_report("tables/t.csv"))
+    assert suggestion.call.options["root"] == "tables/large"
+    check(suggestion)
+
+
+@pytest.mark.parametrize("table", ["tables/birds.csv", "photos/birds.csv"])
+def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, table):
+    rows = ["file,species"]
+    for name in ("auk", "owl"):
+        (folder / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(f"photos/{name}/1.png")
+        rows += [f"{folder}/photos/{name}/1.png,{name}"] * 4
+    Path("tables").mkdir()
+    Path(table).write_text("\n".join(rows))
+    report = table_report(table)
+    source = built_by_python(only(report).call.python())
+    assert [source[number]["y"] for number in (0, 7)] == [0, 1]
+    source.close()
+    assert report.columns[0].examples[0].endswith("photos/auk/1.png")
+
+
+TABLES = [
+    ("0.png,1\n1.png,0\n", None, "the first line looks like data (0.png)"),
+    ("path,label,row\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "dataset": "images"', ""),
+    ("a,tags\n" + "1,b|c\n2,c\n3,b\n4,b|c\n5,c|b\n", '{"name": "tags", "separator": "|"}', ""),
+    ("a,tags\n" + "1,\n2,c\n3,b\n4,b|c\n", '{"name": "tags", "separator": "|", "null": "zero"}', ""),
+    ("a,b,target,when\n" + "1,.5,1,x\n2,1,0,x\n3,2,1,x\n4,3,0,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
+    ("a,species,kinds\n" + "1,b,p\n2,c,p\n3,b,q\n4,c,q\n", '"y": "species"', ""),
+]
+
+
+@pytest.mark.parametrize(("rows", "suggested", "noted"), TABLES)
+def test_what_is_suggested_for_a_table_can_be_meant(rows, suggested, noted):
+    examples.images("x.h5")
+    header, _, rest = rows.partition("\n")
+    Path("t.csv").write_text(f"{header}\n{rest * 6}")
+    check_said(table_report("t.csv"), suggested, noted)
+
+
+def test_a_column_that_can_be_no_field_says_why():
+    Path("t.jsonl").write_text('{"a": 1, "b": {"c": 2}}\n')
+    fitting, other = table_report("t.jsonl").columns
+    assert (fitting.why, other.why.partition(",")[0]) == ("", "holds struct<c: int64>")

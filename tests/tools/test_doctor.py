@@ -1,19 +1,90 @@
-"""``doctor``: what it measures is what loaders do, and it chooses the setting to use."""
+"""`doctor`: it measures what loaders do and chooses a setting; every line that it prints can be used."""
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
+from PIL import Image
 from support.files import examples
 
 from lit_async_data import AsyncLoader, LoaderOptions
+from lit_async_data.__main__ import main
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.doctor import examination
-from lit_async_data.tools.doctor.examination import Trial, best, measured, why_pack
+from lit_async_data.tools import doctor
+from lit_async_data.tools.doctor import Trial, best, measured
+
+
+@pytest.fixture
+def as_json(capsys):
+    def report(*arguments):
+        assert main(["doctor", "--json", "--seconds", "0.05", *arguments]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return report
+
+
+@pytest.fixture
+def photos(folder):
+    rows = ["path,label"]
+    for number in range(12):
+        path = Path("photos", "ab"[number % 2], f"{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10), (number, 0, 0)).save(path)
+        rows.append(f"{path},{number % 2}")
+    Path("photos.csv").write_text("\n".join(rows) + "\n")
+
+
+@pytest.mark.parametrize("arguments", [["scan.h5"], ["photos", "--image-size", "16", "12", "--resize", "crop"]])
+def test_the_python_lines_run(arguments, as_json, photos):
+    examples.images("scan.h5")
+    report = as_json(*arguments, "--batch-size", "8", "--warm")
+    names = {}
+    exec(report["python"], names)
+    with names["loader"] as loader:
+        assert next(loader)["x"].shape == (8, 3, 16, 12)
+        assert loader.options.workers == report["options"]["workers"]
+    names["source"].close()
+
+
+def test_a_report_in_words(capsys, monkeypatch):
+    examples.images("scan.h5")
+    rate = doctor.Rate(12_345.6, 210.0, 380.0, 0.6, 0.0)
+    monkeypatch.setattr(doctor, "measured", lambda *_, **__: rate)
+    with h5py.File("tokens.h5", "w") as file:
+        file["x/values"], file["x/offsets"] = np.arange(40), [0, 5, 20, 40]
+    assert main(["doctor", "tokens.h5", "--warm"]) == 0
+    assert '))  # batch_by="x" puts samples of like length together' in capsys.readouterr().out
+    assert main(["doctor", "scan.h5", "--warm"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "from memory: 12,300 samples/s; each reader 210 MB/s while reading, 380 MB/s while decoding" in text
+    assert "from the disk: not measured: left out (--warm)" in text
+    assert "python train.py data=hdf5 data.train.path=scan.h5" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent.h5"], "absent.h5"),
+        (["scan.h5", "--seconds", "0"], "seconds: 0.0 is not from 0.05 to 600"),
+        (["scan.h5", "--batch-size", "0"], "batch_size: 0 is not a whole number from 1 on"),
+        (["numbers.h5"], "nothing in numbers.h5 looks like samples; python -m lit_async_data inspect numbers.h5 says"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, message, capsys):
+    examples.images("scan.h5")
+    with h5py.File("numbers.h5", "w") as file:
+        file["text"] = "only this"
+    assert main(["doctor", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(as_json, monkeypatch):
@@ -26,7 +97,7 @@ def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(as_json, monke
     assert all(each["samples_per_s"] > 0 and each["memory"] > 0 for each in report["trials"])
     chosen = report["trials"][report["chosen"]]
     assert report["options"] == {"shuffle": chosen["shuffle"], "workers": chosen["workers"]}
-    page = (Path(__file__).parents[3] / "docs/tools/doctor.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/tools/doctor.md").read_text()
     for name in [*report, *chosen, *report["warm"]]:
         assert f"`{name}`" in page, name
 
@@ -35,7 +106,7 @@ def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(as_json, monke
 def ticking(monkeypatch):
     """A clock that only a measurement reads, and that goes on by one second each time."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(examination, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
 
 
 @pytest.mark.usefixtures("ticking")
@@ -84,7 +155,7 @@ def test_from_the_disk_only_what_was_read_and_decoded_meanwhile_counts(batches, 
 
 def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(as_json, photos, monkeypatch):
     dropped = []
-    monkeypatch.setattr(examination, "dropped", lambda paths: bool(dropped.extend(paths)))
+    monkeypatch.setattr(doctor, "dropped", lambda paths: bool(dropped.extend(paths)))
     report = as_json("photos.csv", "--warm")
     assert (dropped, report["cold"], report["why_not_cold"]) == ([], None, "left out (--warm)")
     report = as_json("photos.csv")
@@ -97,8 +168,8 @@ def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(as_json, ph
 def test_files_count_as_dropped_only_if_they_left_memory(folder, monkeypatch, resident):
     (folder / "file").write_bytes(bytes(5000))
     (folder / "empty").touch()
-    monkeypatch.setattr(examination.system, "resident", lambda mapped, begin, nbytes: np.array([resident]))
-    assert examination.dropped(["file", "empty"]) is (hasattr(os, "posix_fadvise") and not resident)
+    monkeypatch.setattr(doctor.system, "resident", lambda mapped, begin, nbytes: np.array([resident]))
+    assert doctor.dropped(["file", "empty"]) is (hasattr(os, "posix_fadvise") and not resident)
 
 
 def trial(shuffle="global", workers=1, rate=100.0, *, amplification=1.0):
@@ -115,16 +186,3 @@ def trial(shuffle="global", workers=1, rate=100.0, *, amplification=1.0):
 )
 def test_the_best_is_close_to_the_fastest_that_shuffles_with_the_fewest_workers(trials, chosen):
     assert best(trials) == chosen
-
-
-@pytest.mark.parametrize(
-    ("amplification", "reading", "decoding", "files", "why"),
-    [
-        (1.0, "decoded", 0.9, False, ""),  # compressed one by one: the file is as it should be
-        (1.0, "decoded", 0.9, True, "readers spend 90 % of their time decoding images, each epoch again"),
-        (1.0, "locked", 0.0, False, "h5py reads it under a lock, one thread at a time"),
-        (3.0, "decoded", 0.9, False, "each sample that is used costs 3.0 that are decoded"),
-    ],
-)
-def test_why_to_pack(amplification, reading, decoding, files, why):
-    assert why_pack(trial(amplification=amplification), reading, decoding, files=files) == why

@@ -1,31 +1,42 @@
-"""`examination`: measures a source in several settings, from memory and from the disk, and says which to use."""
+"""Measures how fast files can feed training, and says which options to use.
+
+  python -m lit_async_data doctor scans/*.h5
+  python -m lit_async_data doctor birds.csv --fields x=path y=species --image-size 224 --batch-size 128
+
+Without --fields, the source is the one that inspect suggests.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import itertools
+import json
 import mmap
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+import lit_async_data  # of which torch, which takes a second to import, is imported when a loader is built
 from lit_async_data import system
-from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.resources.memory import readable
 from lit_async_data.engine.resources.workers import cores
+from lit_async_data.errors import ConfigError, counted
 from lit_async_data.options import LoaderOptions, Shuffle
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import Work
-from lit_async_data.tools.call import override
+from lit_async_data.sources.contract.storage_layout import HOW_READ
+from lit_async_data.tools.call import add_source_arguments, override
+from lit_async_data.tools.inspect import given_call
+from lit_async_data.tools.terminal import as_json, indented, section, shapes, table
 
 # Of settings whose rates are this close, the simpler one is taken: measurements differ by as much.
 CLOSE = 0.9
-# Another file pays if at least this number of samples is decoded for each one used.
-WASTEFUL = 2.0
-# A reader that decodes for this share of its time has nothing else to save.
-DECODING = 0.7
 # The most files of a table that are dropped from the page cache.
 MOST_FILES = 20_000
 # A slow loader is measured for at most this many times the seconds that it should take.
@@ -36,9 +47,35 @@ GROUPS = 2
 FILES, PLACES, LEFT = 64, 16, 0.1
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="HDF5 files, a table, or a folder")
+    add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (64)")
+    add_source_arguments(parser)
+    add("--seconds", type=float, default=1.0, metavar="S", help="for each measurement (1); more is more exact")
+    add("--warm", action="store_true", help="leave the page cache alone: other programs are using these files")
+    add("--json", action="store_true", help="print values for programs; docs/tools/doctor.md says which")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if not 0.05 <= arguments.seconds <= 600:
+        raise ConfigError(f"{arguments.seconds} is not from 0.05 to 600", "seconds")
+    options, call = LoaderOptions(batch_size=arguments.batch_size), given_call(arguments.files, arguments)
+    with contextlib.closing(call.build()) as source:
+        report = examination(source, options, arguments.seconds, cold=not arguments.warm)
+        ragged = [json.dumps(key) for key, field in source.spec.fields.items() if field.ragged]
+    changed = "".join(f", {name}={json.dumps(value)}" for name, value in report["options"].items())
+    loader = f"loader = AsyncLoader(source, LoaderOptions(batch_size={arguments.batch_size}{changed}))"
+    if len(ragged) == 1:  # of several, all must have the same lengths
+        loader += f"  # batch_by={ragged[0]} puts samples of like length together"
+    report["python"] = f"from lit_async_data import AsyncLoader, LoaderOptions\n{call.python()}\n{loader}"
+    report["command"] = call.command()
+    sys.stdout.write(as_json(report, vars) if arguments.json else text_of(report))
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A setting that was measured, with all files in the page cache. docs/tools/doctor.md describes each value."""
+    """A measured setting, with all files in the page cache; docs/tools/doctor.md describes the values."""
 
     shuffle: str
     shuffle_chunks: int
@@ -60,25 +97,25 @@ class Rate:
 
 def examination(source: Source, given: LoaderOptions, seconds: float, *, cold: bool) -> dict[str, Any]:
     """Measure a source; also from the disk, if its files may leave the page cache. ``--json`` prints it as it is."""
-    found = list[tuple[Trial, Rate]]()
+    found, whole = list[tuple[Trial, Rate]](), source.memory().cacheable / len(source)
     for options in _settings(source, given):
         # The first look brings what this order reads into the page cache.
         if not found or found[-1][0].shuffle != options.shuffle:
-            measured(AsyncLoader(source, options), seconds / 2, once=True)
-        loader = AsyncLoader(source, options)
-        rate = measured(loader, seconds)
-        found.append((_trial(loader, rate), rate))
+            measured(lit_async_data.AsyncLoader(source, options), seconds / 2, once=True)
+        loader = lit_async_data.AsyncLoader(source, options)
+        rate, plan = measured(loader, seconds), loader.footprint
+        decoded = rate.decoded_bytes / whole if whole else 1.0
+        setting = str(options.shuffle), options.shuffle_chunks, plan.workers.threads, plan.workers.kind
+        found.append((Trial(*setting, rate.samples_per_s, decoded, plan.budget.total), rate))
     trials = [trial for trial, _ in found]
     chosen = best(trials)
     trial, warm = found[chosen]
-    decided = {name: getattr(trial, name) for name in ("shuffle", "shuffle_chunks", "workers")}
-    changed = {name: value for name, value in decided.items() if value != getattr(given, name)}
+    decided = {"shuffle": trial.shuffle, "workers": trial.workers}
+    changed: dict[str, Any] = {name: value for name, value in decided.items() if value != getattr(given, name)}
     options = dataclasses.replace(given, **changed)
     from_disk, why_not = _cold(source, options, warm, seconds) if cold else (None, "left out (--warm)")
-    apart = getattr(source.locate(source.ids(np.zeros(1, np.int64)))[0], "path", None) is not None
-    why = why_pack(trial, source.chunks.reading, warm.decoding, files=apart)
     return {
-        "version": 3,  # raised if a key changes its meaning or goes
+        "version": 4,  # raised if a key changes its meaning or goes
         "source": source.name,
         "samples": len(source),
         "batch": {key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in source.spec.items()},
@@ -92,13 +129,12 @@ def examination(source: Source, given: LoaderOptions, seconds: float, *, cold: b
         "why_not_cold": why_not,
         "options": changed,
         "override": " ".join(override(f"loader.{name}", value) for name, value in changed.items()),
-        "why_pack": why,
     }
 
 
 def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
     """The settings to measure: each shuffle with all workers, and with fewer."""
-    most = AsyncLoader(source, dataclasses.replace(given, shuffle="auto")).footprint.workers.most
+    most = lit_async_data.AsyncLoader(source, dataclasses.replace(given, shuffle="auto")).footprint.workers.most
     numbers = sorted({most, max(most // 2, 1), 1} - {0}, reverse=True) or [0]
     kinds: list[Shuffle] = ["chunk", "global", "none"] if source.chunks.rows > 1 else ["global", "none"]
     for shuffle in kinds:
@@ -107,57 +143,28 @@ def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
             yield dataclasses.replace(base, workers=workers)
 
 
-def _trial(loader: AsyncLoader, rate: Rate) -> Trial:
-    plan, source, shuffle = loader.footprint, loader.source, loader.order.shuffle
-    whole = source.memory().cacheable / len(source)
-    return Trial(
-        shuffle,
-        loader.options.shuffle_chunks,
-        plan.workers.threads,
-        plan.workers.kind,
-        rate.samples_per_s,
-        rate.decoded_bytes / whole if whole and rate.decoded_bytes else plan.amplification,
-        plan.budget.total,
-    )
-
-
 def _cold(source: Source, options: LoaderOptions, warm: Rate, seconds: float) -> tuple[Rate | None, str]:
     """The same setting with the files that it reads on the disk; or why that cannot be measured."""
-    with AsyncLoader(source, options) as loader:
+    with lit_async_data.AsyncLoader(source, options) as loader:
         wanted = min(int(2 * MOST_TIMES * seconds * warm.samples_per_s) + options.batch_size, loader.order.length)
         places = source.locate(source.ids(loader.order.samples(np.arange(wanted))))
     paths = list(dict.fromkeys(getattr(each, "path", None) or each.file for each in places))[:MOST_FILES]
     source.close()  # the pages of mapped files would stay
     if not dropped(paths):
         return None, "the system keeps the files in the page cache, or does not tell"
-    rate = measured(AsyncLoader(source, options), seconds, once=True)
+    rate = measured(lit_async_data.AsyncLoader(source, options), seconds, once=True)
     too_few = "the samples are too few: most are read or decoded with the first batches"
     return (rate, "") if rate.samples_per_s else (None, too_few)
 
 
 def best(trials: Sequence[Trial]) -> int:
     """The number of the fastest trial that shuffles; of trials with close rates, the one with the fewest workers."""
-    shuffled = [number for number, trial in enumerate(trials) if trial.shuffle != "none"]
-    most = max(trials[number].samples_per_s for number in shuffled)
-    close = [number for number in shuffled if trials[number].samples_per_s >= CLOSE * most]
-    return min(close, key=lambda number: (trials[number].workers, -trials[number].samples_per_s))
+    most = max(trial.samples_per_s for trial in trials if trial.shuffle != "none")
+    close = [trial for trial in trials if trial.shuffle != "none" and trial.samples_per_s >= CLOSE * most]
+    return trials.index(min(close, key=lambda trial: (trial.workers, -trial.samples_per_s)))
 
 
-def why_pack(chosen: Trial, reading: str, decoding: float, *, files: bool) -> str:
-    """Why one packed file would be read faster; empty if it would not. ``files``: each sample has files of its own."""
-    if reading == "locked":
-        return "h5py reads it under a lock, one thread at a time"
-    if chosen.amplification >= WASTEFUL:
-        return f"each sample that is used costs {chosen.amplification:.1f} that are decoded"
-    if files and decoding >= DECODING:
-        return f"readers spend {100 * decoding:.0f} % of their time decoding images, each epoch again"
-    return ""
-
-
-# -- one rate ---------------------------------------------------------------------------------------------------------
-
-
-def measured(loader: AsyncLoader, seconds: float, *, once: bool = False) -> Rate:
+def measured(loader: lit_async_data.AsyncLoader, seconds: float, *, once: bool = False) -> Rate:
     """Take batches of a new loader as fast as they come, and close it.
 
     The first batch of each reader does not count: with it, a reader imports what it decodes with. Nor does, of one
@@ -216,3 +223,45 @@ def dropped(paths: Sequence[str]) -> bool:
                 continue
             left += [bool(system.resident(mapped, at, 1)[0]) for at in range(0, size, max(size // PLACES, 2**20))]
     return bool(left) and sum(left) <= LEFT * len(left)
+
+
+def text_of(report: dict[str, Any]) -> str:
+    how = f"{HOW_READ[report['reading']]} · {counted(report['cores'], 'core')}"
+    rows = [("shuffle", "workers", "samples/s", "decoded per sample", "memory", "")]
+    rows += [
+        (
+            f"chunk, {trial.shuffle_chunks}" if trial.shuffle == "chunk" else trial.shuffle,
+            f"{trial.workers} ({trial.worker_kind})" if trial.workers else "the loop reads",
+            _rounded(trial.samples_per_s),
+            f"{trial.amplification:.1f}",
+            readable(trial.memory),
+            "use this" if number == report["chosen"] else "",
+        )
+        for number, trial in enumerate(report["trials"])
+    ]
+    cold = f"not measured: {report['why_not_cold']}" if report["cold"] is None else _rate(report["cold"])
+    lines = [
+        f"{report['source']}   {counted(report['samples'], 'sample')} · {shapes(report['batch'])} · {how}",
+        "",
+        *table(rows),
+    ]
+    lines += section("Rates of this setting", [f"from memory: {_rate(report['warm'])}", f"from the disk: {cold}"])
+    lines += ["", "Use", *indented(report["python"].splitlines())]
+    lines += indented([f"{report['command']} {report['override']}".rstrip()])
+    return "\n".join([*lines, ""])
+
+
+def _rate(rate: Rate) -> str:
+    words = f"{_rounded(rate.samples_per_s)} samples/s"
+    if not rate.read_mb_per_s:
+        return f"{words}; nothing is read any more: readers copy from decoded chunks, which are kept"
+    words += f"; each reader {_rounded(rate.read_mb_per_s)} MB/s while reading"
+    if not rate.decode_mb_per_s:
+        return words
+    decoding = f"{_rounded(rate.decode_mb_per_s)} MB/s while decoding"
+    return f"{words}, {decoding}, which takes {100 * rate.decoding:.0f} % of its time"
+
+
+def _rounded(number: float) -> str:
+    """Three digits: measurements are no better."""
+    return f"{float(f'{number:.3g}'):,g}" if number < 100 else f"{int(float(f'{number:.3g}')):,}"
