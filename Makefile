@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-epochs bench-pack bench-reading bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -68,18 +68,6 @@ bench-beside: $(VENV)/installed
 # Python code per sample in worker processes, against those of a DataLoader: about 8 minutes.
 bench-workers: $(VENV)/installed
 	$(BIN)/python benchmarks/waiting/workers.py $(ARGS)
-
-# Gaps between epochs, and between training and validation, against DataLoaders whose workers persist: about 3 minutes.
-bench-epochs: $(VENV)/installed
-	$(BIN)/python benchmarks/waiting/epochs.py $(ARGS)
-
-# Loading before and after packing: about 3 minutes and 3 GB.
-bench-pack: $(VENV)/installed
-	$(BIN)/python benchmarks/loading/pack.py $(ARGS)
-
-# Rows as numpy arrays, without a loader, against h5py: about 3 minutes.
-bench-reading: $(VENV)/installed
-	$(BIN)/python benchmarks/loading/reading.py $(ARGS)
 
 # Every hazard and every figure of copies to a GPU, on a machine with a CUDA device: about 5 minutes.
 bench-gpu: $(VENV)/installed

@@ -38,8 +38,7 @@ class Layout:
         rows: Samples in the file.
         batch: Samples per batch.
         chunk: Samples per chunk; None if contiguous.
-        packed: Chunks are compressed.
-        codec: How.
+        packed: Chunks are compressed by gzip.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Layout:
     batch: int = 256
     chunk: int | None = None
     packed: bool = False
-    codec: str = "gzip"
 
     @property
     def sample_bytes(self) -> int:
@@ -57,7 +55,7 @@ class Layout:
 
     def __str__(self) -> str:
         stored = "contiguous" if self.chunk is None else f"{self.chunk} per chunk"
-        packed = f", {'shuffle and ' if self.dtype == 'f4' else ''}{self.codec}" if self.packed else ""
+        packed = f", {'shuffle and ' if self.dtype == 'f4' else ''}gzip" if self.packed else ""
         return f"{self.name}: {np.dtype(self.dtype)} {'×'.join(map(str, self.shape))}, {stored}{packed}"
 
 
@@ -100,7 +98,7 @@ def write_layout(layout: Layout, folder: str, name: str) -> str:
     path = os.path.join(folder, f"{name}.h5")
     filters: dict[str, Any] = {}
     if layout.packed:
-        filters = {"compression": layout.codec, "shuffle": layout.dtype == "f4"}
+        filters = {"compression": "gzip", "shuffle": layout.dtype == "f4"}
     chunks = None if layout.chunk is None else (layout.chunk, *layout.shape)
     with h5py.File(path, "w", libver=("earliest", "v110")) as file:
         data = file.create_dataset("data", (layout.rows, *layout.shape), layout.dtype, chunks=chunks, **filters)

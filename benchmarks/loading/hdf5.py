@@ -1,6 +1,6 @@
 """Reading HDF5, compared with the limit of memory and codecs, and with other loaders of the same file.
 
-    python benchmarks/loading/hdf5.py [--quick] [--json FILE] [--plot FILE] [--folder DIR] [warm | cold | ...]
+    python benchmarks/loading/hdf5.py [--quick] [--json FILE] [--folder DIR] [warm | cold | ...]
 
 Each round runs every contender once, alone: starts it, discards the batches it has ready, counts batches for a while,
 and stops it. Figures are medians over the rounds. Other libraries take part if they are installed
@@ -30,7 +30,6 @@ from files import layouts
 from files.layouts import Layout
 from measuring import memory as processes
 from measuring import page_cache
-from measuring.chart import plotted
 from measuring.hdf5_goals import goals
 from measuring.program import BaseRun, Figures, argument_parser, run_parts
 from readers import hdf5 as readers
@@ -323,16 +322,5 @@ PARTS: dict[str, Callable[[Run], Figures]] = {
 }
 
 
-def main() -> None:
-    parser = argument_parser(__doc__, PARTS)
-    parser.add_argument("--plot", metavar="FILE", help="draw the warm figures as bars (needs matplotlib)")
-    args, machine, figures = run_parts(parser, PARTS, goals, Run, ("torch", "h5py"))
-    if args.plot and "warm" in figures:
-        try:
-            plotted(figures["warm"], machine, args.plot)
-        except ImportError as error:
-            print(f"no plot: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py"))

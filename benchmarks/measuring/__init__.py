@@ -1,1 +1,1 @@
-"""What the benchmarks share: the program around the parts, memory, the page cache, charts."""
+"""What the benchmarks share: the program around the parts, memory, the page cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import mmap
@@ -82,22 +83,16 @@ def mappings(path: str) -> list[tuple[int, int, int]]:
 
 def drop_file(path: str) -> bool:
     """Drop a file from the page cache, and return whether that worked. No process may have it mapped."""
-    pages = Pages(path)
-    try:
+    with contextlib.closing(Pages(path)) as pages:
         os.fsync(pages.descriptor)
         pages.drop()
         return pages.resident() <= COLD * pages.size
-    finally:
-        pages.close()
 
 
 def cached_bytes(path: str) -> int:
     """Bytes of a file that are in memory."""
-    pages = Pages(path)
-    try:
+    with contextlib.closing(Pages(path)) as pages:
         return pages.resident()
-    finally:
-        pages.close()
 
 
 def sequential_rate(path: str) -> float:

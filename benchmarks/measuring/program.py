@@ -35,21 +35,13 @@ class BaseRun:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A figure and its goal.
-
-    Attributes:
-        label: What was measured.
-        value: None if it was not measured.
-        least: What it must reach.
-        goal: What it should be.
-        at_most: Less is better.
-    """
+    """A figure, the least that it must reach, and its goal."""
 
     label: str
-    value: float | None
+    value: float | None  # None if it was not measured
     least: float
     goal: float
-    at_most: bool = False
+    at_most: bool = False  # less is better
 
     @property
     def verdict(self) -> str:
@@ -68,12 +60,7 @@ class Goal:
 
 
 def argument_parser(doc: str | None, parts: Mapping[str, Part]) -> argparse.ArgumentParser:
-    """The arguments of every benchmark.
-
-    Args:
-        doc: The module's docstring.
-        parts: By name.
-    """
+    """The arguments of every benchmark; ``doc`` is its docstring."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join(parts)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"{names}; default: all")
@@ -91,7 +78,7 @@ def run_parts(
     libraries: Iterable[str],
     *,
     more: Iterable[str] = (),
-) -> tuple[argparse.Namespace, str, Mapping[str, Figures]]:
+) -> None:
     """Run the chosen parts, print the goals, and write the figures.
 
     Args:
@@ -99,10 +86,7 @@ def run_parts(
         parts: By name.
         goals: Makes the goals from the figures by part.
         make_run: Makes the argument of each part, from ``--quick`` and a folder for data.
-        libraries: Distributions whose versions describe the machine, and ``more`` that does.
-
-    Returns:
-        The arguments, a description of the machine, and the figures by part.
+        libraries: Distributions whose versions describe the machine, beside ``more``.
     """
     args = parser.parse_args()
     if unknown := [part for part in args.parts if part not in parts]:
@@ -125,4 +109,3 @@ def run_parts(
         verdicts = [dataclasses.asdict(goal) | {"verdict": goal.verdict} for goal in reached]
         report = {"machine": machine, "quick": args.quick, **figures, "goals": verdicts}
         Path(args.json).write_text(json.dumps(report, indent=1))
-    return args, machine, figures

@@ -35,26 +35,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the impor
 
 from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
 
+from waiting.on_device import measures
 from waiting.on_device.contenders import MIB, SAMPLE, contenders, in_memory, source
 from waiting.on_device.copy_verifier import TransferError, verified_copies
-from waiting.on_device.measures import (
-    QUIET,
-    SETTLE,
-    Kernels,
-    NoSynchronising,
-    TimedSteps,
-    beside,
-    beside_kernels,
-    copy_rate,
-    delivered_rate,
-    pinned_rate,
-    reserved,
-    stepped,
-    submit_seconds,
-)
-from waiting.on_device.measures import (
-    copies as copies_of,
-)
 from waiting.on_device.rig import verdicts
 
 LOAD_S, STEP_S = 0.008, 0.020
@@ -68,12 +51,12 @@ class Run(BaseRun):
 
     @property
     def steps(self) -> int:
-        return SETTLE + (15 if self.quick else 80)
+        return measures.SETTLE + (15 if self.quick else 80)
 
 
 @functools.cache
-def kernels(seconds: float) -> Kernels:
-    return Kernels(seconds)
+def kernels(seconds: float) -> measures.Kernels:
+    return measures.Kernels(seconds)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -91,15 +74,15 @@ def hazards(run: Run) -> Figures:
 def copies(run: Run) -> Figures:
     chosen = contenders(COPIED, run.steps, 0.0)
     # A step longer than a copy, so that each copy runs beside one.
-    step = kernels(2 * COPIED * SAMPLE / 1e9 / pinned_rate(COPIED * SAMPLE))
+    step = kernels(2 * COPIED * SAMPLE / 1e9 / measures.pinned_rate(COPIED * SAMPLE))
     limits: list[float] = []
     results: dict[str, list[tuple[float | None, float]]] = {}
     for _ in range(run.rounds):
-        limits.append(pinned_rate(COPIED * SAMPLE))
+        limits.append(measures.pinned_rate(COPIED * SAMPLE))
         for contender in chosen:
             if contender.depth is None:
-                rate = copy_rate(contender, step) if contender.ours else None
-                results.setdefault(contender.name, []).append((rate, delivered_rate(contender)))
+                rate = measures.copy_rate(contender, step) if contender.ours else None
+                results.setdefault(contender.name, []).append((rate, measures.delivered_rate(contender)))
     limit = statistics.median(limits)
     print(f"\nbatches of {COPIED} MiB; plain copies from pinned memory {limit:.1f} GB/s")
     print(f"{'':<34} copies, GB/s  of the limit  delivered, GB/s  of the limit")
@@ -120,7 +103,7 @@ def waiting(run: Run) -> Figures:
     results: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in chosen}
     for _ in range(run.rounds):
         for contender in chosen:
-            results[contender.name].append(stepped(contender, step))
+            results[contender.name].append(measures.stepped(contender, step))
     print(f"\nbatches of {BATCH} MiB, loading {1000 * LOAD_S:.0f} ms; milliseconds per step, by the GPU's clock")
     print(f"{'':<34}    step  no step ran  waiting for data")
     rows = []
@@ -136,7 +119,7 @@ def waiting(run: Run) -> Figures:
 
 
 def submit(run: Run) -> Figures:
-    seconds = submit_seconds(10 if run.quick else 50)
+    seconds = measures.submit_seconds(10 if run.quick else 50)
     row = {"median_ms": 1000 * statistics.median(seconds), "worst_ms": 1000 * max(seconds)}
     print(f"\nstarting a copy while both streams are busy: {row['median_ms']:.3f} ms, at worst {row['worst_ms']:.3f}")
     return [row]
@@ -147,7 +130,7 @@ def memory(run: Run) -> Figures:
     rows = []
     print(f"\nMiB that torch's allocator holds after each of {EPOCHS} epochs")
     for name, new_streams in kinds.items():
-        held = [nbytes / MIB for nbytes in reserved(EPOCHS, new_streams=new_streams)]
+        held = [nbytes / MIB for nbytes in measures.reserved(EPOCHS, new_streams=new_streams)]
         rows.append({"kind": name, "mib": held, "grown_mib": held[-1] - held[0]})
         print(f"{name:<34} {' '.join(f'{mib:.0f}' for mib in held)}")
     return rows
@@ -156,9 +139,9 @@ def memory(run: Run) -> Figures:
 def beside_them(run: Run) -> Figures:
     rows = []
     print(f"\n{'':<34} copies beside kernels")
-    for contender in contenders(BATCH, SETTLE + 15, 0.0):
-        events = beside_kernels(contender, kernels(STEP_S))
-        share, kinds = beside(events), sorted({event["name"] for event in copies_of(events)})
+    for contender in contenders(BATCH, measures.SETTLE + 15, 0.0):
+        events = measures.beside_kernels(contender, kernels(STEP_S))
+        share, kinds = measures.beside(events), sorted({event["name"] for event in measures.copies(events)})
         rows.append({"contender": contender.name, "ours": contender.ours, "beside": share, "kinds": kinds})
         print(f"{contender.name:<34} {share:>7.1%}  {', '.join(kinds)}")
     return rows
@@ -167,9 +150,9 @@ def beside_them(run: Run) -> Figures:
 def program(run: Run) -> Figures:
     message = ""
     with source(BATCH, run.steps, 0.0) as loader:
-        trainer = pl.Trainer(callbacks=[NoSynchronising(), DevicePrefetcher()], **QUIET)
+        trainer = pl.Trainer(callbacks=[measures.NoSynchronising(), DevicePrefetcher()], **measures.QUIET)
         try:
-            trainer.fit(TimedSteps(kernels(STEP_S)), loader)
+            trainer.fit(measures.TimedSteps(kernels(STEP_S)), loader)
         except RuntimeError as error:
             message = str(error)
     print(f"\nan epoch in which waiting for the GPU is an error: {message or 'no error'}")
@@ -180,8 +163,8 @@ def verified(run: Run) -> Figures:
     message = ""
     try:
         with verified_copies(run.steps), source(BATCH, run.steps, 0.0) as loader:
-            trainer = pl.Trainer(callbacks=[DevicePrefetcher()], **QUIET)
-            trainer.fit(TimedSteps(kernels(STEP_S)), loader)
+            trainer = pl.Trainer(callbacks=[DevicePrefetcher()], **measures.QUIET)
+            trainer.fit(measures.TimedSteps(kernels(STEP_S)), loader)
     except TransferError as error:
         message = str(error)
     print(f"\n{run.steps} batches of which each copy is verified: {message or 'no error'}")

@@ -47,17 +47,12 @@ def output_of(arguments, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("program", "parts", "said"),
-    [
-        ("waiting/first", ["throughput", "memory"], "best DataLoader"),
-        ("waiting/epochs", ["epochs"], "ms beyond the list"),
-    ],
-)
-def test_a_benchmark_runs(program, parts, said, tmp_path):
+def test_a_benchmark_runs(tmp_path):
     figures = tmp_path / "figures.json"
-    arguments = [str(ROOT / f"benchmarks/{program}.py"), "--quick", "--json", str(figures), *parts]
-    assert said in output_of(arguments, tmp_path)
+    program = str(ROOT / "benchmarks/waiting/first.py")
+    assert "best DataLoader" in output_of(
+        [program, "--quick", "--json", str(figures), "throughput", "memory"], tmp_path
+    )
     assert figures.exists()
 
 
