@@ -20,12 +20,6 @@ from lit_async_data.sources.table.reading import is_table
 
 #: A field as it is given: a name, names, or options by name.
 Given = str | Sequence[str] | Mapping[str, Any]
-
-
-def named(name: str, options: Mapping[str, Any]) -> Given:
-    return {"name": name, **options} if options else name
-
-
 # The arguments of sources on a command line: ``--fields`` and so on.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fields": {"nargs": "+", "metavar": "KEY=NAME", "help": "datasets, attributes (NAME@ATTRIBUTE) or columns, by key"},
@@ -62,7 +56,7 @@ class Call:
         return build(self.path, *[dict(self.fields)] * bool(self.fields), **self.options)
 
     def python(self) -> str:
-        given = [_written(each) for each in (self.path, *[self.fields] * bool(self.fields))]
+        given = [_written(each) for each in (self.path, self.fields) if each]
         given += [f"{name}={_written(value)}" for name, value in self.options.items()]
         name = self.source.partition(".")[0]
         return f"from lit_async_data import {name}\nsource = {self.source}({', '.join(given)})"

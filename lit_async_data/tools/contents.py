@@ -75,23 +75,19 @@ class Dataset:
         self.field, self.rows = self.field or self.name, self.rows or (self.shape[:1] * 2 or None)
 
     @property
-    def structure(self) -> tuple[object, ...]:
-        """What datasets that are alike have in common, whatever their lengths."""
+    def structure(self) -> tuple[object, ...]:  # equal in datasets that are alike, whatever their lengths
         return self.kind, self.type, len(self.shape), self.shape[1:]
 
     @property
-    def varies(self) -> bool:
-        """Whether the datasets that it stands for have different lengths."""
+    def varies(self) -> bool:  # the datasets that it stands for have different lengths
         return self.rows is not None and self.rows[0] < self.rows[1]
 
     @property
-    def one_image(self) -> bool:
-        """Whether it holds one encoded image, of which it is the bytes."""
+    def one_image(self) -> bool:  # it is the bytes of an encoded image
         return self.kind == "images" and not self.each and (not self.shape or self.shape == (self.bytes,))
 
     @property
-    def flat(self) -> bool:
-        """Whether it has one value for each row."""
+    def flat(self) -> bool:  # it has one value for each row
         return math.prod(self.shape) <= max(self.shape, default=1)
 
 
@@ -304,9 +300,6 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
     return [Scope(rest), *found]
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
 def has_word(name: str, pattern: str, *, whole: bool = False) -> bool:
     """Whether the last component of a name, or any, has a word of a pattern; ``testImages_1`` has test, images, 1."""
     found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name if whole else name.rpartition("/")[2])
@@ -328,9 +321,6 @@ def of_training(names: Iterable[str]) -> list[str]:
 def common_start(texts: Sequence[str]) -> str:
     pairs = zip(min(texts, default=""), max(texts, default=""), strict=False)
     return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-# -- the report --------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,11 +374,9 @@ class Report:
         values = {"version": VERSION, **vars(self)}
         values["datasets"] = [{key: getattr(each, key) for key in SHOWN} for each in self.datasets]
         values["columns"] = [vars(each) for each in self.columns]
-        values["suggestions"] = [
-            vars(each) | {"python": each.call.python(), "command": each.call.command()} for each in self.suggestions
-        ]
-        for each in values["suggestions"]:
-            del each["call"]
+        values["suggestions"] = [{**vars(each), "python": each.call.python()} for each in self.suggestions]
+        for shown in values["suggestions"]:
+            shown["command"] = shown.pop("call").command()
         return values
 
 

@@ -38,18 +38,9 @@ from lit_async_data.sources.table.delimited import TextFormat
 from lit_async_data.sources.table.reading import column_names, files_of
 from lit_async_data.sources.table.table import Table
 from lit_async_data.tools import contents
-from lit_async_data.tools.call import ARGUMENTS, Call, Given, add_source_arguments, given_source, named, source_of
+from lit_async_data.tools.call import ARGUMENTS, Call, Given, add_source_arguments, given_source, source_of
 from lit_async_data.tools.check_all import check_all
-from lit_async_data.tools.contents import (
-    PLAIN,
-    ColumnReport,
-    Dataset,
-    Report,
-    Scope,
-    Suggestion,
-    common_start,
-    has_word,
-)
+from lit_async_data.tools.contents import PLAIN, ColumnReport, Dataset, Report, Scope, Suggestion, has_word
 from lit_async_data.tools.terminal import as_json
 
 # Of one file: datasets that are looked at; and those that are described, where groups of equal structure count once.
@@ -69,10 +60,7 @@ _BY_LENGTH = "samples have different lengths: batch_by=x (loader.batch_by=x) put
 _MISSING = 'rows without a value of y are left out; null="ignore" keeps them, as -100'
 _WHOLE_GROUPS = 'sample="group" (data.train.sample=group) makes one sample of each group; x then has its length'
 _IN_TIME = 'where rows follow each other in time, {"name": NAME, "window": [0, 64]} makes samples of 64, with stride=64'
-_MATLAB = (
-    "MATLAB stores axes in reverse: images have width before height; it counts classes from 1, torch's losses from 0: "
-    "transpose and subtract in a transform"
-)
+_MATLAB = "MATLAB has width before height, and counts classes from 1: transpose and subtract 1 in a transform"
 # Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
 FEW, MOST_CHANNELS = 4, 32
 # Side of images that have no common size.
@@ -109,11 +97,8 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
         return call
     found = report_on(paths).suggestions
     if not found:
-        raise ConfigError(
-            f"nothing in {paths[0]} looks like samples; python -m lit_async_data inspect "
-            f"{shlex.quote(paths[0])} says why; name them, as in --fields x=NAME y=NAME",
-            "fields",
-        )
+        why = f"python -m lit_async_data inspect {shlex.quote(paths[0])} says why; name them: --fields x=NAME y=NAME"
+        raise ConfigError(f"nothing in {paths[0]} looks like samples; {why}", "fields")
     return dataclasses.replace(found[0].call, options={**found[0].call.options, **call.options})
 
 
@@ -121,18 +106,13 @@ def report_on(given: Sequence[str]) -> Report:
     """The report on files, given by paths and patterns; or on a folder."""
     paths = [os.path.expanduser(each) for each in given]
     source = source_of(paths)
-    if source == "ManifestSource":
-        return table_report(paths[0])
-    if source == "HDF5Source":
-        return hdf5_report(paths)
+    if source in ("ManifestSource", "HDF5Source"):
+        return hdf5_report(paths) if source == "HDF5Source" else table_report(paths[0])
     report, folders = Report("folder", paths), Suggestion("a folder for each class", Call(source, paths[0]))
     report.suggest([folders, sized_images(folders)])
     if not report.suggestions:
         raise ConfigError(report.notes[0])
     return report
-
-
-# -- HDF5 --------------------------------------------------------------------------------------------------------------
 
 
 def hdf5_report(given: Sequence[str]) -> Report:
@@ -206,10 +186,9 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     alone += _attributes(scope.attributes)
     alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]
     if not labels and (len(alike) > 2 or (image and not several)):
-        notes.append(
-            f'{x.field} of shape {x.shape} may be one sample: sample="dataset", or sample="group" with group=, takes '
-            "many such ones by a name with a * for what differs; Field(NAME, decode='image') decodes images"
-        )
+        many = 'sample="dataset", or sample="group" with group=, takes many by a name with a * for what differs'
+        what = f"{x.field} of shape {x.shape} may be one sample"
+        notes.append(f"{what}: {many}; Field(NAME, decode='image') decodes images")
     elif not labels and several and (image or alone):
         yield from _whole(scope, "group" if scope.group else "file", x, x.field, [*alone, None])
     else:
@@ -247,6 +226,10 @@ def _suggestion(scope: Scope, title: str, x: Given, y: Given | None, notes: list
     options = {name: value for name, value in {"group": scope.group, **options}.items() if value}
     call = Call("HDF5Source", _path_of(scope.paths), fields, options)
     return Suggestion(title, call, (*notes, *[split] * bool(parts)))
+
+
+def named(name: str, options: Mapping[str, Any]) -> Given:
+    return {"name": name, **options} if options else name
 
 
 def name_of(given: Given) -> str:
@@ -296,14 +279,11 @@ def layout_of(shape: Sequence[int], axis: int) -> str | None:
 
 def _path_of(paths: Sequence[str]) -> str | list[str]:
     """One path for files: the file, a pattern that matches them and no others, or else a list."""
-    begin, end = common_start(paths), os.path.splitext(paths[0])[1]
+    begin, end = contents.common_start(paths), os.path.splitext(paths[0])[1]
     folder = os.path.join(glob.escape(os.path.dirname(begin)), "")
     patterns = f"{folder}*{end}", f"{glob.escape(begin)}*{end}", f"{folder}**/*{end}"
     fitting = (p for p in patterns if sorted(filter(os.path.isfile, glob.glob(p, recursive=True))) == sorted(paths))
     return paths[0] if len(paths) == 1 else next(fitting, list(paths))
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def table_report(path: str) -> Report:
@@ -312,10 +292,8 @@ def table_report(path: str) -> Report:
     size, rows = sum(map(os.path.getsize, given.files)), len(given.table)
     report = Report("table", given.files, size, columns=given.columns, rows=rows)
     if data := [each.name for each in given.columns if is_number(each.name) or kind_of_path(each.name)]:
-        report.notes.append(
-            f"the first line looks like data ({data[0]}), but it must name the columns: put a line of names before it, "
-            "or give pandas.read_csv(…, names=[…])"
-        )
+        what = f"the first line looks like data ({data[0]}), but it must name the columns"
+        report.notes.append(f"{what}: put a line of names before it, or give pandas.read_csv(…, names=[…])")
     else:
         report.suggest(given.suggestions(path))
     if not report.suggestions and not report.notes:
@@ -342,8 +320,8 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
         why = error.message
     shown = dict.fromkeys(str(each) for each in array.slice(0, 1000).drop_null().to_pylist())
     examples = tuple(each if len(each) <= _WIDTH else f"…{each[1 - _WIDTH :]}" for each in list(shown)[:_EXAMPLES])
-    type_name = "text" if is_text(array.type) else str(array.type)
-    return ColumnReport(name, type_name, kind, distinct, array.null_count, examples, why)
+    of = "text" if is_text(array.type) else str(array.type)
+    return ColumnReport(name, of, kind, distinct, array.null_count, examples, why)
 
 
 class _Columns:

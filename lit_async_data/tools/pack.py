@@ -58,7 +58,6 @@ LEAST_SAVED, SHUFFLE_SAVED = 1 / 3, 0.02
 # The trial reads the input at several places: bytes at each, samples at each, number of places.
 TRIAL_BYTES, TRIAL_SAMPLES, TRIAL_PLACES = 512 * 1024, 128, 8
 TEXT = h5py.string_dtype()
-
 Progress = Callable[[str, int, int], object]
 _T = TypeVar("_T")
 

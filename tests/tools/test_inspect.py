@@ -140,7 +140,7 @@ def test_matlab_stores_samples_last_and_class_numbers_as_doubles():
     assert batch["x"].shape == (4, 3, 20, 16)
     assert batch["y"].tolist() == [1, 2, 3, 4]
     assert suggestion.reading == "copied"
-    assert any("MATLAB stores axes in reverse" in note for note in suggestion.notes)
+    assert any("MATLAB has width before height" in note for note in suggestion.notes)
 
 
 NAMED = {f"img_{n}": np.zeros((8, 9, 3), "u1") for n in range(10)}
