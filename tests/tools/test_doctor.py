@@ -54,7 +54,7 @@ def test_the_python_lines_run(arguments, as_json, photos):
 
 def test_a_report_in_words(capsys, monkeypatch):
     examples.images("scan.h5")
-    rate = doctor.Rate(12_345.6, 210.0, 380.0, 0.6, 0.0)
+    rate = doctor.Rate(12_345.6, 210.0, 380.0, 0.6, 2 * 16 * 12 * 3.0)
     monkeypatch.setattr(doctor, "measured", lambda *_, **__: rate)
     with h5py.File("tokens.h5", "w") as file:
         file["x/values"], file["x/offsets"] = np.arange(40), [0, 5, 20, 40]
@@ -64,6 +64,7 @@ def test_a_report_in_words(capsys, monkeypatch):
     text = " ".join(capsys.readouterr().out.split())
     assert "from memory: 12,300 samples/s; each reader 210 MB/s while reading, 380 MB/s while decoding" in text
     assert "from the disk: not measured: left out (--warm)" in text
+    assert " 12,300 2.0 " in text  # each image is decoded twice
     assert "python train.py data=hdf5 data.train.path=scan.h5" in text
 
 
@@ -179,7 +180,7 @@ def trial(shuffle="global", workers=1, rate=100.0, *, amplification=1.0):
 @pytest.mark.parametrize(
     ("trials", "chosen"),
     [
-        ([trial("none", 2, 900.0), trial("chunk", 2, 800.0), trial("chunk", 1, 780.0)], 2),
+        ([trial("none", 1, 900.0), trial("chunk", 2, 800.0), trial("chunk", 1, 780.0)], 2),
         ([trial("chunk", rate=100.0), trial("global", rate=900.0)], 1),
         ([trial("global", 2, 900.0), trial("global", 1, 500.0)], 0),
     ],

@@ -98,11 +98,14 @@ def test_parts_that_stay_apart_keep_windows_inside(tmp_path, out):
         for number in range(12):
             values = rng.standard_normal((20 + number, 64), "f4")
             file.create_dataset(f"patient_{number}/data", data=values, chunks=(len(values), 1), compression="gzip")
-    pack(HDF5Source(path, ["data"], group="patient_*"), out, keep_parts=True, codec="deflate")
+            file[f"patient_{number}/site"] = 100 * number + np.arange(len(values))
+    source = HDF5Source(path, ["data"], group="patient_*")
+    pack(source, out, keep_parts=True, codec="deflate", columns=["site"])
     windows = {"x": Field("data", window=(0, 8))}
     same(HDF5Source(path, windows, group="patient_*"), HDF5Source(out, windows, group="parts/*"))
     with h5py.File(out) as file:
         assert file["origin/parts"].asstr()[...].tolist() == [f"{path}:/patient_{number}" for number in range(12)]
+        assert file["parts/3/site"][...].tolist() == list(range(300, 323))
 
 
 def test_a_table_of_images_keeps_classes_ids_and_paths(tmp_path, out, monkeypatch):
@@ -175,6 +178,13 @@ def test_an_interrupt_leaves_nothing_and_replaces_nothing(out, codec, step, monk
         pack(ArraySource({"x": SMOOTH}), out, codec=codec, force=True, progress=interrupt)
     assert os.listdir(os.path.dirname(out)) == ["out.h5"]
     assert Path(out).read_bytes() == b"precious"
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(out):
+    with pytest.raises(ConfigError, match="exists already, and is not touched"):
+        pack(ArraySource({"x": SMOOTH}), out, progress=lambda *_: Path(out).write_bytes(b"precious"))
+    assert Path(out).read_bytes() == b"precious"
+    assert os.listdir(os.path.dirname(out)) == ["out.h5"]
 
 
 @pytest.mark.parametrize("codec", ["none", "deflate"])

@@ -37,13 +37,6 @@ def recording(path, groups=3, labels=False):
                 file[f"run_{number:02}/eeg/label"] = np.arange(400 + number) % 4
 
 
-def stages(path):
-    with h5py.File(path, "w") as file:
-        for stage, samples in (("train", 30), ("test", 12)):
-            file[f"X_{stage}"] = np.zeros((samples, 1, 9, 9), "u1")
-            file[f"y_{stage}"] = np.arange(samples) % 10
-
-
 def matlab(path):
     with h5py.File(path, "w", userblock_size=512) as file:
         file.create_dataset("X", data=RNG.integers(0, 9, (3, 20, 16, 25), np.uint8)).attrs["MATLAB_class"] = b"uint8"
@@ -81,12 +74,6 @@ def anndata(path, missing=False, columns=False):
             column["categories"] = [f"{name} {n}" for n in range(3)]
 
 
-def compound(path):
-    with h5py.File(path, "w") as file:
-        file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
-        file["events/table"] = np.zeros(9, [("energy", "f4"), ("class", "i4")])
-
-
 def everything(path):
     """A dataset for each way of reading, and others that cannot be read."""
     values = RNG.integers(0, 9, (12, 8, 6))
@@ -111,7 +98,6 @@ def everything(path):
 def bird_table(folder, *, split=False, sizes=1):
     """A pyarrow table of photographs, which are written."""
     import pyarrow as pa
-    from PIL import Image
 
     (folder / "photos").mkdir()
     rows = []
@@ -127,8 +113,6 @@ def bird_table(folder, *, split=False, sizes=1):
 
 def class_folders(folder, sizes):
     """Photographs in a folder for each class."""
-    from PIL import Image
-
     for number in range(12):
         path = Path(folder, ["auk", "owl"][number % 2], f"{number}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,12 +130,6 @@ def jpegs(path):
             variable[number] = file[f"separate/{number}"] = np.frombuffer(each, "u1")
         file["joined/values"] = np.frombuffer(b"".join(blobs), "u1")
         file["joined/offsets"] = np.cumsum([0] + [len(each) for each in blobs])
-
-
-def ragged(path, group=""):
-    with h5py.File(path, "w") as file:
-        file[f"{group}values"], file[f"{group}offsets"] = np.arange(900.0), np.arange(31) * 30
-        file["label"] = np.arange(30) % 3
 
 
 def of_pandas(path):
@@ -173,22 +151,16 @@ def grid(path, *axes):
         file.create_dataset("level", (9,), ">f4").attrs.update(CLASS=np.bytes_("DIMENSION_SCALE"), NAME=name)
 
 
-def one_each(path, name="{:03}/image", label="{:03}/label", **storage):
-    """One sample in each group, or in each dataset."""
+def one_each(path, name="{:03}/image", label="{:03}/label", values=None, **storage):
+    """One sample in each group, or in each dataset; the label beside it, or as an attribute of it or its group."""
     with h5py.File(path, "w") as file:
         for number in range(10):
-            file.create_dataset(name.format(number), data=np.zeros((8, 9, 3), "u1"), **storage)
+            data = np.zeros((8, 9, 3), "u1") if values is None else values
+            made = file.create_dataset(name.format(number), data=data, **storage)
             if label:
                 file[label.format(number)] = number
             elif label is None:
-                file[f"{number:03}"].attrs["label"] = number
-
-
-def one_jpeg_each(path):
-    with h5py.File(path, "w") as file:
-        for number in range(10):
-            file[f"images/{number:06}"] = JPEG
-            file[f"images/{number:06}"].attrs["label"] = number
+                (made if values is not None else made.parent).attrs["label"] = number
 
 
 def datasets(path, values):

@@ -6,10 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from lit_async_data import Field, HDF5Source
-from support.files.hdf5 import numbered
+from lit_async_data import HDF5Source
 from support.sources.comparison import assert_same_samples
-from support.sources.oracle import Model, assert_is, unpacked
+from support.sources.oracle import Model, assert_is
 
 PLACES = [("a.h5", "/", 0), ("a.h5", "/", 1), ("b.h5", "/left", 0), ("b.h5", "/left", 7)]
 
@@ -58,42 +57,3 @@ def test_the_oracle_names_the_first_wrong_sample(h5):
     assert str(caught.value) == (
         f"field 'x': 2 of 10 samples differ; the first is sample 4, row 4 of {path}:/: got 8, expected -1 at [4, 0]"
     )
-
-
-def test_the_model_takes_windows_as_one_would_by_hand(h5):
-    path = h5(x=np.arange(10))
-    model = Model(path, {"x": Field("x", window=(-1, 2))}, stride=3)
-    assert model.values["x"].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert [row for _, _, row in model.places] == [1, 4, 7]
-    model = Model(path, {"x": Field("x", window=(2, 4)), "y": Field("x", window=5), "z": "x"}, stride=2)
-    assert model.values["x"].tolist() == [[2, 3], [4, 5], [6, 7]]
-    assert model.values["y"].tolist() == [5, 7, 9]
-    assert model.values["z"].tolist() == [0, 2, 4]
-
-
-def test_the_model_puts_channels_before_the_axis_of_a_window(h5):
-    model = Model(h5(x=numbered((3, 4))), {"x": Field("x", window=(0, 2))}, layout="CN", stride=2)
-    assert model.values["x"].tolist() == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]]]
-    model = Model(h5(x=numbered((4, 3))), {"x": Field("x", window=(1, 3))}, layout="NC", stride=9)
-    assert model.values["x"].tolist() == [[[3, 6], [4, 7], [5, 8]]]
-    model = Model(h5(x=numbered((3, 2, 2))), {"x": Field("x", window=(0, 2))}, layout="NHC", stride=9)
-    assert model.values["x"].tolist() == [[[[0, 2], [4, 6]], [[1, 3], [5, 7]]]]
-
-
-def test_the_model_keeps_windows_inside_their_parts_and_parts_in_natural_order(h5):
-    path = h5(**{"p_10/x": np.arange(3), "p_2/x": np.arange(10, 15), "p_3/x": np.arange(20, 21)})
-    model = Model(path, {"x": Field("x", window=(0, 3))}, group="p_*")
-    assert model.values["x"].tolist() == [[10, 11, 12], [11, 12, 13], [12, 13, 14], [0, 1, 2]]
-    assert model.parts == [(path, "/p_2", 3), (path, "/p_10", 1)]
-    everything = Model(path, {"x": "x"}, group="p_*", rows=np.array([8, 0, 5]))
-    assert everything.values["x"].tolist() == [2, 10, 20]
-    mask = np.arange(9) % 4 == 3
-    assert Model(path, {"x": "x"}, group="p_*", rows=mask).values["x"].tolist() == [13, 1]
-
-
-def test_the_model_unpacks_as_one_would_by_hand():
-    got = unpacked(
-        np.array([4, 7, -1], "i1"), {"scale_factor": 0.5, "add_offset": [3], "_FillValue": 7, "_Unsigned": "true"}
-    )
-    assert (got[0], got[2], got.dtype) == (5, 130.5, np.float32)
-    assert np.isnan(got[1])
