@@ -15,7 +15,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource, prefetched
 from lit_async_data.errors import ClosedError
-from lit_async_data.sources.manifest import files
+from lit_async_data.sources.manifest import files as table_files
 from lit_async_data.testing import ArraySource
 
 LENGTH, BATCH, WIDTH = 22, 4, 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
@@ -103,10 +103,10 @@ def interrupts_in_finalisers_are_dropped(monkeypatch):
 def loader(request, monkeypatch, h5):
     kind = request.param
     if "cold disk" in kind:
-        fetched = files.fetched
-        monkeypatch.setattr(files, "fetched", lambda path, most, root: (fetched(path, most, root)[0], True))
-        monkeypatch.setattr(files, "filled", lambda *_: False)
-        monkeypatch.setattr(files, "THREADS", 2)
+        fetched = table_files.fetched
+        monkeypatch.setattr(table_files, "fetched", lambda path, most, root: (fetched(path, most, root)[0], True))
+        monkeypatch.setattr(table_files, "filled", lambda *_: False)
+        monkeypatch.setattr(table_files, "THREADS", 2)
     if "device" in kind:
         streams = FakeStreams("compute" if "kernels" in kind else "side")
         pretend(monkeypatch, lambda device: streams)
