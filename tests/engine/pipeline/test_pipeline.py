@@ -243,7 +243,7 @@ def test_batches_that_wait_are_counted_without_those_that_could_not_be_read():
         for step, left in ((0, 4), (1, 3), (3, 0)):
             pipeline.get(BatchIndex(0, step))
             assert pipeline.ready == left
-        read = pipeline.stats()
+        read = pipeline.done
         assert (read.batches, read.bytes) == (5, 5 * BATCH * pipeline.layout.sample_bytes)
 
 
