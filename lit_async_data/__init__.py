@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from lit_async_data.lightning.prefetcher import DevicePrefetcher as DevicePrefetcher
     from lit_async_data.options import Balanced as Balanced
     from lit_async_data.options import LoaderOptions as LoaderOptions
-    from lit_async_data.sources.composed.concat import ConcatSource as ConcatSource
+    from lit_async_data.sources.composed.composed import ConcatSource as ConcatSource
+    from lit_async_data.sources.composed.composed import SubsetSource as SubsetSource
     from lit_async_data.sources.composed.split import folds as folds
     from lit_async_data.sources.composed.split import split as split
-    from lit_async_data.sources.composed.subset import SubsetSource as SubsetSource
     from lit_async_data.sources.contract.source import Source as Source
-    from lit_async_data.sources.contract.storage_layout import StorageLayout as StorageLayout
+    from lit_async_data.sources.contract.source import StorageLayout as StorageLayout
     from lit_async_data.sources.hdf5.schema.field import Field as Field
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
     from lit_async_data.sources.manifest.fields.column import Column as Column
@@ -65,11 +65,9 @@ _NAMES = {
     "lightning.predictions": "PredictionWriter",
     "lightning.prefetcher": "DevicePrefetcher",
     "options": "Balanced LoaderOptions",
-    "sources.composed.concat": "ConcatSource",
+    "sources.composed.composed": "ConcatSource SubsetSource",
     "sources.composed.split": "folds split",
-    "sources.composed.subset": "SubsetSource",
-    "sources.contract.source": "Source",
-    "sources.contract.storage_layout": "StorageLayout",
+    "sources.contract.source": "Source StorageLayout",
     "sources.hdf5.schema.field": "Field",
     "sources.hdf5.source": "HDF5Source",
     "sources.manifest.fields.column": "Column",

@@ -17,17 +17,13 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.index import in_one_file
+from lit_async_data.sources.hdf5.index.index import IndexCache, in_one_file
 from lit_async_data.sources.hdf5.readers.base import Reader
-from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
-from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
 from lit_async_data.sources.hdf5.readers.part_reader import RECENT_BYTES, fastest_reader
-from lit_async_data.sources.hdf5.schema.compound import member_of
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, member_of
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.system import OURS, usable_cores
 

@@ -1,6 +1,7 @@
 """The structure of the package: imports go one way, rooms and modules stay small, importing costs nothing."""
 
 import ast
+import collections
 import dataclasses
 import graphlib
 import inspect
@@ -35,11 +36,39 @@ ROOMS = [
     "__main__",
 ]
 FOLDERS = sorted({path.parent for path in MODULES} - {PACKAGE})
-MOST_LINES = 500
+MOST_LINES = 700
 LEAST_TESTED_LINES = 100
-FEWEST_ENTRIES, MOST_ENTRIES = 4, 16
+# The most lines of each room.
+BUDGET = {
+    ".": 1460,
+    "batch": 1120,
+    "conf": 30,
+    "engine": 630,
+    "engine/device": 1370,
+    "engine/hooks": 750,
+    "engine/loader": 1770,
+    "engine/pipeline": 1350,
+    "engine/prefetch": 1280,
+    "engine/processes": 1720,
+    "engine/resources": 700,
+    "lightning": 2640,
+    "order": 1920,
+    "sources": 800,
+    "sources/composed": 1290,
+    "sources/contract": 1250,
+    "sources/hdf5": 420,
+    "sources/hdf5/index": 700,
+    "sources/hdf5/parts": 2160,
+    "sources/hdf5/readers": 1880,
+    "sources/hdf5/schema": 1730,
+    "sources/hdf5/storage": 1250,
+    "sources/images": 1080,
+    "sources/manifest": 880,
+    "sources/manifest/fields": 1020,
+    "sources/table": 1740,
+    "tools": 1880,
+}
 MOST_README_LINES = 15
-MOST_FOLDERS = 3
 
 
 def dotted(path):
@@ -80,8 +109,9 @@ def test_a_module_is_short_enough_to_be_read_at_one_sitting():
 
 def test_a_module_of_some_length_has_tests_of_its_name_in_the_same_place():
     for path in MODULES:
-        tests = PACKAGE.parent / "tests" / path.relative_to(PACKAGE).with_name(f"test_{path.stem.strip('_')}.py")
-        assert tests.exists() or len(path.read_text().splitlines()) < LEAST_TESTED_LINES, path
+        module = PACKAGE.parent / "tests" / path.relative_to(PACKAGE).with_suffix("")
+        tests = [module.with_name(f"test_{path.stem.strip('_')}.py"), module]  # one file, or a folder of several
+        assert any(map(Path.exists, tests)) or len(path.read_text().splitlines()) < LEAST_TESTED_LINES, path
 
 
 def test_a_test_that_needs_a_gpu_runs_without_one_too():
@@ -91,16 +121,12 @@ def test_a_test_that_needs_a_gpu_runs_without_one_too():
     assert marked == [Path("support/device/pretended.py")]
 
 
-def test_a_folder_has_few_entries_and_not_too_few_unless_it_has_folders():
-    for folder in [PACKAGE, *FOLDERS]:
-        entries = [path for path in folder.iterdir() if path.name != "__pycache__"]
-        assert len(entries) <= MOST_ENTRIES, folder
-        assert len(entries) >= FEWEST_ENTRIES or any(path.is_dir() for path in entries), folder
-
-
-def test_no_path_is_deeper_than_three_folders_below_the_package():
-    for path in PACKAGE.rglob("*"):
-        assert len(path.relative_to(PACKAGE).parents) <= MOST_FOLDERS + 1 or "__pycache__" in path.parts, path
+def test_a_room_keeps_its_budget_of_lines():
+    """A room that needs more raises its number here, and its commit says what for."""
+    lines = collections.Counter()
+    for path in PACKAGE.rglob("*.py"):
+        lines[str(path.parent.relative_to(PACKAGE))] += len(path.read_text().splitlines())
+    assert {room: count for room, count in lines.items() if count > BUDGET[room]} == {}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PACKAGE)))

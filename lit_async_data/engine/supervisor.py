@@ -1,4 +1,4 @@
-"""Waits for threads and processes, notices when one has ended, and says so.
+"""Threads as their owner sees them: starts, ends, stalls, waiting, and errors that nobody expected.
 
 An interrupt (Ctrl-C) inside `threading.Condition.__enter__` or `Thread.start` leaves a lock locked, and inside
 `Thread.is_alive` it makes a living thread dead for ever (bpo-45274). So the consumer's thread waits only for
@@ -12,6 +12,7 @@ import _thread
 import contextlib
 import faulthandler
 import itertools
+import logging
 import math
 import os
 import signal
@@ -20,12 +21,59 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from lit_async_data.errors import WorkerError
+from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.system import OURS, POLL_S, Gate
+
+PREPARING = "preparing batches that come later failed; they are read all the same"
+COALESCING = "reading several batches together failed, and each of them alone did not"
+
+
+class Unexpected:
+    """Suppresses errors of the ``with`` block, and logs the first unexpected one with its traceback.
+
+    For optional work, such as reading ahead: if the data are bad, the required read raises the error later.
+    """
+
+    def __init__(self, log: logging.Logger, what: str, expected: type[Exception] = SourceError) -> None:
+        self._log = log
+        self._what = what
+        self._expected = expected
+        self._unlogged = [True]  # empty once an error was logged
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.log_error(error)
+        return True
+
+    def log_error(self, error: Exception) -> None:
+        """Logs an error that was caught. Costs less than a ``with`` block."""
+        # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
+        if not isinstance(error, self._expected) and threading.main_thread().is_alive():
+            self.log("".join(traceback.format_exception(error)))
+
+    def log(self, trace: str) -> None:
+        """Logs an error the first time only, by the text of its traceback, which keeps no frames alive."""
+        try:
+            # In one step: 1. Two threads see that nothing was logged. 2. Both log. See
+            # test_of_two_threads_with_an_unexpected_error_one_logs_it.
+            self._unlogged.pop()
+        except IndexError:
+            return
+        self._log.warning(
+            "%s. This is a bug, of lit_async_data or of the source; please report:\n%s", self._what, trace
+        )
+
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
-from lit_async_data.engine.resources.workers import cores
+from lit_async_data.engine.resources.plan import cores
 from lit_async_data.engine.stats import Wait
 from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 

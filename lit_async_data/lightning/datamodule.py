@@ -18,14 +18,14 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.batch.transforms import Normalize
-from lit_async_data.engine.hooks.host_hooks import HostHooks
+from lit_async_data.engine.hooks.transformation import HostHooks
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.processes.reader_process import ReaderProcesses
+from lit_async_data.engine.processes.channel import ReaderProcesses
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.display import print_line
+from lit_async_data.lightning.display import normalizing_lines, print_line, summary_lines
 from lit_async_data.lightning.resume import reopen_epoch
 from lit_async_data.lightning.stages import (
     STAGES,
@@ -44,10 +44,8 @@ from lit_async_data.lightning.stages import (
     with_saved_classes,
     with_training_classes,
 )
-from lit_async_data.lightning.summary import normalizing_lines, summary_lines
 from lit_async_data.options import ArrayLike, LoaderOptions, lightning_seed
-from lit_async_data.sources.contract.places import Location
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Location, Source
 
 log = logging.getLogger(__name__)
 

@@ -1,17 +1,30 @@
-"""What a terminal shows: lines above the progress bar, and in it how full the queues are."""
+"""What training shows: lines before it, the gauge of the queue, and a verdict after each epoch."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
+from lit_async_data.batch.transforms import Normalize
+from lit_async_data.engine.hooks.calls import Function, Hook
+from lit_async_data.engine.loader.async_loader import AsyncLoader
+from lit_async_data.engine.resources.memory import readable
+from lit_async_data.engine.stats import LoaderStats, Wait
+from lit_async_data.engine.verdict import Loader, Verdict, Watch
 from lit_async_data.lightning.compat import Replacement, pl, rank_zero_only
 from lit_async_data.lightning.loops import driven_loaders
+from lit_async_data.options import Balanced
+from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.chunk_order import ChunkOrder
+from lit_async_data.order.weights import WeightedChunkOrder
+from lit_async_data.sources.contract.source import described
 
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # shown though the root logger has no level or a higher one, as Lightning's lines are
@@ -88,3 +101,208 @@ def _with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningMod
     metrics: dict[str, Any] = get_metrics(trainer, pl_module)
     loaders = driven_loaders(trainer.train_dataloader) if trainer.state.fn == "fit" else []
     return metrics | {NAME: ", ".join(str(loader.fill) for loader in loaders)} if loaders else metrics
+
+
+# What people call the stages.
+STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
+
+# Shorter loops mostly begin and end, and show nothing of their readers.
+LEAST_S, LEAST_STEPS = 1.0, 20
+# A sentence is repeated only if its share has changed by at least this since the last time.
+NOTICEABLE = 0.1
+
+
+class EpochWaits:
+    """Adds up the steps of one epoch of training."""
+
+    def __init__(self, stats: Sequence[LoaderStats] = ()) -> None:
+        self.summary = Wait()
+        self.wall_s = self._ended_s = 0.0  # of the steps so far, and when the last one ended
+        self._before, self._fill_sum = stats, 0
+
+    def step(self, stats: Sequence[LoaderStats], now_s: float, busy_s: float, *, first: bool) -> None:
+        waited_s = sum(each.last_wait_s for each in stats)
+        self.wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
+        self._ended_s = now_s
+        self.summary += Wait(1, 0.0 if first else waited_s, waited_s if first else 0.0)
+        self._fill_sum += sum(each.queue_fill for each in stats)
+
+    def pause(self) -> None:
+        """Other loops run before the next step."""
+        self._ended_s = 0.0
+
+    def end(self, stats: Sequence[LoaderStats]) -> dict[str, float]:
+        """The means; adds to the summary what the device waited, which is known late."""
+        pairs = zip(self._before, stats, strict=False)
+        waits = [now.device.since(before.device) for before, now in pairs if now.device is not None]
+        waited, summary = sum(waits, Wait()), self.summary
+        busy_s, device_s = self.wall_s - summary.waited_s, waited.waited_s if waits else None
+        self.summary = summary = summary + Wait(busy_s=busy_s, device_s=device_s)
+        if not stats or not summary.steps:
+            return {}
+        wait_ms = 1e3 * summary.wait_s / max(summary.steps - 1, 1)
+        return {
+            "data/read_mb_s": stats[0].read.minus(self._before[0].read).mb_per_s,
+            "data/wait_ms": wait_ms,
+            "data/device_wait_ms": 1e3 * waited.wait_s / max(waits[0].steps, 1) if waits else wait_ms,
+            "data/epoch_gap_ms": 1e3 * summary.gap_s,
+            "data/queue_fill": self._fill_sum / summary.steps,
+        }
+
+
+class Verdicts:
+    """Watches the loops of one Trainer.
+
+    Attributes:
+        evaluated: How long each evaluation loop waited, over all its runs, by stage.
+    """
+
+    def __init__(self) -> None:
+        self.evaluated: dict[str, Wait] = {}
+        self._watches: dict[str, Watch] = {}
+        self._said: dict[tuple[str, str, str], float] = {}  # the last share of each stage, cause and hint
+
+    def begin(self, stage: str, loaders: Sequence[Loader]) -> None:
+        self._watches[stage] = Watch(loaders)
+
+    def release(self) -> None:
+        """Let the loaders go: the run is over."""
+        self._watches.clear()
+
+    def epoch(self, trainer: pl.Trainer, device: torch.device, who: str, wall_s: float) -> str:
+        """The line of an epoch of training; empty if there is nothing new to say.
+
+        With several ranks, all call this, and the line names the slowest.
+        """
+        found = self._watches["train"].verdict(wall_s)
+        if trainer.world_size > 1:
+            # Every rank is here: Lightning's own reductions at the end of an epoch need that as well. A sum of zeros:
+            # Lightning's own gathering warns of what it uses of torch.
+            shares = torch.zeros(trainer.world_size, device=device)
+            shares[trainer.global_rank] = found.share
+            shares = trainer.strategy.reduce(shares, reduce_op="sum")
+            slowest = int(shares.argmax())
+            found = trainer.strategy.broadcast(found, slowest)
+            who += f" on rank {slowest}, the slowest of {len(shares)},"
+        line = self._new("train", found, who)
+        return f"epoch {trainer.current_epoch}: {line}" if line else ""
+
+    def end(self, trainer: Any, stage: str) -> str:
+        """A loop of evaluation has ended: its line, empty if there is nothing new to say."""
+        if (watch := self._watches.pop(stage, None)) is None:
+            return ""
+        found = watch.verdict()
+        if not found.waited.steps or trainer.sanity_checking:
+            return ""
+        self.evaluated[stage] = self.evaluated.get(stage, Wait()) + found.waited
+        if trainer.state.fn == "fit" and found.cause == "loop":
+            return ""
+        return self._new(stage, found, STAGES[stage])
+
+    def _new(self, stage: str, found: Verdict, who: str) -> str:
+        """A sentence; empty for a short loop, and for what was said of this stage before."""
+        sentence, waited = (stage, found.cause, found.hint), found.waited
+        known = abs(found.share - self._said.get(sentence, math.inf)) < NOTICEABLE
+        if waited.total_s < LEAST_S or waited.steps < LEAST_STEPS or known:
+            return ""
+        self._said[sentence] = found.share
+        prefix = "loader." if stage == "train" else f"data.{stage}_loader."
+        return found.sentence(who, f"{waited.total_s:.1f} s", prefix)
+
+
+# Bytes of a sample that batches by length keep: its length, its bucket, and its place in the order of two epochs.
+LENGTH_BYTES = 8 + 2 + 2 * 8
+
+
+def summary_lines(loader: AsyncLoader) -> list[str]:
+    """Three lines: samples and fields; batch, steps and the cost of the shuffle; workers and memory."""
+    source, options, footprint = loader.source, loader.options, loader.footprint
+    step = options.batch_size * loader.world_size
+    ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
+    most = "at most " if options.batch_by is not None else ""
+    workers, drawing = str(footprint.workers), _drawing(loader) + _seed(loader)
+    if footprint.workers.threads:
+        workers += f", queue depth {options.queue_depth}"
+    return [
+        described(source, source.name, loader.spec),
+        f"batch {most}{options.batch_size}{ranks}, {len(loader):,} steps, {drawing}shuffle {_shuffle(loader)}",
+        f"{workers}: {footprint.budget}",
+    ]
+
+
+def normalizing_lines(transform: Function | None, loader: AsyncLoader) -> list[str]:
+    """A line for each field that a ``device_transform`` normalises."""
+    normalize = transform and Hook(transform, "").function
+    return [f"device  {line}" for line in normalize.lines(loader.spec)] if isinstance(normalize, Normalize) else []
+
+
+def _drawing(loader: AsyncLoader) -> str:
+    """How samples are drawn with replacement; empty if they are not."""
+    options = loader.options
+    if not options.drawn:
+        return ""
+    by = f"balanced {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
+    return f"{loader.order.length:,} samples drawn by {by}, "
+
+
+def _seed(loader: AsyncLoader) -> str:
+    """The seed; empty if nothing depends on it."""
+    schedule = loader._machinery.wiring.schedule
+    return f"seed {schedule.seed}, " if schedule.shuffled or loader.order.shuffle != "none" else ""
+
+
+def _shuffle(loader: AsyncLoader) -> str:
+    order, source, amplification = loader.order, loader.source, loader.footprint.amplification
+    if order.buckets is not None:
+        return f"{order.shuffle}, {_by_length(loader, order.buckets)}"
+    if order.shuffle == "none":
+        return "none"
+    if order.chunk_order is not None:
+        chunks = order.chunk_order
+        own = chunks.width // math.gcd(chunks.width, order.world_size)  # the chunks of a group that a rank reads
+        groups = math.ceil(order.batch_size * order.world_size / (chunks.width * chunks.rows))
+        stored = chunks.chunks * source.chunks.chunks_per_run
+        several = min(groups * own * source.chunks.chunks_per_run, order.batch_size, stored)
+        return (
+            f"chunk: a batch draws from about {several:,} of {stored:,} chunks; "
+            f"{_decoding_cost(loader, chunks, amplification)}"
+        )
+    rows = source.chunks.rows
+    if rows == 1:
+        often = "each time it is drawn" if loader.options.drawn else "once per epoch"
+        return f"global: every sample is read alone, {often}"
+    if amplification == 1:
+        return "global: each chunk is decoded once and kept"
+    return (
+        f"global: {amplification:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
+        "shuffle=chunk decodes each chunk once"
+    )
+
+
+def _by_length(loader: AsyncLoader, buckets: Buckets) -> str:
+    (padding, mixed), held, decoded = buckets.padding(loader.order.batch_size), LENGTH_BYTES, ""
+    if loader.order.chunk_order is not None:
+        held += 2 * 8  # and the place by chunks
+        decoded = f"{loader.footprint.amplification:.1f} samples are decoded for each one used; "
+    return (
+        f"batches by length, padded to one of {len(buckets.bounds)} lengths up to {buckets.bounds[-1]:,}: "
+        f"{padding:.0%} of all elements are padding, {mixed:.0%} in batches of any samples; {decoded}"
+        f"lengths and order take {readable(held * len(buckets.lengths))}"
+    )
+
+
+def _decoding_cost(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, amplification: float) -> str:
+    chunks, held = loader.source.chunks, loader.footprint.budget.decoded
+    if not held:
+        return "files of one folder are read together" if chunks.reading == "decoded" else "nothing is decoded"
+    which = "every chunk" if chunks.largest else "every chunk of the largest field"
+    decoded = order.ranks_per_chunk(loader.world_size)
+    often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"
+    again = (
+        f", and {chunks.spread - 1:.2f} of them again for samples that reach into the next chunk"
+        if chunks.spread > 1 and amplification != 1
+        else ""
+    )
+    if loader.options.drawn:
+        again += f", {amplification:.1f} samples for each one used"
+    return f"{which} is decoded {often}{again}; decoded chunks take {readable(held)}"

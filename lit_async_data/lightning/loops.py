@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.loader.base_loader import BaseLoader
-from lit_async_data.engine.loader.passes import Pass
+from lit_async_data.engine.loader.base_loader import BaseLoader, Pass
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import pl

@@ -23,8 +23,8 @@ from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import loaders_in
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.hdf5.storage.stored_chunk import read_chunk, write_chunk
-from lit_async_data.sources.table.arrow import arrow
+from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
+from lit_async_data.sources.table.formats import arrow
 
 # Bytes that are held until they are written or merged, about, and the assumed bytes of a text.
 HELD_BYTES, TEXT_BYTES = 2**26, 64

@@ -32,7 +32,7 @@ from lit_async_data.engine.prefetch.loader import (
 from lit_async_data.engine.stats import Wait
 from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import Replacement, pl
-from lit_async_data.lightning.display import QueueGauge, print_line, quiet
+from lit_async_data.lightning.display import EpochWaits, QueueGauge, Verdicts, print_line, quiet
 from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, is_only
 from lit_async_data.lightning.resume import (
     ORDERS,
@@ -46,7 +46,6 @@ from lit_async_data.lightning.resume import (
     trained,
     training_steps,
 )
-from lit_async_data.lightning.verdicts import EpochWaits, Verdicts
 from lit_async_data.options import non_negative_int
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.

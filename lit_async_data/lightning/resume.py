@@ -18,14 +18,13 @@ from typing import Any
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.resuming import Done, Resuming
-from lit_async_data.engine.prefetch.loader import PrefetchedLoader, StatefulPrefetchedLoader
-from lit_async_data.engine.prefetch.sampled_order import DealtOrder, SampledOrder
+from lit_async_data.engine.prefetch.loader import DealtOrder, PrefetchedLoader, SampledOrder, StatefulPrefetchedLoader
 from lit_async_data.errors import ResumeError
 from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import DrivenLoader, driven_loaders, is_only, loaders_in
-from lit_async_data.order.order_state import OrderState, Place
+from lit_async_data.order.epoch_cursor import OrderState, Place
 from lit_async_data.order.plan import Limits
 
 ORDERS = "lit_async_data.dealt_orders"  # the key in a checkpoint

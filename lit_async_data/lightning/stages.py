@@ -18,8 +18,8 @@ import torch
 from lit_async_data.batch.spec import BatchSpec, contradict, listed_names
 from lit_async_data.batch.statistics import first_measured
 from lit_async_data.batch.transforms import Normalize
-from lit_async_data.engine.hooks.callables import EvaluatedAlike, Function, StageTransform, check_callable
-from lit_async_data.engine.hooks.host_hooks import CALLED_WITH
+from lit_async_data.engine.hooks.calls import EvaluatedAlike, Function, StageTransform, check_callable
+from lit_async_data.engine.hooks.transformation import CALLED_WITH
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
 from lit_async_data.engine.resources.memory import ranks_here
@@ -28,9 +28,9 @@ from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.loops import drive, steps_wanted
 from lit_async_data.lightning.resume import training_steps
 from lit_async_data.options import LoaderOptions
+from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.composed.split import draw_folds, fold_of
 from lit_async_data.sources.composed.split import split as split_source
-from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source, read
 

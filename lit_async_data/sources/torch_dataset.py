@@ -21,11 +21,10 @@ from torch.utils.data import IterableDataset
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ChangedError, ConfigError, FormatError, ReadError, SourceError, few
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.by_value import Pickler
-from lit_async_data.sources.contract.changes import Path, Watch, values_in
 from lit_async_data.sources.contract.checks import UnfitError, as_array
-from lit_async_data.sources.contract.randomness import READING, put_back, seed_generators
+from lit_async_data.sources.contract.pickling import Pickler
 from lit_async_data.sources.contract.source import Source, check_range
+from lit_async_data.sources.contract.user_code import READING, Path, Watch, put_back, seed_generators, values_in
 
 log = logging.getLogger(__name__)
 

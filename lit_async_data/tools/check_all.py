@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
+from lit_async_data.engine.pipeline.sample_reader import is_of_a_sample
 from lit_async_data.errors import AsyncDataError, ConfigError, SourceError, counted
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source, layout_of, read
-from lit_async_data.sources.hdf5.readers.values import LOOKS
-from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
+from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
+from lit_async_data.sources.local_files import COLUMNS, bad_sample
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.pack import INPUT_CHUNKS, Piece, in_threads
 from lit_async_data.tools.terminal import ProgressLine, indented, section

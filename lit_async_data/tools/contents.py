@@ -20,16 +20,13 @@ import numpy as np
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, FormatError, counted
 from lit_async_data.sources.contract.checks import FIRST_SAMPLES
-from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.contract.storage_layout import HOW_READ, Reading
+from lit_async_data.sources.contract.source import HOW_READ, Reading, Source
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import choice
 from lit_async_data.sources.hdf5.schema.categories import find_coded
-from lit_async_data.sources.hdf5.schema.compound import member_of, members
 from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.inspect import image_format
-from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, image_format, member_of, members
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors

@@ -25,12 +25,11 @@ import numpy as np
 import lit_async_data  # of which torch, which takes a second to import, is imported when a loader is built
 from lit_async_data import system
 from lit_async_data.engine.resources.memory import readable
-from lit_async_data.engine.resources.workers import cores
+from lit_async_data.engine.resources.plan import cores
 from lit_async_data.errors import ConfigError, counted
 from lit_async_data.options import LoaderOptions, Shuffle
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import HOW_READ, Source
 from lit_async_data.sources.contract.stage_clock import Work
-from lit_async_data.sources.contract.storage_layout import HOW_READ
 from lit_async_data.tools.call import add_source_arguments, override
 from lit_async_data.tools.inspect import given_call
 from lit_async_data.tools.terminal import as_json, indented, section, shapes, table

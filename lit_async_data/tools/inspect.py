@@ -25,16 +25,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_async_data.errors import AsyncDataError, ConfigError
-from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.schema.conversion import PACKING
-from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.index.index import IndexCache
+from lit_async_data.sources.hdf5.schema.categories import PACKING
+from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.local_files.patterns import files_matching, is_pattern
+from lit_async_data.sources.local_files import files_matching, is_pattern
 from lit_async_data.sources.manifest.fields.column import Column, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields.fields import labels_of
 from lit_async_data.sources.manifest.files import RootDirectory
-from lit_async_data.sources.table.arrow import arrow, is_number, is_text
-from lit_async_data.sources.table.delimited import TextFormat
+from lit_async_data.sources.table.formats import TextFormat, arrow, is_number, is_text
 from lit_async_data.sources.table.reading import column_names, files_of
 from lit_async_data.sources.table.table import Table
 from lit_async_data.tools import contents

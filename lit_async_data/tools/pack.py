@@ -29,13 +29,11 @@ from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, CorruptError, SourceError, counted
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
-from lit_async_data.sources.contract.places import starts
-from lit_async_data.sources.contract.source import Source, read
-from lit_async_data.sources.hdf5.schema.conversion import PACKING
+from lit_async_data.sources.contract.source import Source, read, starts
+from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.source import HDF5Source
-from lit_async_data.sources.hdf5.storage.extra_codecs import LZ4, ZSTD
+from lit_async_data.sources.hdf5.storage.codecs import LZ4, ZSTD, write_chunk
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.hdf5.storage.stored_chunk import write_chunk
 from lit_async_data.system import usable_cores
 from lit_async_data.tools.call import Call, add_source_arguments, given_source
 from lit_async_data.tools.terminal import ProgressLine

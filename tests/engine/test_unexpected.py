@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from lit_async_data.engine.unexpected import Unexpected
+from lit_async_data.engine.supervisor import Unexpected
 from lit_async_data.errors import ReadError, SourceError
 
 

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 import lit_async_data as lad
 from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict import HINTS, Verdict, Watch, explained
+from lit_async_data.sources.contract.source import StorageLayout
 from lit_async_data.sources.contract.stage_clock import Work
-from lit_async_data.sources.contract.storage_layout import StorageLayout
 from lit_async_data.testing import ArraySource
 
 STEPS = 100

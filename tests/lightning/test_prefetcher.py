@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 import lit_async_data as lad
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.engine.stats import QueueFill
-from lit_async_data.lightning import verdicts
+from lit_async_data.lightning import display
 from lit_async_data.lightning.prefetcher import Takeover
 from lit_async_data.testing import ArraySource
 
@@ -324,7 +324,7 @@ def test_waiting_is_measured_per_step_and_per_epoch(clock, caplog, monkeypatch):
         clock.s += 0.75 if stage == "train" else 60
 
     caplog.set_level("INFO")
-    monkeypatch.setattr(verdicts, "LEAST_STEPS", 5)
+    monkeypatch.setattr(display, "LEAST_STEPS", 5)
     callback, logger, source = lad.DevicePrefetcher(device_depth=0), Recording(), Slow(20)
     fit = trainer(callback, logger=logger, log_every_n_steps=2, max_epochs=2, val_check_interval=2)
     fit.fit(Recorder(take_time), datamodule=datamodule(train=source, val=CountingSource()))

@@ -5,7 +5,7 @@ import numpy as np
 from support.lightning.datamodules import source
 
 from lit_async_data import AsyncLoader, Balanced, HDF5Source
-from lit_async_data.lightning.summary import summary_lines
+from lit_async_data.lightning.display import summary_lines
 from lit_async_data.sources.hdf5.readers import part_reader
 from lit_async_data.testing import ArraySource
 

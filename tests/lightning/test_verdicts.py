@@ -9,7 +9,7 @@ from support.lightning.trainer import BATCH, NO_STAGES, SAMPLES, CountingSource,
 import lit_async_data as lad
 from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict import Verdict, Watch
-from lit_async_data.lightning import verdicts
+from lit_async_data.lightning import display
 
 pytestmark = NO_STAGES
 STEPS = -(-SAMPLES // BATCH)
@@ -29,8 +29,8 @@ def all_stages():
 @pytest.fixture
 def short(monkeypatch):
     """Loops that are as short as those of tests are spoken of, too."""
-    monkeypatch.setattr(verdicts, "LEAST_S", 0.0)
-    monkeypatch.setattr(verdicts, "LEAST_STEPS", 1)
+    monkeypatch.setattr(display, "LEAST_S", 0.0)
+    monkeypatch.setattr(display, "LEAST_STEPS", 1)
 
 
 @pytest.fixture

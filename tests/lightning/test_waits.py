@@ -10,7 +10,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
 from lit_async_data.engine.stats import Wait
-from lit_async_data.lightning import verdicts
+from lit_async_data.lightning import display
 from lit_async_data.testing import ArraySource
 
 COPY_S = 0.03
@@ -37,8 +37,8 @@ def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog,
     streams = FakeStreams("side", {"copy": COPY_S})
     pretend(monkeypatch, lambda device: streams)
     caplog.set_level("INFO")
-    monkeypatch.setattr(verdicts, "LEAST_S", 0.0)
-    monkeypatch.setattr(verdicts, "LEAST_STEPS", 1)
+    monkeypatch.setattr(display, "LEAST_S", 0.0)
+    monkeypatch.setattr(display, "LEAST_STEPS", 1)
     callback, logger = lad.DevicePrefetcher(), Recording()
     fit = trainer(callback, logger=logger, log_every_n_steps=1, max_epochs=2)
     source = ArraySource({"x": np.zeros((20, 5000), np.float32)})  # one large field, which travels in one copy

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lit_async_data.errors import ResumeError
-from lit_async_data.order.order_state import OrderState, Place, Segment
+from lit_async_data.order.epoch_cursor import OrderState, Place, Segment
 
 STATE = OrderState(
     epoch=3,

@@ -13,11 +13,11 @@ from support.threads.interrupts import interrupted
 from support.threads.leaks import open_files
 
 from lit_async_data.errors import FormatError, MissingError
-from lit_async_data.sources.hdf5.index import cache
-from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.columns import IndexKey
+from lit_async_data.sources.hdf5.index import index as cache
+from lit_async_data.sources.hdf5.index.index import IndexCache
+from lit_async_data.sources.hdf5.index.records import IndexKey
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
 from lit_async_data.sources.hdf5.storage.failures import open_h5py
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.manifest import files as stored_file
 from lit_async_data.sources.manifest.files import RootDirectory, fetched

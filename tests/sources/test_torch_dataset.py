@@ -17,10 +17,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from lit_async_data import AsyncLoader, DatasetSource, LoaderOptions
 from lit_async_data.errors import ConfigError, FormatError, ReadError, SourceError
-from lit_async_data.lightning.summary import summary_lines
+from lit_async_data.lightning.display import summary_lines
 from lit_async_data.sources import torch_dataset as dataset_source
-from lit_async_data.sources.contract.places import Location
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Location, Source
 from lit_async_data.testing import ArraySource
 
 LENGTH = 23

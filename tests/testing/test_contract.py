@@ -25,7 +25,7 @@ from lit_async_data import (
     split,
 )
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.sources.contract.places import Part
+from lit_async_data.sources.contract.source import Part
 from lit_async_data.testing import ArraySource, check_contract
 
 

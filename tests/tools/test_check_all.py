@@ -19,7 +19,7 @@ from support.sources.oracle import read
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import ChangedError, SourceError
-from lit_async_data.sources.local_files.bad_lists import COLUMNS
+from lit_async_data.sources.local_files import COLUMNS
 from lit_async_data.tools import check_all
 
 

@@ -29,12 +29,11 @@ import torch
 from torch import Tensor
 
 from lit_async_data.batch.tree import leaves_in
-from lit_async_data.engine.device.feed import Arrived, Batch, Clone, Feed, HostBatch
-from lit_async_data.engine.device.inline_queue import DeviceQueue, InlineQueue
-from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device.feeds import Arrived, Batch, Clone, Feed, HostBatch
+from lit_async_data.engine.device.queues import DeviceQueue, InlineQueue, StreamQueue
 from lit_async_data.engine.device.streams import Streams
 from lit_async_data.engine.device.transform import Transform
-from lit_async_data.engine.loader import engine
+from lit_async_data.engine.loader import base_loader
 from lit_async_data.order.plan import BatchIndex
 from waiting.on_device.checksums import checksum
 
@@ -64,8 +63,8 @@ def verified_copies(batches: int) -> Iterator[list[CopyVerifier]]:
         return build
 
     with (
-        mock.patch.object(engine, "InlineQueue", wrapped(InlineQueue)),
-        mock.patch.object(engine, "StreamQueue", wrapped(StreamQueue)),
+        mock.patch.object(base_loader, "InlineQueue", wrapped(InlineQueue)),
+        mock.patch.object(base_loader, "StreamQueue", wrapped(StreamQueue)),
     ):
         yield verifiers
 

@@ -16,7 +16,7 @@ import torch
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.device.streams import moved
-from lit_async_data.engine.pipeline.slots import Lease
+from lit_async_data.engine.pipeline.pipeline import Lease
 from waiting.on_device.checksums import checksum
 
 

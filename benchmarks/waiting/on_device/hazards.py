@@ -22,10 +22,10 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data import AsyncLoader, LoaderOptions
-from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.device.streams import Streams
-from lit_async_data.engine.loader import engine
-from lit_async_data.engine.pipeline.slots import COPYING
+from lit_async_data.engine.loader import base_loader
+from lit_async_data.engine.pipeline.pipeline import COPYING
 from lit_async_data.testing import ArraySource
 from waiting.on_device.simulated import replaced_streams
 
@@ -206,7 +206,7 @@ class Hazard:
             rig.lacking = replaced if target == "Streams" and not guarded else None
             stack.enter_context(replaced_streams(rig.streams, simulated=rig.simulated))
             if target != "Streams" and not guarded:
-                stack.enter_context(mock.patch.object(engine, target, replaced))
+                stack.enter_context(mock.patch.object(base_loader, target, replaced))
             transform = (Keeping(rig.transform) if self.keeps else rig.transform) if self.transforms else None
             device = "cpu" if rig.simulated else "cuda"
             loader = AsyncLoader(source, options, device=device, device_depth=self.depth, device_transform=transform)

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.engine.device.feed import Batch
-from lit_async_data.engine.hooks.callables import Function, Hook, is_module
+from lit_async_data.engine.device.feeds import Batch
+from lit_async_data.engine.hooks.calls import Function, Hook, is_module
 from lit_async_data.errors import AsyncDataError, TransformError
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.sources.contract.randomness import drawn, states
+from lit_async_data.sources.contract.user_code import drawn, states
 
 log = logging.getLogger(__name__)
 

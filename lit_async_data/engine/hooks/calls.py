@@ -1,18 +1,236 @@
-"""`HookCalls`: calls the host hooks with samples and batches, and with random numbers for each."""
+"""Calls of transforms: what may be given as one, how it is called, and the errors that name it.
+
+`failure` puts the words for the samples in place of ``{}`` in the message of an `UnfitError` raised here.
+
+
+Reader processes import this module, so it imports no torch.
+
+The three hooks, ``sample_transform``, ``batch_transform`` and ``device_transform``, are functions under these rules.
+Reader processes import this module, so it imports no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lit_async_data.batch.spec import Array
-from lit_async_data.engine.hooks.callables import Hook
-from lit_async_data.engine.hooks.failures import failure, no_dict, raised
+from lit_async_data.errors import ConfigError, TransformError, few
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
-from lit_async_data.sources.contract.randomness import READING, seed_generators
+from lit_async_data.sources.contract.checks import UnfitError, as_array
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.user_code import READING, seed_generators
+
+# The end of the error where a host hook changes the length of a sample of a concatenated field.
+FIXED = "with ragged='concat' only device_transform may change a length"
+
+
+def failure(where: str, source: Source, samples: Indices, what: str) -> TransformError:
+    """The error of a hook on a sample or a batch of samples, whose words take the place of ``{}`` in ``what``."""
+    ids = source.ids(samples)
+    place = source.locate(ids[:1])[0]
+    first = f"row {place.row} of {place.file}"
+    several = f"the batch of samples {few(ids.tolist())} (the first is {first})"
+    return TransformError(
+        f"{where}: {what.replace('{}', several if len(ids) > 1 else f'sample {ids[0]} ({first})', 1)}",
+        file=place.file,
+        row=place.row,
+        sample_id=int(ids[0]),
+        stage="transform",
+    )
+
+
+def raised(error: Exception) -> str:
+    hint = "; return_indices=True gives it" if isinstance(error, KeyError) and error.args == ("index",) else ""
+    return f"failed on {{}}: {type(error).__name__}: {error}{hint}"
+
+
+def no_dict(made: object) -> str:
+    return (
+        f"returned a {type(made).__name__} for {{}}; return a dict with an array for each key, or None if the one that "
+        "was given has been changed"
+    )
+
+
+def other_keys(made: Mapping[str, object], wanted: Iterable[str]) -> str:
+    listed = [", ".join(map(str, keys)) or "none" for keys in (made, wanted)]
+    return (
+        f"returned the keys {listed[0]} for {{}}, but {listed[1]} for the first sample; return the same keys for every "
+        "sample"
+    )
+
+
+def fitting(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A value as an array of the shape and dtype that the first sample had; else an `UnfitError`."""
+    array = named_array(key, value)
+    if array.shape != shape:
+        raise UnfitError(
+            f"field {key!r} of {{}} has shape {array.shape}, but {shape} for the first sample; return one shape for "
+            "all samples: resize, crop or pad"
+        )
+    if array.dtype.newbyteorder("=") != dtype:
+        raise UnfitError(
+            f"field {key!r} of {{}} has dtype {array.dtype}, but {dtype} for the first sample; return one dtype for "
+            f"all samples, as .astype({dtype.name!r}) gives it"
+        )
+    return array
+
+
+def fitting_rows(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A value of a batch as an array whose rows have the shape and dtype that the first sample had."""
+    array = with_rows(key, value, shape[0])
+    fitting(key, array[0], shape[1:], dtype)
+    return array
+
+
+def with_rows(key: object, value: object, count: int) -> Array:
+    """A value of a batch as an array with this many rows."""
+    array = named_array(key, value)
+    if array.shape[:1] != (count,):
+        raise UnfitError(
+            f"field {key!r} of {{}} has shape {array.shape}, but the first axis must have one row for each of the "
+            f"{count} samples; leave out what does not belong to one sample each"
+        )
+    return array
+
+
+def named_array(key: object, value: object) -> Array:
+    if not isinstance(key, str):
+        raise UnfitError(f"the key {key!r} in the result for {{}} is not text; name each field by text")
+    try:
+        return as_array(value)
+    except UnfitError as error:
+        raise UnfitError(f"field {key!r} of {{}} is {error}") from None
+
+
+# The user's function: takes a sample or a batch, or this and random numbers; returns it transformed.
+Function = Callable[..., Any]
+# The name of the parameter that gets random numbers.
+RNG = "rng"
+# Libraries whose transforms take no dict of arrays, and a function that calls one.
+LIBRARIES = {
+    "torchvision.transforms": "torchvision takes tensors, and leaves arrays as they are; give it in a function: "
+    'def transformed({of}): return {{**{of}, "x": transform(torch.from_numpy({of}["x"]))}}',
+    "albumentations.": "Albumentations takes an image by its name, channels last; give it in a function: "
+    'def transformed({of}): return {{**{of}, "x": transform(image={of}["x"].transpose(1, 2, 0))'
+    '["image"].transpose(2, 0, 1)}}',
+}
+
+
+class EvaluatedAlike:
+    """A training transform that evaluation uses too, because the user gave evaluation none."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.watched = False  # whether one evaluation batch has shown if it draws random numbers
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.function(*given, **named)
+
+
+class StageTransform:
+    """The transform of one stage; errors name ``where``, such as ``"device_transform.eval, stage val"``."""
+
+    def __init__(self, function: Function, where: str) -> None:
+        self.function = function
+        self.where = where
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Hook:
+    """A function of the user.
+
+    Args:
+        function: Takes one value, or a value and random numbers: as a parameter ``rng``, or as a second required
+            parameter. May be a `StageTransform`.
+        where: What errors name, unless it is a `StageTransform`, which has a name.
+    """
+
+    def __init__(self, function: Function, where: str) -> None:
+        self.where = where
+        self.alike: EvaluatedAlike | None = None
+        while isinstance(function, StageTransform | EvaluatedAlike):
+            if isinstance(function, StageTransform):
+                self.where = function.where
+            else:
+                self.alike = function
+            function = function.function
+        self.function = function  # the user's itself
+        self._parameter = _rng_parameter(function)
+
+    @property
+    def draws(self) -> bool:
+        return self._parameter is not None
+
+    def __call__(self, value: Any, rng: Any) -> Any:
+        if self._parameter is None:
+            return self.function(value)
+        return self.function(value, **{RNG: rng}) if self._parameter == RNG else self.function(value, rng)
+
+
+def takes_rng(function: Function | None) -> bool:
+    return function is not None and Hook(function, "").draws
+
+
+def check_callable(where: str, given: object, called_with: str = "a batch") -> None:
+    """Refuse what is not a transform; the message begins with ``where``."""
+    if isinstance(given, type):
+        raise ConfigError(
+            f"{given.__name__} is a class, and a transform is called with {called_with}; write {given.__name__}(…)",
+            where,
+        )
+    if not (given is None or callable(given)):
+        raise ConfigError(f"{given!r} cannot be called with {called_with}", where)
+    first, hook = type(_first_called(given)), where.partition("_")[0]
+    for library, what in LIBRARIES.items() if hook in ("sample", "batch") else ():
+        if first.__module__.startswith(library):
+            raise ConfigError(f"{first.__name__} of {what.format(of=hook)} (docs/data/transforms.md)", where)
+
+
+def _first_called(function: Any) -> Any:
+    """What a transform calls first, as far as that can be seen from outside."""
+    inner: Any = None
+    module = type(function).__module__
+    if isinstance(function, functools.partial):
+        inner = function.func
+    elif module == "torch.nn.modules.container":
+        inner = next(iter(function), None)
+    elif module.startswith("torchvision.transforms"):
+        inner = getattr(function, "lambd", None) or next(iter(getattr(function, "transforms", ())), None)
+    return function if inner is None else _first_called(inner)
+
+
+def is_module(value: object) -> bool:
+    """Whether this is a module of torch; imports no torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _rng_parameter(function: Function) -> str | None:
+    """How a function takes random numbers: ``"rng"`` by this name, ``""`` as second argument, None not at all."""
+    called: Any = function.forward if is_module(function) else function  # type: ignore[attr-defined]  # a module has it
+    try:
+        parameters: Sequence[inspect.Parameter] = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return None
+    by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    named = any(
+        each.name == RNG and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        for each in parameters
+        if each not in by_place[:1]
+    )
+    if named:
+        fixed = isinstance(called, functools.partial) and RNG in called.keywords
+        return None if fixed else RNG
+    return "" if len(by_place) > 1 and by_place[1].default is inspect.Parameter.empty else None
+
 
 # Separate the keys of random numbers for host hooks from those of sources, 1 and 2 in `sample_reader.py`.
 SAMPLE_HOOK_KEYS, BATCH_HOOK_KEYS = 3, 4

@@ -1,22 +1,270 @@
-"""`Transformation`: host hooks on the way of samples from scratch memory into a slot."""
+"""Transforms of samples and batches on the host, applied to what a worker has read."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, Self
 
 import numpy as np
 
-from lit_async_data.batch.spec import Array, BatchLayout, BatchSpec, Bytes
-from lit_async_data.engine.hooks.calls import HookCalls, Made
-from lit_async_data.engine.hooks.failures import failure, fitting, fitting_rows, other_keys
+from lit_async_data.batch.spec import (
+    NOTHING,
+    Array,
+    BatchLayout,
+    BatchSpec,
+    Bytes,
+    FieldSpec,
+    length_key,
+    most_elements,
+)
+from lit_async_data.engine.hooks.calls import (
+    FIXED,
+    Function,
+    Hook,
+    HookCalls,
+    Made,
+    check_callable,
+    failure,
+    fitting,
+    fitting_rows,
+    named_array,
+    other_keys,
+    with_rows,
+)
+from lit_async_data.errors import TransformError
+from lit_async_data.options import LoaderOptions
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.checks import UnfitError
+from lit_async_data.sources.contract.pickling import why_not_pickled
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.sources.contract.user_code import put_back
+
+log = logging.getLogger(__name__)
+
+# What each hook is called with, for messages.
+CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
+# Samples of the batch that `batch_transform` is called with.
+ROWS = 2
+# Samples that are tried where bad ones are no errors.
+TRIED = 16
+Kinds = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype of each field
+
+
+@dataclasses.dataclass(frozen=True)
+class HostHooks:
+    """The host hooks of a loader; false if there are none."""
+
+    sample: Hook | None  # ``sample_transform``
+    batch: Hook | None  # ``batch_transform``
+    # Held by the thread that calls the hooks. A copy has its own.
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.sample, self.batch)
+
+    @classmethod
+    def of(cls, sample_transform: Function | None, batch_transform: Function | None) -> Self:
+        given = {"sample_transform": sample_transform, "batch_transform": batch_transform}
+        for name, function in given.items():
+            check_callable(name, function, CALLED_WITH[name])
+        return cls(*(None if function is None else Hook(function, name) for name, function in given.items()))
+
+    def __bool__(self) -> bool:
+        return self.sample is not None or self.batch is not None
+
+    def outcome(self, source: Source, options: LoaderOptions, *, by_length: bool = False) -> Outcome:
+        """The fields that come out of them; calls them with the first samples of a source, as in `HookCalls`.
+
+        ``batch_transform`` is called twice, with one sample more the second time, which shows whether the first axis
+        follows the number of samples. In batches by length, samples of variable length are one element shorter the
+        second time, which shows which fields follow their length. The global random generators are put back where they
+        were. Bad samples among the first are passed over if ``on_error`` reads around them.
+        """
+        seed = (options.seed or 0) if options.augment else None
+        calls = HookCalls(source, self.sample, self.batch, seed, indexed=options.return_indices)
+        around = options.on_error != "raise"
+        with put_back() as drawn:
+            for sample in range(min(TRIED, len(source)) if around else 0):
+                with contextlib.suppress(Exception):
+                    found = _Probe(calls, range(sample, sample + 1), by_length=by_length).outcome()
+                    break
+            else:
+                samples = range(min(1 if around or self.batch is None else ROWS, len(source)))
+                try:
+                    found = _Probe(calls, samples, by_length=by_length).outcome()
+                except TransformError as error:
+                    error.add_note("The first samples are transformed before the first batch, to learn what comes out.")
+                    raise
+        return dataclasses.replace(found, drawn=drawn)
+
+    def transformation(
+        self,
+        source: Source,
+        seed: int | None,
+        outcome: Outcome,
+        capacity: int,
+        *,
+        indexed: bool,
+        buckets: Buckets | None = None,
+        concat: Mapping[str, Indices] = NOTHING,
+    ) -> Transformation:
+        """What calls them for each batch; at most ``capacity`` samples are read together.
+
+        Fewer where samples come one after the other: padded, they take no more elements than those of a batch can have.
+        """
+        if self.batch is None and buckets is None:
+            fits = [most_elements(of, capacity)[0] // source.spec[key].shape[0] for key, of in concat.items()]
+            capacity = max(min([capacity, *fits]), 1)
+        calls = HookCalls(source, self.sample, self.batch, seed, indexed=indexed)
+        return Transformation(calls, outcome, capacity, buckets, self.lock)
+
+    @property
+    def unpicklable(self) -> str:
+        """Which hook cannot be pickled, and why; empty if both can."""
+        for hook in (self.sample, self.batch):
+            if hook is not None and (why := why_not_pickled(hook.function)):
+                return f"{hook.where} {why}"
+        return ""
+
+
+def _cut(field: FieldSpec, cut: int) -> tuple[int, ...]:
+    return (field.shape[0] - cut, *field.shape[1:]) if field.ragged else field.shape
+
+
+class _Probe:
+    """Calls the hooks with some samples."""
+
+    def __init__(self, calls: HookCalls, samples: range, *, by_length: bool) -> None:
+        self._calls, self._spec = calls, calls.source.spec
+        ragged = [field.shape[0] for field in self._spec.fields.values() if field.ragged] if by_length else []
+        self._cuts = max(ragged, default=1) > 1
+        self._numbers = np.array(samples)
+        self._stored = read(calls.source, self._numbers)
+
+    def outcome(self) -> Outcome:
+        spec = self._spec
+        if (hook := self._calls.sample) is not None:
+            found = []
+            for cut in range(1 + self._cuts):
+                samples, values = self._samples(1, cut)
+                given = {key: array[0, ...] for key, array in values.items()}
+                before = copy.deepcopy(given)
+                made = next(self._calls.of_samples(0, samples, values))
+                if not cut and _are_untouched(made, given, before):
+                    _warn_of_torchvision(hook)
+                found.append(self._kinds(hook.where, samples, made))
+            spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
+        return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
+
+    def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
+        """The numbers of ``count`` samples, and copies of them. Where there are fewer, the first come again.
+
+        Those of variable length are shorter by ``cut`` elements.
+        """
+        rows = np.arange(count) % len(self._numbers)
+        stored = {key: array[rows] for key, array in self._stored.items()}
+        for key, field in self._spec.fields.items():
+            if cut and field.ragged:
+                width, length = _cut(field, cut)[0], length_key(key)
+                stored[key] = np.ascontiguousarray(stored[key][:, :width])
+                stored[length] = np.minimum(stored[length], width)
+        return self._numbers[rows], delivered(self._spec, stored)
+
+    def _kinds(self, where: str, samples: Indices, made: Made) -> Kinds:
+        try:
+            arrays = {key: named_array(key, value) for key, value in made.items()}
+        except UnfitError as error:
+            raise failure(where, self._calls.source, samples, str(error)) from None
+        return {key: (array.shape, array.dtype) for key, array in arrays.items()}
+
+    def _follow(self, found: Sequence[Kinds]) -> set[str]:
+        """The fields that are one element shorter where samples are."""
+        one, cut = found[0], found[-1]
+        shapes = {key: shape for key, (shape, _) in one.items() if self._cuts and shape and key in cut}
+        return {key for key, (first, *rest) in shapes.items() if cut[key][0] == (first - 1, *rest)}
+
+    def _of_batches(self, spec: BatchSpec) -> BatchSpec:
+        hook = self._calls.batch
+        assert hook is not None
+        found: list[Kinds] = []
+        for more in (0, 1):
+            count, cut = len(self._numbers) + more, more * self._cuts
+            samples, values = self._samples(count, cut)
+            if self._calls.sample is not None:
+                fields = spec.fields.items()
+                target = {key: np.empty((count, *_cut(field, cut)), field.dtype) for key, field in fields}
+                put_samples(self._calls, 0, samples, values, target)
+                values = target
+            before = copy.deepcopy(values)
+            made = self._calls.of_batch(0, samples, values)
+            if not found and self._calls.sample is None and _are_untouched(made, values, before):
+                _warn_of_torchvision(hook)
+            try:
+                arrays = {key: with_rows(key, value, count) for key, value in made.items()}
+            except UnfitError as error:
+                raise failure(hook.where, self._calls.source, samples, str(error)) from None
+            found.append({key: (array.shape[1:], array.dtype) for key, array in arrays.items()})
+        follow = self._follow(found)
+        found[1] |= {key: (found[0][key][0], found[1][key][1]) for key in follow}
+        if found[0] != found[1]:
+            kinds = [{key: f"{dtype} {shape}" for key, (shape, dtype) in each.items()} for each in found]
+            key = next(key for key in [*kinds[0], *kinds[1]] if kinds[0].get(key) != kinds[1].get(key))
+            one, other = (each.get(key, "missing") for each in kinds)
+            what = (
+                f"field {key!r} of {{}} is {other} for each sample, but {one} in a batch of one sample less; return "
+                "samples that do not depend on the size of the batch"
+            )
+            raise failure(hook.where, self._calls.source, samples, what)
+        return self._named(hook.where, samples, found[0], follow)
+
+    def _named(self, where: str, samples: Indices, found: Kinds, follow: AbstractSet[str]) -> BatchSpec:
+        """Fields of these shapes and dtypes: those of the source in its order, then the others."""
+        if not found:
+            raise failure(where, self._calls.source, samples, "returned no field for {}; return at least one")
+        known = self._spec.fields
+        fields = {}
+        for key in [*(key for key in known if key in found), *(key for key in found if key not in known)]:
+            shape, dtype = found[key]
+            concat = key in known and known[key].concat
+            if concat and ((self._cuts and key not in follow) or shape[0] != known[key].shape[0]):
+                what = f"changed the length of {key} of {{}}; {FIXED}"
+                raise failure(where, self._calls.source, samples, what)
+            field = FieldSpec(shape, dtype.newbyteorder("="), ragged=concat or key in follow, concat=concat)
+            if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
+                names = {name: getattr(known[key], name) for name in ("classes", "texts", "meanings")}
+                field = dataclasses.replace(field, **names)
+            fields[key] = field
+        return BatchSpec(fields, as_mapping=self._spec.as_mapping)
+
+
+def _warn_of_torchvision(hook: Hook) -> None:
+    if not hook.draws and "torchvision.transforms" in sys.modules:
+        log.warning(
+            "%s left the first arrays as they were: transforms of torchvision do; give them torch.from_numpy(x) "
+            "(docs/data/transforms.md)",
+            hook.where,
+        )
+
+
+def _are_untouched(made: Made, given: Mapping[str, Array], before: Mapping[str, Array]) -> bool:
+    """Whether a hook returned the very arrays that it was given, with the values of before."""
+    return made.keys() == given.keys() and all(
+        isinstance(value := made[key], np.ndarray)
+        and value.__array_interface__ == array.__array_interface__
+        and value.tobytes() == before[key].tobytes()
+        for key, array in given.items()
+    )
+
 
 # Reads samples into arrays for all fields of a source.
 ReadInto = Callable[[Mapping[str, Array]], None]

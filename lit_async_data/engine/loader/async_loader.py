@@ -15,31 +15,31 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.device import streams
-from lit_async_data.engine.device.clock import NEXT, profiled, ranged
-from lit_async_data.engine.device.feed import Batch, moved
-from lit_async_data.engine.device.slot_feed import CopyFeed, LentFeed, SlotFeed
+from lit_async_data.engine.device.feeds import Batch, CopyFeed, LentFeed, SlotFeed, moved
+from lit_async_data.engine.device.streams import NEXT, profiled, ranged
 from lit_async_data.engine.device.transform import DeviceTransform, widened
-from lit_async_data.engine.hooks.callables import Function, check_callable, takes_rng
-from lit_async_data.engine.hooks.host_hooks import HostHooks
-from lit_async_data.engine.loader.base_loader import Machinery, Wiring
-from lit_async_data.engine.loader.engine import Engine
-from lit_async_data.engine.loader.passes import Taken
-from lit_async_data.engine.loader.quarantine import Quarantine
+from lit_async_data.engine.hooks.calls import Function, check_callable, takes_rng
+from lit_async_data.engine.hooks.transformation import HostHooks
+from lit_async_data.engine.loader.base_loader import Engine, Machinery, Taken, Wiring
 from lit_async_data.engine.loader.recipe import Changes, Recipe
-from lit_async_data.engine.loader.resuming import AsyncWiring, ResumableLoader, Resuming
-from lit_async_data.engine.pipeline.ahead import Ahead
-from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples, ReadAround
+from lit_async_data.engine.loader.resuming import AsyncWiring, Quarantine, ResumableLoader, Resuming
 from lit_async_data.engine.pipeline.pipeline import Pipeline
-from lit_async_data.engine.pipeline.sample_reader import SampleReader, batch_seed, with_own_fields
-from lit_async_data.engine.pipeline.schedule import schedule_of
-from lit_async_data.engine.processes.pipelines import pipeline_of
-from lit_async_data.engine.processes.reader_process import ReaderProcesses
+from lit_async_data.engine.pipeline.sample_reader import (
+    AroundBadSamples,
+    ReadAround,
+    SampleReader,
+    batch_seed,
+    schedule_of,
+    with_own_fields,
+)
+from lit_async_data.engine.pipeline.thread_pipeline import Ahead
+from lit_async_data.engine.processes.channel import ReaderProcesses
+from lit_async_data.engine.processes.pipeline import pipeline_of
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, Wanted, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, LoaderOptions, lightning_seed
-from lit_async_data.order.epoch_cursor import EpochCursor
-from lit_async_data.order.order_state import Place
+from lit_async_data.order.epoch_cursor import EpochCursor, Place
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.contract.checks import check_source

@@ -1,4 +1,14 @@
-"""`BaseLoader`: what every loader of this package has: device, depth, statistics, verification, interrupts, closing."""
+"""`BaseLoader`: passes over batches, one that uses the engine or several side by side.
+
+A loader has one engine, which reads ahead, and one place in the order. Of several iterations over it, one has both:
+
+1. An iteration that was never advanced has nothing and costs nothing.
+2. Under a Trainer the engine belongs to the Trainer's own iterator, which takes it from any other.
+3. Elsewhere it belongs to the first iteration that was advanced, until that is exhausted, closed or collected; until it
+   ended in an error and another one begins; or until ``set_epoch`` or ``load_state_dict`` names where the next begins.
+4. Every other iteration reads beside it: in the caller's thread, without reading ahead, and without a change to the
+   place, the state or the statistics of the loader. One that has lost the engine goes on from where it was.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +17,211 @@ import contextlib
 import dataclasses
 import logging
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Self, TypeVar, cast
 
 import torch
 
 from lit_async_data.engine.device import streams
-from lit_async_data.engine.device.feed import Batch
-from lit_async_data.engine.loader.engine import Engine, Run
-from lit_async_data.engine.loader.passes import BatchIterator, Pass, Taken
+from lit_async_data.engine.device.feeds import Batch, CopyingFeed, Feed, LendingFeed
+from lit_async_data.engine.device.queues import DeviceQueue, InlineQueue, StreamQueue
+from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import LoaderStats, QueueFill
-from lit_async_data.engine.unexpected import Unexpected
+from lit_async_data.engine.supervisor import Unexpected
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.options import non_negative_int
+
+
+class Engine:
+    """A feed, which reads batches ahead, and a device queue, which copies them ahead.
+
+    It refers to no loader, so that a dropped loader is closed at once.
+
+    Args:
+        feed: Where batches come from. Closed with the engine.
+        device: Where batches are handed out; they are copied only to a device with streams.
+        depth: Batches that are copied ahead; 0 to read and copy nothing ahead.
+        inline: Whether to copy nothing, so that ``transform`` gets each batch in host memory.
+        transform: Called with each batch on its device.
+        asks: Whether the feed must be asked after each batch; False where its threads go on by themselves.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        device: torch.device,
+        *,
+        depth: int,
+        inline: bool = False,
+        transform: Transform | None = None,
+        asks: bool = True,
+    ) -> None:
+        self.feed, self.device = feed, device
+        side = None if inline else streams.streams_of(device)
+        self.copies = side is not None
+        self.asks = asks or self.copies
+        self.queue: DeviceQueue
+        if side is None:
+            self.queue = InlineQueue(cast("LendingFeed", feed), depth, transform)
+        else:
+            self.queue = StreamQueue(cast("CopyingFeed", feed), side, depth, transform)
+
+    @property
+    def ready(self) -> int:
+        """Batches that are ready, on host and device together."""
+        return self.feed.ready + self.queue.ready
+
+    @property
+    def fill(self) -> QueueFill:
+        # There is one slot more than the depth, for the batch that is being handed out.
+        host = min(self.feed.ready, self.feed.depth)
+        return QueueFill(host, self.feed.depth, self.queue.ready, self.queue.depth if self.copies else 0)
+
+    def stats(self, before: LoaderStats) -> LoaderStats:
+        """With what feed and queue have counted: sums are added, and what is of this moment replaced."""
+        found, waited = self.feed.stats(), self.queue.waited
+        return dataclasses.replace(
+            before,
+            read=before.read.plus(found.read),
+            copied=before.copied + found.copied,
+            device=waited + before.device if waited and before.device else waited,
+            workers=found.workers,
+            slots=found.slots,
+        )
+
+    def rest(self, *, wait: bool = True) -> None:
+        """End the pass and free its device memory; see `Feed.rest`. If it was interrupted, only `close` may follow."""
+        try:
+            self.queue.close()
+        finally:
+            self.feed.rest(wait=wait)
+
+    def close(self, *, wait: bool = False) -> None:
+        """End everything and give all memory back. Idempotent, also after an interrupt."""
+        if self.feed.forked:
+            return  # threads and device belong to another process, and so may the thread that held a lock at the fork
+        try:
+            self.queue.close()
+        finally:
+            self.feed.close(wait=wait)
+
+
+@dataclasses.dataclass
+class Run:
+    """The running part of a loader."""
+
+    engine: Engine | None = None  # None before the first request, and after the loader was stopped
+    closer: weakref.finalize[Any, Any] | None = None  # closes the engine when the loader is dropped
+    # Whether a request did not come to its end. The engine may be in any state, and must be replaced.
+    interrupted: bool = False
+    unanswered: bool = False  # whether the last request for a batch gave none: it goes on, or ended in an error
+    closed: bool = False  # whether the loader is closed for good
+    stats: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # without what the engine counts
+    # The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
+    inside: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+class Taken(NamedTuple):
+    """A batch of the engine that is about to be handed out."""
+
+    batch: Batch
+    after: Any
+
+
+class BatchIterator(abc.ABC):
+    """What hands out batches, each once, also where an interrupt (Ctrl-C) comes at any moment."""
+
+    _cursor: Any  # its ``state`` is the place, which is replaced in one assignment
+    _run: Run
+
+    @abc.abstractmethod
+    def _taken(self) -> Taken:
+        """The next batch, waiting for it."""
+
+    def __next__(self) -> Batch:
+        """The next batch, waiting for it.
+
+        Raises:
+            StopIteration: The pass is over.
+            ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
+            TransformError: A transform failed on this batch; the next call goes on with the one after it.
+            StalledError: Nothing came within ``timeout_s``.
+            WorkerError: A worker died, this process is a fork of the one that began to read, or another thread is
+                inside ``next``. If reader processes died of this batch, the next call goes on with the one after it.
+            ClosedError: The loader is closed, or an interrupt has ended a pass over a loader of others.
+            Exception: Whatever a loader of others raised in place of this batch.
+        """
+        taken = self._taken()
+        cursor, run = self._cursor, self._run
+        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
+        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
+        cursor.state, run.interrupted, run.unanswered, run.inside = taken.after, False, False, {}
+        return taken.batch
+
+
+class Pass(BatchIterator):
+    """One iteration over a loader, whose place is the ``state`` of a cursor. One thread may advance it at a time."""
+
+    def __init__(
+        self,
+        taken: Callable[[], Taken],
+        cursor: Any,
+        run: Run,
+        claim: Callable[[Pass], bool],
+        beside: Callable[[Any], Iterator[Batch]],
+    ) -> None:
+        self._taken_of_loader, self._claim, self._read_beside = taken, claim, beside
+        self._cursor, self._run, self._run_of_loader = cursor, run, run
+        self._beside: Iterator[Batch] | None = None
+        self.left: Any = None  # where the pass was when another one took the engine from it; else None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def _taken(self) -> Taken:
+        if self._beside is None and not self._claim(self):
+            # The loader's cursor stays where it is; a pass that reads for this one has a place of its own.
+            beside = self._read_beside(self.left)
+            if isinstance(beside, Pass):
+                self._beside, self._cursor, self._run = beside, beside._cursor, beside._run  # noqa: SLF001
+            else:
+                self._beside, self._cursor, self._run = beside, types.SimpleNamespace(), Run()
+        if self._beside is None:
+            try:
+                return self._taken_of_loader()
+            except StopIteration:
+                self.close()
+                raise
+        if self._run_of_loader.closed:
+            self._taken_of_loader()  # raises
+        if isinstance(self._beside, Pass):
+            return self._beside._taken()  # noqa: SLF001  # one barrier for both
+        return Taken(next(self._beside), after=None)
+
+    def close(self) -> None:
+        """End the pass, so that another one may have the engine. Idempotent."""
+        self._beside = iter(())
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pass needs the engine no more."""
+        return self._beside is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Lightning's CombinedLoader holds iterators, and programs copy and pickle Trainers.
+        return _Copied, ()
+
+
+class _Copied(Iterator[Batch]):
+    """A copy of a pass, which has no place in the data."""
+
+    def __next__(self) -> NoReturn:
+        raise ClosedError(
+            "this is a copy of a pass, and only the original has its place in the data; write iter(loader)"
+        )
+
 
 log = logging.getLogger(__name__)
 

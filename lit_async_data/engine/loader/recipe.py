@@ -10,17 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from lit_async_data.batch.spec import BatchSpec, length_key
-from lit_async_data.engine.hooks.callables import Function
-from lit_async_data.engine.hooks.host_hooks import HostHooks
-from lit_async_data.engine.hooks.transformation import Outcome, Transformation
+from lit_async_data.engine.hooks.calls import Function
+from lit_async_data.engine.hooks.transformation import HostHooks, Outcome, Transformation
 from lit_async_data.engine.pipeline.sample_reader import with_own_fields
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import Schedule
-from lit_async_data.sources.contract.changes import Watch
 from lit_async_data.sources.contract.checks import values_of
-from lit_async_data.sources.contract.randomness import put_back
 from lit_async_data.sources.contract.source import Source, read
+from lit_async_data.sources.contract.user_code import Watch, put_back
 
 
 @dataclasses.dataclass(frozen=True)

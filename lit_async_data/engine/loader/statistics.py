@@ -20,11 +20,11 @@ from lit_async_data.batch.statistics import FieldStatistics, Moments
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.composed.subset import SubsetSource
+from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
-from lit_async_data.sources.contract.fingerprints import digest, probes
+from lit_async_data.sources.contract.pickling import digest, probes
 from lit_async_data.sources.contract.source import Source, layout_of, places_of, read
-from lit_async_data.sources.local_files.cache_folder import CacheFolder
+from lit_async_data.sources.local_files import CacheFolder
 from lit_async_data.system import usable_cores
 
 # Bytes of a batch; samples, and bytes, that stand for all of a kept result.

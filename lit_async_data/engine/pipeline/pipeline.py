@@ -1,4 +1,9 @@
-"""`Pipeline`: reads the batches of an endless order ahead into its own slots; whoever fills them.
+"""`Pipeline`: batches in slots that workers fill ahead, handed out in order; the task of a worker.
+
+No I/O, no torch, no threads. A slot has one owner at a time; `TRANSITIONS` lists how it passes on.
+
+Where batches are small, a worker reads several at once into one slot: they share the price of a claim, of a hand-over
+between threads and of the numpy calls, which is most of what a small batch costs.
 
 The order is a sequence of indexes (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so the end
 of an epoch drains nothing. If the consumer asks for the first batch that was read ahead, the pipeline drops nothing;
@@ -22,27 +27,328 @@ Nothing starts before the first request.
 from __future__ import annotations
 
 import abc
+import contextlib
+import dataclasses
+import enum
 import functools
+import itertools
 import logging
 import math
 import os
+import queue
 import threading
 import time
-from collections.abc import Mapping
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from lit_async_data.engine.pipeline.bad_samples import ReadAround
-from lit_async_data.engine.pipeline.read_task import FilledSlot, ReadTask
-from lit_async_data.engine.pipeline.slots import SlotPool
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.batch.spec import BatchLayout, Bytes
+from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, ReadAround, is_of_a_sample
 from lit_async_data.engine.resources.memory import Room
-from lit_async_data.engine.resources.worker_tuner import WorkerTuner
+from lit_async_data.engine.resources.plan import WorkerTuner
 from lit_async_data.engine.supervisor import awaited, dump_stacks
-from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError
+from lit_async_data.errors import (
+    AsyncDataError,
+    ClosedError,
+    MemoryBudgetError,
+    SourceError,
+    StalledError,
+    WorkerError,
+    batch_error,
+    few,
+)
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.system import ProcessGuard, leave_at_exit
+
+
+class SlotState(enum.Enum):
+    """Who may touch a slot."""
+
+    FREE = "nobody; it waits to be filled"
+    FILLING = "one worker writes to it"
+    READY = "nobody; it holds batches whose turn will come"
+    LENT = "the user, as long as any view of it lives"
+    COPYING = "the device reads from it"
+
+    __hash__ = object.__hash__  # of an Enum it is a Python function, which each transition would call
+
+
+FREE, FILLING, READY, LENT, COPYING = SlotState
+
+# (state, event) -> state. Every other pair is a bug: it raises and changes nothing.
+TRANSITIONS: dict[tuple[SlotState, str], SlotState] = {
+    (FREE, "take"): FILLING,
+    (FILLING, "filled"): READY,
+    (FILLING, "abandon"): FREE,
+    (READY, "lend"): LENT,
+    (READY, "copy"): COPYING,
+    (READY, "drop"): FREE,
+    (LENT, "returned"): FREE,
+    (COPYING, "copied"): FREE,
+}
+
+
+class IllegalTransitionError(AsyncDataError):
+    """An event that is not in the table for this state: a bug in this package."""
+
+
+class Lease:
+    """Keeps a slot with the user: every array made from it refers to it, and when it dies the slot is free.
+
+    It exports memory and is no ndarray: numpy lets a view of a view refer to the memory's owner directly, so an ndarray
+    in the middle dies while its slices live.
+    """
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+        self.__array_interface__ = memory.__array_interface__
+
+
+class _Ended(weakref.ref[Lease]):
+    """A weak reference to a lease that knows its slot; when the lease dies, it is put among the vacant slots."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
+# A vacant slot; one whose lease has ended; None to wake who waits for a slot.
+Vacancy = int | _Ended | None
+
+
+class SlotPool:
+    """The slots of one loader: a uint8 array each. Safe to use from several threads."""
+
+    def __init__(self, memories: list[Bytes]) -> None:
+        # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
+        self._lock = threading.RLock()
+        self.memories: list[Bytes] = []  # by slot
+        self._states: list[SlotState] = []
+        self._leases: dict[int, _Ended] = {}
+        # Slots that nobody can see any more. A lease can end inside any allocation of any thread, also of one that is
+        # in the middle of `put` or `get` here, or that holds the lock: the put of a SimpleQueue is reentrant, where a
+        # queue.Queue or a lock would wait for itself. The put itself is the callback of a lease: it runs no Python
+        # code, in which CPython would take an interrupt (Ctrl-C), print it and drop it.
+        self.vacant: queue.SimpleQueue[Vacancy] = queue.SimpleQueue()
+        for memory in memories:
+            self.add(memory)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def add(self, memory: Bytes) -> None:
+        with self._lock:
+            self.memories.append(memory)
+            self._states.append(FREE)
+            slot = len(self._states) - 1
+        self.vacant.put(slot)
+
+    def count(self, state: SlotState) -> int:
+        """Slots in a state. One that nobody can see any more may count as LENT until it is taken."""
+        return self._states.count(state)
+
+    @property
+    def held(self) -> int:
+        """Slots that the user can still see."""
+        with self._lock:
+            # By the leases and not by what is vacant: a slot that a worker is just taking is in neither.
+            return sum(state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states))
+
+    def take(self, timeout: float | None = None) -> int | None:
+        """Take a slot to fill: the one freed last, which the processor's cache may still hold; None if none came.
+
+        A ``timeout`` of 0 does not wait, and None waits until a slot comes, or `wake`.
+        """
+        try:
+            vacant = [self.vacant.get(timeout=timeout) if timeout != 0 else self.vacant.get_nowait()]
+        except queue.Empty:
+            return None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                vacant.append(self.vacant.get_nowait())
+        last = vacant.pop()
+        for other in vacant:  # they wake the other waiting threads
+            self.vacant.put(other)
+        return None if last is None else self._taken(last)
+
+    def take_all(self) -> list[int]:
+        """Take all slots that are vacant, to fill them. Does not wait."""
+        taken = []
+        try:
+            while True:
+                if (vacant := self.vacant.get_nowait()) is not None:
+                    taken.append(self._taken(vacant))
+        except queue.Empty:
+            return taken
+
+    def _taken(self, vacant: int | _Ended) -> int:
+        slot = vacant if isinstance(vacant, int) else vacant.slot
+        if self._states[slot] is FREE:
+            self.move(slot, "take")
+        else:
+            self.move(slot, "returned", "take")
+        return slot
+
+    def wake(self, takers: int) -> None:
+        """Let this many waiting `take` return None."""
+        for _ in range(takers):
+            self.vacant.put(None)
+
+    def lend(self, slot: int) -> Bytes:
+        """A slot for the user, as uint8. When any thread drops the last array made from it, the slot is vacant."""
+        self.move(slot, "lend")
+        lease = Lease(self.memories[slot])
+        # The callback can run inside any allocation of any thread, so it takes no lock and logs nothing.
+        ended = _Ended(lease, self.vacant.put)
+        ended.slot = slot
+        self._leases[slot] = ended
+        return np.asarray(lease)
+
+    def clear(self) -> None:
+        """Free the memory when nothing will be filled any more; lent slots live on with their views."""
+        self.memories.clear()
+
+    def move(self, slot: int, *events: str) -> None:
+        """Change the state of a slot as `TRANSITIONS` says, or raise an error and leave it where it was.
+
+        A slot that is free afterwards can be taken.
+        """
+        with self._lock:
+            state = self._states[slot]
+            for event in events:
+                try:
+                    state = TRANSITIONS[state, event]
+                except KeyError:
+                    raise IllegalTransitionError(f"slot {slot} is {state.name} and cannot {event}") from None
+            self._states[slot] = state
+        if state is FREE:
+            self.vacant.put(slot)
+
+
+# Reads samples of an epoch into arrays, from any thread.
+Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]]], None]
+
+NO_SAMPLES: Indices = np.empty(0, np.int64)
+
+
+class BatchResult(NamedTuple):
+    """A batch that has been read into a slot, or the error that came instead."""
+
+    key: BatchIndex
+    first: int  # its first row in the slot's arrays
+    rows: int
+    error: Exception | None = None  # raised in its place
+    around: ReadAround | None = None  # None if it has the samples of its plan
+
+
+class FilledSlot(NamedTuple):
+    """A slot and the batches that have been read into it."""
+
+    slot: int  # free again where no batch could be read
+    batches: Sequence[BatchResult]  # in their order, at least one
+    good: int  # how many of them could be read
+    unexplained: str = ""  # the traceback of an error in reading them together that was none of the source
+
+
+@dataclasses.dataclass
+class ReadTask:
+    """Consecutive batches of one epoch that a worker reads into one slot."""
+
+    slot: int  # where they go
+    keys: Sequence[BatchIndex]
+    schedule: Schedule  # the order at the time of the claim
+    generation: int  # of the pipeline, at that time
+    worker: int | None  # None for the consumer's thread
+    ids: Callable[[Indices], Indices]  # the numbers by which errors name samples
+    around: AroundBadSamples | None = None  # None if bad samples are errors
+    row: int = 0  # of the slot's arrays, where the first batch begins
+    one_by_one: bool = False  # whether each sample is tried by itself, since some are bad
+    reading: Sequence[BatchResult] = ()  # the batches that are read at present: all of them, or one by itself
+    samples: Indices | None = None  # that are read at present
+
+    def run(self, read: Read, layout: BatchLayout, memory: Bytes) -> FilledSlot:
+        """Read the batches together; if that fails, each by itself."""
+        epoch, step = self.keys[0]
+        try:
+            samples, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
+        except self._caught as caught:
+            # No name holds the results: see `ThreadPipeline._fill`.
+            return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
+        self.samples = samples
+        batches = [
+            BatchResult(key, self.row + begin, end - begin)
+            for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
+        ]
+        self.reading, unexplained = batches, ""
+        if len(batches) > 1 and not self._has_known(samples):
+            try:
+                read(epoch, samples, layout.views_of(memory, samples, self.row))
+            except self._caught as error:  # raised below by its batch, while the others are read
+                unexplained = "" if isinstance(error, SourceError | WorkerError) else traceback.format_exc()
+            else:
+                return FilledSlot(self.slot, batches, len(batches))
+        return self._filled([self._alone(read, layout, memory, samples, batch) for batch in batches], unexplained)
+
+    def _filled(self, batches: list[BatchResult], unexplained: str = "") -> FilledSlot:
+        if any(batch.around is not None for batch in batches):
+            unexplained = ""
+        return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches), unexplained)
+
+    @property
+    def _caught(self) -> type[BaseException]:
+        """What is an error of the batch: in a worker everything, in the consumer's thread not Ctrl-C."""
+        return Exception if self.worker is None else BaseException
+
+    def _alone(
+        self, read: Read, layout: BatchLayout, memory: Bytes, samples: Indices, batch: BatchResult
+    ) -> BatchResult:
+        first = batch.first - self.row
+        self.samples = samples = samples[first : first + batch.rows]
+        self.reading = (batch,)
+        if not self._has_known(samples):
+            try:
+                read(batch.key.epoch, samples, layout.views_of(memory, samples, batch.first))
+            except self._caught as caught:
+                if self.around is None or not is_of_a_sample(caught):
+                    return self._failed(batch, samples, caught)
+            else:
+                return batch
+        return self._read_around(read, layout, memory, batch)
+
+    def _has_known(self, samples: Indices) -> bool:
+        return self.around is not None and (self.around.knows(samples) or self.one_by_one)
+
+    def _read_around(self, read: Read, layout: BatchLayout, memory: Bytes, batch: BatchResult) -> BatchResult:
+        assert self.around is not None
+        (epoch, step), samples = batch.key, NO_SAMPLES
+        try:
+            around = self.around.choice(self.schedule.plan(epoch), step)
+            samples = np.array(around.samples, np.int64)
+            read(epoch, samples, layout.views_of(memory, samples, batch.first))
+        except self._caught as caught:
+            return self._failed(batch, samples, caught)
+        return batch._replace(rows=len(samples), around=around)
+
+    def _failed(self, batch: BatchResult, samples: Indices, cause: BaseException) -> BatchResult:
+        error = batch_error(cause, *batch.key, self.ids(samples).tolist(), self.worker)
+        return batch._replace(error=error)
+
+    def __str__(self) -> str:
+        return batches_and_samples(self.keys[0], len(self.keys), [] if self.samples is None else self.ids(self.samples))
+
+
+def batches_and_samples(first: BatchIndex, count: int, ids: Indices | Sequence[int]) -> str:
+    """Consecutive batches and the numbers of their samples, for people."""
+    steps = f"batch {first.step}" if count == 1 else f"batches {first.step} to {first.step + count - 1}"
+    samples = f", samples {few(list(map(int, ids)))}" if len(ids) else ""
+    return f"{steps} of epoch {first.epoch}{samples}"
+
 
 log = logging.getLogger(__name__)
 

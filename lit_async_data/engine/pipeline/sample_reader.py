@@ -1,30 +1,144 @@
-"""`SampleReader`: reads samples, and adds what belongs to the loader: indices, random keys, and the user's hooks."""
+"""`SampleReader`: reads the samples of a batch, also around bad ones, by the schedule of all epochs.
+
+The choice is a pure function of the order and of what can be read, so ranks, workers and a resume agree on it: a batch
+leaves out its bad samples, or another sample stands in for each, drawn by the epoch's plan.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchSpec, Bytes, FieldSpec, length_key, offsets_key
-from lit_async_data.engine.hooks.calls import INDEX
-from lit_async_data.engine.hooks.failures import FIXED, failure
+from lit_async_data.engine.hooks.calls import FIXED, INDEX, failure
 from lit_async_data.engine.hooks.transformation import Transformation
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import (
+    AsyncDataError,
+    ChangedError,
+    ConfigError,
+    ReadError,
+    SourceError,
+    TransformError,
+    batch_error,
+    few,
+)
+from lit_async_data.options import Balanced, LoaderOptions
 from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
-from lit_async_data.order.plan import BatchIndex
-from lit_async_data.sources.contract.randomness import READING, seed_generators
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Order, Schedule
+from lit_async_data.order.weights import Weights, class_weights
+from lit_async_data.sources.composed.composed import SubsetSource
+from lit_async_data.sources.contract.checks import values_of
+from lit_async_data.sources.contract.source import Source, layout_of
+from lit_async_data.sources.contract.user_code import READING, seed_generators
 
-if TYPE_CHECKING:  # no reader process needs them
+if TYPE_CHECKING:
     from lit_async_data.options import LoaderOptions
     from lit_async_data.order.epoch_cursor import EpochCursor
+
+
+def schedule_of(
+    source: Source,
+    options: LoaderOptions,
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    seed: int = 0,
+    transform_draws: bool = False,
+    alike: bool = False,
+) -> Schedule:
+    """The endless order of batches. The source's labels, or weights, are read now if samples are drawn by them."""
+    shuffle = _shuffle(source, options)
+    layout = layout_of(source) if shuffle == "chunk" else source.chunks
+    # A partial, not a method of the loader: nothing refers back, so a dropped loader is closed at once.
+    kind: type[EpochPlan] = EpochPlan if options.batch_by is None else LengthPlan
+    plan = functools.partial(
+        kind,
+        length=options.epoch_size or len(source),
+        weights=_weights(source, options, layout.order if shuffle == "chunk" else None),
+        buckets=_buckets(source, options),
+        batch_size=options.batch_size,
+        shuffle=shuffle,
+        runs=layout.runs,
+        order=layout.order,
+        shuffle_chunks=layout.width(options.shuffle_chunks),
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        drop_last=options.drop_last,
+        alike=alike,
+    )
+    drawn = options.augment and (layout.random or transform_draws)
+    differs = shuffle != "none" or drawn or source.runs_user_code
+    return Schedule(plan, shuffled=not alike and differs)
+
+
+def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:
+    """How likely each sample is drawn, in the order given; None where each comes once."""
+    if not options.drawn:
+        return None
+    given = _given_weights(source, options.weights)
+    weights = Weights(given, len(source))
+    # Checked above in the order of the samples, so that messages name them.
+    return weights if order is None else Weights(np.asarray(given)[order], len(source))
+
+
+def _given_weights(source: Source, given: Any) -> Any:
+    if isinstance(given, Balanced):
+        return class_weights(values_of(source, given.field, "weights", several=True))
+    if isinstance(given, str):
+        return values_of(source, given, "weights")
+    if isinstance(source, SubsetSource) and np.shape(given) == (len(source.source),) != (len(source),):
+        raise ConfigError(
+            f"there are {len(source.source)}, one for each sample before the split, and this side has "
+            f"{len(source)} samples; give the side's: sides = split(source, …), then weights[sides['train'].samples]",
+            "weights",
+        )
+    return given
+
+
+def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
+    """Which samples may share a batch; None if any may."""
+    if options.batch_by is None:
+        return None
+    fields = source.spec.fields
+    ragged = [key for key, field in fields.items() if field.ragged]
+    lengths: Any = options.batch_by
+    if isinstance(lengths, str):
+        lengths = values_of(source, length_key(lengths) if lengths in ragged else lengths, "batch_by")
+    lengths = np.asarray(lengths)
+    if len(lengths) != len(source) or lengths.dtype.kind not in "iu" or lengths.min() < 0:
+        raise ConfigError(
+            f"{lengths.dtype} of shape {lengths.shape} are not the lengths of the {len(source)} samples; "
+            "give a whole number for each, or the key of a field of variable length",
+            "batch_by",
+        )
+    for key in ragged:
+        if not np.array_equal(values_of(source, length_key(key), "batch_by"), lengths):
+            joined, without = fields[key].concat, "" if fields[key].concat else " and padding too, by ragged='concat'"
+            raise ConfigError(
+                f"samples of {key} have other lengths than these; pad {key} to one length, by Field(…, "
+                f"max_length=…){' without ragged' * joined}, or leave batch_by out{without}",
+                "batch_by",
+            )
+    return Buckets.of(lengths, options.batch_size, options.batch_elements, options.buckets, source.ids)
+
+
+def _shuffle(source: Source, options: LoaderOptions) -> Order:
+    shuffle = options.shuffle or ("auto" if options.drawn else "none")
+    if shuffle == "auto":
+        return "chunk" if source.chunks.rows > 1 else "global"
+    assert not isinstance(shuffle, bool)  # `LoaderOptions` has replaced it by a name
+    return shuffle
+
 
 # Separates the keys of random numbers for samples, and for whole batches, from those of the order. 3 and 4 are for
 # host hooks: see `engine/hooks/calls.py`.
@@ -179,3 +293,135 @@ def batch_seed(source: Source, cursor: EpochCursor, seed: int, key: BatchIndex) 
     """The seed of a batch's generator: by its first sample, whatever its rank and step."""
     first = cursor.schedule.plan(key.epoch).batch(key.step)[:1]
     return derived_key(seed, key.epoch, BATCH_KEYS, int(source.ids(first)[0]))
+
+
+# How many substitutes are tried for one sample. If none of so many can be read, the source itself has a problem.
+ATTEMPTS = 64
+# What the system says of itself and not of one file.
+_OF_THE_SYSTEM = {
+    getattr(errno, name) for name in ("EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "ENODEV", "ENXIO", "ESTALE", "ENOTCONN")
+}
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be read or transformed."""
+
+    position: int  # the place in the order of the epoch, over all ranks, that it, or one in its place, was to take
+    sample: int
+    error: Exception
+
+
+class ReadAround(NamedTuple):
+    """A batch that was read around bad samples."""
+
+    samples: tuple[int, ...]  # what it has
+    bad: tuple[BadSample, ...]
+
+
+def is_of_a_sample(error: BaseException) -> bool:
+    """Whether an error may be the fault of a sample, and not of an option, the system or this package."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", None) in _OF_THE_SYSTEM:
+            return False
+        cause = cause.__cause__
+    if isinstance(error, AsyncDataError):
+        return isinstance(error, SourceError | ReadError | TransformError) and not isinstance(error, ChangedError)
+    return isinstance(error, Exception)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the frames that an error and its causes have passed, which refer to the memory of slots."""
+    chain: BaseException | None = error
+    while chain is not None:
+        chain.__traceback__ = None
+        chain = chain.__cause__ or chain.__context__
+
+
+class AroundBadSamples:
+    """Reads around bad samples: leaves them out, or has others stand in. Any thread may call it.
+
+    Args:
+        read: Reads and transforms samples.
+        policy: What becomes of a bad sample.
+        known: Samples that are known to be bad, which are not read again.
+    """
+
+    def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
+        self._read, self._policy = read, policy
+        self._bad: dict[int, Exception] = {sample: SourceError("bad before the run was resumed") for sample in known}
+        self._deadly, self._trying = np.empty(0, np.int64), np.zeros(1, np.int64)
+
+    def share(self, deadly: Indices, trying: Indices) -> None:
+        """Read none of the ``deadly`` samples, and say in ``trying`` which one is read; both count from 1, 0 is none.
+
+        Both are in memory that processes share: what a process tried when it ended is known.
+        """
+        self._deadly, self._trying = deadly, trying
+
+    def knows(self, samples: Indices) -> bool:
+        """Whether some of these samples are known to be bad."""
+        for sample in (self._deadly[self._deadly > 0] - 1).tolist():
+            self._bad.setdefault(sample, SourceError("reader processes ended while they read it", sample_id=sample))
+        return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())
+
+    def choice(self, plan: EpochPlan, step: int) -> ReadAround:
+        """The good samples of a batch, with substitutes if the policy says so, each tried by itself; and the bad ones.
+
+        Raises:
+            AsyncDataError: What is the fault of no sample; or none can be read in place of a bad one.
+        """
+        planned, found, bad = plan.batch(step), list[int](), list[BadSample]()
+        positions, stand_in = plan.positions(step).tolist(), self._policy == "substitute"
+        for position, sample in zip(positions, planned.tolist(), strict=True):
+            if (error := self._tried(plan.epoch, step, sample)) is None:
+                found.append(sample)
+                continue
+            bad.append(BadSample(position, sample, error))
+            if stand_in:
+                others = self._substitutes(plan, step, position, bad)
+                found, stand_in = found + others, bool(others)  # where none can stand in, the rest is left out
+        if found or (found := self._substitutes(plan, step, positions[0], bad, alone=True)):
+            return ReadAround(tuple(found), tuple(bad))
+        tried = {each.sample: each.error for each in bad}
+        numbers = self._read.source.ids(np.array(list(tried), np.int64)).tolist()
+        raise SourceError(
+            f"on_error: none of {ATTEMPTS} samples that were tried can stand in for sample {numbers[0]}; bad are "
+            f"{few(numbers)}; the last: {bad[-1].error}; check the data: python -m lit_async_data inspect --check-all",
+            sample_id=numbers[0],
+            errors=[error for error in tried.values() if isinstance(error, SourceError)],
+        ) from bad[-1].error
+
+    def _substitutes(
+        self, plan: EpochPlan, step: int, position: int, bad: list[BadSample], *, alone: bool = False
+    ) -> list[int]:
+        """A sample that stands in for a bad one, perhaps ``alone`` in its batch; none if all that are tried fail."""
+        for attempt in range(ATTEMPTS):
+            sample = plan.substitute(position, attempt, alone=alone)
+            if (error := self._tried(plan.epoch, step, sample)) is None:
+                return [sample]
+            bad.append(BadSample(position, sample, error))
+        return []
+
+    def _tried(self, epoch: int, step: int, sample: int) -> Exception | None:
+        if sample in self._bad:
+            return self._bad[sample]
+        number = np.array([sample], np.int64)
+        self._trying[0] = sample + 1
+        try:
+            self._read.check(epoch, number)
+        except Exception as caught:
+            if not is_of_a_sample(caught):
+                raise
+            ids = self._read.source.ids(number).tolist()
+            error = batch_error(caught, *BatchIndex(epoch, step), ids, None)
+            error.sample_id = ids[0] if error.sample_id is None else error.sample_id
+            _forget_frames(error)
+        else:
+            return None
+        finally:
+            self._trying[0] = 0
+        # What a transform draws, and so its error, may differ in another epoch.
+        if not isinstance(error, TransformError):
+            self._bad[sample] = error
+        return error

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_async_data.batch.tree import leaves_in
-from lit_async_data.engine.device.feed import Arrived, Batch, DeviceBuffers, HostBatch
+from lit_async_data.engine.device.feeds import Arrived, Batch, DeviceBuffers, HostBatch
 from lit_async_data.engine.prefetch.packing import Ask, T
 from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.engine.supervisor import LONG_S, Bell, ThreadWorker, all_ended, awaited

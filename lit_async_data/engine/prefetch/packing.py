@@ -20,7 +20,7 @@ import torch
 
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
 from lit_async_data.batch.tree import flatten, rebuilt
-from lit_async_data.engine.device.feed import Arrived, Batch, Clone, HostBatch, moves
+from lit_async_data.engine.device.feeds import Arrived, Batch, Clone, HostBatch, moves
 from lit_async_data.engine.resources.memory import pinned_bytes, readable
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,16 @@ import sys
 import threading
 from typing import NoReturn
 
-from lit_async_data.engine.processes.messages import ASKED, OPENED, Report, ReportKind, Reports, TaskQueue
+from lit_async_data.engine.processes.messages import (
+    ASKED,
+    OPENED,
+    Report,
+    ReportKind,
+    Reports,
+    TaskQueue,
+    packed_errors,
+)
 from lit_async_data.engine.processes.reader_server import LogToParent, ReaderServer
-from lit_async_data.engine.processes.remote_errors import packed_errors
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import SharedSlots
 from lit_async_data.system import POLL_S

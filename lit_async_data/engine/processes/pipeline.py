@@ -1,4 +1,4 @@
-"""`ProcessPipeline`: a `Pipeline` whose slots are filled by reader processes of equal rank.
+"""`ProcessPipeline`: slots in shared memory that reader processes fill; `pipeline_of`: threads or processes.
 
 The trainer's process owns the slots and the order: it lends slots to the user, gives each vacant one the next batches,
 and tells a reader process to read them. Where samples share compressed chunks, each process reads its share of every
@@ -12,31 +12,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.engine.pipeline.bad_samples import ReadAround, is_of_a_sample
-from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline, place_of
-from lit_async_data.engine.pipeline.read_task import BatchResult, FilledSlot, ReadTask, batches_and_samples
-from lit_async_data.engine.pipeline.slots import LENT
-from lit_async_data.engine.pipeline.thread_pipeline import reading_of
-from lit_async_data.engine.processes.channel import Channel, wait_for_reports
-from lit_async_data.engine.processes.messages import Phase, Task
-from lit_async_data.engine.processes.reader_process import ReaderProcesses
-from lit_async_data.engine.processes.remote_errors import Unplanned, unpacked_results
+from lit_async_data.engine.pipeline.pipeline import (
+    LENT,
+    Activity,
+    BatchResult,
+    FilledSlot,
+    Pipeline,
+    ReadTask,
+    batches_and_samples,
+    place_of,
+)
+from lit_async_data.engine.pipeline.sample_reader import ReadAround, is_of_a_sample
+from lit_async_data.engine.pipeline.thread_pipeline import Reading, ThreadPipeline, reading_of
+from lit_async_data.engine.processes.channel import Channel, ReaderProcesses, wait_for_reports
+from lit_async_data.engine.processes.messages import Phase, Task, Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import GENERATION, THREADS, SharedSlots
+from lit_async_data.engine.resources import memory
 from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended, hindered
-from lit_async_data.errors import SourceError, WorkerError
+from lit_async_data.errors import MemoryBudgetError, SourceError, WorkerError
+from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex, Share
 from lit_async_data.sources.contract.stage_clock import CLOCK, NO_WORK, Work
 from lit_async_data.system import OURS
+
+if TYPE_CHECKING:
+    import torch
+
 
 log = logging.getLogger(__name__)
 
@@ -481,3 +493,41 @@ class ProcessPipeline(Pipeline):
         for reader in self._readers:
             with contextlib.suppress(OSError):  # no more descriptors, or standard error is closed
                 os.write(2, f"{OURS}: {reader.channel.stacks()}".encode())
+
+
+def pipeline_of(
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, options: LoaderOptions
+) -> Pipeline:
+    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
+    plan = setup.plan
+    if plan.workers.kind == "process":
+        return _process_pipeline(setup, processes, pin=pin, options=options)
+    pipeline = ThreadPipeline(
+        Reading(setup.read, setup.ahead, setup.read.source, setup.around),
+        setup.schedule,
+        plan.room,
+        functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin is not None),
+        workers=plan.workers.threads,
+        timeout_s=options.timeout_s,
+        tuner=plan.workers.tuner(),
+    )
+    pipeline.warn_after_s = options.warn_after_s
+    return pipeline
+
+
+def _process_pipeline(
+    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, options: LoaderOptions
+) -> ProcessPipeline:
+    register = None
+    if pin is not None and pin.type == "cuda":  # torch pins memory that it did not allocate for CUDA only
+        register = functools.partial(memory.register, device=pin)
+    pipeline = ProcessPipeline(
+        setup, setup.stored(), processes, pin=register, timeout_s=options.timeout_s, restarts=options.restarts
+    )
+    pipeline.warn_after_s = options.warn_after_s
+    try:
+        pipeline.reserve()
+    except MemoryBudgetError:
+        pipeline.close()
+        raise
+    return pipeline

@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from lit_async_data.engine.pipeline.read_task import ReadTask
-from lit_async_data.engine.processes.messages import Phase, Report, ReportKind, Reports, Task, TaskQueue
-from lit_async_data.engine.processes.remote_errors import packed_results
+from lit_async_data.engine.pipeline.pipeline import ReadTask
+from lit_async_data.engine.processes.messages import Phase, Report, ReportKind, Reports, Task, TaskQueue, packed_results
 from lit_async_data.engine.processes.setup import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import GENERATION, THREADS, SharedSlots
-from lit_async_data.engine.supervisor import ThreadWorker, all_ended
-from lit_async_data.engine.unexpected import COALESCING, PREPARING, Unexpected
+from lit_async_data.engine.supervisor import COALESCING, PREPARING, ThreadWorker, Unexpected, all_ended
 from lit_async_data.errors import SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex

@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_async_data.batch.spec import BatchLayout
-from lit_async_data.engine.pipeline.ahead import Ahead
-from lit_async_data.engine.pipeline.bad_samples import AroundBadSamples
-from lit_async_data.engine.pipeline.sample_reader import SampleReader
+from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, SampleReader
+from lit_async_data.engine.pipeline.thread_pipeline import Ahead
 from lit_async_data.engine.processes.shared_slots import SharedFile
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.engine.resources.plan import ResourcePlan
@@ -73,7 +72,7 @@ class ReaderSetup:
 
     def _pickled(self) -> list[memoryview]:
         """A pickle, and its arrays, which are not copied."""
-        from lit_async_data.sources.contract.by_value import dumps  # cloudpickle, which no reader process needs
+        from lit_async_data.sources.contract.pickling import dumps  # cloudpickle, which no reader process needs
 
         buffers: list[pickle.PickleBuffer] = []
         python = self.read.transformation is not None or self.read.source.chunks.reading == "python"

@@ -20,7 +20,7 @@ from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.local_files.descriptors import ADVICE, advice_on
+from lit_async_data.sources.local_files import ADVICE, advice_on
 
 FOLDER = "/dev/shm"  # noqa: S108  # the file in it has no name
 # Bytes of zeros written per step.

@@ -1,4 +1,4 @@
-"""Memory for slots, pageable or pinned; and `Budget`, how much of it a loader may hold.
+"""Memory that a loader may take, of the machine and of its control group; pinned memory.
 
 The only module that knows about pinning.
 """
@@ -11,17 +11,77 @@ import functools
 import logging
 import os
 import weakref
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lit_async_data import system
 from lit_async_data.batch.spec import BatchLayout, Bytes
-from lit_async_data.engine.resources import control_groups
 from lit_async_data.errors import MemoryBudgetError
 
 if TYPE_CHECKING:
     import torch
+
+
+ROOT = "/sys/fs/cgroup"
+
+
+def memory_limit() -> int | None:
+    """Bytes of memory that this process may use; None without a limit."""
+    limits = []
+    for folder in _folders("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(ValueError):  # "max"
+                limits.append(int(_text(f"{folder}/{name}")))
+    return min(limits, default=None)
+
+
+def core_limit() -> float | None:
+    """Cores that this process may use at a time; None without a limit."""
+    limits = []
+    for folder in _folders("cpu"):
+        quota, _, period = _text(f"{folder}/cpu.max").partition(" ")
+        if not period:
+            quota, period = (_text(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if quota.isdigit() and period.isdigit():  # else "max", or -1
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def out_of_memory_kills() -> int:
+    """How many processes of these groups the kernel has killed for lack of memory; 0 where it does not say."""
+    kills = 0
+    for folder in _folders("memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            for event, _, count in (line.partition(" ") for line in _text(f"{folder}/{name}").splitlines()):
+                kills += int(count) if event == "oom_kill" else 0
+    return kills
+
+
+def _folders(controller: str) -> Iterator[str]:
+    """The control groups of this process, and the groups that contain them.
+
+    A container takes its own group for the outermost. In a job of SLURM the group with the limit is farther inside.
+    """
+    old = f"{ROOT}/{controller}"  # as each controller had a tree of its own
+    yield from (ROOT, old)
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            for path in (PurePosixPath(group), *PurePosixPath(group).parents):
+                if path.name:
+                    yield f"{old if controllers else ROOT}{path}"
+
+
+def _text(name: str) -> str:
+    try:
+        with open(name) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +239,7 @@ def ranks_here(known: int | None = None) -> int:
 
 def machine_memory() -> int:
     """Bytes of memory of this machine, or of a control group's limit if that is less."""
-    limit = control_groups.memory_limit()
+    limit = memory_limit()
     return system.memory() if limit is None else min(system.memory(), limit)
 
 

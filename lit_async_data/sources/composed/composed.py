@@ -1,20 +1,42 @@
-"""`ComposedSource`: a source that reads from other sources."""
+"""Sources made of sources: `ConcatSource` and `SubsetSource`."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.batch.spec import BatchSpec, longest_of
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
+from lit_async_data.options import ArrayLike
+from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.source import DerivedSource, MemoryNeeds, Source
+from lit_async_data.sources.contract.checks import check_same, check_source
+from lit_async_data.sources.contract.pickling import digest
+from lit_async_data.sources.contract.source import (
+    DerivedSource,
+    Location,
+    MemoryNeeds,
+    Part,
+    Places,
+    Source,
+    StorageLayout,
+    check_range,
+    grouped_by_path,
+    layout_of,
+    places_of,
+    slowest,
+    starts,
+    whole_numbers,
+)
 
 # The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
 Positions = slice | Indices
@@ -120,3 +142,362 @@ def _shares(nbytes: int, sizes: Sequence[int]) -> list[int]:
 
 def _is_cached(value: object) -> bool:
     return isinstance(value, functools.cached_property)
+
+
+class ConcatSource(ComposedSource):
+    """Several sources as one: the samples of the first, then those of the second, and so on.
+
+    Sample numbers count through all sources, also in `locate`. Thread-safe if all sources are.
+
+    Args:
+        sources: At least one; all with the same keys, shapes, dtypes and classes, but samples of variable length may
+            be longer in one than in another, and text that is no class is numbered anew. `close` closes them.
+
+    Attributes:
+        sources: The sources, or those with text numbered alike, as a tuple.
+
+    Raises:
+        ConfigError: ``sources`` is empty or holds something that is not a source.
+        FormatError: The fields of two sources differ; names both sources and the field.
+
+    Example:
+        >>> from lit_async_data.testing import ArraySource
+        >>> both = ConcatSource([ArraySource({"y": np.arange(3)}), ArraySource({"y": np.arange(5)})])
+        >>> len(both), both, both.locate([4])[0].row
+        (8, <ConcatSource of 8 samples from ArraySource and 1 more: y int64; read under a lock>, 1)
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = self.inside = tuple(sources)
+        if not self.sources:
+            raise ConfigError("empty; give at least one source", "sources")
+        for source in self.sources:
+            check_source("sources", source)
+        self.sources = self.inside = _numbered_alike(self.sources)
+        for number in range(1, len(self.sources)):
+            check_same(self.sources, number)
+        self._spec = longest_of([source.spec for source in self.sources])
+        self._starts = starts([len(source) for source in self.sources])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def spec(self) -> BatchSpec:
+        return self._spec
+
+    @property
+    def name(self) -> str:
+        first, *others = self.sources
+        return first.name + (f" and {len(others)} more" if others else "")
+
+    @property
+    def chunks(self) -> StorageLayout:
+        """The chunks of all sources; ``reading`` is that of the most expensive one."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> StorageLayout:
+        return self._together([source.chunks for source in self.sources])
+
+    def layout(self) -> StorageLayout:
+        return self._together([layout_of(source) for source in self.sources])
+
+    def _together(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
+        runs = [
+            run
+            for source, layout in zip(self.sources, layouts, strict=True)
+            for run in layout.runs or (ChunkRun(len(source), 1),)
+        ]
+        return StorageLayout(
+            tuple(runs) if any(layout.runs for layout in layouts) else (),
+            compressed=any(layout.compressed for layout in layouts),
+            reading=slowest(layout.reading for layout in layouts),
+            spread=max(layout.spread for layout in layouts),
+            chunks_per_run=max(layout.chunks_per_run for layout in layouts),
+            largest=all(layout.largest for layout in layouts),
+            order=self._order(layouts),
+            overlap=max(layout.overlap for layout in layouts),
+            random=any(layout.random for layout in layouts),
+            ahead=any(layout.ahead for layout in layouts),
+            left_out=", ".join(dict.fromkeys(layout.left_out for layout in layouts if layout.left_out)),
+        )
+
+    def _order(self, layouts: Sequence[StorageLayout]) -> Indices | None:
+        if all(layout.order is None for layout in layouts):
+            return None
+        own = (
+            np.arange(len(source)) if layout.order is None else layout.order
+            for source, layout in zip(self.sources, layouts, strict=True)
+        )
+        return np.concatenate([order + first for order, first in zip(own, self._starts.tolist(), strict=False)])
+
+    def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
+        check_range(samples, self)
+        which = np.searchsorted(self._starts, samples, side="right") - 1
+        for number in np.unique(which).tolist():
+            positions = np.flatnonzero(which == number)
+            first, end = int(positions[0]), int(positions[-1]) + 1
+            consecutive = slice(first, end) if end - first == positions.size else None
+            numbers = samples[positions] - self._starts[number]
+            yield number, positions if consecutive is None else consecutive, numbers
+
+    def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
+        try:
+            super()._read_of(number, numbers, out, keys)
+        except AsyncDataError as error:
+            if error.sample_id is not None:
+                # The id counts in that source (or the source behind it); find the sample that has it there.
+                matching = numbers[self.sources[number].ids(numbers) == error.sample_id]
+                error.sample_id = int(matching[0] + self._starts[number]) if matching.size else None
+            raise
+
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        changed = [source.with_classes(classes) for source in self.sources]
+        same = all(new is old for new, old in zip(changed, self.sources, strict=True))
+        return self if same else type(self)(changed)
+
+    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+        """Find where samples are stored.
+
+        Raises:
+            IndexError: A number is not in ``range(len(self))``.
+        """
+        samples = whole_numbers(ids, self)
+        locations: dict[int, Location] = {}
+        for number, positions, numbers in self._routed(samples):
+            source = self.sources[number]
+            locations.update(zip(samples[positions].tolist(), source.locate(source.ids(numbers)), strict=True))
+        return [locations[sample] for sample in samples.tolist()]
+
+    # -- how samples belong together ---------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for number, source in enumerate(self.sources) for part in _with_names(source.parts, number))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        columns = [source.column(name) for source in self.sources]
+        numeric = [column.dtype.kind in "biufc" for column in columns]
+        if len(set(numeric)) > 1:
+            text, number = (self.sources[numeric.index(kind)].name for kind in (False, True))
+            raise FormatError(
+                f"column {name!r} holds numbers in {number}, but text in {text}; store it as one type in all sources",
+                dataset=name,
+            )
+        return np.concatenate(columns)
+
+    def places(self) -> Places:
+        several = [places_of(source) for source in self.sources]
+        return Places.joined(
+            dataclasses.replace(places, parts=_with_names(places.parts, number))
+            for number, places in enumerate(several)
+        )
+
+    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+        numbers: dict[str, int] = {}
+        codes = []
+        for source in self.sources:
+            grouped = grouped_by_path(source, naming)
+            if grouped is None:
+                return None
+            own = np.array([numbers.setdefault(name, len(numbers)) for name in grouped[1]], np.int64)
+            codes.append(own[grouped[0]])
+        return np.concatenate(codes), list(numbers)
+
+
+def _numbered_alike(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    """The sources with their texts numbered alike; numbers of classes must agree already."""
+    every = [source.spec.fields for source in sources]
+    lists = {key: {fields[key].texts for fields in every if key in fields} for key in every[0]}
+    common = {key: sorted({*itertools.chain(*texts)}) for key, texts in lists.items() if len(texts) > 1}
+    return tuple(source.with_classes(common) for source in sources) if common else sources
+
+
+def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
+    return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)
+
+
+class SubsetSource(ComposedSource):
+    """Selected samples of a source, in any order. Thread-safe if the source is.
+
+    Sample numbers count the samples of the subset. `locate`, batches with indices, and errors use the numbers of the
+    whole source. With ``shuffle="chunk"``, consecutive samples of the subset that share a storage chunk are decoded
+    together.
+
+    Args:
+        source: The whole source. `close` closes it.
+        samples: Sample numbers, shape (n,), n ≥ 1, also repeated; or a boolean mask of shape (len(source),).
+        group_codes: The group number of each selected sample; only stored.
+
+    Attributes:
+        source: The whole source.
+        samples: int64, shape (n,), read-only: the number of each sample in the whole source.
+        group_codes: int64, shape (n,), or None.
+
+    Raises:
+        ConfigError: ``samples`` is empty, out of range, or neither whole numbers nor a mask.
+
+    Example:
+        >>> from lit_async_data.testing import ArraySource
+        >>> whole = ArraySource({"y": np.arange(10)})
+        >>> subset = SubsetSource(whole, [7, 3, 4])
+        >>> len(subset), subset.ids(np.array([0, 2])).tolist(), subset
+        (3, [7, 4], <SubsetSource of 3 of 10 samples of ArraySource: y int64; read under a lock>)
+        >>> len(SubsetSource(whole, np.arange(10) % 2 == 0))
+        5
+    """
+
+    def __init__(self, source: Source, samples: ArrayLike, *, group_codes: ArrayLike | None = None) -> None:
+        check_source("source", source)
+        self.source = source
+        self.inside = (source,)
+        self.samples = _selected(samples, len(source))
+        self.group_codes = None if group_codes is None else np.array(group_codes, np.int64)
+        if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
+            raise ConfigError(
+                f"shape {self.group_codes.shape} for {len(self)} samples; give one number per sample", "group_codes"
+            )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def name(self) -> str:
+        return f"{len(self):,} of {len(self.source):,} samples of {self.source.name}"
+
+    @property
+    def chunks(self) -> StorageLayout:
+        """The chunks: consecutive samples of the subset that share a chunk of the whole source form one."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> StorageLayout:
+        return self._selected_layout(self.source.chunks)
+
+    def fingerprint(self) -> dict[str, int | str]:
+        return super().fingerprint() | {"selected samples": digest(self.samples)}
+
+    def layout(self) -> StorageLayout:
+        return self._selected_layout(layout_of(self.source))
+
+    def _selected_layout(self, whole: StorageLayout) -> StorageLayout:
+        if not whole.runs:
+            return whole
+        if whole.order is None:
+            return dataclasses.replace(whole, runs=_runs(whole.runs, self.samples))
+        places = np.empty_like(whole.order)
+        places[whole.order] = np.arange(len(places))
+        order = np.argsort(places[self.samples], kind="stable")
+        return dataclasses.replace(whole, runs=_runs(whole.runs, places[self.samples[order]]), order=order)
+
+    def _routed(self, samples: Indices) -> Iterator[tuple[int, slice, Indices]]:
+        yield 0, slice(None), self._source_numbers(samples)
+
+    def ids(self, samples: Sequence[int] | Indices) -> Indices:
+        """The numbers of samples in the whole source; in the innermost one, if this is a subset of a subset.
+
+        Args:
+            samples: Whole numbers, shape (n,): numbers in this subset.
+        """
+        return self.source.ids(self._source_numbers(whole_numbers(samples, self)))
+
+    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+        """Find where samples are stored, by their numbers in the whole source.
+
+        Raises:
+            IndexError: A number is not that of a sample of this subset.
+        """
+        numbers = whole_numbers(ids, self.source)
+        lost = self._sorted_ids[np.searchsorted(self._sorted_ids[:-1], numbers)] != numbers
+        if lost.any():
+            raise IndexError(
+                f"sample {numbers[lost][0]} is not one of the {self.name}; locate takes their numbers in the whole "
+                "source, as errors and return_indices give them: side.locate(side.ids(np.arange(len(side))))"
+            )
+        return self.source.locate(numbers)
+
+    @functools.cached_property
+    def _sorted_ids(self) -> Indices:
+        ids = self.source.ids(self.samples)
+        return ids if (ids[1:] >= ids[:-1]).all() else np.sort(ids)
+
+    def _source_numbers(self, samples: Indices) -> Indices:
+        check_range(samples, self)
+        return self.samples[samples]
+
+    def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
+        changed = self.source.with_classes(classes)
+        return self if changed is self.source else type(self)(changed, self.samples, group_codes=self.group_codes)
+
+    # -- how samples belong together ---------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the whole source that have samples here; a new part begins where sample numbers decrease."""
+        return self._parts
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Part, ...]:
+        whole = self.source.parts
+        which = np.searchsorted(starts([part.samples for part in whole]), self.samples, side="right") - 1
+        counts = _lengths((np.diff(which) != 0) | (np.diff(self.samples) < 0))
+        first = which[starts(counts)[:-1]]
+        return tuple(
+            whole[part]._replace(samples=count) for part, count in zip(first.tolist(), counts.tolist(), strict=True)
+        )
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        return self.source.column(name)[self.samples]
+
+    def places(self) -> Places:
+        return places_of(self.source).taken(self.samples)
+
+    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+        whole = grouped_by_path(self.source, naming)
+        return None if whole is None else (whole[0][self.samples], whole[1])
+
+
+def _selected(given: Any, length: int) -> Indices:
+    samples = np.asarray(given)
+    if samples.ndim != 1:
+        raise ConfigError(
+            f"shape {samples.shape} does not have one axis; give numbers or a mask of shape (n,)", "samples"
+        )
+    if samples.dtype.kind == "b" and samples.size != length:
+        raise ConfigError(f"a mask of {samples.size} values for {length} samples; give one value per sample", "samples")
+    if samples.dtype.kind == "b":
+        samples = np.flatnonzero(samples)
+    if not samples.size:
+        raise ConfigError("empty; select at least one sample", "samples")
+    if samples.dtype.kind not in "iu":
+        raise ConfigError(
+            f"{samples[:1].tolist()[0]!r} is neither a whole number nor a bool; give sample numbers or a mask",
+            "samples",
+        )
+    wrong = (samples < 0) | (samples >= length)
+    if wrong.any():
+        raise ConfigError(f"{samples[wrong][0]} is not a sample number; the source has 0 to {length - 1}", "samples")
+    selected = samples.astype(np.int64)
+    selected.setflags(write=False)
+    return selected
+
+
+def _lengths(changes: npt.NDArray[np.bool_]) -> Indices:
+    """Lengths of the runs of n values, given where a value differs from the next; ``changes`` has shape (n - 1,)."""
+    edges = np.flatnonzero(changes) + 1
+    return np.diff(edges, prepend=0, append=changes.size + 1)
+
+
+def _runs(runs: Sequence[ChunkRun], samples: Indices) -> tuple[ChunkRun, ...]:
+    """How selected samples lie in chunks, given the runs of the whole source."""
+    sizes, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
+    first_samples, first_chunks = starts(sizes), starts(-(-sizes // rows))
+    run = np.searchsorted(first_samples, samples, side="right") - 1
+    chunks = first_chunks[run] + (samples - first_samples[run]) // rows[run]
+    counts = _lengths(np.diff(chunks) != 0)
+    repeats = _lengths(np.diff(counts) != 0)
+    sizes_of_runs = counts[starts(repeats)[:-1]]
+    return tuple(
+        ChunkRun(chunks * size, size) for chunks, size in zip(repeats.tolist(), sizes_of_runs.tolist(), strict=True)
+    )

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError, counted, few
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.weights import IGNORED, SampleClasses
-from lit_async_data.sources.contract.places import EACH, Places, numbered
-from lit_async_data.sources.contract.source import Source, grouped_by_path
+from lit_async_data.sources.contract.source import EACH, Places, Source, grouped_by_path, numbered
 
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
 RULES = ("file", "group", "time")

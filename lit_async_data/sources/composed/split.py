@@ -17,6 +17,7 @@ from lit_async_data.errors import AsyncDataError, ConfigError, counted, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import SampleClasses
+from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.composed.groups import (
     RULE,
     UNUSED,
@@ -30,10 +31,8 @@ from lit_async_data.sources.composed.groups import (
     named_sides,
     stored_values,
 )
-from lit_async_data.sources.composed.subset import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
-from lit_async_data.sources.contract.places import Places, starts
-from lit_async_data.sources.contract.source import Source, places_of
+from lit_async_data.sources.contract.source import Places, Source, places_of, starts
 
 log = logging.getLogger(__name__)
 

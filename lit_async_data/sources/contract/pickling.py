@@ -1,12 +1,100 @@
-"""Why a source or a function of the user cannot be pickled for another process."""
+"""Pickles of users' objects for other processes, and digests of them.
+
+Classes and functions of ``__main__``, of a script started by spawn (``__mp_main__``), and of modules loaded by path
+travel by value. Imports cloudpickle, so a reader process does not import this module.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import inspect
+import io
+import sys
+import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.order.permutation import Indices
+
+# Values of an array that go into a digest: evenly spaced ones, so that it takes no time for any number of samples.
+PROBES = 2**14
+
+
+def probes(length: int, most: int = PROBES) -> Indices:
+    """Evenly spaced numbers from 0 to ``length - 1``, the first and the last among them; all if they are few."""
+    return np.arange(length) if length <= most else np.arange(most) * (length - 1) // (most - 1)
+
+
+def digest(*pieces: str | npt.NDArray[Any] | Iterable[str]) -> str:
+    """A short text that differs, almost surely, where texts or probed values of arrays differ."""
+    made = hashlib.blake2b(digest_size=8)
+    for piece in pieces:
+        if isinstance(piece, np.ndarray):
+            text = f"{piece.dtype} {piece.shape}"
+            made.update(text.encode() + np.ascontiguousarray(piece[probes(len(piece))]).tobytes())
+        else:
+            texts = [piece] if isinstance(piece, str) else list(piece)
+            made.update(repr(texts).encode("utf-8", "surrogatepass"))
+    return made.hexdigest()
+
+
+# Held while modules are registered in cloudpickle's list, which the process shares. Reentrant: an object may pickle a
+# part of itself.
+_LOCK = threading.RLock()
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """A cloudpickle ``Pickler`` of protocol 5 that also pickles by value what another process could not import."""
+
+    def __init__(self, file: Any, buffer_callback: Callable[[Any], object]) -> None:
+        super().__init__(file, 5, buffer_callback)
+        self._known: set[str] = set()
+        self._registered = contextlib.ExitStack()
+
+    def dump(self, obj: Any) -> None:
+        with _LOCK, self._registered:
+            super().dump(obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | types.FunctionType | types.ModuleType):
+            name = obj.__name__ if isinstance(obj, types.ModuleType) else getattr(obj, "__module__", None)
+            if isinstance(name, str) and name not in self._known:
+                self._known.add(name)
+                self._register(name)
+        return super().reducer_override(obj)
+
+    def _register(self, name: str) -> None:
+        """Have the classes and functions of a module pickled by value, until all is pickled, if that must be."""
+        listed = cloudpickle.list_registry_pickle_by_value()
+        if name in sys.modules and name != "__main__" and not importable(name) and name not in listed:
+            cloudpickle.register_pickle_by_value(module := sys.modules[name])
+            self._registered.callback(cloudpickle.unregister_pickle_by_value, module)
+
+
+def dumps(value: Any, buffer_callback: Callable[[Any], object]) -> bytes:
+    """The pickle of a value, but for its arrays: ``buffer_callback`` is called with a `pickle.PickleBuffer` of each."""
+    Pickler(memory := io.BytesIO(), buffer_callback).dump(value)
+    return memory.getvalue()
+
+
+def importable(name: str) -> bool:
+    """Whether another process with the module path of this one would import the module that has this name here."""
+    parent, _, _ = name.rpartition(".")
+    if parent and not (parent in sys.modules and importable(parent)):
+        return False
+    spec, path = getattr(sys.modules[name], "__spec__", None), getattr(sys.modules.get(parent), "__path__", None)
+    if spec is None or (parent and path is None):  # C code of its parent has made it; or somebody by hand
+        return bool(parent)
+    found = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
+    return found is not None and found.origin == spec.origin
+
 
 # Attributes of attributes that are searched.
 DEPTH = 5
@@ -25,7 +113,6 @@ def why_not_pickled(value: Any) -> str:
 
 
 def _error(value: Any) -> Exception | None:
-    from lit_async_data.sources.contract.by_value import dumps  # cloudpickle, which no reader process needs
 
     try:
         dumps(value, [].append)

@@ -1,5 +1,4 @@
-"""`Source`: the base class of everything that delivers samples by number."""
-# ruff: noqa: ARG002, B027  # defaults ignore their arguments, and may do nothing
+"""`Source`: the contract between where samples lie and a loader."""
 
 from __future__ import annotations
 
@@ -9,19 +8,200 @@ import math
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, BatchSpec
-from lit_async_data.errors import MissingError, WorkerError
+from lit_async_data.errors import ConfigError, MissingError, WorkerError
+from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.changes import Watch
-from lit_async_data.sources.contract.places import Location, Part, Places, starts
-from lit_async_data.sources.contract.storage_layout import HOW_READ, StorageLayout
+from lit_async_data.sources.contract.user_code import Watch
 from lit_async_data.system import ProcessGuard
+
+Reading = Literal["copied", "opened", "locked", "decoded", "python"]
+READINGS: tuple[Reading, ...] = get_args(Reading)  # from the cheapest to the most expensive
+
+# What people read of each.
+HOW_READ: dict[Reading, str] = {
+    "copied": "read by copying",
+    "opened": "read from a file for each sample",
+    "locked": "read under a lock",
+    "decoded": "read by decoding",
+    "python": "read by Python code",
+}
+
+
+def slowest(readings: Iterable[Reading]) -> Reading:
+    """The most expensive of these readings, at least one."""
+    return max(readings, key=READINGS.index)
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageLayout:
+    """How samples are stored, and what reading them costs.
+
+    Attributes:
+        runs: The samples in order, cut into the chunks that store them; empty if each sample is stored alone.
+        compressed: Whether a chunk can only be decoded as a whole.
+        reading: ``"copied"``: a copy from memory; one thread is enough. ``"opened"``: a file is opened for each sample,
+            and copied; two threads are slower than one, and each file takes the GIL. ``"decoded"``: work without a
+            lock, which threads can share. With these three, several small batches are read together. ``"locked"``: work
+            under a lock, where a second thread would only wait; each process has its own. ``"python"``: Python code for
+            each sample; in a thread it would hold the GIL against the training loop.
+        spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
+            chunk, which is then decoded twice.
+        chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
+        largest: Whether this field has the largest compressed chunks.
+        order: The samples in storage order, which is the order that ``runs`` cut; int64, shape (samples,). None: sample
+            numbers are in storage order.
+        overlap: Number of following samples that share values with a sample, as overlapping windows do; 0 if none.
+        random: Whether `Source.read_random` reads a random part of each sample, such as a random crop of an image.
+        ahead: Whether `Source.fetch` and `Source.decode` do anything; if not, workers do not call them.
+        left_out: Which of the stored data belong to no sample, for people; empty if there is nothing to say.
+
+    Example:
+        >>> layout = StorageLayout((ChunkRun(samples=1000, rows=64),), compressed=True, reading="decoded")
+        >>> layout.rows
+        64
+    """
+
+    runs: tuple[ChunkRun, ...] = ()
+    compressed: bool = False
+    reading: Reading = "locked"
+    spread: float = 1.0
+    chunks_per_run: int = 1
+    largest: bool = True
+    order: Indices | None = dataclasses.field(default=None, compare=False)
+    overlap: int = 0
+    random: bool = False
+    ahead: bool = False
+    left_out: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Most samples that can only be decoded together; 1 if each sample can be read alone."""
+        return max((run.rows for run in self.runs), default=1) if self.compressed else 1
+
+    def width(self, shuffle_chunks: int) -> int:
+        """Number of run chunks that hold ``shuffle_chunks`` storage chunks, at least 1."""
+        return max(shuffle_chunks // self.chunks_per_run, 1)
+
+
+# In the group of a part in which each sample is a group or dataset; their names are its column ``group``.
+EACH = "*"
+
+_Name = TypeVar("_Name", str, tuple[str, str, str])
+
+
+class Location(NamedTuple):
+    """Where a sample is stored.
+
+    Attributes:
+        file: Path of the file.
+        group: Group inside the file, ``"/"`` for its root.
+        row: Row of the datasets in that group, counted from 0. If the group, or a dataset in its place, is the sample,
+            its number among all of them.
+    """
+
+    file: str
+    group: str
+    row: int
+
+
+class Part(NamedTuple):
+    """Consecutive samples that belong together: those of one file, or of one group in a file.
+
+    Attributes:
+        file: Path of the file.
+        group: Group inside the file, ``"/"`` for its root.
+        name: A name that does not change when files are added, or when all files move to another folder.
+        samples: Number of samples.
+        rows: A number that differs between different row selections of the same file; 0 for all rows.
+    """
+
+    file: str
+    group: str
+    name: str
+    samples: int
+    rows: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Part and row of each sample.
+
+    Attributes:
+        parts: Parts with distinct file, group and name; their ``samples`` mean nothing here.
+        which: Index of each sample's part in ``parts``; int64, shape (n,).
+        rows: Row of each sample in the complete part, from 0; int64, shape (n,). It stays the same in a subset, and
+            when other parts are added.
+    """
+
+    parts: tuple[Part, ...]
+    which: Indices
+    rows: Indices
+
+    def __repr__(self) -> str:
+        return f"<Places of {len(self.rows):,} samples of {len(self.parts):,} part{'s' * (len(self.parts) > 1)}>"
+
+    @staticmethod
+    def of_parts(parts: Sequence[Part]) -> Places:
+        counts = np.array([part.samples for part in parts], np.int64)
+        which = np.repeat(np.arange(len(parts)), counts)
+        return _distinct(tuple(parts), which, np.arange(which.size) - starts(counts)[which])
+
+    @staticmethod
+    def joined(several: Iterable[Places]) -> Places:
+        listed = list(several)
+        first = starts([len(places.parts) for places in listed])
+        return _distinct(
+            tuple(part for places in listed for part in places.parts),
+            np.concatenate([places.which + begin for places, begin in zip(listed, first, strict=False)]),
+            np.concatenate([places.rows for places in listed]),
+        )
+
+    def taken(self, samples: Indices) -> Places:
+        return Places(self.parts, self.which[samples], self.rows[samples])
+
+    def order(self) -> Indices:
+        """The samples sorted by part and row, stable; int64, shape (n,)."""
+        # One key, and a sort that is fast on sorted data, which this mostly is.
+        return np.argsort(self.which * (self.rows.max() + 1) + self.rows, kind="stable")
+
+
+def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
+    # A file that two concatenated sources share is one part: its rows are the same rows.
+    codes, names = numbered(part[:3] for part in parts)
+    if len(names) == len(parts):
+        return Places(parts, which, rows)
+    firsts = np.unique(codes, return_index=True)[1]
+    for part, code in zip(parts, codes.tolist(), strict=True):
+        if part.rows != parts[firsts[code]].rows:
+            raise ConfigError(
+                f"{part.file} occurs twice with different rows or windows, so overlaps cannot be found; split "
+                "each source of this file first, then concatenate the sides",
+                "source",
+                file=part.file,
+            )
+    return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows)
+
+
+def numbered(names: Iterable[_Name]) -> tuple[Indices, list[_Name]]:
+    """A number for each name, and the distinct names in the order in which they come first."""
+    numbers: dict[_Name, int] = {}
+    return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.int64), list(numbers)
+
+
+def starts(counts: npt.ArrayLike) -> Indices:
+    """The start of each of several consecutive blocks, and the end of the last; int64, shape (n + 1,)."""
+    return np.append(0, np.cumsum(np.asarray(counts, np.int64)))
+
+
+# ruff: noqa: ARG002, B027  # defaults ignore their arguments, and may do nothing
+
 
 # Samples per read when a field is read for all samples.
 BLOCK_SAMPLES = 2**20

@@ -18,18 +18,26 @@ from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.options import ArrayLike
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.fingerprints import digest
-from lit_async_data.sources.contract.places import Location, Part
-from lit_async_data.sources.contract.source import MemoryNeeds, Source, check_range, whole_numbers
-from lit_async_data.sources.contract.storage_layout import StorageLayout
-from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.parts.chunk_grouping import ChunkGrouping, group_samples, grouping_key
+from lit_async_data.sources.contract.pickling import digest
+from lit_async_data.sources.contract.source import (
+    Location,
+    MemoryNeeds,
+    Part,
+    Source,
+    StorageLayout,
+    check_range,
+    whole_numbers,
+)
+from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_lengths
 from lit_async_data.sources.hdf5.parts.joined import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.parts.part import (
+    ChunkGrouping,
     PartRequest,
     StoredPart,
     common_fields,
+    group_samples,
+    grouping_key,
     inspect_file,
     log_warnings,
     with_longest,
@@ -56,11 +64,10 @@ from lit_async_data.sources.hdf5.parts.selection import (
     chosen_files,
     chosen_layouts,
 )
-from lit_async_data.sources.hdf5.readers.part_reader import PartReaders
-from lit_async_data.sources.hdf5.readers.values import with_categories
+from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.local_files.bad_lists import Exclude
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
+from lit_async_data.sources.local_files import Exclude
 
 
 @dataclasses.dataclass(frozen=True)

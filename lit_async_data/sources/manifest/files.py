@@ -18,9 +18,7 @@ from typing import Any
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.contract.source import Reservation
-from lit_async_data.sources.local_files.descriptors import advice_on
-from lit_async_data.sources.local_files.opening import changed_recently, open_into
-from lit_async_data.sources.local_files.retrying import TRANSIENT, retry_once
+from lit_async_data.sources.local_files import TRANSIENT, advice_on, changed_recently, open_into, retry_once
 from lit_async_data.system import OURS, ProcessGuard, is_cold
 
 # Most paths: names below the root, none of them hidden, "." or "..". Others need a closer look.

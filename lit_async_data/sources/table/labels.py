@@ -13,7 +13,7 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ConfigError, ManifestError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
-from lit_async_data.sources.table.arrow import (
+from lit_async_data.sources.table.formats import (
     arrow,
     booleans_of,
     is_categorical,

@@ -13,11 +13,23 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, CorruptError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.local_files.descriptors import advice_on, listing, raise_if_none_left
-from lit_async_data.sources.local_files.patterns import files_matching, is_pattern, natural
-from lit_async_data.sources.table import delimited, json_lines
-from lit_async_data.sources.table.arrow import arrow, as_single_array, booleans_of, is_text
-from lit_async_data.sources.table.delimited import DEFAULT_FORMAT, TextFormat
+from lit_async_data.sources.local_files import (
+    advice_on,
+    files_matching,
+    is_pattern,
+    listing,
+    natural,
+    raise_if_none_left,
+)
+from lit_async_data.sources.table import formats
+from lit_async_data.sources.table.formats import (
+    DEFAULT_FORMAT,
+    TextFormat,
+    arrow,
+    as_single_array,
+    booleans_of,
+    is_text,
+)
 from lit_async_data.sources.table.row_origin import (
     NoColumnError,
     RowOrigin,
@@ -130,8 +142,8 @@ def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[st
                 return list(file.schema_arrow.names)
         delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
         if delimiter is None:
-            return json_lines.key_names(path)
-        return delimited.column_names(path, text_format.delimiter or delimiter, text_format.encoding)
+            return formats.key_names(path)
+        return formats.column_names(path, text_format.delimiter or delimiter, text_format.encoding)
 
 
 def is_table(path: str) -> bool:
@@ -217,9 +229,9 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
         names = _all_names(wanted, filters)
         delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
         if delimiter is None:
-            table = json_lines.read_json_lines(path, names)
+            table = formats.read_json_lines(path, names)
         else:
-            table = delimited.read_delimited(path, text_format.delimiter or delimiter, names, text_format.encoding)
+            table = formats.read_delimited(path, text_format.delimiter or delimiter, names, text_format.encoding)
     return _filtered_table(table, wanted, filters, [path])
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from lit_async_data.errors import ChangedError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.table.arrow import (
+from lit_async_data.sources.table.formats import (
+    DEFAULT_FORMAT,
+    TextFormat,
     arrow,
     arrow_integers,
     as_single_array,
@@ -22,7 +24,6 @@ from lit_async_data.sources.table.arrow import (
     orders_of,
     values_of,
 )
-from lit_async_data.sources.table.delimited import DEFAULT_FORMAT, TextFormat
 from lit_async_data.sources.table.labels import Labels, Null, labels_of, texts_of
 from lit_async_data.sources.table.reading import files_of, filters_of, opening_errors, read_table
 from lit_async_data.sources.table.row_origin import RowOrigin, printable_path, quoted

@@ -16,7 +16,7 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.table.arrow import (
+from lit_async_data.sources.table.formats import (
     arrow,
     arrow_strings,
     as_single_array,

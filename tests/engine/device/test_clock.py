@@ -9,9 +9,9 @@ import torch
 from support.device.training_loop import STEPS, pretend, queue_on, write_numbers
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data.engine.device import clock
-from lit_async_data.engine.device.clock import DeviceClock
-from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device import streams as clock
+from lit_async_data.engine.device.queues import StreamQueue
+from lit_async_data.engine.device.streams import DeviceClock
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_async_data.engine.device.feed import DeviceBuffers, HostBatch, moves
+from lit_async_data.engine.device.feeds import DeviceBuffers, HostBatch, moves
 
 
 @pytest.mark.parametrize(

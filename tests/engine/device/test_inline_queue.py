@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_async_data.engine.device import inline_queue
-from lit_async_data.engine.device.inline_queue import InlineQueue
+from lit_async_data.engine.device import queues
+from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.order.plan import BatchIndex
 
 KEY = BatchIndex(0, 3)
@@ -20,7 +20,7 @@ def test_batches_are_read_ahead_where_there_is_a_depth(depth, read):
 
 def test_the_time_of_a_transform_is_known_even_if_it_fails(monkeypatch):
     clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
-    monkeypatch.setattr(inline_queue, "time", clock)
+    monkeypatch.setattr(queues, "time", clock)
 
     def took(seconds):
         clock.now_s += seconds

@@ -11,8 +11,8 @@ import types
 import pytest
 import torch
 
-from lit_async_data.engine.device import noting
-from lit_async_data.engine.device.noting import note_all
+from lit_async_data.engine.device import queues
+from lit_async_data.engine.device.queues import note_all
 
 
 class Slots:
@@ -163,7 +163,7 @@ def test_values_without_memory_hide_none(value):
 
 
 def test_objects_that_hide_memory_are_named(monkeypatch):
-    monkeypatch.setattr(noting, "HARMLESS", set())  # as of any other type in C
+    monkeypatch.setattr(queues, "HARMLESS", set())  # as of any other type in C
     for value, kind in [(Moving(3), Moving), (Plain(dt.timedelta(1)), dt.timedelta), ([Moving({})], Moving)]:
         assert note_all({"x": torch.zeros(1), "y": value}, lambda tensor: True) is kind
     assert note_all(torch.zeros(1), lambda tensor: False) is torch.Tensor
@@ -172,6 +172,6 @@ def test_objects_that_hide_memory_are_named(monkeypatch):
 
 
 def test_an_object_that_refers_to_very_much_counts_as_one_that_hides_memory(monkeypatch):
-    monkeypatch.setattr(noting, "MOST", 10)
+    monkeypatch.setattr(queues, "MOST", 10)
     chain = functools.reduce(lambda inside, _: Plain(inside), range(20), torch.zeros(1))
     assert note_all({"x": chain}, lambda tensor: True) is not None

@@ -21,7 +21,7 @@ from lit_async_data.errors import TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.sources.composed.subset import SubsetSource
+from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.testing import ArraySource
 
 CPU = torch.device("cpu")

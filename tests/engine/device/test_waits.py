@@ -21,8 +21,8 @@ from support.device.training_loop import new_schedule, queue_on
 from torch.cuda import _sanitizer
 from waiting.on_device.fake_streams import FakeStreams, raw
 
-from lit_async_data.engine.device import stream_queue
-from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device import queues
+from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
@@ -53,7 +53,7 @@ class Traced(FakeStreams):
 
     def left_out(self, name):
         frame = sys._getframe(2)
-        if frame.f_globals["__name__"] != stream_queue.__name__:
+        if frame.f_globals["__name__"] != queues.__name__:
             return False  # of the clock, or of the allocator
         guard = f"{name} in {frame.f_code.co_qualname.split('.')[1]}"
         if guard.endswith("_wait_for_compute"):

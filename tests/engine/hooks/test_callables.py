@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
-from lit_async_data.engine.hooks.callables import EvaluatedAlike, Hook, StageTransform, takes_rng
+from lit_async_data.engine.hooks.calls import EvaluatedAlike, Hook, StageTransform, takes_rng
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource

@@ -16,9 +16,9 @@ from support.sources.hooks import LENGTH, cropped, mixed
 
 from lit_async_data import AsyncDataModule, AsyncLoader, FieldSpec
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.engine.hooks.host_hooks import HostHooks
+from lit_async_data.engine.hooks.transformation import HostHooks
 from lit_async_data.errors import ConfigError, CorruptError, TransformError
-from lit_async_data.sources.contract.randomness import states
+from lit_async_data.sources.contract.user_code import states
 from lit_async_data.testing import ArraySource
 
 

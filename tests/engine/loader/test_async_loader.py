@@ -12,9 +12,9 @@ from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
-from lit_async_data.engine.pipeline.slots import READY
+from lit_async_data.engine.pipeline.pipeline import READY
 from lit_async_data.errors import ConfigError, ReadError
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.contract.source import StorageLayout
 from lit_async_data.testing import ArraySource
 
 

@@ -11,9 +11,9 @@ from support.sources.numbered import loader_of, order, seen
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data.engine.device.inline_queue import InlineQueue
-from lit_async_data.engine.loader.engine import Engine
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.engine.device.queues import InlineQueue
+from lit_async_data.engine.loader.base_loader import Engine
+from lit_async_data.sources.contract.source import StorageLayout
 from lit_async_data.testing import ArraySource
 
 

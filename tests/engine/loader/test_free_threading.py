@@ -19,12 +19,11 @@ import lit_async_data as lad
 from lit_async_data.engine.loader import base_loader
 from lit_async_data.engine.loader.base_loader import Run
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread, uncopied
-from lit_async_data.engine.supervisor import ThreadWorker
-from lit_async_data.engine.unexpected import Unexpected
+from lit_async_data.engine.supervisor import ThreadWorker, Unexpected
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.testing import ArraySource
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from lit_async_data.engine.loader.quarantine import Quarantine
-from lit_async_data.engine.pipeline.bad_samples import BadSample, ReadAround
+from lit_async_data.engine.loader.resuming import Quarantine
+from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
 from lit_async_data.errors import SourceError, TransformError
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.testing import ArraySource

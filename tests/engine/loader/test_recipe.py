@@ -9,7 +9,7 @@ from support.sources.hooked_loaders import hooked, source
 from support.threads.waits import until
 
 from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, Source, StorageLayout
-from lit_async_data.sources.contract.randomness import states
+from lit_async_data.sources.contract.user_code import states
 from lit_async_data.testing import ArraySource
 
 

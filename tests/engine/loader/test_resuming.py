@@ -17,7 +17,7 @@ from lit_async_data import AsyncLoader, Balanced, ConcatSource, HDF5Source, Load
 from lit_async_data.errors import ReadError, ResumeError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import EpochPlan
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.contract.source import StorageLayout
 from lit_async_data.testing import ArraySource
 
 LENGTH = 22

@@ -11,7 +11,7 @@ from support.sources import reader_sources as acts
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, StorageLayout
-from lit_async_data.engine.pipeline.bad_samples import is_of_a_sample
+from lit_async_data.engine.pipeline.sample_reader import is_of_a_sample
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError, SourceError, TransformError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import EpochPlan

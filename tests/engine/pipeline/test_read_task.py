@@ -3,9 +3,9 @@
 import pytest
 from support.threads.number_pipelines import WHOLE, failing_at, running, taken
 
-from lit_async_data.engine.device.inline_queue import InlineQueue
-from lit_async_data.engine.device.slot_feed import LentFeed
-from lit_async_data.engine.pipeline.slots import FILLING, READY
+from lit_async_data.engine.device.feeds import LentFeed
+from lit_async_data.engine.device.queues import InlineQueue
+from lit_async_data.engine.pipeline.pipeline import FILLING, READY
 from lit_async_data.errors import ReadError, SourceError
 from lit_async_data.order.plan import BatchIndex, EpochPlan
 

@@ -5,7 +5,7 @@ import pytest
 from support.sources.sequences import check_equal, loader_of, samples_of, stored
 
 from lit_async_data import LoaderOptions, StorageLayout, split
-from lit_async_data.engine.pipeline.schedule import schedule_of
+from lit_async_data.engine.pipeline.sample_reader import schedule_of
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.testing import ArraySource

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import lit_async_data
-from lit_async_data.engine.pipeline.slots import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState
+from lit_async_data.engine.pipeline.pipeline import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState
 
 EVENTS = {event: lambda pool, slot, event=event: pool.move(slot, event) for _, event in TRANSITIONS}
 EVENTS["lend"] = SlotPool.lend

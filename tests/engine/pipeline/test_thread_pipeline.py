@@ -10,8 +10,8 @@ import pytest
 from support.threads.number_pipelines import BATCH, WHOLE, Gate, copy_numbers, epoch, kept, running, taken
 
 from lit_async_data.engine import supervisor
-from lit_async_data.engine.device.inline_queue import InlineQueue
-from lit_async_data.engine.device.slot_feed import LentFeed
+from lit_async_data.engine.device.feeds import LentFeed
+from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.errors import ClosedError, SourceError, StalledError, WorkerError
 from lit_async_data.order.plan import BatchIndex

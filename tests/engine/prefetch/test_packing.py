@@ -17,9 +17,9 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
 from lit_async_data.batch.spec import SMALL_BYTES
-from lit_async_data.engine.device.feed import Arrived
-from lit_async_data.engine.device.stream_queue import StreamQueue
-from lit_async_data.engine.pipeline.slots import Lease
+from lit_async_data.engine.device.feeds import Arrived
+from lit_async_data.engine.device.queues import StreamQueue
+from lit_async_data.engine.pipeline.pipeline import Lease
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.resources.memory import pinned

@@ -17,7 +17,7 @@ from torch.utils.data import (
 from torch.utils.data import WeightedRandomSampler as Weighted
 
 from lit_async_data import prefetched
-from lit_async_data.engine.prefetch.sampled_order import SampledOrder
+from lit_async_data.engine.prefetch.loader import SampledOrder
 from lit_async_data.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ from support.sources import reader_sources as acts
 from support.sources.reader_sources import FailsToStart, KilledAtStart, KilledOnce, ManyNumbers, Numbers, PythonNumbers
 
 from lit_async_data import Balanced, HDF5Source, StorageLayout
-from lit_async_data.engine.resources.worker_tuner import WorkerTuner
+from lit_async_data.engine.resources.plan import WorkerTuner
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex
@@ -285,7 +285,7 @@ def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
     counts = [2]
     monkeypatch.setattr(WorkerTuner, "settled", property(lambda tuner: not counts))
     monkeypatch.setattr(WorkerTuner, "waited", lambda tuner, *_: counts.pop())
-    monkeypatch.setattr("lit_async_data.engine.resources.workers.cores", lambda ranks=None: 4)
+    monkeypatch.setattr("lit_async_data.engine.resources.plan.cores", lambda ranks=None: 4)
     with loader_of(PythonNumbers(), workers="auto", worker_kind="auto") as loader:
         assert str(loader.footprint.workers) == ("1 reader process, at most 4 (Python code reads the samples)")
         assert [batch["y"][0].item() for batch in loader] == ORDER

@@ -11,8 +11,8 @@ from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data.engine.device.slot_feed import CopyFeed
-from lit_async_data.engine.processes.pipelines import pipeline_of
+from lit_async_data.engine.device.feeds import CopyFeed
+from lit_async_data.engine.processes.pipeline import pipeline_of
 from lit_async_data.order.plan import BatchIndex
 
 pytestmark = pytest.mark.processes

@@ -3,10 +3,10 @@
 import pytest
 
 from lit_async_data import system
-from lit_async_data.engine.resources import control_groups
-from lit_async_data.engine.resources import workers as cores_module
+from lit_async_data.engine.resources import memory
+from lit_async_data.engine.resources import plan as cores_module
 from lit_async_data.engine.resources.memory import machine_memory
-from lit_async_data.engine.resources.workers import cores
+from lit_async_data.engine.resources.plan import cores
 
 NESTED = "0::/slurm/job_7/step_0\n"
 OLD = "5:cpu,cpuacct:/slurm/job_7\n4:hugetlb,memory:/slurm/job_7\n"
@@ -21,7 +21,7 @@ def groups(tmp_path, monkeypatch):
         for name, text in texts.items():
             (tmp_path / name.replace("/", "_")).write_text(text)
 
-    monkeypatch.setattr(control_groups, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
+    monkeypatch.setattr(memory, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
     monkeypatch.setattr(cores_module, "usable_cores", lambda: 32)
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
@@ -59,7 +59,7 @@ def test_control_groups_and_those_around_them_limit_the_memory(groups, own, file
 )
 def test_what_the_kernel_killed_for_lack_of_memory_is_counted(groups, own, files, kills):
     groups(files, own)
-    assert control_groups.out_of_memory_kills() == kills
+    assert memory.out_of_memory_kills() == kills
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ import pytest
 
 from lit_async_data import AsyncLoader
 from lit_async_data.engine.device import streams
-from lit_async_data.engine.resources import workers
+from lit_async_data.engine.resources import plan as workers
 from lit_async_data.engine.resources.plan import COALESCED_BATCHES, COALESCED_BYTES
-from lit_async_data.sources.contract.source import MemoryNeeds
-from lit_async_data.sources.contract.storage_layout import ChunkRun, StorageLayout
+from lit_async_data.sources.contract.source import ChunkRun, MemoryNeeds, StorageLayout
 from lit_async_data.testing import ArraySource
 
 LENGTH, BATCH = 4096, 16

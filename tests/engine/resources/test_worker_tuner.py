@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_async_data.engine.resources.worker_tuner import WINDOW, WorkerTuner
+from lit_async_data.engine.resources.plan import WINDOW, WorkerTuner
 
 
 class Loop:

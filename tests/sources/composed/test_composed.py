@@ -7,8 +7,7 @@ import pytest
 from support.sources.parted import batches_of, numbered, read
 
 from lit_async_data import AsyncLoader, ConcatSource, HDF5Source, SubsetSource
-from lit_async_data.sources.contract.source import MemoryNeeds
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.contract.source import MemoryNeeds, StorageLayout
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
 from lit_async_data.testing import ArraySource
 

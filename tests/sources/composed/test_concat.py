@@ -11,8 +11,7 @@ from support.sources.parted import Failing, batches_of, numbered, parted, read
 from lit_async_data import ConcatSource, Field, HDF5Source, ManifestSource, SubsetSource
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.sources.contract.places import Location
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.contract.source import Location, StorageLayout
 from lit_async_data.testing import ArraySource
 
 

@@ -9,8 +9,7 @@ from support.sources.parted import Failing, batches_of, numbered, parted, read
 from lit_async_data import AsyncLoader, ConcatSource, SubsetSource
 from lit_async_data.errors import ConfigError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
-from lit_async_data.sources.contract.places import Location, Part
-from lit_async_data.sources.contract.storage_layout import StorageLayout
+from lit_async_data.sources.contract.source import Location, Part, StorageLayout
 from lit_async_data.testing import ArraySource
 
 some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 12)), min_size=1, max_size=5)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data.sources.contract import by_value
-from lit_async_data.sources.contract.by_value import dumps, importable
+from lit_async_data.sources.contract import pickling
+from lit_async_data.sources.contract.pickling import dumps, importable
 
 CODE = """
 import math
@@ -93,7 +93,7 @@ def test_one_thread_at_a_time_pickles_by_value(module):
 
     class Tries:
         def __reduce__(self):
-            other = threading.Thread(target=lambda: entered.append(by_value._LOCK.acquire(blocking=False)))
+            other = threading.Thread(target=lambda: entered.append(pickling._LOCK.acquire(blocking=False)))
             other.start()
             other.join()
             return module.Scaled, (1.5,)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lit_async_data.sources.contract.fingerprints import PROBES, digest, probes
+from lit_async_data.sources.contract.pickling import PROBES, digest, probes
 
 
 @pytest.mark.parametrize(("length", "most", "step"), [(3, 5, 1), (5, 5, 1), (11, 6, 2), (10**12 + 1, 5, 10**12 // 4)])

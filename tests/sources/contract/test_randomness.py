@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data.sources.contract.randomness import READING, put_back, seed_generators, states
+from lit_async_data.sources.contract.user_code import READING, put_back, seed_generators, states
 
 
 @pytest.mark.parametrize(

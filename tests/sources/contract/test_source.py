@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_async_data import AsyncLoader, DatasetSource, HDF5Source, Source, SubsetSource, split
 from lit_async_data.errors import MissingError
-from lit_async_data.sources.contract.places import Part
+from lit_async_data.sources.contract.source import Part
 from lit_async_data.testing import ArraySource
 
 # With the first process that it spawns, multiprocessing starts another one, and keeps a pipe to it.

@@ -3,7 +3,7 @@
 import pytest
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.images.alignment import Alignment, Shown
+from lit_async_data.sources.images.image import Alignment, Shown
 from lit_async_data.sources.images.image_shape import ImageShape
 
 

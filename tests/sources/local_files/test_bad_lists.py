@@ -13,7 +13,7 @@ from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.errors import ConfigError, CorruptError, ResumeError
-from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
+from lit_async_data.sources.local_files import COLUMNS, bad_sample
 
 
 @pytest.fixture(autouse=True)

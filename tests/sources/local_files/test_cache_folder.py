@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.local_files.cache_folder import CacheFolder
+from lit_async_data.sources.local_files import CacheFolder
 
 OF, NAME, HEAD, BODY = "x.h5", "a.index", b"of x.h5", b"chunks"
 

@@ -12,7 +12,7 @@ import pytest
 
 from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.errors import CorruptError, MissingError, SourceError
-from lit_async_data.sources.local_files.descriptors import ADVICE, advice_on
+from lit_async_data.sources.local_files import ADVICE, advice_on
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 pq = pytest.importorskip("pyarrow.parquet")

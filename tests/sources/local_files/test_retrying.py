@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from lit_async_data.sources.local_files import retrying
-from lit_async_data.sources.local_files.retrying import PAUSE_S, errno_of, retry_once
+from lit_async_data.sources import local_files
+from lit_async_data.sources.local_files import PAUSE_S, errno_of, retry_once
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from lit_async_data.sources.local_files.retrying import PAUSE_S, errno_of, retry
 )
 def test_only_input_errors_are_waited_out_and_only_once(number, failures, reads, monkeypatch):
     done, pauses = [], []
-    monkeypatch.setattr(retrying.time, "sleep", pauses.append)
+    monkeypatch.setattr(local_files.time, "sleep", pauses.append)
 
     def read():
         done.append("read")

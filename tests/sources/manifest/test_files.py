@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
-from lit_async_data.sources.local_files import retrying
+from lit_async_data.sources import local_files
 from lit_async_data.sources.manifest import files as stored_file
 from lit_async_data.sources.manifest.files import RootDirectory, fetched
 
@@ -77,14 +77,14 @@ def test_an_input_error_is_raised_if_it_comes_twice(tmp_path, monkeypatch, numbe
         return read(descriptor, most)
 
     monkeypatch.setattr(os, "read", reading)
-    monkeypatch.setattr(retrying.time, "sleep", pauses.append)
+    monkeypatch.setattr(local_files.time, "sleep", pauses.append)
     if times == 1:
         assert fetched(str(path), 10)[0] == b"abc"
     else:
         message = rf"{path}: cannot be read: \[Errno {number}\] {os.strerror(number)} at byte 0"
         with pytest.raises(SourceError, match=message):
             fetched(str(path), 10)
-    assert pauses == [retrying.PAUSE_S]
+    assert pauses == [local_files.PAUSE_S]
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_an_error_though_it_keeps_its_size(tmp_path, monkeypatch):

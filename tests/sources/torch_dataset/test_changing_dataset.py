@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from lit_async_data import AsyncDataModule, AsyncLoader, ConcatSource, DatasetSource, HDF5Source, SubsetSource
 from lit_async_data.errors import ChangedError, ReadError
-from lit_async_data.sources.contract.randomness import READING, states
+from lit_async_data.sources.contract.user_code import READING, states
 
 LENGTH = 12
 THREADS = {"worker_kind": "thread", "workers": 2}

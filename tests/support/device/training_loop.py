@@ -13,8 +13,8 @@ from waiting.on_device.fake_streams import FakeStreams, raw
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.engine.device import streams as device_streams
-from lit_async_data.engine.device.slot_feed import CopyFeed
-from lit_async_data.engine.device.stream_queue import StreamQueue
+from lit_async_data.engine.device.feeds import CopyFeed
+from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.pipeline.thread_pipeline import Reading, ThreadPipeline
 from lit_async_data.engine.resources import memory

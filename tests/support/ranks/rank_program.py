@@ -15,14 +15,14 @@ import torch
 
 from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, PredictionWriter, prefetched
 from lit_async_data.errors import AsyncDataError, ConfigError
-from lit_async_data.lightning import verdicts
+from lit_async_data.lightning import display
 from lit_async_data.testing import ArraySource
 from support.lightning.predictions import numbered, predicted_of
 from support.ranks import wrapped_loaders
 from support.ranks.processes import leave_process_group
 
 if __name__ in ("__main__", "__mp_main__"):  # a rank, and not a test that imports these numbers
-    verdicts.LEAST_S, verdicts.LEAST_STEPS = 0.0, 1  # short epochs are spoken of, too
+    display.LEAST_S, display.LEAST_STEPS = 0.0, 1  # short epochs are spoken of, too
 BATCH, EPOCHS = 4, 2
 # Samples that leave a rest: of several samples per rank, of fewer samples than ranks, and of none.
 LENGTHS = 22, 25, 24

@@ -1,6 +1,6 @@
 """What `HDF5Source` finds in a file before it reads any sample."""
 
-from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.part import PartRequest, inspect_file
 from lit_async_data.sources.hdf5.parts.selection import chosen_fields, chosen_layouts
 

@@ -1,7 +1,9 @@
-"""`ChunkIndex`: where the chunks of a dataset are, built once through h5py and then verified.
+"""`Index`: where the chunks of a dataset lie in its file, kept in a cache.
 
 With an index, chunks are read and decoded without libhdf5. Datasets that this might read wrongly are left to h5py:
 `unsupported_reason` says why.
+
+The head of a file describes the index; its body is a list of columns in plain text, and their values.
 """
 
 from __future__ import annotations
@@ -9,8 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +23,9 @@ import numpy.typing as npt
 
 from lit_async_data import system
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.columns import Columns, IndexKey
 from lit_async_data.sources.hdf5.index.records import (
+    Columns,
+    IndexKey,
     checked_columns,
     columns_of,
     corners_known,
@@ -28,13 +33,13 @@ from lit_async_data.sources.hdf5.index.records import (
     element_bytes,
     grid_of,
 )
-from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of
+from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of, is_found, read_chunk
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES
-from lit_async_data.sources.hdf5.storage.stored_chunk import is_found, read_chunk
-from lit_async_data.sources.local_files.retrying import errno_of, retry_once
+from lit_async_data.sources.local_files import CacheFolder, changed_recently, errno_of, retry_once
 
 if TYPE_CHECKING:
     import h5py
+
 
 # Larger chunks are too large to be read ahead.
 MOST_CHUNK_BYTES = 2**30
@@ -223,3 +228,55 @@ def _edges_unfiltered(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     except CorruptError:
         return True
     return False
+
+
+# Smaller indexes are built in 20 to 40 ms; they are not worth a file.
+FEWEST_CHUNKS = 2**14
+# Raise this when the columns or their meaning change.
+VERSION = 8
+# Letters of the data file's name in the name of its index: few enough for any file system.
+NAME_SHOWN = 50
+
+Array = npt.NDArray[Any]
+
+
+class IndexCache:
+    """The cache in a folder, which is made if it does not exist; or no cache."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+        self._folder = None if folder is None else CacheFolder(folder, "index")
+
+    def load(self, key: IndexKey) -> dict[str, Array] | None:
+        """The kept columns of a dataset in its current state, by name; None if no file holds them."""
+        if self._folder is None:
+            return None
+        data = self._folder.load(str(key), _name(key), _head(key))
+        if data is None:
+            return None
+        begin, columns = data.index(b"\n") + 1, dict[str, Array]()
+        for name, dtype, count in json.loads(data[:begin]):
+            columns[name] = np.frombuffer(data, dtype, count, begin).copy()
+            begin += columns[name].nbytes
+        return columns
+
+    def store(self, key: IndexKey, columns: Mapping[str, Array]) -> None:
+        """Keep the columns of a dataset. Processes may do so at once, and failing to do so is no error."""
+        small = key.chunk and key.chunks < FEWEST_CHUNKS
+        if self._folder is None or small or changed_recently(key.mtime_ns, key.ctime_ns):
+            return
+        listed = json.dumps([(name, each.dtype.str, len(each)) for name, each in columns.items()]).encode()
+        body = b"".join([listed, b"\n", *(each.tobytes() for each in columns.values())])
+        self._folder.store(str(key), _name(key), _head(key), body)
+
+
+def _name(key: IndexKey) -> str:
+    import hashlib
+
+    real = os.path.realpath(key.path)  # all links to the data share one index
+    digest = hashlib.blake2b(f"{real}\0{key.name}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return f"{os.path.basename(real)[:NAME_SHOWN]}.{digest}.index"
+
+
+def _head(key: IndexKey) -> bytes:
+    properties = {name: value for name, value in dataclasses.asdict(key).items() if name != "path"}
+    return f"lit_async_data: an index of chunks, version {VERSION}; may be deleted\n{json.dumps(properties)}\n".encode()

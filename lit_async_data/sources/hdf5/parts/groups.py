@@ -20,12 +20,16 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, length_key, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.places import EACH
-from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.columns import Columns as ChunkColumns
-from lit_async_data.sources.hdf5.index.columns import IndexKey
-from lit_async_data.sources.hdf5.index.index import ChunkIndex, has_numpy_layout, in_one_file, unsupported_reason
-from lit_async_data.sources.hdf5.index.records import columns_of, superblock_bytes
+from lit_async_data.sources.contract.source import EACH
+from lit_async_data.sources.hdf5.index.index import (
+    ChunkIndex,
+    IndexCache,
+    has_numpy_layout,
+    in_one_file,
+    unsupported_reason,
+)
+from lit_async_data.sources.hdf5.index.records import Columns as ChunkColumns
+from lit_async_data.sources.hdf5.index.records import IndexKey, columns_of, superblock_bytes
 from lit_async_data.sources.hdf5.parts.joined import KEY
 from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredPart, kept_field, of_group, value_of
 from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups, names_in
@@ -36,18 +40,28 @@ from lit_async_data.sources.hdf5.parts.stored_field import (
     numbered_row,
     padded_fields,
 )
-from lit_async_data.sources.hdf5.schema.categories import Coded, enumerated, find_coded, is_numbered
-from lit_async_data.sources.hdf5.schema.conversion import Conversion
-from lit_async_data.sources.hdf5.schema.encoded import StoredSequences, padded_spec
+from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, is_numbered
+from lit_async_data.sources.hdf5.schema.encoded import (
+    NO_IMAGE,
+    StoredSequences,
+    datasets_as_rows,
+    images_in_groups,
+    padded_spec,
+    place_of_image,
+)
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
-from lit_async_data.sources.hdf5.schema.images import NO_IMAGE, datasets_as_rows, images_in_groups, place_of_image
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, axes, context_of, in_group, open_dataset
-from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.inspect import (
+    OpenGroup,
+    StoredDataset,
+    axes,
+    context_of,
+    in_group,
+    open_dataset,
+)
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.hdf5.storage.external_files import external_files, refuse_external_link
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity, external_files, refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.local_files.patterns import natural
+from lit_async_data.sources.local_files import natural
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]  # of a field, by name; an entry for each sample

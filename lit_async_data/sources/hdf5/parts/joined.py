@@ -15,15 +15,14 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.index.cache import IndexCache
+from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.selection import FieldLike, check_options
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.table.arrow import is_number, is_text_list, numpy_values
+from lit_async_data.sources.table.formats import is_number, is_text_list, numpy_values
 from lit_async_data.sources.table.labels import Labels
 from lit_async_data.sources.table.row_origin import NoColumnError, quoted
 from lit_async_data.sources.table.table import Table, TableReader

@@ -18,8 +18,8 @@ from lit_async_data.sources.hdf5.parts.joined import ends_of
 from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group, row_numbers
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
+from lit_async_data.sources.local_files import Exclude, StoredSamples, kept_samples
 from lit_async_data.sources.table.labels import Labels, in_order
 from lit_async_data.sources.table.text import no_classes, note_names, trim
 

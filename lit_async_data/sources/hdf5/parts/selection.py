@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
-from lit_async_data.sources.local_files.patterns import files_matching, folder_of, is_pattern, natural
+from lit_async_data.sources.local_files import files_matching, folder_of, is_pattern, natural
 
 if TYPE_CHECKING:
     import h5py

@@ -14,23 +14,31 @@ from lit_async_data.batch.spec import FieldSpec, length_key, mask_key
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import check_unindexed
-from lit_async_data.sources.hdf5.schema.categories import Coded, Numbering, find_coded, inspect_texts, is_numbered
-from lit_async_data.sources.hdf5.schema.conversion import PACKING, Conversion, Packing
+from lit_async_data.sources.hdf5.schema.categories import (
+    PACKING,
+    Coded,
+    Conversion,
+    Numbering,
+    Packing,
+    find_coded,
+    inspect_texts,
+    is_numbered,
+)
 from lit_async_data.sources.hdf5.schema.encoded import (
+    StoredImages,
     StoredRanges,
     StoredSequences,
     element_type,
     encoding,
+    inspect_images,
     inspect_sequences,
     inspect_sparse,
     inspect_variable,
 )
 from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field
-from lit_async_data.sources.hdf5.schema.images import StoredImages, inspect_images
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.schema.open_group import OpenGroup
+from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
+from lit_async_data.sources.hdf5.storage.codecs import check_filters
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
-from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
     import h5py

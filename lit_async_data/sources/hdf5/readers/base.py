@@ -12,13 +12,13 @@ from lit_async_data.errors import AsyncDataError, FormatError
 from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.storage_layout import Reading
-from lit_async_data.sources.hdf5.index.short_chunks import check_chunk_lengths
+from lit_async_data.sources.contract.source import Reading
+from lit_async_data.sources.hdf5.index.records import check_chunk_lengths
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
-from lit_async_data.sources.images.alignment import Shown
-from lit_async_data.sources.local_files.retrying import retry_once
+from lit_async_data.sources.images.image import Shown
+from lit_async_data.sources.local_files import retry_once
 
 Array = npt.NDArray[Any]
 

@@ -14,7 +14,7 @@ from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
-from lit_async_data.sources.images.alignment import Shown
+from lit_async_data.sources.images.image import Shown
 
 Array = npt.NDArray[Any]
 # Bytes of values that are read into a temporary block and converted from there.

@@ -1,9 +1,14 @@
-"""`PartReader`: reads the samples of one part; `PartReaders`: of all parts of a source."""
+"""`PartReaders`: read the fields of samples from all parts; samples without a value."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
 import functools
 import itertools
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -16,26 +21,22 @@ from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.checks import first_good
-from lit_async_data.sources.contract.source import MemoryNeeds
-from lit_async_data.sources.contract.storage_layout import Reading, slowest
-from lit_async_data.sources.hdf5.parts.chunk_grouping import ChunkGrouping
-from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group
+from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
+from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart, of_group
+from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.base import H5pyReader, KeptReader, Reader, StridedReader
-from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
-from lit_async_data.sources.hdf5.readers.chunked import ChunkedReader
+from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
 from lit_async_data.sources.hdf5.readers.field_reader import FieldReader, MaskReader, PaddedReader, SparseReader
-from lit_async_data.sources.hdf5.readers.images import ImageReader
-from lit_async_data.sources.hdf5.readers.raw import RawReader, is_raw
-from lit_async_data.sources.hdf5.readers.sequences import GroupSequenceReader, GroupsReader, SequenceReader
-from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder
-from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
-from lit_async_data.sources.hdf5.schema.images import of_row
+from lit_async_data.sources.hdf5.readers.sequences import GroupSequenceReader, GroupsReader, ImageReader, SequenceReader
+from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder, RawReader, is_raw
+from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
 from lit_async_data.sources.hdf5.storage.failures import source_error
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
-from lit_async_data.sources.images.alignment import Alignment, Places
+from lit_async_data.sources.images.image import Alignment, Places
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -377,3 +378,70 @@ class PartReaders:
             return  # handles belong to the parent, and a lock may have been held when it forked
         self._files.close()
         self.cache.clear()
+
+
+# Larger fields are read at building only to drop samples; else a missing value is an error at its batch.
+MOST_BYTES, MARKED_BYTES = 256 * 2**20, 2**22
+# Whether sources look; no if each sample is to raise its own error when it is read.
+LOOKS = contextvars.ContextVar("LOOKS", default=True)
+Flags = npt.NDArray[np.bool_]
+NewReader = Callable[[Sequence[StoredPart]], PartReaders]
+
+
+def with_categories(parts: Sequence[StoredPart], new_reader: NewReader, *, drop: bool) -> list[StoredPart]:
+    """The parts without samples to ``drop``; else an error where a sample has no value, or a name that is no class.
+
+    A sample that cannot be read is left for its batch.
+    """
+    found = list(parts)
+    for key in parts[0].fields if LOOKS.get() else ():
+        fields = [part.fields[key] for part in found]
+        marking = list(map(_marking, fields))
+        nulls = {each.conversion.null for each in fields[0].channels or fields[:1] if each.conversion}
+        pairs = list(zip(found, fields, marking, strict=True))
+        shape = fields[0].spec.stored_shape
+        size = sum(part.anchors.count * math.prod(shape) * each.values.dtype.itemsize for part, each, _ in pairs)
+        if ("drop" in nulls) != drop or all(map(operator.is_, fields, marking)) or (size > MOST_BYTES and not drop):
+            continue
+        of = [dataclasses.replace(part, fields={**part.fields, key: each}) for part, _, each in pairs]
+        with contextlib.closing(new_reader(of)) as reader:
+            missing, unlisted = _marked(reader, key, shape)
+        wrong = np.flatnonzero(unlisted if drop else unlisted | missing)
+        if wrong.size:
+            with contextlib.closing(new_reader(found)) as reader:
+                reader.read(wrong[:1], {key: np.empty((1, *shape), fields[0].spec.dtype)})
+        kept = [np.flatnonzero(~lost) for lost in np.split(missing, reader.starts[1:-1])]
+        found = [
+            part if len(own) == part.anchors.count else part.at(part.anchors.rows(own))
+            for part, own in zip(found, kept, strict=True)
+        ]
+        found = with_samples(found)
+    return found
+
+
+def _marking(field: StoredField) -> StoredField:
+    """A field that delivers marks where something may be wrong; itself if nothing can be."""
+    channels = tuple(map(_marking, field.channels))
+    if not all(map(operator.is_, channels, field.channels)):
+        return dataclasses.replace(field, channels=channels)
+    if field.conversion is None or not field.conversion.doubtful:
+        return field
+    return dataclasses.replace(field, conversion=dataclasses.replace(field.conversion, null="mark"))
+
+
+def _marked(reader: PartReaders, key: str, shape: tuple[int, ...]) -> Flags:
+    """Which samples have no value, and which a name that is no class; shape (2, samples)."""
+    count = int(reader.starts[-1])
+    marks, step = np.zeros((2, count), np.bool_), max(MARKED_BYTES // (8 * math.prod(shape)), 1)
+    blocks = [np.arange(first, min(first + step, count)) for first in range(0, count, step)]
+    while blocks:
+        samples = blocks.pop()
+        values = np.zeros((len(samples), *shape), np.int64)
+        try:
+            reader.read(samples, {key: values})
+        except SourceError:
+            blocks += np.array_split(samples, 2) if len(samples) > 1 else []
+            continue
+        for which, mark in enumerate((MISSING, UNLISTED)):
+            marks[which, samples] = (values == mark).reshape(len(samples), -1).any(axis=1)
+    return marks

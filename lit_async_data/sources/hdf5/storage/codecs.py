@@ -1,4 +1,11 @@
-"""`FilterPipeline`: decodes chunks without libhdf5 and its lock.
+"""Filters of chunks: decoders of this package, of plugins, and of optional libraries.
+
+Before version 3.16, h5py does not take its lock for these. Another thread may then be inside libhdf5 at the same
+time, which makes reads fail, and can end the process: https://github.com/h5py/h5py/pull/2764.
+
+The extra ``codecs`` installs the library, which is imported when a file needs it. It releases the GIL and never writes
+beyond its output buffer. The lengths that a chunk declares are checked here first: c-blosc trusts them, and reads
+beyond the chunk.
 
 deflate, shuffle and fletcher32 are decoded here, other filters in `extra_codecs`. Filters are undone in reverse order.
 A decoded chunk has exactly its number of bytes: h5py returns uninitialised memory behind too few, and too many are
@@ -7,27 +14,246 @@ refused before they are allocated.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib
+import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.storage.extra_codecs import (
-    DECODERS,
-    NAMES,
-    Decoder,
-    changes_size,
-    is_installed,
-    is_supported,
-)
+from lit_async_data.errors import CorruptError, FormatError
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES
+from lit_async_data.sources.local_files import errno_of
 
 if TYPE_CHECKING:
     import h5py
+
+
+def read_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, bytes]:
+    """The filter mask and the stored bytes of the chunk at a corner. Bit i of the mask means a skipped filter i."""
+    from h5py._objects import phil
+
+    with phil:
+        return cast("tuple[int, bytes]", dataset.id.read_direct_chunk(corner))
+
+
+def is_found(dataset: h5py.Dataset, corner: tuple[int, ...]) -> bool:
+    """Whether libhdf5 finds the chunk at a corner. Reads only its index, unless the chunk has a single byte."""
+    from h5py._objects import phil
+
+    try:
+        with phil:
+            dataset.id.read_direct_chunk(corner, out=bytearray(1))
+    except ValueError:  # h5py has found it, and it does not fit
+        return True
+    except LIBRARY_ERRORS as error:
+        if errno_of(error) in REMEDIES:
+            raise
+        return False
+    return True
+
+
+def write_chunk(dataset: h5py.Dataset, corner: tuple[int, ...], mask: int, data: bytes) -> None:
+    """Write what `read_chunk` has read from another dataset with the same filters."""
+    from h5py._objects import phil
+
+    with phil:
+        dataset.id.write_direct_chunk(corner, data, mask)
+
+
+def available(number: int) -> bool:
+    """Whether libhdf5 has a filter in this process. Imports hdf5plugin, which registers filters, if it may help."""
+    import h5py
+
+    return bool(h5py.h5z.filter_avail(number) or (_imported() and h5py.h5z.filter_avail(number)))
+
+
+def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
+    """Check that libhdf5 can decode a dataset in this process, which may have fewer filters than its parent."""
+    if dataset.is_virtual:
+        _imported()  # the filters are those of other datasets
+    properties = dataset.id.get_create_plist()
+    for number, _, _, known in map(properties.get_filter, range(properties.get_nfilters())):
+        if not available(number):
+            named = f"{known.decode(errors='replace').partition(';')[0] or 'without a name'} ({number})"
+            raise FormatError(
+                f"cannot be decoded without the HDF5 filter {named}; {_advice()}",
+                place=f"{path}:/{name.strip('/')}",
+                file=path,
+                dataset=name,
+            )
+
+
+def _advice() -> str:
+    instead = "set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
+    if not _imported():
+        return f"pip install hdf5plugin, which is imported where it is needed; or {instead}"
+    return f"hdf5plugin does not have it: {instead}"
+
+
+def _imported() -> bool:
+    with contextlib.suppress(ImportError):
+        importlib.import_module("hdf5plugin")
+        return True
+    return False
+
+
+# Takes the bytes of a chunk, the number of bytes to return, and the filter's parameters.
+Decoder = Callable[[Bytes, int, tuple[int, ...]], Bytes]
+
+# Filter numbers registered with the HDF Group.
+LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 32000, 32001, 32004, 32008, 32015
+# Compression of blocks: the fifth parameter of bitshuffle.
+PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS = 0, 2, 3
+# Bitshuffle transposes the bits of this many values together and leaves fewer unchanged.
+_BIT_GROUP = 8
+_BLOSC_HEADER = 16
+# Precedes the blocks: the decoded bytes of all of them, and of one.
+_HEADER = struct.Struct(">QI")
+
+
+def is_installed() -> bool:
+    try:
+        _library()
+    except ImportError:
+        return False
+    return True
+
+
+def is_supported(number: int, parameters: tuple[int, ...]) -> bool:
+    """Whether a filter with these parameters can be decoded here."""
+    if number == BITSHUFFLE:
+        return (
+            len(parameters) >= 3
+            and parameters[2] > 0
+            and _block_compression(parameters) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
+        )
+    return number in DECODERS
+
+
+def changes_size(number: int, parameters: tuple[int, ...]) -> bool:
+    """Whether a filter with these parameters changes the number of bytes."""
+    return number != BITSHUFFLE or _block_compression(parameters) != PLAIN_BLOCKS
+
+
+def _library() -> Any:
+    import imagecodecs
+
+    return imagecodecs
+
+
+def _decode_into(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
+    if not len(data):
+        raise CorruptError("no bytes at all")  # liblzf reads the first byte without checking
+    try:
+        found = len(decode(data, out=out, **options))
+    except (RuntimeError, ValueError) as error:
+        raise CorruptError(f"does not decode to {len(out)} bytes: {error}") from error
+    if found != len(out):
+        raise CorruptError(f"{found} bytes instead of {len(out)}")
+    return out
+
+
+def _lzf(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    return _decode_into(np.empty(nbytes, np.uint8), _library().lzf_decode, data)
+
+
+def _zstd(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    return _decode_into(np.empty(nbytes, np.uint8), _library().zstd_decode, data)
+
+
+def _lz4(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    """Blocks with their stored lengths in front. A block with the length of its content is not compressed."""
+    _block_bytes(data, nbytes)
+    return _decode_into(np.empty(nbytes, np.uint8), _library().lz4h5_decode, data)
+
+
+def _blosc(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    """A header that ends with the length of the chunk, followed by the data of c-blosc."""
+    if len(data) < _BLOSC_HEADER or int.from_bytes(data[_BLOSC_HEADER - 4 : _BLOSC_HEADER], "little") > len(data):
+        raise CorruptError(f"{len(data)} bytes, fewer than its header declares")
+    return _decode_into(np.empty(nbytes, np.uint8), _library().blosc_decode, data, numthreads=1)
+
+
+def _bitshuffle(data: Bytes, nbytes: int, parameters: tuple[int, ...]) -> Bytes:
+    itemsize = parameters[2]
+    block = (parameters[3] if len(parameters) > 3 else 0) * itemsize
+    if _block_compression(parameters) != PLAIN_BLOCKS:
+        block = _block_bytes(data, nbytes)
+        data = _decompress_blocks(
+            data, np.empty(nbytes, np.uint8), block, _BIT_GROUP * itemsize, _block_compression(parameters)
+        )
+    # As a memoryview: for an array, the decoder takes the size of a value from its dtype.
+    options = {"itemsize": itemsize, "blocksize": block // itemsize}
+    return _decode_into(np.empty(nbytes, np.uint8), _library().bitshuffle_decode, data.data, **options)
+
+
+def _block_compression(parameters: tuple[int, ...]) -> int:
+    return parameters[4] if len(parameters) > 4 else PLAIN_BLOCKS
+
+
+def _block_bytes(data: Bytes, nbytes: int) -> int:
+    """The decoded bytes per block, from the header that lz4 and bitshuffle share."""
+    if len(data) < _HEADER.size:
+        raise CorruptError("too short for its header")
+    total, block = _HEADER.unpack_from(data.data)
+    if total != nbytes or not block:
+        raise CorruptError(f"its header declares {total} bytes in blocks of {block} instead of {nbytes} bytes")
+    return int(block)
+
+
+def _decompress_blocks(data: Bytes, out: Bytes, block: int, group: int, compression: int) -> Bytes:
+    """Decompress bitshuffle's blocks: full blocks, a shorter one of whole groups, and uncompressed trailing bytes.
+
+    All full blocks take one call, since each call releases and takes the GIL. They fill ``out`` only if every block has
+    the length that the header declares.
+    """
+    full, whole = len(out) // block * block, len(out) // group * group
+    view, at = data.data, _HEADER.size
+    blocks: list[memoryview] = []
+    for begin in range(0, max(full, whole), block):
+        stored = int.from_bytes(view[at : at + 4], "big")
+        blocks.append(view[at + 4 : at + 4 + stored])
+        at += 4 + stored
+        if not stored or at > len(view):
+            raise CorruptError(f"ends within the block at byte {begin}")
+    if len(view) - at != len(out) - whole:
+        raise CorruptError(f"{len(view) - at} bytes behind the last block instead of {len(out) - whole}")
+    decode = _zstd_blocks if compression == ZSTD_BLOCKS else _lz4_blocks
+    if full:
+        decode(out[:full], blocks[: full // block], block)
+    if whole > full:
+        decode(out[full:whole], blocks[full // block :], whole - full)
+    out[whole:] = data[at:]
+    return out
+
+
+def _zstd_blocks(out: Bytes, blocks: list[memoryview], _length: int) -> None:
+    _decode_into(out, _library().zstd_decode, b"".join(blocks))
+
+
+def _lz4_blocks(out: Bytes, blocks: list[memoryview], length: int) -> None:
+    """Decode blocks as a chunk of the lz4 filter, which takes a block of full length for an uncompressed one."""
+    library = _library()
+    if len(blocks) == 1:
+        _decode_into(out, library.lz4_decode, blocks[0])
+        return
+    pieces: list[Any] = [_HEADER.pack(len(out), length)]
+    for block in blocks:
+        pieces.append(len(block).to_bytes(4, "big"))
+        same = len(block) == length
+        pieces.append(_decode_into(np.empty(length, np.uint8), library.lz4_decode, block).data if same else block)
+    _decode_into(out, library.lz4h5_decode, b"".join(pieces))
+
+
+NAMES = {LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd"}
+DECODERS: dict[int, Decoder] = {LZF: _lzf, BLOSC: _blosc, LZ4: _lz4, BITSHUFFLE: _bitshuffle, ZSTD: _zstd}
+
 
 # As in h5py.h5z, which a reader process does not import.
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3

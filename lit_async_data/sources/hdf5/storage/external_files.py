@@ -1,18 +1,58 @@
-"""`external_files`: the other files that hold values of a dataset; `refuse_external_link`."""
+"""Other files that a file names, and the identity by which each is known again."""
 
 from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_async_data.errors import CorruptError, FormatError, MissingError
+from lit_async_data.sources.hdf5.storage.codecs import check_filters
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.hdf5.storage.plugins import check_filters
 
 if TYPE_CHECKING:
     import h5py
+
+
+class FileIdentity(NamedTuple):
+    """The state of a file."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int  # time of the last write, unless a program (rsync, touch, tar) has set it
+    ctime_ns: int  # time of the last change to content, permissions or names, which no program can set
+    links: int  # names of the file
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        """The identity in a result of ``os.stat`` or ``os.fstat``."""
+        return cls(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_nlink
+        )
+
+    def difference(self, now: FileIdentity, path: str) -> str | None:
+        """What happened to the file since, for messages; None if only its names have changed, or nothing.
+
+        A new or a removed name sets the ctime, and so does renaming, after which ``path`` does not lead to the file.
+        """
+        if (now.device, now.inode) != (self.device, self.inode):
+            return "was replaced by another file"
+        if now.size != self.size:
+            return f"{'shrank' if now.size < self.size else 'grew'} from {self.size} to {now.size} bytes"
+        if now.mtime_ns != self.mtime_ns:
+            return "was written to"
+        if now.ctime_ns == self.ctime_ns or now.links != self.links or not now._is_at(path):
+            return None
+        return "was written to and its modification time set back, or its permissions or owner were changed,"
+
+    def _is_at(self, path: str) -> bool:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == (self.device, self.inode)
+
 
 ExternalFiles = tuple[tuple[str, FileIdentity], ...]
 # libhdf5 follows 16.

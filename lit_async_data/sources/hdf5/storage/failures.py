@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
-from lit_async_data.sources.local_files import descriptors
-from lit_async_data.sources.local_files.opening import opening
-from lit_async_data.sources.local_files.retrying import errno_of, retry_once
+from lit_async_data.sources import local_files
+from lit_async_data.sources.local_files import errno_of, opening, retry_once
 
 if TYPE_CHECKING:
     import h5py
@@ -30,7 +29,7 @@ NETCDF3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _UNLOCKED = "set HDF5_USE_FILE_LOCKING=FALSE before Python starts"
 # Failures of the system that say nothing about the data, and what to do about them.
 REMEDIES = {
-    **descriptors.ADVICE,
+    **local_files.ADVICE,
     errno.ENOMEM: "there is not enough memory: raise the limit (ulimit -v), use smaller batches or a smaller "
     "cache_bytes, or memory_map=False",
     errno.EIO: "the disk or the network failed, twice in a row: check dmesg, and copy the file to another disk",

@@ -1,4 +1,4 @@
-"""`OpenFile`: the handles on one file; `OpenFiles`: the files of a source, with a limit on how many are open."""
+"""`OpenFile`: an HDF5 file that is read, and checked to be the one that was inspected."""
 
 from __future__ import annotations
 
@@ -19,15 +19,60 @@ import numpy.typing as npt
 
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, CorruptError, MissingError, SourceError
-from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.storage.codecs import check_filters
+from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, FileIdentity
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py, open_raw, source_error
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
-from lit_async_data.sources.hdf5.storage.plugins import check_filters
-from lit_async_data.sources.local_files.retrying import errno_of, retry_once
+from lit_async_data.sources.local_files import errno_of, retry_once
 from lit_async_data.system import ProcessGuard, is_cold
 
 if TYPE_CHECKING:
     import h5py
+
+
+# Pieces that a worker probes for being in memory before it tells the kernel to fetch. A probe takes 0.8 µs; telling the
+# kernel to fetch what it already has halves the speed of reading.
+PROBES = 8
+# The kernel may ignore what one call asks for beyond this size.
+MAX_FETCH_BYTES = 128 * 1024
+
+
+class ReadAhead:
+    """Fetches pieces of one file, if a probe finds some of them cold. Thread-safe."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self.cold = True  # whether the last probe found a piece that is not in memory
+        self._lock = threading.Lock()
+
+    def fetch(self, offsets: Indices, sizes: Indices | int) -> bool:
+        """Tell the kernel to fetch pieces if some of them are not in memory; returns whether, before they are there.
+
+        Offsets are negative for pieces that were never written.
+        """
+        there = offsets >= 0
+        begins, ends = offsets[there], (offsets + sizes)[there]
+        descriptor = self._file.descriptor()
+        self.cold = any(is_cold(descriptor, at) for at in begins[:: max(len(begins) // PROBES, 1)].tolist())
+        if not self.cold:
+            return False
+        pieces = _merged(begins, ends)
+        # One thread at a time for each dataset: each call releases the GIL, and threads that do this at once pass it
+        # on at each of them. With two, a cold file came at 0.4 of the rate.
+        with self._lock:
+            for first, end in pieces:
+                for begin in range(first, end, MAX_FETCH_BYTES):
+                    os.posix_fadvise(descriptor, begin, min(MAX_FETCH_BYTES, end - begin), os.POSIX_FADV_WILLNEED)
+        return True
+
+
+def _merged(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
+    """Pieces in file order, with adjacent and overlapping ones merged."""
+    order = np.argsort(begins)
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    breaks = np.flatnonzero(begins[1:] > ends[:-1]) + 1
+    return list(zip(begins[np.append(0, breaks)].tolist(), ends[np.append(breaks - 1, -1)].tolist(), strict=True))
+
 
 # libhdf5 caches chunks of this many bytes per dataset, or two chunks if they are larger.
 H5PY_CACHE_BYTES = 2**20

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, CorruptError, ManifestError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.places import Location, Part, Places, numbered
-from lit_async_data.sources.local_files.bad_lists import Exclude, StoredSamples, kept_samples
+from lit_async_data.sources.contract.source import Location, Part, Places, numbered
+from lit_async_data.sources.local_files import Exclude, StoredSamples, kept_samples
 from lit_async_data.sources.manifest.files import RootDirectory
-from lit_async_data.sources.table.arrow import split_folders
+from lit_async_data.sources.table.formats import split_folders
 from lit_async_data.sources.table.row_origin import GIVEN, printable_path, quoted
 from lit_async_data.sources.table.table import Table
 

@@ -11,11 +11,11 @@ import pytest
 from support.sources import oracle
 
 from lit_async_data import ChangedError, ConfigError, HDF5Source
-from lit_async_data.sources.hdf5.index import cache as index_cache
+from lit_async_data.sources import local_files
 from lit_async_data.sources.hdf5.index import index
-from lit_async_data.sources.hdf5.index.cache import IndexCache
-from lit_async_data.sources.hdf5.index.columns import IndexKey
-from lit_async_data.sources.local_files import opening
+from lit_async_data.sources.hdf5.index import index as index_cache
+from lit_async_data.sources.hdf5.index.index import IndexCache
+from lit_async_data.sources.hdf5.index.records import IndexKey
 
 VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)
 
@@ -24,7 +24,7 @@ VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)
 def folder(tmp_path, monkeypatch):
     """The cache; small files count as large and new ones as old, since no program can set their ctime."""
     monkeypatch.setattr(index_cache, "FEWEST_CHUNKS", 2)
-    monkeypatch.setattr(opening, "RECENT_NS", 0)
+    monkeypatch.setattr(local_files, "RECENT_NS", 0)
     return tmp_path / "made" / "cache"
 
 
@@ -104,12 +104,12 @@ def test_the_index_of_a_small_file_is_not_cached(path, folder, monkeypatch):
 
 
 def test_the_index_of_a_file_that_has_just_changed_is_not_cached_yet(path, folder, monkeypatch):
-    monkeypatch.setattr(opening, "RECENT_NS", 2 * 10**9)
+    monkeypatch.setattr(local_files, "RECENT_NS", 2 * 10**9)
     now = os.stat(path).st_ctime_ns  # its time of writing was set back
-    monkeypatch.setattr(opening.time, "time_ns", lambda: now + 10**9)
+    monkeypatch.setattr(local_files.time, "time_ns", lambda: now + 10**9)
     opened(path, folder)
     assert os.listdir(folder) == []
-    monkeypatch.setattr(opening.time, "time_ns", lambda: now + 3 * 10**9)
+    monkeypatch.setattr(local_files.time, "time_ns", lambda: now + 3 * 10**9)
     opened(path, folder)
     assert len(os.listdir(folder)) == 1
 

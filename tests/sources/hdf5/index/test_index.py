@@ -12,7 +12,7 @@ from support.sources.oracle import check, read_from
 
 from lit_async_data import CorruptError, Field, HDF5Source
 from lit_async_data.sources.hdf5.index import index
-from lit_async_data.sources.hdf5.storage.stored_chunk import is_found
+from lit_async_data.sources.hdf5.storage.codecs import is_found
 
 ROWS, OPENINGS, SHAPE = 20, 2, (13, 7, 5)
 VALUES = np.arange(1, ROWS * 6 + 1, dtype="i4").reshape(ROWS, 6)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.files.damage import LOCKED, ODD, VALUES, check_refused, key_of, made, patch, read_all
 
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.index import short_chunks
+from lit_async_data.sources.hdf5.index import records
 from lit_async_data.sources.hdf5.storage.codecs import Filter, fletcher32
 
 
@@ -88,26 +88,26 @@ def test_a_healthy_packed_chunk_is_never_refused(first, last, dtype, count, fill
     values = np.linspace(first % 2 ** (8 * size - 1), last % 2 ** (8 * size - 1), count).astype(name)
     with h5py.File("x.h5", "w", driver="core", backing_store=False) as file:
         dataset = file.create_dataset("data", data=values, chunks=(count,), scaleoffset=0, fillvalue=fill)
-        short_chunks.check_chunk_lengths(dataset, 0, 0, count)
+        records.check_chunk_lengths(dataset, 0, 0, count)
         floats = file.create_dataset("floats", data=values.astype("f8"), chunks=(count,), scaleoffset=3)
-        short_chunks.check_chunk_lengths(floats, 0, 0, count)
+        records.check_chunk_lengths(floats, 0, 0, count)
 
 
 @pytest.mark.parametrize(
     ("filter_", "head", "message"),
     [
-        (Filter(short_chunks.SCALEOFFSET, (2, 0, 30, 0, 4)), 33, "33 bits per value, but a value has 4 bytes"),
-        (Filter(short_chunks.SCALEOFFSET, (2, 0, 29, 0, 4)), 20, "116 bytes instead of 120"),
-        (Filter(short_chunks.NBIT, (8, 0, 29, 1, 4, 0, 24, 0)), 0, "116 bytes instead of 120"),
-        (Filter(short_chunks.NBIT, (8, 1, 30, 1, 4, 0, 32, 0)), 0, "96 bytes instead of 120"),
-        (Filter(short_chunks.SCALEOFFSET, (2, 32, 30, 0, 4)), 0, "96 bytes instead of 120"),  # stored unchanged
+        (Filter(records.SCALEOFFSET, (2, 0, 30, 0, 4)), 33, "33 bits per value, but a value has 4 bytes"),
+        (Filter(records.SCALEOFFSET, (2, 0, 29, 0, 4)), 20, "116 bytes instead of 120"),
+        (Filter(records.NBIT, (8, 0, 29, 1, 4, 0, 24, 0)), 0, "116 bytes instead of 120"),
+        (Filter(records.NBIT, (8, 1, 30, 1, 4, 0, 32, 0)), 0, "96 bytes instead of 120"),
+        (Filter(records.SCALEOFFSET, (2, 32, 30, 0, 4)), 0, "96 bytes instead of 120"),  # stored unchanged
     ],
 )
 def test_the_head_of_a_packed_chunk_must_fit_the_dataset(filter_, head, message):
     data = np.frombuffer(head.to_bytes(4, "little") + bytes(92), np.uint8)
     with pytest.raises(CorruptError, match=message):
-        short_chunks.check_chunk_length((filter_,), 0, data, 120)
-    short_chunks.check_chunk_length((filter_,), 1, np.zeros(120, np.uint8), 120)  # without the filter
+        records.check_chunk_length((filter_,), 0, data, 120)
+    records.check_chunk_length((filter_,), 1, np.zeros(120, np.uint8), 120)  # without the filter
 
 
 def test_what_inflates_beyond_a_chunk_is_not_left_to_libhdf5(tmp_path):

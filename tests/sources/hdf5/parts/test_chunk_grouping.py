@@ -5,7 +5,7 @@ from support.files.hdf5 import numbered
 from support.sources.parts import parts_of
 
 from lit_async_data import Field, HDF5Source
-from lit_async_data.sources.hdf5.parts.chunk_grouping import grouping_key
+from lit_async_data.sources.hdf5.parts.part import grouping_key
 
 GZIP = {"compression": "gzip"}
 

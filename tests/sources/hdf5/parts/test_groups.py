@@ -22,9 +22,9 @@ from lit_async_data import (
     SubsetSource,
     split,
 )
-from lit_async_data.sources.hdf5.index import cache as index_cache
+from lit_async_data.sources.hdf5.index import index as index_cache
 from lit_async_data.sources.hdf5.parts import groups
-from lit_async_data.sources.local_files.bad_lists import COLUMNS, bad_sample
+from lit_async_data.sources.local_files import COLUMNS, bad_sample
 from lit_async_data.tools.pack import pack, packed_source
 
 COUNT, SHAPE = 12, (8, 6, 3)

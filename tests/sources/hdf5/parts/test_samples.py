@@ -28,7 +28,7 @@ from lit_async_data import (
     SubsetSource,
     split,
 )
-from lit_async_data.lightning.summary import summary_lines
+from lit_async_data.lightning.display import summary_lines
 from lit_async_data.testing import check_contract
 
 

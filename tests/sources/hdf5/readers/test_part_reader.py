@@ -34,7 +34,7 @@ def test_samples_of_several_files_are_read_in_small_blocks(h5, monkeypatch):
 PROGRAM = """
 import sys, threading
 from lit_async_data import AsyncLoader, HDF5Source
-import lit_async_data.sources.hdf5.readers.raw, torch
+import lit_async_data.sources.hdf5.readers.slabs, torch
 
 def anonymous():
     with open("/proc/self/status") as status:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sources.oracle import check
 
-from lit_async_data.sources.hdf5.readers.raw import gather_windows
+from lit_async_data.sources.hdf5.readers.slabs import gather_windows
 from lit_async_data.sources.hdf5.storage import open_file
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lit_async_data import AsyncLoader, Field, FormatError, HDF5Source, LoaderOptions
-from lit_async_data.sources.hdf5.readers import values
+from lit_async_data.sources.hdf5.readers import part_reader
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def cells(tmp_path):
 
 
 def test_values_that_take_more_are_found_at_their_batch(cells, monkeypatch):
-    monkeypatch.setattr(values, "MOST_BYTES", 8)
+    monkeypatch.setattr(part_reader, "MOST_BYTES", 8)
     source = HDF5Source(cells, {"x": "x", "y": "y"})
     with pytest.raises(FormatError, match="y, row 2: -1 is a missing value") as caught:
         source[2]

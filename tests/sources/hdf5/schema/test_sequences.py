@@ -9,7 +9,7 @@ import pytest
 from support.files.sequences import STORED, check, sequences, written
 
 from lit_async_data import AsyncLoader, ConfigError, CorruptError, Field, FormatError, HDF5Source
-from lit_async_data.sources.hdf5.index import cache
+from lit_async_data.sources.hdf5.index import index
 from lit_async_data.sources.hdf5.schema import encoded
 
 
@@ -65,8 +65,8 @@ def test_samples_that_are_nowhere_are_told_at_opening_and_named_when_read(path, 
 
 
 def test_references_are_kept_until_the_file_changes(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "changed_recently", lambda *_: False)
-    monkeypatch.setattr(cache, "FEWEST_CHUNKS", 9)
+    monkeypatch.setattr(index, "changed_recently", lambda *_: False)
+    monkeypatch.setattr(index, "FEWEST_CHUNKS", 9)
     for values in (sequences(np.int32), sequences(np.int32)[::-1]):
         written(path, values, np.int32, **STORED["chunks"])
         check(HDF5Source(path, {"x": "x"}, cache_dir=tmp_path), values)

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from lit_async_data.sources.local_files import retrying
+from lit_async_data.sources import local_files
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def large(h5):
 def pauses(monkeypatch):
     """The seconds that were waited before a read was repeated."""
     pauses = []
-    monkeypatch.setattr(retrying.time, "sleep", pauses.append)
+    monkeypatch.setattr(local_files.time, "sleep", pauses.append)
     return pauses
 
 

@@ -14,9 +14,9 @@ from support.files.system_calls import failing
 from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, CorruptError, FormatError, HDF5Source, MissingError, SourceError
+from lit_async_data.sources import local_files
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage.failures import open_h5py, open_raw, source_error
-from lit_async_data.sources.local_files import retrying
 
 pytestmark = pytest.mark.usefixtures("pauses")
 
@@ -50,7 +50,7 @@ def test_a_transient_input_error_is_not_raised(large, monkeypatch, pauses):
     monkeypatch.setattr(os, "open", failing(os.open, errno.EIO, 1))
     monkeypatch.setattr(open_file.system, "preadv", failing(os.preadv, errno.EIO, 1))
     assert read(source, [3])["data"][0, 0] == 3 * 2**17
-    assert pauses == [retrying.PAUSE_S] * 3
+    assert pauses == [local_files.PAUSE_S] * 3
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"scaleoffset": 0}], ids=str)

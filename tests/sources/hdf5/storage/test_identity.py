@@ -13,7 +13,7 @@ from support.sources.oracle import read
 
 from lit_async_data import ChangedError, HDF5Source
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
 
 COUNT = 400
 VALUES = np.random.default_rng(0).integers(0, 100, (COUNT, 8), dtype=np.int32)

@@ -8,11 +8,12 @@ import pytest
 from support.files.hdf5 import stored_spans
 
 from lit_async_data import AsyncLoader, HDF5Source
-from lit_async_data.engine.pipeline.ahead import Ahead
+from lit_async_data.engine.pipeline.thread_pipeline import Ahead
 from lit_async_data.order.due import Shares
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.sources.hdf5.storage import open_file, readahead
-from lit_async_data.sources.hdf5.storage.identity import FileIdentity
+from lit_async_data.sources.hdf5.storage import open_file
+from lit_async_data.sources.hdf5.storage import open_file as readahead
+from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
 from lit_async_data.testing import ArraySource
 
 VALUES = np.arange(50 * 6, dtype=">i4").reshape(50, 6)

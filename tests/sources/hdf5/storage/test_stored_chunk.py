@@ -11,8 +11,8 @@ from h5py._objects import phil
 from support.files.hdf5 import WAYS
 
 import lit_async_data
-from lit_async_data.sources.hdf5.storage import stored_chunk
-from lit_async_data.sources.hdf5.storage.stored_chunk import is_found, read_chunk, write_chunk
+from lit_async_data.sources.hdf5.storage import codecs
+from lit_async_data.sources.hdf5.storage.codecs import is_found, read_chunk, write_chunk
 
 THESE = ("read_direct_chunk", "write_direct_chunk")
 
@@ -58,7 +58,7 @@ def test_no_other_thread_can_be_in_libhdf5_meanwhile(call):
 def test_nothing_else_calls_h5pys_functions():
     folder = Path(lit_async_data.__file__).parent
     calling = [path for path in folder.rglob("*.py") if any(f".{name}(" in path.read_text() for name in THESE)]
-    assert calling == [Path(stored_chunk.__file__)]
+    assert calling == [Path(codecs.__file__)]
 
 
 ROWS, OPENINGS = 20, 2

@@ -22,7 +22,7 @@ from lit_async_data import (
     SubsetSource,
 )
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, ManifestError
-from lit_async_data.sources.local_files import opening
+from lit_async_data.sources import local_files
 from lit_async_data.sources.manifest import files as fetching
 
 
@@ -142,7 +142,7 @@ def straight(monkeypatch):
     """Whether each file was read straight to its place."""
     if not hasattr(os, "RWF_NOWAIT"):
         pytest.skip("this system does not say what is in memory")
-    monkeypatch.setattr(opening, "RECENT_NS", 0)  # tests are faster
+    monkeypatch.setattr(local_files, "RECENT_NS", 0)  # tests are faster
     found, of = [], fetching.filled
     monkeypatch.setattr(fetching, "filled", lambda *given: found.append(of(*given)) or found[-1])
     return found
@@ -205,10 +205,10 @@ def test_an_array_of_another_type_is_not_filled_with_the_bytes_of_a_file(tmp_pat
 
 def test_an_array_that_was_written_a_moment_ago_is_looked_at_before_and_after(tmp_path, straight, monkeypatch):
     source = stored(tmp_path, np.ones(3))
-    monkeypatch.setattr(opening, "RECENT_NS", 2 * 10**9)
+    monkeypatch.setattr(local_files, "RECENT_NS", 2 * 10**9)
     written = (tmp_path / "0.npy").stat().st_mtime_ns
     for age, at_once in ((10**9, False), (3 * 10**9, True)):
-        monkeypatch.setattr(opening.time, "time_ns", lambda age=age: written + age)
+        monkeypatch.setattr(local_files.time, "time_ns", lambda age=age: written + age)
         assert (read(source, [0])["x"] == 1).all()
         assert straight.pop() == at_once
 

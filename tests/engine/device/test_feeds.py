@@ -11,9 +11,9 @@ from support.threads.number_pipelines import running
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.batch.spec import SMALL_BYTES
-from lit_async_data.engine.device.inline_queue import InlineQueue
-from lit_async_data.engine.device.slot_feed import BLOCK, MOST_BLOCKS, CopyFeed, LentFeed, SmallCopies
-from lit_async_data.engine.pipeline.slots import COPYING
+from lit_async_data.engine.device.feeds import BLOCK, MOST_BLOCKS, CopyFeed, LentFeed, SmallCopies
+from lit_async_data.engine.device.queues import InlineQueue
+from lit_async_data.engine.pipeline.pipeline import COPYING
 from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex, Limits
 

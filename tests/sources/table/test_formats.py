@@ -12,8 +12,8 @@ from support.sources.tables import NAMES, assert_labelled, everything, labelled,
 
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError
-from lit_async_data.sources.table import delimited
-from lit_async_data.sources.table.delimited import TextFormat
+from lit_async_data.sources.table import formats
+from lit_async_data.sources.table.formats import TextFormat
 from lit_async_data.sources.table.table import Table
 
 
@@ -87,13 +87,13 @@ def test_quotes_within_a_cell_and_a_last_newline_are_nothing_wrong(file):
 
 
 def test_a_row_longer_than_a_block_is_an_error(file, monkeypatch):
-    monkeypatch.setattr(delimited, "_BLOCK", 1000)
+    monkeypatch.setattr(formats, "_BLOCK", 1000)
     with pytest.raises(ManifestError, match=r"cannot be read: .*; is a quote never closed\?"):
         Table.of(file("m.csv", f"a,b\n1,{'x' * 5000}\n2,3\n"), ["b"])
 
 
 def test_newlines_in_cells_at_the_end_of_a_block(file, monkeypatch):
-    monkeypatch.setattr(delimited, "_BLOCK", 100)
+    monkeypatch.setattr(formats, "_BLOCK", 100)
     cells = ["x\n" * (1 + row % 7) + "x" for row in range(100)]
     content = "a,b\n" + "".join(f'{row},"{cell}"\n' for row, cell in enumerate(cells))
     table = Table.of(file("m.csv", content), ["a", "b"])

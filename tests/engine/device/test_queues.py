@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
-from lit_async_data.engine.device import stream_queue
+from lit_async_data.engine.device import queues
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.pipeline.slots import COPYING
+from lit_async_data.engine.pipeline.pipeline import COPYING
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.options import LoaderOptions
@@ -425,6 +425,6 @@ def test_a_queue_that_is_closed_while_a_graph_is_recorded_waits_for_its_copies_l
         streams.capturing = False
         with queue_on(FakeStreams("side"), workers=0) as other:
             other.prefetch(BatchIndex(0, 0))
-        assert not stream_queue.UNFINISHED
+        assert not queues.UNFINISHED
         assert not streams.side.pending
         assert not queue.tickets

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lit_async_data import ConcatSource, DatasetSource, SubsetSource
-from lit_async_data.sources.contract import changes
-from lit_async_data.sources.contract.changes import Watch
+from lit_async_data.sources.contract import user_code
+from lit_async_data.sources.contract.user_code import Watch
 from lit_async_data.testing import ArraySource
 
 
@@ -163,10 +163,10 @@ def test_what_a_source_of_this_package_keeps_is_not_watched():
 
 
 def test_only_so_much_is_looked_at(monkeypatch):
-    monkeypatch.setattr(changes, "MOST", 50)
+    monkeypatch.setattr(user_code, "MOST", 50)
     ring = Holder(many=[Holder(a=number) for number in range(60)])
     ring.self = ring
-    assert len(list(changes.values_in(ring))) == 50
+    assert len(list(user_code.values_in(ring))) == 50
 
 
 def test_a_watch_begins_anew_in_a_pickle():

@@ -1,0 +1,348 @@
+"""Local files: descriptors, patterns of names, retries, lists of bad samples, the cache folder.
+
+CPython runs signal handlers between Python instructions, also between ``os.open`` and the assignment of its result. An
+interrupt (Ctrl-C) there leaks the descriptor. If C code calls ``os.open`` and stores the result, there is no such
+moment. A file object closes its descriptor when it is freed.
+
+A file holds a head in plain text, which names the data, a body, and the CRC-32 of both. It is used only if the same
+head would be written now. A file that a crash or a full disk has cut short is detected when it is read, so writing
+needs no fsync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import glob
+import io
+import json
+import logging
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data import system
+from lit_async_data.errors import ConfigError, MissingError, SourceError, few
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.source import Source
+
+ADVICE = {
+    errno.EMFILE: "this process may open no more files: raise its limit (ulimit -n), or read fewer files at once",
+    errno.ENFILE: "this machine may open no more files: close other programs, or raise fs.file-max",
+}
+
+
+def advice_on(error: BaseException | None) -> str | None:
+    """What to do if no descriptor was left, according to an error or one of its causes; None otherwise."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in ADVICE:
+            return f"{os.strerror(error.errno)}; {ADVICE[error.errno]}"
+        error = error.__cause__
+    return None
+
+
+def raise_if_none_left(error: OSError) -> None:
+    """Re-raise an error if no descriptor was left. For ``onerror`` of ``os.walk``, which skips unreadable folders."""
+    if error.errno in ADVICE:
+        raise error
+
+
+@contextlib.contextmanager
+def listing(path: str) -> Iterator[None]:
+    """Raise a `SourceError` if no descriptor is left to list folders with."""
+    try:
+        yield
+    except OSError as error:
+        advice = advice_on(error)
+        if advice is None:
+            raise
+        raise SourceError(f"{path}: cannot be listed: {advice}", file=path) from error
+
+
+def check_listable(pattern: str) -> None:
+    """Check that a descriptor is left for expanding a pattern: ``glob`` treats unreadable folders as empty."""
+    import glob
+
+    folder = pattern
+    while glob.has_magic(folder):
+        folder = os.path.dirname(folder)
+    with listing(pattern):
+        try:
+            os.scandir(folder or ".").close()
+        except OSError as error:
+            raise_if_none_left(error)
+
+
+# File systems that store times in seconds cannot tell two changes within this time apart.
+RECENT_NS = 2 * 10**9
+
+
+def open_into(opened: list[int], path: str, flags: int) -> None:
+    """Open a file and append its descriptor to a list, which the caller closes."""
+    opened.extend(map(os.open, (path,), (flags,)))
+
+
+def opening(path: str, flags: int = 0) -> io.FileIO:
+    """Open a file for reading, unbuffered."""
+
+    def opener(path: str, more: int) -> int:
+        (descriptor,) = map(os.open, (path,), (flags | more,))
+        return descriptor
+
+    return open(path, "rb", buffering=0, opener=opener)
+
+
+def changed_recently(*times_ns: int) -> bool:
+    """Whether the latest of these times of a file lies within `RECENT_NS` of now: it may change without a new time."""
+    return abs(time.time_ns() - max(times_ns)) < RECENT_NS
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path has wildcards; a file of that very name is none."""
+    return glob.has_magic(path) and not os.path.exists(path)
+
+
+def natural(path: str) -> list[tuple[bool, int, str]]:
+    """Sorts scan2 before scan10."""
+    return [(piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in re.split(r"(\d+)", path)]
+
+
+def files_matching(pattern: str) -> list[str]:
+    """The files that a pattern matches, in natural order: no folders, and ``**`` stands for any number of folders.
+
+    Names that begin with a dot match only a pattern that writes the dot.
+    """
+    check_listable(pattern)
+    found = set(glob.glob(pattern, recursive=True))
+    files = sorted((path for path in found if not os.path.isdir(path)), key=natural)
+    if not files:
+        what = f"matches folders only; for the files in them write {pattern}/*" if found else "matches no file"
+        raise MissingError(f"{pattern}: {what}; check the pattern", file=pattern)
+    return files
+
+
+def folder_of(pattern: str) -> str:
+    """The folder in front of the first wildcard."""
+    while glob.has_magic(pattern):
+        pattern = os.path.dirname(pattern)
+    return pattern
+
+
+# A file server that fails over answers again after a while. ESTALE: it does not know the open file any more.
+TRANSIENT = (errno.EIO, errno.ESTALE)
+PAUSE_S = 0.1
+# libhdf5 writes the number into its message; h5py sets it as an attribute only on errors of opening a file.
+_ERRNO = re.compile(r"\berrno = (\d+)")
+
+_T = TypeVar("_T")
+
+
+def errno_of(error: BaseException) -> int | None:
+    """The system's error number behind an error; None if the system did not cause it.
+
+    Example:
+        >>> errno_of(OSError("Can't read data (file read failed: errno = 5, error message = 'Input/output error')"))
+        5
+    """
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    found = _ERRNO.search(str(error))
+    return int(found[1]) if found and int(found[1]) else None
+
+
+def retry_once(read: Callable[[], _T]) -> _T:
+    """Call a function, and once more after a pause if it fails with a `TRANSIENT` error."""
+    try:
+        return read()
+    except OSError as error:
+        if errno_of(error) not in TRANSIENT:
+            raise
+    time.sleep(PAUSE_S)
+    return read()
+
+
+#: What a line says, in CSV and in JSON lines.
+COLUMNS = ("source", "file", "dataset", "row", "id", "path", "cause")
+#: A list of bad samples, or their numbers in the source.
+Exclude = Sequence[int] | str | os.PathLike[str] | Indices  # jsonargparse makes text of a list, if it may be a path
+
+
+def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, str | int | None]:
+    """The line on a sample, whose number is as for `Source.locate`.
+
+    ``dataset`` is its group in the file, ``id`` its id in the table or its number, ``cause`` the error.
+    """
+    place: Any = source.locate([sample])[0]
+    name, path = getattr(place, "id", None), getattr(place, "path", None)
+    name, cause = int(sample) if name is None else name, " ".join(str(error).split())
+    return dict(zip(COLUMNS, (source.name, place.file, place.group, place.row, name, path, cause), strict=True))
+
+
+class StoredSamples(NamedTuple):
+    """Consecutive samples of a source: their file and group, the number of rows there, and the row of each sample.
+
+    If each row is a group or dataset of its own, ``names`` has what the ``*`` in ``group`` stands for, as bytes.
+    """
+
+    file: str
+    group: str
+    rows: int
+    row_of: Indices
+    names: npt.NDArray[np.bytes_] | None = None
+
+
+def kept_samples(
+    exclude: Exclude, parts: Sequence[StoredSamples], name: str, paths_of: Callable[[int], Sequence[str]] = lambda _: ()
+) -> npt.NDArray[np.bool_]:
+    """Whether each sample of the source ``name`` stays; ``paths_of`` tells which files belong to a sample."""
+    starts = np.cumsum([0, *(len(part.row_of) for part in parts)])
+    kept = np.ones(int(starts[-1]), np.bool_)
+    if isinstance(exclude, str | os.PathLike):
+        absent = []
+        for number, path_of in _listed(exclude, parts, name).items():
+            file, _, rows, row_of, _ = parts[number]
+            absent += [f"row {row} of {file}" for row in path_of if not 0 <= row < rows]
+            for place in np.flatnonzero(np.isin(row_of, list(path_of))).tolist():
+                sample, row = int(starts[number]) + place, int(row_of[place])
+                names = list(map(os.path.basename, paths_of(sample) if path_of[row] else ()))
+                if names and os.path.basename(path_of[row]) not in names:
+                    absent.append(f"{path_of[row]} in row {row} of {file}")
+                kept[sample] = False
+        if absent:
+            raise _error(f"{name} has no {few(absent)}; if it has changed, check it again for a new list")
+    else:
+        numbers = np.asarray(exclude)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise _error(f"{exclude!r} is neither the path of a list nor a list of sample numbers")
+        if wrong := numbers[(numbers < 0) | (numbers >= len(kept))].tolist():
+            raise _error(f"without it, {name} has samples 0 to {len(kept) - 1}, not {few(wrong)}")
+        kept[numbers.astype(np.int64)] = False
+    if not kept.any():
+        raise _error(f"leaves out all samples of {name}")
+    return kept
+
+
+def _listed(exclude: str | os.PathLike[str], parts: Sequence[StoredSamples], name: str) -> dict[int, dict[int, str]]:
+    """The listed rows of each part, with the path of each."""
+    given = os.path.abspath(os.path.expanduser(exclude))
+    lines = [line for path in (files_matching(given) if is_pattern(given) else [given]) for line in _lines_of(path)]
+    same = _same_files({file for file, *_ in lines}, {part.file for part in parts})
+    places: dict[tuple[str, str], tuple[int, int | None]] = {}
+    for number, part in enumerate(parts):
+        places[part.file, part.group.strip("/")] = number, None
+        for row, group in enumerate(() if part.names is None else part.names.tolist()):
+            places[part.file, part.group.replace("*", group.decode(errors="surrogateescape"))] = number, row
+    found: dict[int, dict[int, str]] = {}
+    for file, group, row, path in lines:
+        if (place := places.get((same.get(file, ""), group.strip("/")))) is not None:
+            found.setdefault(place[0], {})[row if place[1] is None else place[1]] = path
+    if lines and not found:
+        raise _error(f"{given} names no sample of {name}, but of {lines[0][0]}; is it the list of another source?")
+    return found
+
+
+def _lines_of(path: str) -> list[tuple[str, str, int, str]]:
+    """File, group, row and path of each line."""
+    found: list[tuple[str, str, int, str]] = []
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            lines: Iterable[Any] = map(json.loads, file)
+            if not path.endswith(".jsonl"):
+                header = dict.fromkeys(next(csv.reader(file), ()))
+                lines = csv.DictReader(file, [*header]) if header.keys() >= {*COLUMNS[1:4], "path"} else [header]
+            found.extend((str(at["file"]), str(at["dataset"]), int(at["row"]), at["path"] or "") for at in lines)
+    except OSError as error:
+        raise _error(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, LookupError, csv.Error) as error:
+        why = f"after {len(found)} lines: {type(error).__name__}: {error}"
+        raise _error(f"{path} is no list of bad samples ({why}); inspect --check-all writes one") from error
+    return found
+
+
+def _same_files(listed: Collection[str], files: Collection[str]) -> dict[str, str]:
+    """The file of a source for each listed path. Files that have moved are found by name.
+
+    If several files have that name, two belong together if each is most like the other, by the folders above it.
+    """
+    real = {os.path.realpath(file): file for file in files}
+    same = {each: real[path] for each in listed if (path := os.path.realpath(each)) in real}
+    gone = [each for each in listed if not os.path.exists(each)]
+    near = {each: file for each in gone if (file := _most_like(each, files)) and _most_like(file, gone) == each}
+    return near | same
+
+
+def _most_like(path: str, others: Iterable[str]) -> str:
+    """The path with the same name and the most folders above it alike; empty if there is none, or several are."""
+    named = [each for each in others if os.path.basename(each) == os.path.basename(path)]
+    turned = ["/".join(each.split("/")[::-1]) for each in (path, *named)]
+    alike = [len(os.path.commonpath([turned[0], each])) for each in turned[1:]]
+    return named[alike.index(max(alike))] if alike and alike.count(max(alike)) == 1 else ""
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(f"{message}", "exclude")
+
+
+_log = logging.getLogger(__name__)
+
+
+class CacheFolder:
+    """Kept files in a folder, which is made if it does not exist. Messages call them ``what``."""
+
+    def __init__(self, folder: str | os.PathLike[str], what: str) -> None:
+        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+            raise ConfigError(f"{folder!r} is not a folder; give its path, or None", "cache_dir")
+        path = os.path.abspath(os.path.expanduser(folder))
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            found = os.stat(path)
+        except OSError as error:
+            text = f"{path} cannot be made: {error.strerror}; give another folder"
+            raise ConfigError(text, "cache_dir", file=path) from error
+        if (owner := found.st_uid) != system.user_id():  # whoever writes a file decides which values are read
+            text = f"{path} belongs to user {owner}, and you are {system.user_id()}; give a folder of yours"
+            raise ConfigError(text, "cache_dir", file=path)
+        if os.name == "posix" and found.st_mode & 0o022:
+            text = f"others may write to {path}; forbid it (chmod go-w), or give another folder"
+            raise ConfigError(text, "cache_dir", file=path)
+        self._path, self._what = path, what
+
+    def load(self, of: str, name: str, head: bytes) -> bytes | None:
+        """The body of a file with this head; None if there is none."""
+        path = os.path.join(self._path, name)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError:
+            return None
+        if not data.startswith(head) or data[-4:] != zlib.crc32(memoryview(data)[:-4]).to_bytes(4, "little"):
+            _log.info("%s: the %s in %s is damaged or of another state; building it again", of, self._what, path)
+            return None
+        return data[len(head) : -4]
+
+    def store(self, of: str, name: str, head: bytes, body: bytes) -> None:
+        """Keep a file. Processes may do so at once, and failing to do so is no error."""
+        import secrets
+
+        path, data = os.path.join(self._path, name), head + body
+        new = f"{path}.{secrets.token_hex(8)}"
+        try:
+            with open(new, "xb") as file:
+                file.write(data + zlib.crc32(data).to_bytes(4, "little"))
+            os.replace(new, path)
+        except OSError as error:
+            _log.warning("%s: its %s cannot be kept in %s: %s", of, self._what, path, str(error))
+        finally:
+            try:  # noqa: SIM105  # an interrupt can come when `suppress` is called, before anything is removed
+                os.unlink(new)
+            except OSError:
+                pass

@@ -1,0 +1,421 @@
+"""Formats of tables: Parquet and Arrow, delimited text, JSON lines."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import gzip
+import importlib
+import io
+import itertools
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.table.row_origin import NoColumnError, RowOrigin, check_columns, check_content, quoted
+
+# Most bytes of text that int32 offsets can address.
+_MAX_INT32_TEXT = 2**31 - 1
+
+
+def arrow(module: str = "") -> Any:
+    try:
+        return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
+    except ImportError as error:
+        raise ConfigError(f"pyarrow is missing ({error}); install it by pip install pyarrow", "table") from error
+
+
+def is_text(kind: Any) -> bool:
+    types = arrow("types")
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def is_categorical(kind: Any) -> bool:
+    return bool(arrow("types").is_dictionary(kind)) and is_text(kind.value_type)
+
+
+def is_list(kind: Any) -> bool:
+    types = arrow("types")
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def is_number(value: Any) -> bool:
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return False
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_single_array(column: Any) -> Any:
+    """Combine the chunks of a column into one array: text, categorical text, lists or plain values.
+
+    Decimals become int64 if they have no decimal places and all fit, else the nearest float64.
+    """
+    types, library = arrow("types"), arrow()
+    kind = column.type
+    if isinstance(kind, library.BaseExtensionType):
+        storage = [chunk.storage for chunk in column.chunks]
+        return as_single_array(library.chunked_array(storage, kind.storage_type))
+    if types.is_decimal(kind):
+        with contextlib.suppress(library.ArrowInvalid):
+            return _concatenated(column.cast(library.int64()) if kind.scale == 0 else _floats(column))
+        return _concatenated(_floats(column))
+    if types.is_dictionary(kind):
+        return _single_dictionary(column)
+    if is_list(kind) and types.is_dictionary(kind.value_type):
+        return _lists_of_categories(column)
+    if is_text(kind) and (types.is_string_view(kind) or column.nbytes >= _MAX_INT32_TEXT):
+        column = column.cast(library.large_string())
+    if is_list(kind) and not types.is_fixed_size_list(kind):
+        value = library.large_string() if is_text(kind.value_type) else kind.value_type
+        if types.is_decimal(value):
+            value, column = library.float64(), column.cast(library.large_list(library.string()))
+        column = column.cast(library.large_list(value))
+    return _concatenated(column)
+
+
+def _floats(column: Any) -> Any:
+    """Decimals as floats. Arrow's own cast rounds twice: it makes 1.15 of two places 1.1500000000000001."""
+    return column.cast(arrow().string()).cast(arrow().float64())
+
+
+def _lists_of_categories(column: Any) -> Any:
+    """Lists of text; of categorical text if the categories are ordered."""
+    kind = column.type.value_type
+    texts = as_single_array(arrow().chunked_array([chunk.flatten() for chunk in column.chunks], kind))
+    if is_categorical(texts.type) and not texts.type.ordered:
+        texts = texts.dictionary_decode()
+    lengths = np.concatenate([list_lengths(chunk) for chunk in column.chunks])
+    return lists_of(texts, lengths, _concatenated(column.is_null()))
+
+
+def _single_dictionary(column: Any) -> Any:
+    """Categories of text stay categories; other dictionaries become plain values."""
+    library, kind, text = arrow(), column.type.value_type, arrow().large_string()
+    if not is_text(kind):
+        return as_single_array(library.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], kind))
+    texts = [chunk.dictionary.cast(text).take(chunk.indices) for chunk in column.chunks]
+    plain = _concatenated(library.chunked_array(texts, text))
+    if len(orders := orders_of(column)) != 1:
+        return plain.dictionary_encode()
+    order = library.array(orders[0], text)
+    return library.DictionaryArray.from_arrays(arrow("compute").index_in(plain, order), order, ordered=True)
+
+
+def orders_of(column: Any) -> list[list[str]]:
+    """The longest order of the categories in a chunk of a column; and one that contradicts it, if there is one."""
+    if not (is_categorical(column.type) and column.type.ordered):
+        return []
+    orders = [chunk.dictionary.to_pylist() for chunk in column.chunks]
+    longest: list[str] = max(orders, key=len, default=[])
+    return [longest, *(order for order in orders if order != [name for name in longest if name in order])][:2]
+
+
+def is_ordered(kind: Any) -> bool:
+    return is_ordered(kind.value_type) if is_list(kind) else is_categorical(kind) and bool(kind.ordered)
+
+
+def is_text_list(kind: Any) -> bool:
+    return is_list(kind) and (is_text(kind.value_type) or is_categorical(kind.value_type))
+
+
+def list_lengths(array: Any) -> Indices:
+    return values_of(arrow("compute").list_value_length(array)).astype(np.int64)
+
+
+def lists_of(values: Any, lengths: Indices, missing: Any) -> Any:
+    """Lists of given lengths from their values one after the other; null where ``missing`` is true."""
+    return arrow().LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), values, mask=missing)
+
+
+def _concatenated(column: Any) -> Any:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return arrow().concat_arrays(column.chunks)
+
+
+def values_of(array: Any, fill: float = 0) -> npt.NDArray[Any]:
+    """Whole numbers or floats as a numpy array, with nulls replaced. Do not write to it: it can share memory.
+
+    Avoids `to_numpy` and Arrow scalars: each imports pandas if installed, which takes 0.17 seconds at the first batch.
+    """
+    if not array.null_count:
+        values: npt.NDArray[Any] = np.from_dlpack(array)
+        return values
+    missing = booleans_of(array.is_null())
+    without_nulls = arrow().Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], 0, array.offset)
+    values = np.from_dlpack(without_nulls).copy()
+    values[missing] = fill
+    return values
+
+
+def booleans_of(array: Any) -> npt.NDArray[np.bool_]:
+    """Booleans as a numpy array, nulls as False; see `values_of`."""
+    return values_of(array.cast(arrow().uint8())).view(np.bool_)
+
+
+def first_true_row(array: Any) -> int:
+    values = booleans_of(array)
+    row = int(values.argmax()) if values.size else 0
+    return row if values.size and values[row] else -1
+
+
+def arrow_integers(rows: Indices) -> Any:
+    """int64 values as an Arrow array that shares their memory."""
+    library = arrow()
+    return library.Array.from_buffers(library.int64(), len(rows), [None, library.py_buffer(np.ascontiguousarray(rows))])
+
+
+def arrow_strings(texts: Sequence[str]) -> Any:
+    """A few texts as an Arrow array, without importing pandas; see `values_of`."""
+    library, stored = arrow(), [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, stored)], dtype=np.int32)
+    return library.StringArray.from_buffers(len(stored), library.py_buffer(ends), library.py_buffer(b"".join(stored)))
+
+
+def split_folders(array: Any) -> tuple[Indices, list[str]]:
+    texts = array.dictionary_decode() if is_categorical(array.type) else array
+    encoded = arrow("compute").replace_substring_regex(texts, r"/*[^/]*$", "").dictionary_encode()
+    return values_of(encoded.indices).astype(np.int64), list(encoded.dictionary.to_pylist())
+
+
+def numpy_values(array: Any) -> npt.NDArray[Any]:
+    """The values of a column in numpy: numbers, or an object array in which rows of equal text share one object."""
+    if is_text(array.type):
+        array = array.dictionary_encode()
+    if not is_categorical(array.type):
+        numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return numbers
+    values = np.array([*array.dictionary.to_pylist(), None], object)
+    codes = arrow("compute").fill_null(array.indices, len(values) - 1)
+    shared: npt.NDArray[Any] = values[codes.to_numpy()]
+    return shared
+
+
+# Block size of the parser, which also limits the size of a row.
+_BLOCK = 2**24
+_UTF8 = "utf-8"
+# Delimiters that messages suggest.
+_DELIMITERS = (",", ";", "\t", "|")
+# A cell of the row that is read after the last one of the file.
+_END = "\x02end"
+
+
+class TextFormat(NamedTuple):
+    """How CSV and TSV files are written; no delimiter is a comma in CSV, a tab in TSV."""
+
+    delimiter: str | None = None
+    encoding: str = _UTF8
+
+    @classmethod
+    def of(cls, delimiter: Any, encoding: Any) -> TextFormat:
+        delimiter = "\t" if delimiter == "\\t" else delimiter  # as written on a command line
+        is_one = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter.isascii()
+        if delimiter is not None and (not is_one or delimiter in '"\r\n\0'):
+            raise ConfigError(f"{quoted(delimiter)} is not a single character; use one such as ; or |", "delimiter")
+        if encoding is None:
+            return cls(delimiter)
+        try:
+            codec = codecs.lookup(encoding)
+            "a".encode(codec.name).decode(codec.name)
+        except (LookupError, TypeError):
+            raise ConfigError(
+                f"{quoted(encoding)} is not a text encoding of Python; use one such as cp1252, latin-1, utf-16",
+                "encoding",
+            ) from None
+        return cls(delimiter, _UTF8 if codec.name == "utf-8-sig" else codec.name)
+
+
+DEFAULT_FORMAT = TextFormat()
+
+
+def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str = _UTF8) -> Any:
+    """Read columns of a CSV or TSV file as a ``pyarrow.Table`` of text, not checked to be UTF-8.
+
+    A cell is null if it is empty, quoted or not. A row with a wrong number of cells, or an open quote, is an error;
+    rows count from 0 after the header, without empty lines.
+    """
+    origin = RowOrigin.of_file(path)
+    header = column_names(path, delimiter, codec)
+    try:
+        check_columns(header, wanted, origin)
+    except NoColumnError as error:
+        hint = "if its first line is a row, put a line of names before it, or give pandas.read_csv(…, names=[…])"
+        for other in _DELIMITERS:
+            if error.dataset in [name.strip(' "') for name in delimiter.join(header).split(other)]:
+                hint = f"its cells seem to be separated by {quoted(other)}; set delimiter={quoted(other)}"
+        raise NoColumnError(f"{error}; {hint}", file=error.file, dataset=error.dataset) from None
+    library = arrow()
+    last_row = delimiter.join([_END] * len(header))
+    try:
+        table, fault = _parsed(path, delimiter, wanted, codec, last_row)
+        if fault is not None:  # only one thread counts rows
+            table, fault = _parsed(path, delimiter, wanted, codec, last_row, threads=False)
+    except UnicodeError:
+        raise origin.error(f"is not {codec}, as encoding says; leave out encoding if it is UTF-8") from None
+    except (library.ArrowInvalid, EOFError, OSError) as error:
+        raise origin.error(f"cannot be read: {quoted(str(error))}; is a quote never closed?") from error
+    if fault is not None:
+        cells = f"{fault.actual_columns} cells, but the first line has {fault.expected_columns}"
+        hint = "; is a quote never closed?" if "\n" in fault.text else ""
+        raise _row_error(path, fault.number - 2, cells + hint)
+    # pyarrow takes an unclosed quote for the rest of the file, without an error; then the last row is part of a cell.
+    last = table.num_rows - 1
+    if table.column(wanted[0])[last].as_py() != _END:
+        raise _row_error(path, last, "a quote is never closed")
+    return table.slice(0, last)
+
+
+def _row_error(path: str, row: int, message: str) -> ManifestError:
+    return RowOrigin.of_file(path, row + 1).error(message, row=row)
+
+
+def _parsed(
+    path: str, delimiter: str, wanted: Sequence[str], codec: str, last_row: str, *, threads: bool = True
+) -> tuple[Any, Any]:
+    """The table, and a row with a wrong number of cells; None if there is none."""
+    library, parser = arrow(), arrow("csv")
+    faults: list[Any] = []
+
+    def skip(row: Any) -> str:
+        if not faults:
+            faults.append(row)
+        return "skip"
+
+    with library.input_stream(path, compression="detect") as raw:
+        stream = raw if codec == _UTF8 else library.transcoding_input_stream(raw, codec, _UTF8)
+        table = parser.read_csv(
+            _Joined(stream, io.BytesIO(f"\n{last_row}\n".encode())),
+            read_options=parser.ReadOptions(block_size=_BLOCK, use_threads=threads),
+            parse_options=parser.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip),
+            convert_options=parser.ConvertOptions(
+                check_utf8=False,
+                column_types=dict.fromkeys(wanted, library.string()),
+                include_columns=list(wanted),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+    return table, faults[0] if faults else None
+
+
+class _Joined(io.RawIOBase):
+    """Streams, one after the other."""
+
+    def __init__(self, *streams: Any) -> None:
+        super().__init__()
+        self._streams = list(streams)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while self._streams:
+            if part := self._streams[0].read(size):
+                return bytes(part)
+            del self._streams[0]
+        return b""
+
+
+def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
+    origin = RowOrigin.of_file(path)
+    check_content(path, codec=codec)
+    encoding, opener = "utf-8-sig" if codec == _UTF8 else codec, gzip.open if path.endswith(".gz") else open
+    try:
+        with opener(path, "rt", encoding=encoding, errors="replace", newline="") as file:
+            names = next(filter(None, csv.reader(file, delimiter=delimiter)), None)
+    except (csv.Error, EOFError, OSError, zlib.error) as error:
+        raise origin.error(f"its first line cannot be parsed: {quoted(str(error))}") from error
+    if names is None:
+        raise origin.error("is empty; its first line must name the columns")
+    if any("\ufffd" in name for name in names):
+        if codec == _UTF8:
+            raise origin.error(
+                "its first line is not UTF-8; set encoding=cp1252 if Windows wrote it, else save the table as UTF-8"
+            )
+        raise origin.error(f"its first line is not {codec}, as encoding says; leave out encoding if it is UTF-8")
+    names[0] = names[0].removeprefix("\ufeff")
+    return names
+
+
+# Lines in which `key_names` looks for keys.
+_NAMED_LINES = 1000
+# How messages name a type of JSON.
+_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+
+
+def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
+    """Read keys of the objects in a file of JSON lines, as a ``pyarrow.Table``: null where a line has no such key.
+
+    Two types of one key, and numbers that would be rounded, are errors.
+    """
+    check_content(path, codec=None)
+    origin, columns = RowOrigin.of_file(path), dict[str, list[Any]]((name, []) for name in wanted)
+    for values in _objects(path):
+        for name, listed in columns.items():
+            listed.append(values.get(name))
+    if absent := [name for name, listed in columns.items() if not any(value is not None for value in listed)]:
+        names = key_names(path)
+        if not names:
+            raise origin.error("is empty; it needs a JSON object in each line")
+        check_columns(names, absent, origin)
+    return arrow().table({name: _array(path, name, listed) for name, listed in columns.items()})
+
+
+def key_names(path: str) -> list[str]:
+    """The keys of the objects in the first lines of a file, in the order in which they first occur."""
+    return list(dict.fromkeys(name for values in itertools.islice(_objects(path), _NAMED_LINES) for name in values))
+
+
+def _array(path: str, name: str, listed: list[Any]) -> Any:
+    kinds = [_KINDS.get(kind, "") for kind in map(type, listed)]
+    if len({*kinds} - {""}) > 1:
+        first = next(row for row, kind in enumerate(kinds) if kind)
+        row = next(row for row, kind in enumerate(kinds) if kind not in ("", kinds[first]))
+        message = f"{quoted(listed[row])} is {kinds[row]}, but row {first} has {kinds[first]}"
+        raise _error(path, row, f"{message}; write all values as one type", name)
+    try:
+        return arrow().array(listed)
+    except (arrow().ArrowException, ValueError, OverflowError) as error:
+        message = f"cannot be read: {quoted(str(error))}; write large whole numbers as text"
+        raise RowOrigin.of_file(path).error(message, column=name) from error
+
+
+def _objects(path: str) -> Iterator[dict[str, Any]]:
+    decode = json.JSONDecoder(object_pairs_hook=_unique_keys).decode
+    with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
+        try:
+            for row, line in enumerate(filter(bytes.strip, file)):
+                if row == 0 and line.lstrip().startswith(b"["):
+                    message = "the file is a JSON array, not an object in each line; give the result of"
+                    raise _error(path, row, f"{message} pandas.read_json")
+                try:
+                    values = decode(line.decode("utf-8"))
+                except (ValueError, RecursionError) as error:
+                    raise _error(path, row, f"not valid JSON in UTF-8: {quoted(str(error))}") from None
+                if not isinstance(values, dict):
+                    raise _error(path, row, f"{quoted(values)} is not a JSON object")
+                yield values
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise RowOrigin.of_file(path).error(f"cannot be read: {quoted(str(error))}") from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return values
+
+
+def _error(path: str, row: int, message: str, column: str | None = None) -> ManifestError:
+    return RowOrigin.of_file(path, row + 1).error(message, row=row, column=column)
