@@ -13,7 +13,7 @@ test: $(VENV)/installed
 
 # The tests of one process, without a Trainer and without large files.
 test-fast: $(VENV)/installed
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not gpu and not long and not processes" tests/order tests/batch tests/engine/pipeline tests/engine/device tests/engine/prefetch tests/engine/loader/test_async_loader.py tests/engine/loader/test_base_loader.py tests/engine/loader/test_engine.py tests/test_house.py $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not gpu and not long and not processes" tests/order tests/batch tests/engine/pipeline tests/engine/device tests/engine/prefetch tests/engine/loader/test_async_loader.py tests/engine/loader/test_base_loader.py tests/test_house.py $(ARGS)
 
 test-long: $(VENV)/installed
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -1,4 +1,7 @@
+"""Threads as their owner sees them: starts, ends, stalls, waiting, and errors that nobody expected."""
+
 import contextlib
+import logging
 import threading
 from types import SimpleNamespace
 
@@ -6,8 +9,8 @@ import pytest
 from support.threads.interrupts import interrupted
 
 from lit_async_data.engine import supervisor
-from lit_async_data.engine.supervisor import ThreadWorker, awaited
-from lit_async_data.errors import WorkerError
+from lit_async_data.engine.supervisor import ThreadWorker, Unexpected, awaited
+from lit_async_data.errors import ReadError, SourceError, WorkerError
 
 
 def test_an_interrupt_while_the_end_of_a_thread_is_awaited_makes_nobody_wait_for_it_again():
@@ -103,3 +106,25 @@ def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
     go.release()
     assert worker.join(30)
     assert not worker.alive
+
+
+@pytest.mark.parametrize(
+    ("errors", "logged"),
+    [
+        ([], []),
+        ([SourceError("bad data"), ReadError("bad")], ["lit_async_data.errors.ReadError: bad"]),
+        ([SourceError("bad data"), ValueError("one"), KeyError("two")], ["ValueError: one"]),
+    ],
+)
+def test_the_first_unexpected_error_is_logged_with_its_traceback(errors, logged, caplog):
+    unexpected = Unexpected(logging.getLogger(__name__), "reading ahead failed")
+    for error in errors:
+        with unexpected:
+            raise error
+    assert [line.splitlines()[-1] for line in caplog.messages] == logged
+    assert all(line.startswith("reading ahead failed. This is a bug") for line in caplog.messages)
+
+
+def test_an_interrupt_is_not_suppressed():
+    with pytest.raises(KeyboardInterrupt), Unexpected(logging.getLogger(__name__), "reading ahead failed"):
+        raise KeyboardInterrupt

@@ -20,7 +20,7 @@ STEPS = 100
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch):
-    for module in ("engine.verdict", "engine.resources.workers"):
+    for module in ("engine.verdict", "engine.resources.plan"):
         monkeypatch.setattr(f"lit_async_data.{module}.cores", lambda _=None: 4)
 
 

@@ -1,6 +1,7 @@
 """What a dataset holds: found by any name and link, and refused where it is damaged or can be no field."""
 
 import struct
+import zlib
 from pathlib import Path
 
 import h5py
@@ -11,7 +12,7 @@ from support.files.damage import ODD, VALUES, check_refused, patch, read_all
 from support.files.hdf5 import create, numbered
 from support.sources.oracle import check, refused
 
-from lit_async_data import AsyncDataError, CorruptError, FormatError, HDF5Source, MissingError
+from lit_async_data import AsyncDataError, CorruptError, Field, FormatError, HDF5Source, MissingError
 
 
 def damaged(path, name):
@@ -221,3 +222,32 @@ def test_members_with_unusual_bits_are_refused(tmp_path):
         create(file, "x", (5,), kind)
     check(str(tmp_path / "x.h5"), {"x": "x.plain"})
     refused(FormatError, ["x.bits", "unusual bits", "store it as >u2"], str(tmp_path / "x.h5"), {"x": "x.bits"})
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_short_chunk_of_a_dataset_that_is_read_whole_is_damage(tmp_path, short):
+    """Rows are chosen when the source is built, by h5py: it would take memory that was never written."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["data"] = np.arange(20)
+        kept = file.create_dataset("kept", data=np.arange(10), chunks=(5,), compression="gzip")
+        content = np.arange(5, 10).tobytes()
+        kept.id.write_direct_chunk((5,), zlib.compress(content[:8] if short else content))
+    if short:
+        with pytest.raises(CorruptError, match=r"^rows: .*x.h5:/kept, chunk \(5,\) .*8 bytes instead of 40"):
+            HDF5Source(path, ["data"], rows="kept")
+    else:
+        assert len(HDF5Source(path, ["data"], rows="kept")) == 10
+
+
+@pytest.mark.parametrize("group", ["train", "/train", "train/", "/train/"])
+def test_a_group_stands_before_the_names_of_fields_and_of_indices(h5, group):
+    inside = {"x": numbered((3, 2)), "deep/y": np.arange(3), "who": [1, 0, 1], "age": [5, 6]}
+    outside = {"x": numbered((9,)), "y": np.arange(50, 53), "who": [0, 0], "age": [7, 8]}
+    path = h5(**outside, **{f"train/{name}": values for name, values in inside.items()})
+    lookups = {"here": ("age", "who"), "root": ("/age", "who"), "far": ("/age", "/train/who")}
+    fields = {key: Field(name, lookup=index) for key, (name, index) in lookups.items()}
+    model = check(path, {"x": "x", "y": "deep/y", "other": "/y", **fields}, group=group)
+    wanted = {"y": [0, 1, 2], "other": [50, 51, 52], "here": [6, 5, 6], "root": [8, 7, 8], "far": [8, 7, 8]}
+    assert {key: model.values[key].tolist() for key in wanted} == wanted
+    assert model.parts == [(path, "/train", 3)]

@@ -1,5 +1,6 @@
 """When no descriptor is left, every source says so and what to do, never that a file does not exist."""
 
+import argparse
 import contextlib
 import errno
 import gzip
@@ -11,8 +12,12 @@ import numpy as np
 import pytest
 
 from lit_async_data import HDF5Source, ManifestSource
+from lit_async_data.__main__ import main
 from lit_async_data.errors import CorruptError, MissingError, SourceError
-from lit_async_data.sources.local_files import ADVICE, advice_on
+from lit_async_data.sources import local_files
+from lit_async_data.sources.local_files import ADVICE, PAUSE_S, advice_on, errno_of, retry_once
+from lit_async_data.tools.call import add_source_arguments, given_source
+from lit_async_data.tools.inspect import report_on
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -105,3 +110,96 @@ def test_advice_follows_the_causes_of_an_error():
     second.__cause__ = first
     assert ADVICE[errno.EMFILE] in advice_on(second)
     assert advice_on(OSError(errno.ENOENT, "")) is None
+
+
+FILES = ("n2", "n10", "a/1", "a/b/2", ".hidden/3", "a/.hidden")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Six files of three rows in folders, of which two are hidden, and a folder with the name of a file."""
+    for name in FILES:
+        path = tmp_path / f"d/{name}.h5"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(path, "w") as file:
+            file["x"] = np.arange(6.0).reshape(3, 2)
+        path.with_suffix(".csv").write_text("x\n1\n2\n3\n")
+    (tmp_path / "d/folder.h5").mkdir()
+    (tmp_path / "d/folder.csv").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def names(paths):
+    return [str(path).partition("/d/")[2].rpartition(".")[0] for path in paths]
+
+
+def opened(pattern):
+    parser = argparse.ArgumentParser()
+    add_source_arguments(parser)
+    return given_source([pattern], parser.parse_args(["--fields", "x"])).build()
+
+
+READERS = {
+    "HDF5Source": (".h5", lambda pattern: [part.file for part in HDF5Source(pattern, ["x"]).parts]),
+    "ManifestSource": (".csv", lambda pattern: [part.file for part in ManifestSource(pattern, ["x"]).parts]),
+    "pack and doctor": (".h5", lambda pattern: [part.file for part in opened(pattern).parts]),
+    "inspect": (".h5", lambda pattern: report_on([pattern]).files),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_two_stars_reach_all_folders_in_natural_order(folder, reader):
+    end, files = READERS[reader]
+    assert names(files(f"~/d/**/*{end}")) == ["a/1", "a/b/2", "n2", "n10"]
+    assert names(files(f"~/d/*{end}")) == ["n2", "n10"]
+    assert names(files(f"~/d/.*/*{end}")) == [".hidden/3"]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pattern_that_matches_nothing_says_so(folder, reader):
+    end, files = READERS[reader]
+    with pytest.raises(MissingError, match=r"none\*.*: matches no file; check the pattern"):
+        files(f"d/none*{end}")
+    with pytest.raises(MissingError, match=rf"d/fold\*{end}: matches folders only; for the files in them write .*/\*"):
+        files(f"d/fold*{end}")
+
+
+def test_pack_reads_files_of_all_folders_and_inspect_suggests_one_pattern_for_them(folder, capsys):
+    assert main(["pack", "d/**/*.h5", "-o", "packed.h5", "--fields", "x"]) == 0
+    assert len(HDF5Source("packed.h5", ["x"])) == 12
+    (suggestion, *_) = report_on(["d/**/*.h5"]).suggestions
+    assert suggestion.call.path == "d/**/*.h5"
+
+
+@pytest.mark.parametrize(
+    ("number", "failures", "reads"),
+    [(number, failures, 2) for number in (errno.EIO, errno.ESTALE) for failures in (1, 2)]
+    + [(number, 1, 1) for number in (errno.EMFILE, errno.ENOENT, errno.EACCES)],
+)
+def test_only_input_errors_are_waited_out_and_only_once(number, failures, reads, monkeypatch):
+    done, pauses = [], []
+    monkeypatch.setattr(local_files.time, "sleep", pauses.append)
+
+    def read():
+        done.append("read")
+        if len(done) <= failures:
+            raise OSError(number, os.strerror(number))
+        return "data"
+
+    with contextlib.nullcontext() if reads > failures else pytest.raises(OSError, match=os.strerror(number)):
+        assert retry_once(read) == "data"
+    assert (done, pauses) == (["read"] * reads, [PAUSE_S] * (reads - 1))
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (MemoryError(), errno.ENOMEM),
+        (OSError(5, "?"), 5),
+        (OSError("(errno = 116, "), 116),
+        (OSError("errno = 0"), None),
+    ],
+)
+def test_the_number_of_an_error_may_stand_in_its_message(error, number):
+    assert errno_of(error) == number
