@@ -145,7 +145,7 @@ def now(monkeypatch):
     """The seconds of a clock that stands still, in a list."""
     now = [0.0]
     clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
-    for module in ("engine.device.inline_queue", "engine.loader.async_loader", "engine.verdict"):
+    for module in ("engine.device.queues", "engine.loader.async_loader", "engine.verdict"):
         monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
     return now
 
