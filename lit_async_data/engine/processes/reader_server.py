@@ -70,9 +70,9 @@ class ReaderServer:
         self._release: Callable[[], None] = lambda: None
         self._cursor: BatchIndex | None = None  # the batch after the last task that was taken
         self._reading: dict[int, BatchIndex] = {}  # the first batch of each thread that reads
+        reports.send(Report(ReportKind.READY))  # before a thread takes a task, which may end this process
         with self._lock:
             self._start_threads()
-        reports.send(Report(ReportKind.READY))
 
     def check(self) -> None:
         for thread in tuple(self._threads):

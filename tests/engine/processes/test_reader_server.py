@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from support.sources import reader_sources as acts
 from support.sources.reader_sources import Deadly, Numbers
 
 from lit_async_data import DatasetSource, HDF5Source
+from lit_async_data.engine.processes.messages import ReportKind
+from lit_async_data.engine.processes.reader_server import ReaderServer
 from lit_async_data.engine.processes.shared_slots import THREADS
 from lit_async_data.errors import TransformError, WorkerError
 from lit_async_data.order.plan import EpochPlan
@@ -35,6 +38,16 @@ def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(worker
             assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
         assert loader._machinery.wiring.quarantine.known == {33}
     assert sum("a new one takes its place" in line for line in caplog.messages) == 2
+
+
+def test_a_process_says_that_it_takes_tasks_before_a_thread_takes_one(monkeypatch):
+    """1. A thread takes a task, which ends the process. 2. Nobody has said that it had begun: no task is blamed."""
+    sent, started = [], []
+    monkeypatch.setattr(ReaderServer, "_start_threads", lambda server: started.append([*sent]))
+    reports = types.SimpleNamespace(send=lambda report: sent.append(report.kind))
+    setup = types.SimpleNamespace(plan=loader_of(Numbers()).footprint, around=None)
+    ReaderServer(setup, None, None, reports, records=None, process=0)
+    assert started == [[ReportKind.READY]]
 
 
 def test_which_of_several_threads_ends_a_process_shows_as_one_of_them_reads_alone(caplog):
