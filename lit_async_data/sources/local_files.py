@@ -66,20 +66,6 @@ def listing(path: str) -> Iterator[None]:
         raise SourceError(f"{path}: cannot be listed: {advice}", file=path) from error
 
 
-def check_listable(pattern: str) -> None:
-    """Check that a descriptor is left for expanding a pattern: ``glob`` treats unreadable folders as empty."""
-    import glob
-
-    folder = pattern
-    while glob.has_magic(folder):
-        folder = os.path.dirname(folder)
-    with listing(pattern):
-        try:
-            os.scandir(folder or ".").close()
-        except OSError as error:
-            raise_if_none_left(error)
-
-
 # File systems that store times in seconds cannot tell two changes within this time apart.
 RECENT_NS = 2 * 10**9
 
@@ -119,7 +105,11 @@ def files_matching(pattern: str) -> list[str]:
 
     Names that begin with a dot match only a pattern that writes the dot.
     """
-    check_listable(pattern)
+    with listing(pattern):
+        try:
+            os.scandir(folder_of(pattern) or ".").close()  # ``glob`` treats folders that it cannot read as empty
+        except OSError as error:
+            raise_if_none_left(error)
     found = set(glob.glob(pattern, recursive=True))
     files = sorted((path for path in found if not os.path.isdir(path)), key=natural)
     if not files:

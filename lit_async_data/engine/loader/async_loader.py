@@ -21,17 +21,10 @@ from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.engine.hooks.calls import Function, check_callable, takes_rng
 from lit_async_data.engine.hooks.transformation import HostHooks
 from lit_async_data.engine.loader.base_loader import Engine, Machinery, Taken, Wiring
-from lit_async_data.engine.loader.recipe import Changes, Recipe
+from lit_async_data.engine.loader.recipe import Changes, Recipe, batch_seed, schedule_of, with_own_fields
 from lit_async_data.engine.loader.resuming import AsyncWiring, Quarantine, ResumableLoader, Resuming
 from lit_async_data.engine.pipeline.pipeline import Pipeline
-from lit_async_data.engine.pipeline.sample_reader import (
-    AroundBadSamples,
-    ReadAround,
-    SampleReader,
-    batch_seed,
-    schedule_of,
-    with_own_fields,
-)
+from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, ReadAround, SampleReader
 from lit_async_data.engine.pipeline.thread_pipeline import Ahead
 from lit_async_data.engine.processes.channel import ReaderProcesses
 from lit_async_data.engine.processes.pipeline import pipeline_of

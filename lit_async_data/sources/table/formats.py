@@ -176,13 +176,6 @@ def arrow_integers(rows: Indices) -> Any:
     return library.Array.from_buffers(library.int64(), len(rows), [None, library.py_buffer(np.ascontiguousarray(rows))])
 
 
-def arrow_strings(texts: Sequence[str]) -> Any:
-    """A few texts as an Arrow array, without importing pandas; see `values_of`."""
-    library, stored = arrow(), [text.encode() for text in texts]
-    ends = np.cumsum([0, *map(len, stored)], dtype=np.int32)
-    return library.StringArray.from_buffers(len(stored), library.py_buffer(ends), library.py_buffer(b"".join(stored)))
-
-
 def split_folders(array: Any) -> tuple[Indices, list[str]]:
     texts = array.dictionary_decode() if is_categorical(array.type) else array
     encoded = arrow("compute").replace_substring_regex(texts, r"/*[^/]*$", "").dictionary_encode()
@@ -268,16 +261,12 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
     if fault is not None:
         cells = f"{fault.actual_columns} cells, but the first line has {fault.expected_columns}"
         hint = "; is a quote never closed?" if "\n" in fault.text else ""
-        raise _row_error(path, fault.number - 2, cells + hint)
+        raise _error(path, fault.number - 2, cells + hint)
     # pyarrow takes an unclosed quote for the rest of the file, without an error; then the last row is part of a cell.
     last = table.num_rows - 1
     if table.column(wanted[0])[last].as_py() != _END:
-        raise _row_error(path, last, "a quote is never closed")
+        raise _error(path, last, "a quote is never closed")
     return table.slice(0, last)
-
-
-def _row_error(path: str, row: int, message: str) -> ManifestError:
-    return RowOrigin.of_file(path, row + 1).error(message, row=row)
 
 
 def _parsed(

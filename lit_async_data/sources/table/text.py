@@ -18,7 +18,6 @@ from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.table.formats import (
     arrow,
-    arrow_strings,
     as_single_array,
     booleans_of,
     first_true_row,
@@ -139,7 +138,7 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
         return origin.error(f"{quoted(array[place].as_py())} {message}", row=row, column=column)
 
     trimmed = compute.utf8_trim_whitespace(array)
-    missing = compute.is_in(trimmed, arrow_strings(MISSING).cast(trimmed.type))
+    missing = compute.match_substring_regex(trimmed, rf"^({'|'.join(map(re.escape, MISSING))})$")
     trimmed = compute.if_else(missing, library.nulls(len(trimmed), trimmed.type), trimmed)
     odd = first_true_row(compute.match_substring_regex(trimmed, r"(?i)^[+-]?(0x|inf)"))
     if odd >= 0:

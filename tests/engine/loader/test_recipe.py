@@ -8,7 +8,9 @@ import torch
 from support.sources.hooked_loaders import hooked, source
 from support.threads.waits import until
 
-from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, Source, StorageLayout
+from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, LoaderOptions, Source, StorageLayout
+from lit_async_data.engine.loader.recipe import schedule_of
+from lit_async_data.sources.contract.source import ChunkRun
 from lit_async_data.sources.contract.user_code import states
 from lit_async_data.testing import ArraySource
 
@@ -120,3 +122,36 @@ def test_draws_in_a_thread_are_said_once(draws, options, lines, caplog):
 def test_sources_of_this_package_are_asked_nothing():
     of = ArraySource({"y": np.arange(3)})
     assert (of.runs_user_code, of.count_changes()) == (False, 0)
+
+
+def chunked(rows, order=None):
+    layout = StorageLayout((ChunkRun(8, rows),), compressed=True, reading="decoded", order=order)
+    return ArraySource({"y": np.arange(8)}, parts={"a": 8}, chunks=layout)
+
+
+@pytest.mark.parametrize(("rows", "shuffle"), [(1, "global"), (4, "chunk")])
+def test_auto_deals_by_chunks_where_samples_share_them(rows, shuffle):
+    assert schedule_of(chunked(rows), LoaderOptions(batch_size=2, shuffle=True)).plan(0).shuffle == shuffle
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "shuffled"),
+    [
+        ({"shuffle": True}, {}, True),
+        ({"shuffle": True}, {"alike": True}, False),
+        ({}, {}, False),
+        ({"weights": np.ones(8)}, {}, True),
+        ({"shuffle": False}, {}, False),
+        ({"shuffle": False}, {"transform_draws": True}, True),
+        ({"shuffle": False, "augment": False}, {"transform_draws": True}, False),
+    ],
+)
+def test_epochs_differ_where_the_order_or_a_transform_draws(options, more, shuffled):
+    assert schedule_of(chunked(1), LoaderOptions(batch_size=2, **options), **more).shuffled == shuffled
+
+
+@pytest.mark.parametrize("shuffle", ["global", "chunk"])
+def test_weights_are_those_of_the_samples_wherever_they_are_stored(shuffle):
+    source, weights = chunked(4, order=np.arange(8)[::-1].copy()), np.arange(8) == 7
+    options = LoaderOptions(batch_size=4, shuffle=shuffle, weights=weights)
+    assert schedule_of(source, options).plan(0).batch(0).tolist() == [7, 7, 7, 7]

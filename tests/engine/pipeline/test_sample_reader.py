@@ -8,12 +8,10 @@ from support.sources import reader_sources as acts
 from support.sources.sequences import READERS, check_equal, concat, joined_samples_of, loader_of, samples_of, stored
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, LoaderOptions, StorageLayout, split
+from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, split
 from lit_async_data.batch import spec
 from lit_async_data.engine.pipeline import sample_reader
-from lit_async_data.engine.pipeline.sample_reader import schedule_of
 from lit_async_data.errors import ConfigError, FormatError, TransformError
-from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.testing import ArraySource
 
 BY = [pytest.param({}, id="by length"), pytest.param({"batch_by": None, "batch_elements": None}, id="any")]
@@ -99,39 +97,6 @@ def test_joined_samples_are_read_and_put_together_padded(source):
     clash = HDF5Source(source.paths, {"x": Field("x", ragged="concat"), "x_offsets": "y"})
     with pytest.raises(ConfigError, match="ragged: the source has a field 'x_offsets' of its own"):
         loader_of(clash)
-
-
-def chunked(rows, order=None):
-    layout = StorageLayout((ChunkRun(8, rows),), compressed=True, reading="decoded", order=order)
-    return ArraySource({"y": np.arange(8)}, parts={"a": 8}, chunks=layout)
-
-
-@pytest.mark.parametrize(("rows", "shuffle"), [(1, "global"), (4, "chunk")])
-def test_auto_deals_by_chunks_where_samples_share_them(rows, shuffle):
-    assert schedule_of(chunked(rows), LoaderOptions(batch_size=2, shuffle=True)).plan(0).shuffle == shuffle
-
-
-@pytest.mark.parametrize(
-    ("options", "more", "shuffled"),
-    [
-        ({"shuffle": True}, {}, True),
-        ({"shuffle": True}, {"alike": True}, False),
-        ({}, {}, False),
-        ({"weights": np.ones(8)}, {}, True),
-        ({"shuffle": False}, {}, False),
-        ({"shuffle": False}, {"transform_draws": True}, True),
-        ({"shuffle": False, "augment": False}, {"transform_draws": True}, False),
-    ],
-)
-def test_epochs_differ_where_the_order_or_a_transform_draws(options, more, shuffled):
-    assert schedule_of(chunked(1), LoaderOptions(batch_size=2, **options), **more).shuffled == shuffled
-
-
-@pytest.mark.parametrize("shuffle", ["global", "chunk"])
-def test_weights_are_those_of_the_samples_wherever_they_are_stored(shuffle):
-    source, weights = chunked(4, order=np.arange(8)[::-1].copy()), np.arange(8) == 7
-    options = LoaderOptions(batch_size=4, shuffle=shuffle, weights=weights)
-    assert schedule_of(source, options).plan(0).batch(0).tolist() == [7, 7, 7, 7]
 
 
 def test_a_split_and_lengths_of_the_user_do_as_well(source):

@@ -1,6 +1,8 @@
 """A reader process imports only what its source needs: torch takes a second, h5py a tenth of one."""
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -51,6 +53,12 @@ def test_windows_need_numpy_only(file, name):
 
 def test_h5py_is_imported_where_only_libhdf5_decodes(file):
     assert libraries_of(HDF5Source(file, {"x": "nbit"})) == {"h5py"}
+
+
+def test_a_reader_process_imports_nothing_that_only_builds_orders():
+    program = "import lit_async_data.engine.processes.reader_server, sys; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {name for name in found if "lit_async_data.sources.composed" in name or "by_length" in name}
 
 
 def table_of(folder, names):
