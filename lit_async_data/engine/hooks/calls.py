@@ -1,11 +1,7 @@
 """Calls of transforms: what may be given as one, how it is called, and the errors that name it.
 
-`failure` puts the words for the samples in place of ``{}`` in the message of an `UnfitError` raised here.
-
-
-Reader processes import this module, so it imports no torch.
-
 The three hooks, ``sample_transform``, ``batch_transform`` and ``device_transform``, are functions under these rules.
+`failure` puts the words for the samples in place of ``{}`` in the message of an `UnfitError` raised here.
 Reader processes import this module, so it imports no torch.
 """
 

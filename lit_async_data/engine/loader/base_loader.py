@@ -279,7 +279,7 @@ class BaseLoader(BatchIterator):
 
     @abc.abstractmethod
     def _reconfigure(self) -> None:
-        """Called when device, depth or verification have changed."""
+        """Called when the device or the depth has changed."""
 
     @abc.abstractmethod
     def _take(self) -> Taken:

@@ -528,7 +528,7 @@ class Pipeline(abc.ABC):
         return keys
 
     def _file(self, filled: FilledSlot, generation: int, work: Work, seconds: float) -> bool:
-        """File a slot that was filled by this work, in so many seconds; False if its batches were dropped meanwhile."""
+        """File a slot that a worker has filled, and what that took; False if its batches were dropped meanwhile."""
         # 1. A worker claims (0, 3) and begins to read. 2. The consumer asks for (1, 0): everything claimed is
         # dropped. 3. The worker is done. If its batch were filed now, (0, 3) would stay in the new order for ever,
         # and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.

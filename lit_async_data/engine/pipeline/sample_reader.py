@@ -172,7 +172,7 @@ class SampleReader:
             self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), ids))
 
 
-# How many substitutes are tried for one sample. If none of so many can be read, the source itself has a problem.
+# Substitutes that are tried for one sample. If none of them can be read, the source itself has a problem.
 ATTEMPTS = 64
 # What the system says of itself and not of one file.
 _OF_THE_SYSTEM = {

@@ -7,7 +7,7 @@ The extra ``codecs`` installs the library, which is imported when a file needs i
 beyond its output buffer. The lengths that a chunk declares are checked here first: c-blosc trusts them, and reads
 beyond the chunk.
 
-deflate, shuffle and fletcher32 are decoded here, other filters in `extra_codecs`. Filters are undone in reverse order.
+Deflate, shuffle and fletcher32 need no other library. Filters are undone in reverse order.
 A decoded chunk has exactly its number of bytes: h5py returns uninitialised memory behind too few, and too many are
 refused before they are allocated.
 """
