@@ -11,68 +11,39 @@ from __future__ import annotations
 import _thread
 import contextlib
 import faulthandler
-import itertools
 import logging
 import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 import traceback
-import types
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TypeVar
 
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.system import OURS, POLL_S, Gate
 
 PREPARING = "preparing batches that come later failed; they are read all the same"
-COALESCING = "reading several batches together failed, and each of them alone did not"
+COPYING = "starting the copies after a batch failed"
+# What has been logged by `report_once`.
+REPORTED: dict[str, object] = {}
 
 
-class Unexpected:
-    """Suppresses errors of the ``with`` block, and logs the first unexpected one with its traceback.
+def report_once(log: logging.Logger, what: str, error: Exception, expected: type[Exception] = SourceError) -> None:
+    """Log an unexpected error of optional work, such as reading ahead, with its traceback; each ``what`` once.
 
-    For optional work, such as reading ahead: if the data are bad, the required read raises the error later.
+    If the data are bad, the required read raises the error later.
     """
-
-    def __init__(self, log: logging.Logger, what: str, expected: type[Exception] = SourceError) -> None:
-        self._log = log
-        self._what = what
-        self._expected = expected
-        self._unlogged = [True]  # empty once an error was logged
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.log_error(error)
-        return True
-
-    def log_error(self, error: Exception) -> None:
-        """Logs an error that was caught. Costs less than a ``with`` block."""
-        # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
-        if not isinstance(error, self._expected) and threading.main_thread().is_alive():
-            self.log("".join(traceback.format_exception(error)))
-
-    def log(self, trace: str) -> None:
-        """Logs an error the first time only, by the text of its traceback, which keeps no frames alive."""
-        try:
-            # In one step: 1. Two threads see that nothing was logged. 2. Both log. See
-            # test_of_two_threads_with_an_unexpected_error_one_logs_it.
-            self._unlogged.pop()
-        except IndexError:
-            return
-        self._log.warning(
-            "%s. This is a bug, of lit_async_data or of the source; please report:\n%s", self._what, trace
-        )
+    # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
+    if isinstance(error, expected) or not threading.main_thread().is_alive():
+        return
+    # In one step: 1. Two threads see that nothing was logged. 2. Both log. See
+    # test_of_two_threads_with_an_unexpected_error_one_logs_it.
+    if REPORTED.setdefault(what, own := object()) is own:
+        trace = "".join(traceback.format_exception(error))
+        log.warning("%s. This is a bug, of lit_async_data or of the source; please report:\n%s", what, trace)
 
 
 T = TypeVar("T")
@@ -188,18 +159,8 @@ class ThreadWorker:
         doing = "is waiting for a slot"
         if (current := self.task) is not None:  # read once: the thread may come to its end meanwhile
             task, since = current
-            doing = f"has been at {task} for {time.monotonic() - since:.1f} s{self._place()}"
+            doing = f"has been at {task} for {time.monotonic() - since:.1f} s"
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
-
-    def _place(self) -> str:
-        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  # documented, and the only way
-        if frame is None:
-            return ""
-        inner = [
-            f"{os.path.basename(each.f_code.co_filename)}:{line} {each.f_code.co_name}"
-            for each, line in itertools.islice(traceback.walk_stack(frame), 3)
-        ]
-        return f" (in {' > '.join(reversed(inner))})"
 
     def join(self, timeout: float) -> bool:
         """Whether the thread has ended within about ``timeout`` seconds. One that has not begun never will work."""
@@ -260,18 +221,7 @@ def dump_stacks() -> None:
     faulthandler.dump_traceback(2)
 
 
-def hindered(pid: int) -> str:
-    """Why a process does not run, where Linux says it, in brackets."""
-    states = set()
-    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            states.add(status.read_text().rpartition(")")[2].split()[0])
-    if states & {"T", "t"}:
-        return " (stopped by a signal or a debugger)"
-    return " (waiting in the kernel, as for a disk)" if "D" in states else ""
-
-
-def how_it_ended(process: subprocess.Popen[bytes], *, out_of_memory: bool = False) -> str:
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(PROCESS_S)
     code = process.poll()
@@ -281,11 +231,5 @@ def how_it_ended(process: subprocess.Popen[bytes], *, out_of_memory: bool = Fals
         return f"ended with exit code {code}"
     # Python has no names for most of the realtime signals.
     names = {number.value: number.name for number in signal.Signals}
-    how = f"was killed by {names.get(-code, f'signal {-code}')}"
-    killer = "out of memory?"
-    if out_of_memory:
-        killer = (
-            "out of memory: the kernel has killed processes of this container or job meanwhile; fewer workers, or a "
-            "smaller cache_bytes, queue_depth or shuffle_chunks need less"
-        )
-    return f"{how} ({killer})" if code == -signal.SIGKILL else how
+    need = "out of memory? fewer workers, or a smaller cache_bytes, queue_depth or shuffle_chunks need less"
+    return f"was killed by {names.get(-code, f'signal {-code}')}{f' ({need})' * (code == -signal.SIGKILL)}"

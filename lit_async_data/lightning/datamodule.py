@@ -20,7 +20,6 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.batch.transforms import Normalize
 from lit_async_data.engine.hooks.transformation import HostHooks
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.processes.channel import ReaderProcesses
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning import counters
@@ -183,7 +182,7 @@ class AsyncDataModule(pl.LightningDataModule):
     def _begin(self) -> None:
         # The fields that come out of host hooks, and the source that they were found with.
         self._found: tuple[Source, BatchSpec] | None = None
-        self._reader_processes, self._logged = ReaderProcesses(), set[str]()
+        self._logged = set[str]()
         # The seed of the last training, the same on all ranks, for loaders whose options have none; None before a run.
         self._seed: int | None = None
         # The place of a checkpoint, until training begins there.
@@ -486,6 +485,5 @@ class AsyncDataModule(pl.LightningDataModule):
         loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
         wiring = loader._machinery.wiring
         wiring.resuming.print_line, wiring.logged = print_line, self._logged
-        wiring.reader_processes = self._reader_processes
         self._loaders.add(loader)
         return loader

@@ -9,7 +9,7 @@ import pytest
 from support.threads.interrupts import interrupted
 
 from lit_async_data.engine import supervisor
-from lit_async_data.engine.supervisor import ThreadWorker, Unexpected, awaited
+from lit_async_data.engine.supervisor import ThreadWorker, awaited, report_once
 from lit_async_data.errors import ReadError, SourceError, WorkerError
 
 
@@ -116,15 +116,9 @@ def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
         ([SourceError("bad data"), ValueError("one"), KeyError("two")], ["ValueError: one"]),
     ],
 )
-def test_the_first_unexpected_error_is_logged_with_its_traceback(errors, logged, caplog):
-    unexpected = Unexpected(logging.getLogger(__name__), "reading ahead failed")
+def test_the_first_unexpected_error_is_logged_with_its_traceback(errors, logged, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "REPORTED", {})
     for error in errors:
-        with unexpected:
-            raise error
+        report_once(logging.getLogger(__name__), "reading ahead failed", error)
     assert [line.splitlines()[-1] for line in caplog.messages] == logged
     assert all(line.startswith("reading ahead failed. This is a bug") for line in caplog.messages)
-
-
-def test_an_interrupt_is_not_suppressed():
-    with pytest.raises(KeyboardInterrupt), Unexpected(logging.getLogger(__name__), "reading ahead failed"):
-        raise KeyboardInterrupt

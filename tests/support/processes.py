@@ -63,11 +63,3 @@ def in_two_processes(loader):
         if len(found) == 2 and found == set(process_ids(loader)):
             return found
     raise AssertionError("the second process never started")
-
-
-def sharing(*loaders):
-    """Have loaders share the processes of the first, though code of tests reads in them."""
-    processes = loaders[0]._machinery.wiring.reader_processes
-    for loader in loaders:
-        wiring = loader._machinery.wiring
-        wiring.reader_processes = wiring.own_processes = processes

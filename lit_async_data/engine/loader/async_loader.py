@@ -24,13 +24,12 @@ from lit_async_data.engine.loader.base_loader import Engine, Machinery, Taken, W
 from lit_async_data.engine.loader.recipe import Changes, Recipe, batch_seed, schedule_of, with_own_fields
 from lit_async_data.engine.loader.resuming import AsyncWiring, Quarantine, ResumableLoader, Resuming
 from lit_async_data.engine.pipeline.pipeline import Pipeline
-from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, ReadAround, SampleReader
-from lit_async_data.engine.pipeline.thread_pipeline import Ahead
-from lit_async_data.engine.processes.channel import ReaderProcesses
+from lit_async_data.engine.pipeline.sample_reader import Ahead, AroundBadSamples, ReadAround, ReaderSetup, SampleReader
 from lit_async_data.engine.processes.pipeline import pipeline_of
-from lit_async_data.engine.processes.setup import ReaderSetup
+from lit_async_data.engine.processes.setup import check
 from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, Wanted, slow
-from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
+from lit_async_data.engine.supervisor import COPYING, report_once
+from lit_async_data.errors import AsyncDataError, ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, LoaderOptions, lightning_seed
 from lit_async_data.order.epoch_cursor import EpochCursor, Place
 from lit_async_data.order.permutation import derived_key
@@ -168,7 +167,7 @@ class AsyncLoader(ResumableLoader):
         self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
         # Why no reader process can be used; and whether what is read can go there, once that is known.
         self._refusal, self._can_go = "", False
-        self._changes, self._begun = Changes(self._recipe), 0  # and how many there were when reading began
+        self._changes = Changes(self._recipe)
         # The epoch of the last pass beside the engine, and how many there were in it before.
         self._side_passes = -1, -1
 
@@ -232,7 +231,7 @@ class AsyncLoader(ResumableLoader):
                 try:
                     engine.queue.prefetch(cursor.schedule.following(key))
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
-                    self._copy_errors.log_error(error)
+                    report_once(log, COPYING, error, AsyncDataError)
             if key in self._around:
                 self._wiring.quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
             took_s = time.perf_counter() - started
@@ -322,7 +321,7 @@ class AsyncLoader(ResumableLoader):
         plan = self._plan()
         if plan.workers.kind == "process" and not self._can_go:
             try:
-                self._setup(plan).check(on_demand=self.options.worker_kind == "process")
+                check(self._setup(plan), on_demand=self.options.worker_kind == "process")
                 self._can_go = True
             except ConfigError as error:
                 self._keep_here(error)
@@ -357,19 +356,24 @@ class AsyncLoader(ResumableLoader):
         engine.feed.follow(self._cursor.schedule)
 
     def _with_changes(self, engine: Engine) -> Engine:
-        """The engine; another one, in the same reader processes, if the user has changed what it reads with."""
-        if self._changes.count() == self._begun:
-            return engine
+        """The engine, which reads anew if the user has changed what it reads with."""
         assert isinstance(engine.feed, SlotFeed)
-        workers = engine.feed.pipeline.worker_count  # as many as there are now
-        if not (workers or engine.copies):  # nothing is read ahead
-            self._begun = self._changes.count()
-            return engine
-        self._say(logging.INFO, CHANGED)
-        self._plans = {known: plan.begun_with(workers) for known, plan in self._plans.items()}
-        with self._reader_processes.kept():
+        pipeline = engine.feed.pipeline
+        with self._request():
+            if not self._changes.found() or not (pipeline.worker_count or engine.copies):  # nothing is read ahead
+                return engine
+            self._say(logging.INFO, CHANGED)
+            renewed = engine.side is None or not engine.side.capturing  # a graph, in which nothing can be dropped
+            if renewed:
+                engine.rest()
+                try:
+                    pipeline.renew(self._setup(pipeline.setup.plan), self._wanted(engine))
+                except ConfigError:  # it cannot be pickled any more
+                    renewed = False
+        if not renewed:
             self._stop()
             engine = self._running()
+        with self._request():
             engine.queue.prefetch(self._wanted(engine))
         return engine
 
@@ -379,7 +383,7 @@ class AsyncLoader(ResumableLoader):
     def _new_engine(self) -> Engine:
         self._check_ranks()
         source, options = self.source, self.options
-        self._begun = self._changes.count()
+        self._changes.found()
         self._device = streams.exact_device(self.device)  # the current device may be another one later
         on_device = streams.has_streams(self.device)
         pipeline, plan = self._pipeline(pin=self.device if on_device and not self._is_beside else None)
@@ -408,11 +412,6 @@ class AsyncLoader(ResumableLoader):
             asks=plan.workers.kind == "process",
         )
 
-    @property
-    def _reader_processes(self) -> ReaderProcesses:
-        draws = self.footprint.workers.seeds() and (self.source.runs_user_code or bool(self._recipe.hooks))
-        return self._wiring.own_processes if draws else self._wiring.reader_processes
-
     def _setup(self, plan: ResourcePlan) -> ReaderSetup:
         """What reads the batches, here or in a reader process."""
         source, options, recipe, schedule = self.source, self.options, self._recipe, self._wiring.schedule
@@ -434,7 +433,7 @@ class AsyncLoader(ResumableLoader):
         if not self._wiring.label:  # else `AsyncDataModule.describe` has said it
             self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
         try:
-            return pipeline_of(self._setup(plan), self._reader_processes, pin=pin, options=options), plan
+            return pipeline_of(self._setup(plan), pin=pin, options=options), plan
         except ConfigError as error:  # too little memory; or a source that was changed and cannot be pickled now
             is_asked = isinstance(error, MemoryBudgetError) and options.worker_kind == "process"
             if plan.workers.kind != "process" or is_asked:

@@ -29,8 +29,7 @@ from lit_async_data.engine.device.feeds import Batch, CopyingFeed, Feed, Lending
 from lit_async_data.engine.device.queues import DeviceQueue, InlineQueue, StreamQueue
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import LoaderStats, QueueFill
-from lit_async_data.engine.supervisor import Unexpected
-from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
+from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.options import non_negative_int
 
 
@@ -59,7 +58,7 @@ class Engine:
         asks: bool = True,
     ) -> None:
         self.feed, self.device = feed, device
-        side = None if inline else streams.streams_of(device)
+        self.side = side = None if inline else streams.streams_of(device)
         self.copies = side is not None
         self.asks = asks or self.copies
         self.queue: DeviceQueue
@@ -272,7 +271,6 @@ class BaseLoader(BatchIterator):
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
         self.local_world_size = None
-        self._copy_errors = Unexpected(log, "starting the copies after a batch failed", AsyncDataError)
 
     @abc.abstractmethod
     def _new_engine(self) -> Engine: ...

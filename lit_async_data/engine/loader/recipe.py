@@ -86,17 +86,18 @@ class Recipe:
 
 
 class Changes:
-    """Counts how often attributes of a source, or of transforms, were found changed."""
+    """Of attributes of a source, or of transforms."""
 
     def __init__(self, recipe: Recipe) -> None:
         hooks = [hook.function for hook in (recipe.hooks.sample, recipe.hooks.batch) if hook is not None]
         self._source, self._transforms = recipe.source, (*hooks, recipe.device_transform)
-        self._watch, self._found = Watch(), 0
+        self._watch, self._seen = Watch(), 0
 
-    def count(self) -> int:
-        """How many there were so far; an error if the samples are others."""
-        self._found += bool(self._watch.look(self._transforms))
-        return self._source.count_changes() + self._found
+    def found(self) -> bool:
+        """Whether there were some since the last call; an error if the samples are others."""
+        changed, before = self._watch.look(self._transforms), self._seen
+        self._seen = self._source.count_changes()
+        return bool(changed) or self._seen != before
 
 
 def schedule_of(

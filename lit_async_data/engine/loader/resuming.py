@@ -20,7 +20,6 @@ import torch
 from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
 from lit_async_data.engine.loader.recipe import Recipe
 from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
-from lit_async_data.engine.processes.channel import ReaderProcesses
 from lit_async_data.errors import ConfigError, ResumeError, SourceError, TransformError, few
 from lit_async_data.options import LoaderOptions, lightning_seed
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, OrderState, Place, StepsWanted
@@ -322,9 +321,6 @@ class AsyncWiring(Wiring):
     quarantine: Quarantine
     # Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
     steps_wanted: StepsWanted = lambda: (None, None)
-    # They start with the first batch. Loaders can share them, unless code of the user has their random generators.
-    reader_processes: ReaderProcesses = dataclasses.field(default_factory=ReaderProcesses)
-    own_processes: ReaderProcesses = dataclasses.field(default_factory=ReaderProcesses)
 
 
 class ResumableLoader(BaseLoader):

@@ -38,7 +38,6 @@ import os
 import queue
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -47,15 +46,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchLayout, Bytes
-from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, ReadAround, is_of_a_sample
-from lit_async_data.engine.resources.memory import Room
+from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, ReadAround, ReaderSetup, is_of_a_sample
 from lit_async_data.engine.resources.plan import WorkerTuner
 from lit_async_data.engine.supervisor import awaited, dump_stacks
 from lit_async_data.errors import (
     AsyncDataError,
     ClosedError,
     MemoryBudgetError,
-    SourceError,
     StalledError,
     WorkerError,
     batch_error,
@@ -66,6 +63,8 @@ from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.system import ProcessGuard, leave_at_exit
+
+log = logging.getLogger(__name__)
 
 
 class SlotState(enum.Enum):
@@ -253,7 +252,6 @@ class FilledSlot(NamedTuple):
     slot: int  # free again where no batch could be read
     batches: Sequence[BatchResult]  # in their order, at least one
     good: int  # how many of them could be read
-    unexplained: str = ""  # the traceback of an error in reading them together that was none of the source
 
 
 @dataclasses.dataclass
@@ -285,20 +283,18 @@ class ReadTask:
             BatchResult(key, self.row + begin, end - begin)
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
         ]
-        self.reading, unexplained = batches, ""
+        self.reading = batches
         if len(batches) > 1 and not self._has_known(samples):
             try:
                 read(epoch, samples, layout.views_of(memory, samples, self.row))
-            except self._caught as error:  # raised below by its batch, while the others are read
-                unexplained = "" if isinstance(error, SourceError | WorkerError) else traceback.format_exc()
+            except self._caught:  # raised below by its batch, while the others are read
+                log.debug("reading several batches together failed", exc_info=True)
             else:
                 return FilledSlot(self.slot, batches, len(batches))
-        return self._filled([self._alone(read, layout, memory, samples, batch) for batch in batches], unexplained)
+        return self._filled([self._alone(read, layout, memory, samples, batch) for batch in batches])
 
-    def _filled(self, batches: list[BatchResult], unexplained: str = "") -> FilledSlot:
-        if any(batch.around is not None for batch in batches):
-            unexplained = ""
-        return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches), unexplained)
+    def _filled(self, batches: list[BatchResult]) -> FilledSlot:
+        return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches))
 
     @property
     def _caught(self) -> type[BaseException]:
@@ -350,8 +346,6 @@ def batches_and_samples(first: BatchIndex, count: int, ids: Indices | Sequence[i
     return f"{steps} of epoch {first.epoch}{samples}"
 
 
-log = logging.getLogger(__name__)
-
 # Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
 COALESCED_S = 0.02
 
@@ -376,28 +370,26 @@ class Pipeline(abc.ABC):
     """Batches read ahead, in order. One consumer at a time; it may be another thread each time.
 
     Args:
-        schedule: The endless order of batches.
-        room: The slots.
+        setup: What is read, and how.
         timeout_s: Seconds to wait for a batch.
-        tuner: Says how many workers there should be; None: their number stays.
     """
 
     # Why a forked child cannot use the pipeline.
     _not_forked: str
 
-    def __init__(self, schedule: Schedule, room: Room, *, timeout_s: float, tuner: WorkerTuner | None = None) -> None:
-        self.schedule, self.timeout_s = schedule, timeout_s
-        self.layout, self._slots, self._most_slots = room
+    def __init__(self, setup: ReaderSetup, *, timeout_s: float) -> None:
+        self.setup, self.schedule, self.timeout_s = setup, setup.schedule, timeout_s
+        self.layout, self._slots, self._most_slots = setup.plan.room
         self.warn_after_s = math.inf  # seconds after which a warning says what a batch waits for
         self.pool = SlotPool([])
-        self._tuner = tuner
+        self._tuner = setup.plan.workers.tuner()
         self._guard = ProcessGuard()
         # Guards the state of every subclass, and `schedule`. Reentrant: garbage collection can close a loader inside
         # any allocation.
         self._lock = threading.RLock()
         self._closed = False
         self.work = Work()  # of all workers
-        self.worker_count = 0  # at present; 0 where the consumer reads
+        self.worker_count = setup.plan.workers.threads  # at present; 0 where the consumer reads
         self._starved = 0  # counts the batches that the consumer had to wait for
         self.ready = 0  # batches that wait on the host
         # The lock guards everything below.
@@ -413,6 +405,12 @@ class Pipeline(abc.ABC):
         """Read in this order from now on. What is being read keeps its order."""
         with self._lock:
             self.schedule = schedule
+
+    def renew(self, setup: ReaderSetup, key: BatchIndex) -> None:
+        """Read all batches from ``key`` on, also those that were read ahead, as this setup says; the layout stays."""
+        with self._lock:
+            self.setup = setup
+            self._seek(key)
 
     @abc.abstractmethod
     def prefetch(self, key: BatchIndex) -> None:

@@ -1,4 +1,4 @@
-"""`SampleReader`: reads the samples of a batch, also around bad ones.
+"""`ReaderSetup`: what is read, and how; `SampleReader`: reads the samples of a batch, also around bad ones; `Ahead`.
 
 The choice is a pure function of the order and of what can be read, so ranks, workers and a resume agree on it: a batch
 leaves out its bad samples, or another sample stands in for each, drawn by the epoch's plan.
@@ -9,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, Bytes, length_key, offsets_key
+from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchLayout, Bytes, length_key, offsets_key
 from lit_async_data.engine.hooks.calls import FIXED, INDEX, failure
 from lit_async_data.engine.hooks.transformation import Transformation
+from lit_async_data.engine.resources.plan import ResourcePlan
 from lit_async_data.errors import (
     AsyncDataError,
     ChangedError,
@@ -29,14 +31,11 @@ from lit_async_data.errors import (
     few,
 )
 from lit_async_data.order.buckets import Buckets
+from lit_async_data.order.due import Shares, due
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
-from lit_async_data.order.plan import BatchIndex, EpochPlan
+from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Schedule, Share
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import READING, seed_generators
-
-if TYPE_CHECKING:
-    pass
-
 
 # Separates the keys of random numbers for samples, and for whole batches, from those of the order. 3 and 4 are for
 # host hooks: see `engine/hooks/calls.py`.
@@ -302,3 +301,84 @@ class AroundBadSamples:
         if not isinstance(error, TransformError):
             self._bad[sample] = error
         return error
+
+
+# Reads after which a worker checks again whether anything must be fetched, if nothing was the last time.
+LOOKS = 8
+
+
+class Ahead:
+    """Fetches and decodes for later batches. Called by several workers at once.
+
+    Args:
+        source: Where samples come from.
+        batches: Batches between the one that is read and the last one that is fetched.
+        shares: How several readers share each batch.
+    """
+
+    def __init__(self, source: Source, batches: int, shares: Shares) -> None:
+        self._source = source
+        self._batches = batches
+        self._shares = shares
+        # Whether the source reads whole files ahead.
+        self._holds = source.memory().files > 0
+        self._walked: BatchIndex | None = None  # the first batch whose chunks have not fallen due yet
+        self._idle = 0
+        self._fetching = False
+
+    def __call__(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex, share: Share = ALL) -> None:
+        """Decode and fetch for the batches after these, as far as their samples are in a share."""
+        # Without a lock: chunks that two workers take at once are decoded once all the same.
+        begin, self._walked = min(self._walked or keys[0], unread), unread
+        for chunk_group, samples in due(schedule, begin, unread, self._shares, share):
+            self._source.decode(samples, chunk_group)
+        self._fetch(schedule, keys, share)
+
+    def _fetch(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> None:
+        if self._idle > 0:
+            self._idle -= 1  # without a lock: two workers may count as one, and then look one read later
+            return
+        coming = [schedule.following(keys[-1])]
+        while len(coming) < self._batches:
+            coming.append(schedule.following(coming[-1]))
+        # While everything seems to be in memory, only the last ones are asked for. A source that holds files is asked
+        # for the nearest first: its threads begin them in this order.
+        asked = 0 if self._holds and not self._fetching else max(len(coming) - len(keys), 0)
+        found = self._source.fetch(self._samples(schedule, coming[asked:], share))
+        if found and not self._fetching and asked:
+            self._source.fetch(self._samples(schedule, coming[:asked], share))
+        self._fetching = found
+        if not found:
+            self._idle = LOOKS
+
+    def _samples(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> Indices:
+        found = []
+        for epoch, step in keys:
+            plan = schedule.plan(epoch)
+            samples = plan.batch(step)
+            found.append(samples[self._shares.own(plan, plan.bounds(step)[0], samples, share)])
+        return np.concatenate(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReaderSetup:
+    """What a pipeline reads, here or in reader processes, and how."""
+
+    read: SampleReader
+    schedule: Schedule
+    plan: ResourcePlan
+    ahead: Ahead | None
+    around: AroundBadSamples | None = None
+    number: int = 0  # counts the setups of a pipeline
+    # Log records below this level are not sent.
+    level: int = dataclasses.field(default_factory=lambda: logging.getLogger("lit_async_data").getEffectiveLevel())
+
+    @property
+    def layout(self) -> BatchLayout:
+        return self.plan.layout
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes beside each slot for raw samples, where processes share batches that a hook takes whole."""
+        hooks = self.read.transformation
+        return hooks.scratch_bytes if self.plan.workers.shared and hooks is not None and hooks.takes_batches else 0

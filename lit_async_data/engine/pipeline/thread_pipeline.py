@@ -1,6 +1,4 @@
-"""`ThreadPipeline`: slots that threads of this process fill; chunks that are read ahead.
-
-It decodes the chunks that fall due, and fetches the data of later batches from storage if they are not in memory.
+"""`ThreadPipeline`: slots that threads of this process fill.
 
 A worker takes a free slot, claims the next batches under the lock, and reads them without it.
 """
@@ -11,131 +9,38 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.engine.pipeline.pipeline import Activity, FilledSlot, Pipeline, Read, ReadTask, place_of
-from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples
-from lit_async_data.engine.resources.memory import Room
-from lit_async_data.engine.resources.plan import WorkerTuner
-from lit_async_data.engine.supervisor import COALESCING, PREPARING, Bell, ThreadWorker, Unexpected, all_ended, awaited
+from lit_async_data.engine.pipeline.pipeline import Activity, FilledSlot, Pipeline, ReadTask, place_of
+from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
+from lit_async_data.engine.supervisor import PREPARING, Bell, ThreadWorker, all_ended, awaited, report_once
 from lit_async_data.errors import StalledError, WorkerError
-from lit_async_data.order.due import Shares, due
-from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import ALL, BatchIndex, Schedule, Share
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
-# Reads after which a worker checks again whether anything must be fetched, if nothing was the last time.
-LOOKS = 8
-
-
-class Ahead:
-    """Fetches and decodes for later batches. Called by several workers at once.
-
-    Args:
-        source: Where samples come from.
-        batches: Batches between the one that is read and the last one that is fetched.
-        shares: How several readers share each batch.
-    """
-
-    def __init__(self, source: Source, batches: int, shares: Shares) -> None:
-        self._source = source
-        self._batches = batches
-        self._shares = shares
-        # Whether the source reads whole files ahead.
-        self._holds = source.memory().files > 0
-        self._walked: BatchIndex | None = None  # the first batch whose chunks have not fallen due yet
-        self._idle = 0
-        self._fetching = False
-
-    def __call__(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex, share: Share = ALL) -> None:
-        """Decode and fetch for the batches after these, as far as their samples are in a share."""
-        # Without a lock: chunks that two workers take at once are decoded once all the same.
-        begin, self._walked = min(self._walked or keys[0], unread), unread
-        for chunk_group, samples in due(schedule, begin, unread, self._shares, share):
-            self._source.decode(samples, chunk_group)
-        self._fetch(schedule, keys, share)
-
-    def _fetch(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> None:
-        if self._idle > 0:
-            self._idle -= 1  # without a lock: two workers may count as one, and then look one read later
-            return
-        coming = [schedule.following(keys[-1])]
-        while len(coming) < self._batches:
-            coming.append(schedule.following(coming[-1]))
-        # While everything seems to be in memory, only the last ones are asked for. A source that holds files is asked
-        # for the nearest first: its threads begin them in this order.
-        asked = 0 if self._holds and not self._fetching else max(len(coming) - len(keys), 0)
-        found = self._source.fetch(self._samples(schedule, coming[asked:], share))
-        if found and not self._fetching and asked:
-            self._source.fetch(self._samples(schedule, coming[:asked], share))
-        self._fetching = found
-        if not found:
-            self._idle = LOOKS
-
-    def _samples(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> Indices:
-        found = []
-        for epoch, step in keys:
-            plan = schedule.plan(epoch)
-            samples = plan.batch(step)
-            found.append(samples[self._shares.own(plan, plan.bounds(step)[0], samples, share)])
-        return np.concatenate(found)
-
-
 log = logging.getLogger(__name__)
-
-# Called by a worker after a read, with the order, the batches just read, and the first that has not been read.
-AfterRead = Callable[[Schedule, Sequence[BatchIndex], BatchIndex], None]
-
-
-class Reading(NamedTuple):
-    """How the threads of a pipeline read."""
-
-    read: Read
-    ahead: AfterRead | None = None  # called by a worker after each read, to fetch or decode for later batches
-    source: Source | None = None  # says by what numbers errors name samples, and where these are stored
-    around: AroundBadSamples | None = None
 
 
 class ThreadPipeline(Pipeline):
     """Batches that reader threads read ahead, in order. One consumer at a time; it may be another thread each time.
 
     Args:
-        reading: How samples are read.
-        schedule: The endless order of batches.
-        room: The slots.
+        setup: What is read; with no workers, in the consumer's thread when it asks.
         allocate: Returns memory for one slot.
-        workers: Reader threads; 0 reads in the consumer's thread when it asks.
         timeout_s: Seconds to wait for a batch.
-        tuner: As for `Pipeline`.
     """
 
     _not_forked = "its threads do not exist there; build it in the child"
 
-    def __init__(
-        self,
-        reading: Reading,
-        schedule: Schedule,
-        room: Room,
-        allocate: Callable[[], Bytes],
-        *,
-        workers: int,
-        timeout_s: float,
-        tuner: WorkerTuner | None = None,
-    ) -> None:
-        super().__init__(schedule, room, timeout_s=timeout_s, tuner=tuner)
-        self._read, self._ahead, self._source, self._around = reading
-        self._ids: Callable[[Indices], Indices] = np.asarray if self._source is None else self._source.ids
+    def __init__(self, setup: ReaderSetup, allocate: Callable[[], Bytes], *, timeout_s: float) -> None:
+        super().__init__(setup, timeout_s=timeout_s)
         self._allocate = allocate
-        self.workers = [ThreadWorker(number, self._work) for number in range(workers)]
-        self.worker_count = workers
+        self.workers = [ThreadWorker(number, self._work) for number in range(self.worker_count)]
         self._retired: list[ThreadWorker] = []  # they end with the task that they are at
         self._started = False
-        self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
         self.arrived = Bell()  # wakes the consumer when a slot has been filled, and when the pipeline is closed
 
     def prefetch(self, key: BatchIndex) -> None:
@@ -188,7 +93,10 @@ class ThreadPipeline(Pipeline):
                     raise
 
     def _task(self, slot: int, worker: int | None) -> ReadTask:
-        return ReadTask(slot, self._claim(), self.schedule, self._generation, worker, self._ids, self._around)
+        setup = self.setup
+        return ReadTask(
+            slot, self._claim(), self.schedule, self._generation, worker, setup.read.source.ids, setup.around
+        )
 
     def _add_slots(self, count: int) -> None:
         for _ in range(count):
@@ -213,12 +121,14 @@ class ThreadPipeline(Pipeline):
             task = self._task(slot, worker.number)
         worker.begin(task)
         self._fill(task)
-        if self._ahead is not None:
+        if (ahead := self.setup.ahead) is not None:
             with self._lock:
                 unread = next((key for key, filled in self._claimed.items() if filled is None), self._cursor)
             assert unread is not None
-            with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
-                self._ahead(task.schedule, task.keys, unread)
+            try:
+                ahead(task.schedule, task.keys, unread)
+            except Exception as error:  # noqa: BLE001  # that of the source recurs, and is raised, when the batch is read
+                report_once(log, PREPARING, error)
         worker.rest()
         return True
 
@@ -264,26 +174,24 @@ class ThreadPipeline(Pipeline):
     def _fill(self, task: ReadTask) -> None:
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep
         # the objects of whoever catches that error.
-        self._deliver(task, task.run(self._read, self.layout, self.pool.memories[task.slot]))
+        self._deliver(task, task.run(self.setup.read, self.layout, self.pool.memories[task.slot]))
 
     def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
         if not super()._deliver(task, filled):
             return False
         self.arrived.ring()
-        if filled.unexplained and filled.good == len(filled.batches):
-            self._coalescing_errors.log(filled.unexplained)
         return True
 
     def _readings(self) -> list[Activity]:
-        return [reading_of(worker, self._source) for worker in self.workers]
+        return [reading_of(worker, self.setup.read.source) for worker in self.workers]
 
 
-def reading_of(worker: ThreadWorker, source: Source | None) -> Activity:
+def reading_of(worker: ThreadWorker, source: Source) -> Activity:
     words, (task, since) = str(worker), worker.task or (None, math.inf)
     if not isinstance(task, ReadTask):
         return Activity(words)
     where: dict[str, Any] = {"worker": worker.number}
-    if source is not None and task.samples is not None:
+    if task.samples is not None:
         place, attributes = place_of(source, task.samples)
         words, where = f"{words}, the first sample is {place}", where | attributes
     return Activity(words, task.keys[0], since, where)

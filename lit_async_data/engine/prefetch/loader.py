@@ -25,7 +25,8 @@ from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, T
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, PassState, Snapshot, begins_nothing, uncopied
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.resources import memory
-from lit_async_data.errors import ClosedError, ConfigError
+from lit_async_data.engine.supervisor import COPYING, report_once
+from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError
 from lit_async_data.options import lightning_seed
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
@@ -363,9 +364,10 @@ class PrefetchedLoader(BaseLoader):
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if not self._wiring.externally_driven:
-                # This batch is here; an error of a later one is raised when that is asked for.
-                with self._copy_errors:
+                try:
                     engine.queue.prefetch(BatchIndex(key.epoch, key.step + 1))
+                except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
+                    report_once(log, COPYING, error, AsyncDataError)
             took_s = time.perf_counter() - started
             run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
             state = feed.states.pop(key, None)

@@ -6,12 +6,9 @@ log record.
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import enum
-import io
-import os
 import pickle
-import select
 import struct
 import threading
 import traceback
@@ -81,11 +78,9 @@ def _travels(error: BaseException) -> bool:
         return False
 
 
-# Messages on the control of a process: a channel comes; the stacks of all threads are to be written to a socket.
-OPENED, ASKED = b"+", b"?"
+# Messages on the control of a process: another setup comes; the stacks of all threads are to be written to a socket.
+RENEWED, ASKED = b"+", b"?"
 NO_LIMIT = -1
-# Bytes of log records that wait to be read; more are dropped.
-MOST_LOGGED = 2**20
 
 
 class Phase(enum.IntEnum):
@@ -155,97 +150,20 @@ class Report(NamedTuple):
 
 _TASK, _REPORT = struct.Struct("<13q"), struct.Struct("<4q4d2qd")
 TASK_BYTES, REPORT_BYTES = _TASK.size, _REPORT.size
-_END = bytes(TASK_BYTES)  # in place of a task: the thread shall end
-
-
-class TaskQueue:
-    """A pipe from which threads take tasks. Safe to use from several threads.
-
-    The training process writes a task there, and wakes only a thread that waits for one. Threads that decode, and the
-    main thread of the reader process, sleep on: on a busy machine each of them could run only in place of the training
-    loop. Reading from the pipe does not block.
-    """
-
-    def __init__(self, read_fd: int, write_fd: int) -> None:
-        # Closed files raise; a closed descriptor could be that of another file by now.
-        self._read, self._write = io.FileIO(read_fd, "rb"), io.FileIO(write_fd, "wb")
-
-    def get(self) -> Task | None:
-        """Take the next task, waiting for it; None if the thread shall end."""
-        poll = select.poll()
-        poll.register(self._read, select.POLLIN)
-        # None if there is none, or another thread was faster. The system gives each reader whole records.
-        while (data := self._read.read(TASK_BYTES)) is None:
-            poll.poll()
-        return None if data in (b"", _END) else Task.unpacked(data)
-
-    def wake(self, threads: int) -> None:
-        """Let this many threads end."""
-        self._write.write(threads * _END)
-
-    def close(self) -> None:
-        """Close the pipe, when no thread uses it any more."""
-        self._read.close()
-        self._write.close()
 
 
 class Reports:
-    """Writes reports in order, and closes the pipe at the end. Thread-safe.
+    """Writes reports in order; waits while the pipe is full, and writes no more once its reader has closed it.
 
-    `send` never waits: the main thread of a reader process serves several loaders, of which one may not be read for a
-    long time. What the pipe does not take is written by a thread.
+    Thread-safe.
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._closing = False
-        os.set_blocking(fd, False)
-        self._left: collections.deque[memoryview] = collections.deque()
+        self._pipe = open(fd, "wb", buffering=0)  # noqa: SIM115
         self._lock = threading.Lock()
-        self._empty = True
 
-    def send(self, report: Report, payload: bytes = b"", *, droppable: bool = False) -> None:
-        """Write a report, or have it written. One that is ``droppable`` is dropped if too much waits to be read."""
-        with self._lock:
-            if self._closing or (droppable and sum(map(len, self._left)) > MOST_LOGGED):
-                return
-            self._left.append(memoryview(report._replace(payload=len(payload)).packed() + payload))
-            if self._empty and not self._write():
-                self._empty = False
-                threading.Thread(target=self._write_rest, name="lit_async_data reports", daemon=True).start()
-
-    def close(self) -> None:
-        """Close the pipe when all that was sent is written, and send no more. Idempotent."""
-        with self._lock:
-            # Not while the thread still writes: another file could get the number of the descriptor.
-            if not self._closing and self._empty:
-                os.close(self._fd)
-            self._closing = True
-
-    def _write(self) -> bool:
-        """Write what the pipe takes; whether that is all."""
-        try:
-            while self._left:
-                data = self._left[0]
-                written = os.write(self._fd, data)
-                if written == len(data):
-                    self._left.popleft()
-                else:
-                    self._left[0] = data[written:]
-        except BlockingIOError:
-            return False
-        except OSError:  # the parent has closed its end
-            self._left.clear()
-        return True
-
-    def _write_rest(self) -> None:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        while True:
-            poll.poll()
-            with self._lock:
-                if self._write():
-                    if self._closing:
-                        os.close(self._fd)
-                    self._empty = True
-                    return
+    def send(self, report: Report, payload: bytes = b"") -> None:
+        data = memoryview(report._replace(payload=len(payload)).packed() + payload)
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[self._pipe.write(data) :]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import io
 import itertools
 import logging
 import os
@@ -32,15 +31,15 @@ from lit_async_data.engine.pipeline.pipeline import (
     batches_and_samples,
     place_of,
 )
-from lit_async_data.engine.pipeline.sample_reader import ReadAround, is_of_a_sample
-from lit_async_data.engine.pipeline.thread_pipeline import Reading, ThreadPipeline, reading_of
-from lit_async_data.engine.processes.channel import Channel, ReaderProcesses, wait_for_reports
+from lit_async_data.engine.pipeline.sample_reader import ReadAround, ReaderSetup, is_of_a_sample
+from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline, reading_of
+from lit_async_data.engine.processes.channel import Channel, wait_for_reports
 from lit_async_data.engine.processes.messages import Phase, Task, Unplanned, unpacked_results
-from lit_async_data.engine.processes.setup import ReaderSetup
-from lit_async_data.engine.processes.shared_slots import GENERATION, THREADS, SharedSlots
+from lit_async_data.engine.processes.setup import stored
+from lit_async_data.engine.processes.shared_slots import GENERATION, SETUP, THREADS, SharedSlots
 from lit_async_data.engine.resources import memory
-from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended, hindered
-from lit_async_data.errors import MemoryBudgetError, SourceError, WorkerError
+from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended
+from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex, Share
 from lit_async_data.sources.contract.stage_clock import CLOCK, NO_WORK, Work
@@ -88,9 +87,7 @@ class ProcessPipeline(Pipeline):
     is read again sample by sample, and a sample that ends more processes than that is bad.
 
     Args:
-        setup: What the reader processes need.
-        stored: The same, in a file; closed with the pipeline.
-        processes: Read; other pipelines may share them.
+        setup: What is read, and how.
         pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
         restarts: How often a batch that ended a process is read again, and a process that reads nothing is replaced.
     """
@@ -100,20 +97,14 @@ class ProcessPipeline(Pipeline):
     def __init__(
         self,
         setup: ReaderSetup,
-        stored: io.FileIO,
-        processes: ReaderProcesses,
         *,
         pin: Callable[[Bytes], None] | None = None,
         timeout_s: float,
         restarts: int = 1,
     ) -> None:
-        self._workers, self._shares = setup.plan.workers, setup.plan.shares
-        super().__init__(setup.schedule, setup.plan.room, timeout_s=timeout_s, tuner=self._workers.tuner())
-        self.worker_count = self._workers.threads
-        self._around = setup.around
-        self._read, self._source, self._raw_bytes = setup.read, setup.read.source, setup.raw_bytes
-        self._stored, self._processes, self._pin, self._restarts = stored, processes, pin, restarts
-        self._memory: SharedSlots | None = None
+        super().__init__(setup, timeout_s=timeout_s)
+        self._workers, self._pin, self._restarts = setup.plan.workers, pin, restarts
+        self._source, self._raw_bytes = setup.read.source, setup.raw_bytes
         # The lock guards everything below.
         self._started = False
         self._readers: list[_Reader] = []
@@ -125,22 +116,31 @@ class ProcessPipeline(Pipeline):
         self._was_starved = 0  # how often the loop had waited when the last report came
         self._first = ThreadWorker(0, self._read_here)
         self._first_task: ReadTask | None = None
+        with contextlib.ExitStack() as opened:
+            self._stored = opened.enter_context(stored(setup))
+            self._memory = SharedSlots(self.layout.nbytes + self._raw_bytes)
+            opened.callback(self._memory.close)
+            self._memory.now[THREADS] = self._threads
+            self._add_slots(min(self._slots, self._most_slots))
+            opened.pop_all()
 
-    def reserve(self) -> None:
-        """Take the memory of the first slots, unless that is done."""
+    def renew(self, setup: ReaderSetup, key: BatchIndex) -> None:
         with self._lock:
-            if self._memory is None:
-                self._memory = SharedSlots(self.layout.nbytes + self._raw_bytes)
-                self._memory.now[THREADS] = self._threads
-            if not len(self.pool):
-                self._add_slots(min(self._slots, self._most_slots))
+            setup = dataclasses.replace(setup, number=self.setup.number + 1)
+            self._stored, before = stored(setup), self._stored
+            before.close()
+            for reader in self._readers:
+                reader.channel.renew(self._stored.fileno())
+            self._memory.now[SETUP] = setup.number  # no thread takes a task before it reads by this setup
+            super().renew(setup, key)
 
     def prefetch(self, key: BatchIndex) -> None:
         with self._lock:
             if self._closed:
                 self.check()
             if not self._started:
-                self._start()
+                self._add_readers()
+                self._started = True
                 self._seek(key)
                 if self._reads_first:
                     self._begin_here()
@@ -173,20 +173,11 @@ class ProcessPipeline(Pipeline):
                 for reader in self._readers:
                     reader.channel.close()
             finally:
-                if self._memory is not None:
-                    self._memory.close()
+                self._memory.close()
         all_ended([self._first])
         self.pool.clear()
 
     # -- processes ---------------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        self.reserve()
-        for reader in self._readers:  # one of them could not be opened
-            reader.channel.close()
-        self._readers.clear()
-        self._add_readers()
-        self._started = True
 
     @property
     def _reads_first(self) -> bool:
@@ -194,7 +185,7 @@ class ProcessPipeline(Pipeline):
         chunks, first = self._source.chunks, self._cursor
         if self._workers.apart or chunks.reading == "locked" or first is None:
             return False
-        return chunks.rows == 1 or (chunks.spread == 1 and self._shares.end_with(self.schedule, first))
+        return chunks.rows == 1 or (chunks.spread == 1 and self.setup.plan.shares.end_with(self.schedule, first))
 
     def _begin_here(self) -> None:
         """Have a thread of this process read the first slot while the others start."""
@@ -203,7 +194,7 @@ class ProcessPipeline(Pipeline):
         except WorkerError:  # the system refuses another thread
             return
         slot, *self._vacant = self.pool.take_all()
-        ids, around = self._source.ids, self._around
+        ids, around = self._source.ids, self.setup.around
         self._first_task = ReadTask(slot, self._claim(), self.schedule, self._generation, 0, ids, around)
 
     def _read_here(self, worker: ThreadWorker) -> bool:
@@ -213,17 +204,15 @@ class ProcessPipeline(Pipeline):
             worker.begin(task)
             CLOCK.start()
             # No name holds the result: see `ThreadPipeline._fill`.
-            self._deliver(task, task.run(self._read, self.layout, self.pool.memories[task.slot]))
+            self._deliver(task, task.run(self.setup.read, self.layout, self.pool.memories[task.slot]))
         return False
 
     def _add_readers(self) -> None:
         for number in range(len(self._readers), self._wanted):
-            self._readers.append(_Reader(number, Channel(self._processes[number])))
-            self._open(self._readers[-1].channel)
+            self._readers.append(_Reader(number, self._channel(number)))
 
-    def _open(self, channel: Channel) -> None:
-        assert self._memory is not None
-        channel.open(self._stored.fileno(), self._memory)
+    def _channel(self, number: int) -> Channel:
+        return Channel(number, self._stored.fileno(), self._memory)
 
     def set_workers(self, count: int) -> None:
         with self._lock:
@@ -232,11 +221,7 @@ class ProcessPipeline(Pipeline):
                 self._set_threads()
                 return
             self._wanted = count
-            try:
-                self._add_readers()  # which get no tasks before they have started
-            except WorkerError:
-                self._readers.pop().channel.close()
-                raise
+            self._add_readers()  # which get no tasks before they have started
 
     def _close_unused(self) -> None:
         while len(self._readers) > max(self._wanted, self._dealing) and not self._readers[-1].tasks:
@@ -244,7 +229,6 @@ class ProcessPipeline(Pipeline):
 
     def _set_threads(self) -> None:
         """One thread in a process that reads a task which has ended one, so that it is known which task ends it."""
-        assert self._memory is not None
         suspects = any(task.deaths for reader in self._readers for task in reader.tasks.values())
         self._memory.now[THREADS] = 1 if suspects else self._threads
 
@@ -256,7 +240,6 @@ class ProcessPipeline(Pipeline):
 
     def _replace(self, reader: _Reader, error: WorkerError) -> None:
         """Have another process read what one that has ended had been told; an error if that one would end, too."""
-        assert self._memory is not None
         begun = self._begun(reader)
         named = self._named(error, reader, begun)
         reader.ended = 0 if begun else reader.ended + 1
@@ -270,12 +253,7 @@ class ProcessPipeline(Pipeline):
         self._memory.tried(reader.number)[0] = 0
         if begun:
             self._memory.now[THREADS] = 1
-        channel = Channel(self._processes[reader.number])
-        try:
-            self._open(channel)
-        except BaseException:
-            channel.close()
-            raise
+        channel = self._channel(reader.number)
         log.warning("%s; a new one takes its place", named)
         reader.channel.close()
         reader.channel, tasks, reader.tasks = channel, list(reader.tasks.values()), {}
@@ -292,7 +270,6 @@ class ProcessPipeline(Pipeline):
 
     def _condemned(self, reader: _Reader, task: Task) -> bool:
         """Whether a sample that ended a process by itself is bad from now on, so that the others can be read."""
-        assert self._memory is not None
         return task.phase is Phase.AROUND and task.deaths >= self._restarts > 0 and self._memory.condemn(reader.number)
 
     def _read_again(self, reader: _Reader, task: Task, error: WorkerError) -> None:
@@ -301,10 +278,10 @@ class ProcessPipeline(Pipeline):
         if task.deaths > self._restarts:
             error.in_its_place = True
             self._done(task, unplanned=dict.fromkeys(range(task.batches), error))
-        elif self._around is not None and self._workers.shared and task.is_dealt and task.share.readers > 1:
+        elif self.setup.around is not None and self._workers.shared and task.is_dealt and task.share.readers > 1:
             filling.deaths = task.deaths  # all shares are read again by one process
             self._done(task, unplanned=dict.fromkeys(range(task.batches), SourceError(str(error))))
-        elif self._around is not None:
+        elif self.setup.around is not None:
             self._send(reader, task._replace(phase=Phase.AROUND))
         else:
             first = task.key.step - filling.keys[0].step
@@ -324,11 +301,9 @@ class ProcessPipeline(Pipeline):
 
     def _seek(self, key: BatchIndex) -> None:
         super()._seek(key)
-        assert self._memory is not None
         self._memory.now[GENERATION] = self._generation
 
     def _add_slots(self, count: int) -> None:
-        assert self._memory is not None
         for whole in self._memory.add(count):
             slot = whole[: self.layout.nbytes]
             if self._pin is not None:
@@ -357,28 +332,15 @@ class ProcessPipeline(Pipeline):
                 self._send(reader, task)
 
     def _dealt_to(self) -> list[_Reader]:
-        """The processes among which the next slot is dealt.
-
-        Those that share chunks become more or fewer where the next group of chunks begins: else chunks that one has
-        decoded would fall to another.
-        """
+        """The processes among which the next slot is dealt."""
         started = self._dealing
         while started < len(self._readers) and self._readers[started].channel.ready:
             started += 1
         count = min(started, self._wanted)
-        if count != self._dealing and (not self._workers.shared or self._begins_a_group()):
+        if count != self._dealing:
             self._dealing = count
             self._close_unused()
         return self._readers[: self._dealing]
-
-    def _begins_a_group(self) -> bool:
-        assert self._cursor is not None
-        plan = self.schedule.plan(self._cursor.epoch)
-        order, step = plan.chunk_order, self._cursor.step
-        if order is None or not step:
-            return True
-        before, here = (order.group_of(plan.front(each)) for each in (step - 1, step))
-        return before != here
 
     @staticmethod
     def _send(reader: _Reader, task: Task) -> None:
@@ -427,7 +389,7 @@ class ProcessPipeline(Pipeline):
             if task.phase is Phase.READ and not errors:
                 self._go_on(task, Phase.TRANSFORM)
                 return
-            if errors and self._workers.shared and self._around is not None and all(map(is_of_a_sample, errors)):
+            if errors and self._workers.shared and self.setup.around is not None and all(map(is_of_a_sample, errors)):
                 filling.unplanned.clear()
                 self._go_on(task, Phase.AROUND)
                 return
@@ -457,10 +419,7 @@ class ProcessPipeline(Pipeline):
     def _readings(self) -> list[Activity]:
         found = [reading_of(self._first, self._source)] if self._first.alive else []
         for reader in self._readers:
-            who, worker = (
-                f"reader process {reader.channel.pid}{hindered(reader.channel.pid)}",
-                {"worker": reader.number},
-            )
+            who, worker = f"reader process {reader.channel.pid}", {"worker": reader.number}
             if not (begun := self._begun(reader)):
                 tasks = list(reader.tasks.values())[:1]
                 words = f"{who} reads nothing, and has {len(reader.tasks)} tasks"
@@ -495,39 +454,15 @@ class ProcessPipeline(Pipeline):
                 os.write(2, f"{OURS}: {reader.channel.stacks()}".encode())
 
 
-def pipeline_of(
-    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, options: LoaderOptions
-) -> Pipeline:
-    """The pipeline of a plan, from which the device ``pin`` copies. Nothing starts before the first request."""
-    plan = setup.plan
-    if plan.workers.kind == "process":
-        return _process_pipeline(setup, processes, pin=pin, options=options)
-    pipeline = ThreadPipeline(
-        Reading(setup.read, setup.ahead, setup.read.source, setup.around),
-        setup.schedule,
-        plan.room,
-        functools.partial(memory.allocated, plan.layout.nbytes, pinned=pin is not None),
-        workers=plan.workers.threads,
-        timeout_s=options.timeout_s,
-        tuner=plan.workers.tuner(),
-    )
+def pipeline_of(setup: ReaderSetup, *, pin: torch.device | None, options: LoaderOptions) -> Pipeline:
+    """The pipeline of a setup, from which the device ``pin`` copies. Nothing starts before the first request."""
+    pipeline: Pipeline
+    if setup.plan.workers.kind == "process":
+        # torch pins memory that it did not allocate for CUDA only.
+        register = functools.partial(memory.register, device=pin) if pin is not None and pin.type == "cuda" else None
+        pipeline = ProcessPipeline(setup, pin=register, timeout_s=options.timeout_s, restarts=options.restarts)
+    else:
+        allocate = functools.partial(memory.allocated, setup.layout.nbytes, pinned=pin is not None)
+        pipeline = ThreadPipeline(setup, allocate, timeout_s=options.timeout_s)
     pipeline.warn_after_s = options.warn_after_s
-    return pipeline
-
-
-def _process_pipeline(
-    setup: ReaderSetup, processes: ReaderProcesses, *, pin: torch.device | None, options: LoaderOptions
-) -> ProcessPipeline:
-    register = None
-    if pin is not None and pin.type == "cuda":  # torch pins memory that it did not allocate for CUDA only
-        register = functools.partial(memory.register, device=pin)
-    pipeline = ProcessPipeline(
-        setup, setup.stored(), processes, pin=register, timeout_s=options.timeout_s, restarts=options.restarts
-    )
-    pipeline.warn_after_s = options.warn_after_s
-    try:
-        pipeline.reserve()
-    except MemoryBudgetError:
-        pipeline.close()
-        raise
     return pipeline

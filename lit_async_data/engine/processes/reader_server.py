@@ -1,10 +1,11 @@
-"""`ReaderServer`: the part of a reader process that reads for one loader: threads that carry out tasks."""
+"""`ReaderServer`: the threads of a reader process, which carry out tasks."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import logging
+import os
 import pickle
 import threading
 import time
@@ -14,10 +15,18 @@ from typing import Any
 import numpy.typing as npt
 
 from lit_async_data.engine.pipeline.pipeline import ReadTask
-from lit_async_data.engine.processes.messages import Phase, Report, ReportKind, Reports, Task, TaskQueue, packed_results
-from lit_async_data.engine.processes.setup import ReaderSetup
-from lit_async_data.engine.processes.shared_slots import GENERATION, THREADS, SharedSlots
-from lit_async_data.engine.supervisor import COALESCING, PREPARING, ThreadWorker, Unexpected, all_ended
+from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
+from lit_async_data.engine.processes.messages import (
+    TASK_BYTES,
+    Phase,
+    Report,
+    ReportKind,
+    Reports,
+    Task,
+    packed_results,
+)
+from lit_async_data.engine.processes.shared_slots import GENERATION, SETUP, THREADS, SharedSlots
+from lit_async_data.engine.supervisor import PREPARING, ThreadWorker, report_once
 from lit_async_data.errors import SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex
@@ -27,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 class LogToParent(logging.Handler):
-    """Sends log records to the parent, by the channel whose task came last, since its reports are read."""
-
-    reports: Reports
+    def __init__(self, reports: Reports) -> None:
+        super().__init__()
+        self._reports = reports
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -38,7 +47,7 @@ class LogToParent(logging.Handler):
             if record.exc_info:
                 sent.msg += "\n" + logging.Formatter().formatException(record.exc_info)
             sent.exc_info = sent.exc_text = sent.stack_info = None
-            self.reports.send(Report(ReportKind.LOG), pickle.dumps(sent), droppable=True)
+            self._reports.send(Report(ReportKind.LOG), pickle.dumps(sent))
         except Exception:  # noqa: BLE001  # as every handler: a record that cannot be sent does not stop who logs it
             self.handleError(record)
 
@@ -46,47 +55,32 @@ class LogToParent(logging.Handler):
 class ReaderServer:
     """Carries out tasks, and reports each. Its process has the number ``process`` among those of a loader."""
 
-    def __init__(
-        self,
-        setup: ReaderSetup,
-        slots: SharedSlots,
-        tasks: TaskQueue,
-        reports: Reports,
-        *,
-        records: LogToParent,
-        process: int,
-    ) -> None:
-        self._setup, self._slots, self._tasks = setup, slots, tasks
+    def __init__(self, setup: ReaderSetup, slots: SharedSlots, tasks: int, reports: Reports, *, process: int) -> None:
+        self._slots, self._tasks, self._reports, self._process = slots, tasks, reports, process
         self._first = process * setup.plan.workers.most_threads  # the number of its first thread among those of all
-        self._reports, self._records = reports, records
-        if setup.around is not None:
-            setup.around.share(slots.deadly, slots.tried(process))
-        self._preparation_errors, self._coalescing_errors = Unexpected(log, PREPARING), Unexpected(log, COALESCING)
-        # The lock guards everything below.
-        self._lock = threading.Lock()
+        # Guards everything below; notified when another setup has come.
+        self._lock = threading.Condition()
         self._threads: list[ThreadWorker] = []
-        self._closing = False
         self._readers = 0  # the processes that share the memory for what is read ahead
         self._release: Callable[[], None] = lambda: None
         self._cursor: BatchIndex | None = None  # the batch after the last task that was taken
         self._reading: dict[int, BatchIndex] = {}  # the first batch of each thread that reads
+        self.renew(setup)
         reports.send(Report(ReportKind.READY))  # before a thread takes a task, which may end this process
         with self._lock:
             self._start_threads()
 
+    def renew(self, setup: ReaderSetup) -> None:
+        """Read what this says from now on. Tasks that were given before are older, and their results dropped."""
+        if setup.around is not None:
+            setup.around.share(self._slots.deadly, self._slots.tried(self._process))
+        with self._lock:
+            self._setup, self._readers = setup, 0
+            self._lock.notify_all()
+
     def check(self) -> None:
         for thread in tuple(self._threads):
             thread.check()
-
-    def close(self) -> None:
-        """Read no more, and give memory back; waits a few seconds for what is being read."""
-        with self._lock:
-            self._closing = True
-        self._tasks.wake(len(self._threads))
-        all_ended(self._threads)
-        self._release()
-        self._tasks.close()
-        self._slots.close()
 
     # -- threads -----------------------------------------------------------------------------------------------------
 
@@ -96,16 +90,16 @@ class ReaderServer:
             self._threads[-1].start()
 
     def _work(self, thread: ThreadWorker) -> bool:
-        """Carry out one task; False if the thread is one too many, or nobody reads any more."""
+        """Carry out one task; False if the thread is one too many, or the trainer's process gives no more."""
         began = time.perf_counter()
-        task = self._tasks.get()
-        if task is None:
+        # The system wakes one thread for a task; others could run only in place of the training loop, if it is busy. It
+        # gives each whole records.
+        data = os.read(self._tasks, TASK_BYTES)
+        if not data:
             return False
-        idle_s = CLOCK.waited(began)
-        self._records.reports = self._reports
+        task, idle_s = Task.unpacked(data), CLOCK.waited(began)
         with self._lock:
-            if self._closing:
-                return False
+            self._lock.wait_for(self._is_renewed)
             self._reserve(task.share.readers)
             reading = self._begun(task, thread.number)
         thread.begin(reading)
@@ -122,13 +116,16 @@ class ReaderServer:
         thread.rest()
         return self._is_needed(thread)
 
+    def _is_renewed(self) -> bool:
+        """Whether the setup is the one with which the trainer's process gives tasks."""
+        return self._setup.number >= self._slots.now[SETUP]
+
     def _is_needed(self, thread: ThreadWorker) -> bool:
         with self._lock:
             if thread.number - self._first >= self._slots.now[THREADS]:
                 self._threads.remove(thread)
                 return False
-            if not self._closing:
-                self._start_threads()
+            self._start_threads()
             return True
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -158,10 +155,7 @@ class ReaderServer:
     def _carried_out(self, task: Task, reading: ReadTask) -> bytes:
         """Read the batches; returns the errors and the replaced samples, packed."""
         read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
-        filled = reading.run(read, self._setup.layout, memory)
-        if filled.unexplained and filled.good == len(filled.batches):
-            self._coalescing_errors.log(filled.unexplained)
-        return packed_results(filled.batches)
+        return packed_results(reading.run(read, self._setup.layout, memory).batches)
 
     def _read(
         self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
@@ -191,5 +185,7 @@ class ReaderServer:
         with self._lock:
             unread = min(self._reading.values(), default=self._cursor)
         assert unread is not None
-        with self._preparation_errors:  # an error of the source recurs, and is raised, when the batch is read
+        try:
             ahead(reading.schedule, reading.keys, unread, task.share)
+        except Exception as error:  # noqa: BLE001  # that of the source recurs, and is raised, when the batch is read
+            report_once(log, PREPARING, error)

@@ -25,11 +25,12 @@ from lit_async_data.sources.local_files import ADVICE, advice_on
 FOLDER = "/dev/shm"  # noqa: S108  # the file in it has no name
 # Bytes of zeros written per step.
 _STEP = 2**20
-# The file begins with int64 numbers: the generation of tasks, the threads in a process, the sample that each process
-# tries by itself, and the samples that have ended processes. Samples are counted from 1, and 0 is none.
+# The file begins with int64 numbers: the generation of tasks, the threads in a process, the number of the setup, the
+# sample that each process tries by itself, and the samples that have ended processes. Samples are counted from 1, and 0
+# is none.
 HEAD_BYTES = 2**16  # whole pages
-GENERATION, THREADS = 0, 1
-TRIED, DEADLY = 2, 4096
+GENERATION, THREADS, SETUP = 0, 1, 2
+TRIED, DEADLY = 3, 4096
 
 
 class SharedFile:
@@ -82,7 +83,7 @@ class SharedSlots:
     A process that did not create them gets the descriptor ``fd``, which stays open.
 
     Attributes:
-        now: The generation of tasks, and the threads in a process.
+        now: The generation of tasks, the threads in a process, and the number of the setup.
         deadly: The samples that have ended processes, counted from 1; 0 where there is none.
     """
 

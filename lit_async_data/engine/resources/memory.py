@@ -50,16 +50,6 @@ def core_limit() -> float | None:
     return min(limits, default=None)
 
 
-def out_of_memory_kills() -> int:
-    """How many processes of these groups the kernel has killed for lack of memory; 0 where it does not say."""
-    kills = 0
-    for folder in _folders("memory"):
-        for name in ("memory.events", "memory.oom_control"):
-            for event, _, count in (line.partition(" ") for line in _text(f"{folder}/{name}").splitlines()):
-                kills += int(count) if event == "oom_kill" else 0
-    return kills
-
-
 def _folders(controller: str) -> Iterator[str]:
     """The control groups of this process, and the groups that contain them.
 

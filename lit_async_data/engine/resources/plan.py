@@ -258,12 +258,6 @@ class ResourcePlan:
     def room(self) -> Room:
         return Room(self.layout, self.budget.slots, self.budget.most_slots)
 
-    def begun_with(self, workers: int) -> ResourcePlan:
-        """The plan with another number of workers to begin with."""
-        slots = min(max(self.budget.slots, workers + 1), self.budget.most_slots) if workers else self.budget.slots
-        budget = dataclasses.replace(self.budget, slots=slots)
-        return dataclasses.replace(self, workers=self.workers._replace(threads=workers), budget=budget)
-
     def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
         """Have a source reserve room, shared by some processes, for what is read ahead; call the result to end that."""
         return source.reserve(-(-self.chunks // parts), self.budget.cache // parts, self.budget.fetched // parts)

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from lit_async_data.engine.pipeline.thread_pipeline import LOOKS, Ahead
+from lit_async_data.engine.pipeline.sample_reader import LOOKS, Ahead
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.due import Shares
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule

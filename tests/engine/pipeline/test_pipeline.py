@@ -61,7 +61,7 @@ def test_a_stalled_read_is_an_error_that_says_what_every_worker_is_at(monkeypatc
         gate.wait_for(1)
         pipeline.timeout_s = 0.01
         what = r"batch 0 of epoch 0 .* worker 0 has been at batch 0 .*samples 0, 1, 2"
-        with pytest.raises(StalledError, match=rf"{what}.* \(in number_pipelines.py:\d+ __call__ > ") as caught:
+        with pytest.raises(StalledError, match=what) as caught:
             pipeline.get(BatchIndex(0, 0))
         assert (caught.value.stage, caught.value.worker) == ("read", 0)
         gate.open(0, 4, 8)

@@ -1,4 +1,4 @@
-"""The program of a reader process: its channels come and go, and it ends with the training process."""
+"""The program of a reader process: it ends with the training process."""
 
 import contextlib
 import os
@@ -8,14 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import loader_of, pid_of, sharing, wait_for_the_end_of
+from support.processes import loader_of, pid_of, wait_for_the_end_of
 from support.sources import reader_sources as acts
-from support.sources.reader_sources import BadInChild, Numbers
-
-from lit_async_data.engine.processes.__main__ import Endpoint
-from lit_async_data.engine.processes.messages import REPORT_BYTES
-from lit_async_data.engine.processes.reader_server import LogToParent
-from lit_async_data.errors import WorkerError
+from support.sources.reader_sources import Numbers
 
 pytestmark = pytest.mark.processes
 
@@ -65,39 +60,3 @@ def test_signals_for_the_trainer_do_not_end_the_process():
             os.kill(process, number)
         assert len(list(loader)) == 10
         assert pid_of(loader) == process
-
-
-def test_a_source_that_cannot_begin_leaves_a_shared_process_to_the_others():
-    good, bad = (loader_of(each) for each in (Numbers(), BadInChild()))
-    sharing(good, bad)
-    next(good)
-    with pytest.raises(WorkerError, match="failed: ImportError"):
-        next(bad)
-    bad.close()
-    assert len(list(good)) == 10
-    good.close()
-
-
-def test_a_read_that_hangs_does_not_keep_the_others_from_going_on():
-    stuck, good = (loader_of(each) for each in (Numbers(33, acts.stop), Numbers()))
-    sharing(stuck, good)
-    assert next(stuck)["y"].tolist() == list(range(10))
-    next(good)
-    stuck.close()
-    assert len(list(good)) == 10
-    good.close()
-
-
-def test_a_setup_that_cannot_be_read_leaves_no_descriptor_open(tmp_path):
-    """A reader process may go on for other loaders."""
-    ends = [*os.pipe(), *os.pipe(), *os.pipe()]
-    setup = os.open(tmp_path / "empty", os.O_RDWR | os.O_CREAT)
-    (reports, sent), others = ends[:2], ends[4:]
-    slots, end = ends[2:4]
-    endpoint = Endpoint([setup, slots, end, sent, *others], 0, LogToParent())
-    endpoint._close()
-    assert os.read(reports, REPORT_BYTES)
-    os.close(reports)
-    for descriptor in (setup, slots, end, sent, *others):
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)

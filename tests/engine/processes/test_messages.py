@@ -1,11 +1,9 @@
 """Tasks on their way to reader processes, and reports on their way back."""
 
-import contextlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.processes import loader_of, sharing
+from support.processes import loader_of, running
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import Numbers
 
@@ -26,15 +24,17 @@ def test_a_task_arrives_as_it_was_sent(task):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("act", [acts.fail_at_length, acts.warn_at_length])
-def test_a_loader_whose_reports_are_not_read_does_not_hold_up_the_others(act):
-    flooded, good = loader_of(Numbers(33, act), batch_size=1), loader_of(Numbers(), timeout_s=60)
-    sharing(flooded, good)
-    iter(flooded)
-    flooded._machinery.prefetch(copy=False)
-    for _ in range(20):
-        assert len(list(good)) == 10
-    with contextlib.suppress(ReadError):
-        for _ in range(50):
-            next(flooded)
-    flooded.close()
-    good.close()
+def test_reports_longer_than_the_pipe_arrive_and_do_not_hold_up_the_end(act, caplog):
+    with loader_of(Numbers(33, act), batch_size=1) as loader:
+        for step in range(40):
+            if step == 33 and act is acts.fail_at_length:
+                with pytest.raises(ReadError, match="x" * 2**18):
+                    next(loader)
+            else:
+                assert next(loader)["y"].item() == step
+    assert sum(line == "x" * 2**18 for line in caplog.messages) == (act is acts.warn_at_length)
+    with loader_of(Numbers(2, act), batch_size=1) as loader:
+        loader._prefetch()  # what it reports is never read
+        while not (reader := running(loader)._readers[0]).channel.ready:
+            reader.channel.receive()
+    assert reader.channel._process.returncode == 0

@@ -46,7 +46,7 @@ def test_a_process_says_that_it_takes_tasks_before_a_thread_takes_one(monkeypatc
     monkeypatch.setattr(ReaderServer, "_start_threads", lambda server: started.append([*sent]))
     reports = types.SimpleNamespace(send=lambda report: sent.append(report.kind))
     setup = types.SimpleNamespace(plan=loader_of(Numbers()).footprint, around=None)
-    ReaderServer(setup, None, None, reports, records=None, process=0)
+    ReaderServer(setup, None, None, reports, process=0)
     assert started == [[ReportKind.READY]]
 
 

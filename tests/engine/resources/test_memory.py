@@ -216,20 +216,6 @@ def test_control_groups_and_those_around_them_limit_the_memory(groups, own, file
 
 
 @pytest.mark.parametrize(
-    ("own", "files", "kills"),
-    [
-        ("", {}, 0),
-        ("", {"memory.events": "max 7\noom 3\noom_kill 2\noom_group_kill 0\n"}, 2),
-        (NESTED, {"slurm/job_7/memory.events": "oom_kill 1\n", "slurm/memory.events": "oom_kill 4\n"}, 5),
-        (OLD, {"memory/slurm/job_7/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"}, 3),
-    ],
-)
-def test_what_the_kernel_killed_for_lack_of_memory_is_counted(groups, own, files, kills):
-    groups(files, own)
-    assert memory.out_of_memory_kills() == kills
-
-
-@pytest.mark.parametrize(
     ("own", "files", "limit"),
     [
         ("", {"cpu.max": "400000 100000\n"}, 4),

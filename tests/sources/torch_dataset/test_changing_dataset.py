@@ -1,19 +1,16 @@
 """A dataset that its user changes between epochs, and one that draws, against a DataLoader."""
 
-import contextlib
 import itertools
 import os
 import random
 
-import h5py
 import numpy as np
 import pytest
 import torch
-from support.processes import pid_of
 from support.threads.waits import until
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from lit_async_data import AsyncDataModule, AsyncLoader, ConcatSource, DatasetSource, HDF5Source, SubsetSource
+from lit_async_data import AsyncLoader, ConcatSource, DatasetSource, SubsetSource
 from lit_async_data.errors import ChangedError, ReadError
 from lit_async_data.sources.contract.user_code import READING, states
 
@@ -242,23 +239,6 @@ def test_reader_processes_seed_each_sample(kind):
     every = [value for values in one.values() for value in values]
     assert len(set(every)) == len(every)
     assert drawn(SubsetSource(DatasetSource(kind()), range(LENGTH)), **PROCESS) == one
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("reads", "transforms", "count"), [("user", {}, 2), ("us", {"sample_transform": as_it_is}, 2), ("us", {}, 1)]
-)
-def test_loaders_share_a_reader_process_unless_code_of_the_user_may_draw_there(tmp_path, reads, transforms, count):
-    with h5py.File(tmp_path / "data.h5", "w") as file:
-        file["x"] = np.arange(LENGTH)
-    source = DatasetSource(Noise()) if reads == "user" else HDF5Source(tmp_path / "data.h5", ["x"])
-    dm = AsyncDataModule(train=source, val=source, loader={"batch_size": 3} | PROCESS, **transforms)
-    with contextlib.closing(dm):
-        dm.setup("fit")
-        loaders = dm.train_dataloader(), *dm.val_dataloader()
-        for loader in loaders:
-            next(iter(loader))
-        assert len({pid_of(loader) for loader in loaders}) == count
 
 
 def test_a_source_leaves_the_global_generators_as_they_were():

@@ -16,9 +16,10 @@ from lit_async_data.engine.device import streams as device_streams
 from lit_async_data.engine.device.feeds import CopyFeed
 from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.device.transform import DeviceTransform
-from lit_async_data.engine.pipeline.thread_pipeline import Reading, ThreadPipeline
+from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from support.threads.number_pipelines import setup_of
 
 # x is large and has its own copy to the device; y and z share one.
 SPEC = BatchSpec(
@@ -81,14 +82,8 @@ def queue_on(
 ):
     """A device queue and its pipeline, closed at the end. ``batches``: the most in a slot."""
     layout = BatchLayout(SPEC, BATCH, batches)
-    pipeline = ThreadPipeline(
-        Reading(read),
-        new_schedule(),
-        memory.Room(layout, 4 if workers else 2, 4 if workers else 2),
-        functools.partial(memory.allocated, layout.nbytes, pinned=False),
-        workers=workers,
-        timeout_s=60,
-    )
+    setup = setup_of(read, new_schedule(), memory.Room(layout, *2 * [4 if workers else 2]), workers)
+    pipeline = ThreadPipeline(setup, functools.partial(memory.allocated, layout.nbytes, pinned=False), timeout_s=60)
     fed = feed(pipeline)
     transform = transform and DeviceTransform(transform, torch.device("cpu"))
     verifier = CopyVerifier(verify_copies, streams) if verify_copies else None

@@ -3,13 +3,16 @@
 import contextlib
 import functools
 import threading
+import types
 
 import numpy as np
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, Extent, FieldSpec
-from lit_async_data.engine.pipeline.thread_pipeline import Reading, ThreadPipeline
+from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
+from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.resources.memory import Room, allocated
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.testing import ArraySource
 
 SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
 LENGTH, BATCH = 12, 4
@@ -58,6 +61,14 @@ class Gate:
             assert self.arrived.acquire(timeout=30)
 
 
+def setup_of(read, schedule, room, workers, ahead=None):
+    """What a pipeline gets, as if a function read the samples of a source."""
+    read = functools.partial(read)
+    read.source = ArraySource({"x": np.arange(10_000)})
+    workers = types.SimpleNamespace(threads=workers, tuner=lambda: None)
+    return ReaderSetup(read, schedule, types.SimpleNamespace(room=room, workers=workers), ahead)
+
+
 @contextlib.contextmanager
 def running(
     read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH, batches=1, ahead=None
@@ -67,14 +78,8 @@ def running(
     schedule = Schedule(
         lambda **at: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, **at), shuffled=True
     )
-    made = ThreadPipeline(
-        Reading(read, ahead),
-        schedule,
-        Room(layout, depth + 1, most_slots),
-        functools.partial(allocated, layout.nbytes, pinned=False),
-        workers=workers,
-        timeout_s=timeout_s,
-    )
+    setup = setup_of(read, schedule, Room(layout, depth + 1, most_slots), workers, ahead)
+    made = ThreadPipeline(setup, functools.partial(allocated, layout.nbytes, pinned=False), timeout_s=timeout_s)
     try:
         yield made
     finally:

@@ -16,7 +16,7 @@ from support.threads.interrupts import interrupted
 from support.threads.leaks import open_files
 
 from lit_async_data import AsyncLoader, ChangedError, HDF5Source, SourceError
-from lit_async_data.engine.pipeline.thread_pipeline import Ahead
+from lit_async_data.engine.pipeline.sample_reader import Ahead
 from lit_async_data.order.due import Shares
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.storage import open_file
