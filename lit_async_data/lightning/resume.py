@@ -84,11 +84,11 @@ def _steps_of_one_among_several(
     done, saved = int(counters.batches(trainer).ready), _resuming(loader).saved
     if saved is not None and trainer.fit_loop.restarting:
         if not done:  # all loaders begin the epoch
-            _resuming(loader).forget()
+            _resuming(loader).cursor.resume(None)
         elif saved.position and not saved.over and (changed := _resuming(loader).changed_steps(saved, alone=False)):
             raise ResumeError(changed, file=_file(trainer))
-        else:
-            _resuming(loader).go_on()
+        elif (cursor := _resuming(loader).cursor).coming is not saved:
+            cursor.set_epoch(saved.epoch)
     _resuming(loader).done = functools.partial(_done, reference, done)
     return None, None
 
@@ -139,7 +139,7 @@ def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> Non
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     """Refuse a loader that Lightning has built again after it restored its place, and that began an epoch anew."""
     done = int(counters.batches(trainer).ready) - 1
-    if trainer.fit_loop.restarting and done and not _resuming(loader).origin.position:
+    if trainer.fit_loop.restarting and done and not _resuming(loader).cursor.state.origin.position:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
 
 
@@ -156,7 +156,7 @@ def restore_loaders(trainer: pl.Trainer) -> None:
         stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
         for loader, state in zip(stateful, counters.unread_states(trainer), strict=False):
             if isinstance(loader, AsyncLoader):
-                _resuming(loader).follow(OrderState.from_dict(state).place)
+                _resuming(loader).cursor.follow(OrderState.from_dict(state).place)
 
 
 def follow_passes(trainer: pl.Trainer, before: Sequence[DrivenLoader]) -> None:
@@ -165,7 +165,7 @@ def follow_passes(trainer: pl.Trainer, before: Sequence[DrivenLoader]) -> None:
     if len(loaders) == len(before) and not is_only(trainer.train_dataloader):
         for loader, last in zip(loaders, before, strict=True):
             if isinstance(loader, AsyncLoader) and isinstance(last, AsyncLoader) and loader is not last:
-                _resuming(loader).follow(_resuming(last).origin)
+                _resuming(loader).cursor.follow(_resuming(last).cursor.state.origin)
 
 
 def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint: dict[str, Any]) -> None:

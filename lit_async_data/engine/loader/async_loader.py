@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -9,7 +10,7 @@ import operator
 import time
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -20,9 +21,9 @@ from lit_async_data.engine.device.streams import NEXT, profiled, ranged
 from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.engine.hooks.calls import Function, check_callable, takes_rng
 from lit_async_data.engine.hooks.transformation import HostHooks
-from lit_async_data.engine.loader.base_loader import Engine, Machinery, Taken, Wiring
+from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Machinery, Taken, Wiring
 from lit_async_data.engine.loader.recipe import Changes, Recipe, batch_seed, schedule_of, with_own_fields
-from lit_async_data.engine.loader.resuming import AsyncWiring, Quarantine, ResumableLoader, Resuming
+from lit_async_data.engine.loader.resuming import AsyncWiring, Quarantine, Resuming
 from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.sample_reader import Ahead, AroundBadSamples, ReadAround, ReaderSetup, SampleReader
 from lit_async_data.engine.processes.pipeline import pipeline_of
@@ -31,7 +32,7 @@ from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, Wanted, sl
 from lit_async_data.engine.supervisor import COPYING, report_once
 from lit_async_data.errors import AsyncDataError, ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, LoaderOptions, lightning_seed
-from lit_async_data.order.epoch_cursor import EpochCursor, Place
+from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, Place
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.sources.contract.checks import check_source
@@ -52,7 +53,7 @@ DRAWN = (
 SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and engine/hooks/calls.py
 
 
-class AsyncLoader(ResumableLoader):
+class AsyncLoader(BaseLoader):
     """Batches of a source, read ahead while you compute.
 
     Iterate over it once per epoch; each pass is a new epoch, in a new order if the options ask for a shuffle, which is
@@ -202,6 +203,21 @@ class AsyncLoader(ResumableLoader):
         how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={self.order.shuffle}"
         return f"<{closed}AsyncLoader of {how}, from {self.source!r}>"
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        # Not only where it runs: `steps_wanted` belongs to this process, too.
+        raise TypeError(
+            "an AsyncLoader cannot be pickled or copied: its threads, memory and place in the order belong to "
+            "this object and this process; pickle or copy its source and its options, and build another loader of them"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if self._run.engine is not None or self._cursor.state != CursorState():
+            self.__reduce_ex__(4)
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
     def _take(self) -> Taken:
         started = time.perf_counter()
         if self._cursor.state.fresh:
@@ -297,6 +313,97 @@ class AsyncLoader(ResumableLoader):
     @property
     def _started(self) -> bool:
         return self._cursor.started
+
+    # -- the place ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._wiring.quarantine.tell()
+        super().close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that begins the one of this epoch, counted from 0."""
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the next batch, in plain values that are the same on every rank; a few hundred bytes.
+
+        With it come the samples that this rank has found bad, if any: they are not read again.
+
+        A batch that failed counts as handed out. Any thread may call it while no batch is being taken.
+        """
+        state, bad = self._wiring.resuming.state(), sorted(self._wiring.quarantine.known)
+        return state | {"bad_samples": bad} if bad else state
+
+    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
+        """Have the next pass begin at a saved place, if it is of that epoch. Reads nothing over.
+
+        A loader whose options have no seed takes that of the place. The number of ranks and the batch size may be
+        others than before. If `set_epoch` names no epoch, the next pass is that of the place, or the one after it if
+        nothing remains.
+
+        Args:
+            state: What `state_dict` returned.
+            force: Whether to go on at the same position though seed, shuffle, weights or data have changed.
+
+        Raises:
+            ResumeError: The state is damaged; in the middle of an epoch the order is another one now, and the message
+                says what differs; or fewer samples remain than there are ranks.
+
+        Example:
+            >>> import numpy as np
+            >>> from lit_async_data import AsyncLoader
+            >>> from lit_async_data.testing import ArraySource
+            >>> source = ArraySource({"y": np.arange(10)})
+            >>> with AsyncLoader(source, {"batch_size": 4, "shuffle": False}) as loader:
+            ...     next(loader)["y"].tolist(), loader.state_dict()["position"]
+            ([0, 1, 2, 3], 4)
+            >>> with AsyncLoader(source, {"batch_size": 3, "shuffle": False}) as other:
+            ...     other.load_state_dict(loader.state_dict())
+            ...     [batch["y"].tolist() for batch in other]
+            [[4, 5, 6], [7, 8, 9]]
+        """
+        resuming, before = self._wiring.resuming, self._wiring.schedule.seed
+        place = resuming.checked(state, force=force, any_seed=self._given.seed is None)
+        if state["source"] == self.state_dict()["source"]:
+            self._wiring.quarantine.remember(state.get("bad_samples", ()))
+        self._stop()
+        self._release()
+        self._take_seed(operator.index(state["seed"]))
+        if self._wiring.schedule.seed != before:
+            resuming.report(f"the seed is {state['seed']}, that of the saved place, and no longer {before}")
+        self._cursor.resume(place)
+
+    def _check_ranks(self) -> None:
+        distributed = torch.distributed
+        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        if ranks > 1 and not self._recipe.is_ranked:
+            raise ConfigError(
+                f"{ranks} ranks would all read the same samples; write AsyncLoader(…, "
+                "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "
+                "each is to read all of them",
+                "world_size",
+            )
+
+    def _take_seed(self, seed: int) -> None:
+        """Key the order and all random numbers by this seed, unless the options have one. Drops what was read ahead."""
+        if self._given.seed is None and seed != self._wiring.schedule.seed:
+            self._stop()
+            self._take_order(self._wiring.schedule.keyed(seed))
+
+    def _begin_pass(self) -> None:
+        """Take the seed of a run that begins, and say if what looks like its training gets the samples as stored."""
+        if self._wiring.label:  # of a DataModule, or beside another loader
+            return
+        begins = self._cursor.state.saved is None and not self._cursor.coming.epoch
+        if begins and self.world_size == 1:
+            self._take_seed(lightning_seed())
+        unasked = self.options.shuffle is None and not self.options.drawn
+        if unasked and not (self._evaluation or self.rank) and torch.is_grad_enabled():
+            self._say(
+                logging.WARNING,
+                f"{self.source.name}: samples come in stored order; for training write shuffle=True in the loader's "
+                "options, elsewhere shuffle=False or torch.no_grad()",
+            )
 
     # -- the machinery --------------------------------------------------------------------------------------------
 

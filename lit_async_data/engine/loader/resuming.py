@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import abc
-import copy
 import dataclasses
 import functools
 import json
 import logging
-import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn, Self
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from lit_async_data.engine.loader.base_loader import BaseLoader, Wiring
-from lit_async_data.engine.loader.recipe import Recipe
+from lit_async_data.engine.loader.base_loader import Wiring
 from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
-from lit_async_data.errors import ConfigError, ResumeError, SourceError, TransformError, few
-from lit_async_data.options import LoaderOptions, lightning_seed
-from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, OrderState, Place, StepsWanted
+from lit_async_data.errors import ResumeError, SourceError, TransformError, few
+from lit_async_data.order.epoch_cursor import EpochCursor, OrderState, Place, StepsWanted
 from lit_async_data.order.plan import EpochPlan, Schedule
 from lit_async_data.sources.contract.pickling import digest
 from lit_async_data.sources.contract.source import Source
@@ -138,7 +132,7 @@ class Resuming:
     """
 
     def __init__(self, source: Source, cursor: EpochCursor) -> None:
-        self._source, self._cursor = source, cursor
+        self._source, self.cursor = source, cursor
         self._unreported = self._named_by_framework = False
         self._last_line = self.why_over = ""
         self.print_line: Callable[[str, int], object] = lambda line, level: log.log(level, "%s", line)
@@ -147,7 +141,7 @@ class Resuming:
 
     @functools.cached_property
     def _now(self) -> OrderState:
-        return order_state(self._source, self._cursor.schedule)
+        return order_state(self._source, self.cursor.schedule)
 
     def order_changed(self) -> None:
         """Take the order of the cursor's schedule from now on."""
@@ -156,21 +150,17 @@ class Resuming:
     @property
     def saved(self) -> Place | None:
         """The place that the next pass begins at if it is of that epoch."""
-        return self._cursor.state.saved
-
-    @property
-    def origin(self) -> Place:
-        return self._cursor.state.origin
+        return self.cursor.state.saved
 
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch of the next pass. Frameworks call this, by ``loader.batch_sampler.sampler``."""
         self._named_by_framework = True
-        self._cursor.name_epoch(epoch)
+        self.cursor.name_epoch(epoch)
 
     def state(self) -> dict[str, Any]:
         """The state of the place behind the last batch that is done; plain values."""
         done = None if self.done is None else self.done()
-        place, state = self._cursor.place(None if done is None else done.steps), self._cursor.state
+        place, state = self.cursor.place(None if done is None else done.steps), self.cursor.state
         if done is None and self._named_by_framework and not state.fresh and sys.exception() is not None:
             log.warning(
                 "the state is saved while %s is handled: the batch that was handed out last counts as done, though its "
@@ -183,19 +173,6 @@ class Resuming:
 
     def _ended(self, place: Place) -> Place:
         return place._replace(position=self._now.samples, over=True)
-
-    def forget(self) -> None:
-        """Have the next pass begin at its start, as if no place had been taken up."""
-        self._cursor.resume(None)
-
-    def go_on(self) -> None:
-        """Have the next pass begin at the place that was taken up, whatever epoch was named."""
-        if self.saved is not None and self._cursor.coming is not self.saved:
-            self._cursor.set_epoch(self.saved.epoch)
-
-    def follow(self, last: Place) -> None:
-        """Have the next pass be the one after the last pass of another loader."""
-        self._cursor.follow(last)
 
     def checked(self, given: object, *, force: bool = False, any_seed: bool = False) -> Place:
         """The place of a saved state, which the loader takes up next.
@@ -230,48 +207,40 @@ class Resuming:
 
     def announce(self) -> None:
         """Say where the epoch is continued, when the first batch is asked for after `checked`."""
-        if not self._unreported:
+        saved, coming, by_framework = self.saved, self.cursor.coming, self._named_by_framework
+        if not self._unreported or saved is None:
             return
-        saved, coming = self.saved, self._cursor.coming
-        if saved is None:
-            return
-        if self._named_by_framework and coming.epoch > saved.epoch + saved.over and (saved.over or not saved.position):
-            self._unreported = False
-            self.print_line(
+        samples, level, whole = self._now.samples, logging.INFO, saved.over or not saved.position
+        if by_framework and whole and coming.epoch > saved.epoch + saved.over:
+            level = logging.WARNING
+            line = (
                 f"epoch {saved.epoch + saved.over} is left out: the checkpoint was written when it had only begun, and "
-                "Lightning takes it for done; with DevicePrefetcher() among the Trainer's callbacks it is whole",
-                logging.WARNING,
+                "Lightning takes it for done; with DevicePrefetcher() among the Trainer's callbacks it is whole"
             )
-            return
-        if not saved.position or saved.over:
-            self._unreported = False
-            self.print_line(f"resumed at epoch {coming.epoch}, sample 0 of {self._now.samples}", logging.INFO)
-            return
-        if (
-            coming is saved
-            and self._named_by_framework
-            and self.done is None
-            and (changed := self.changed_steps(saved))
-        ):
-            raise ResumeError(changed)
-        self._unreported = False
-        samples = self._now.samples
-        if coming is saved:
-            self.print_line(f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}", logging.INFO)
+        elif whole:
+            line = f"resumed at epoch {coming.epoch}, sample 0 of {samples}"
+        elif coming is saved:
+            if by_framework and self.done is None and (changed := self.changed_steps(saved)):
+                raise ResumeError(changed)
+            line = f"resumed at epoch {saved.epoch}, sample {saved.position} of {samples}"
         else:
-            why = (
-                ", as Lightning counts the epoch before as done: limit_train_batches, max_steps or a shorter loader "
-                "has ended it. With DevicePrefetcher() among the Trainer's callbacks, max_steps loses no sample"
-            )
-            self.print_line(
+            line = (
                 f"the saved place, sample {saved.position} of {samples} in epoch {saved.epoch}, is not used: epoch "
-                f"{coming.epoch} begins{why if self._named_by_framework else ''}",
-                logging.WARNING if self._named_by_framework else logging.INFO,
+                f"{coming.epoch} begins"
             )
+            if by_framework:
+                level = logging.WARNING
+                line += (
+                    ", as Lightning counts the epoch before as done: limit_train_batches, max_steps or a shorter "
+                    "loader has ended it. With DevicePrefetcher() among the Trainer's callbacks, max_steps loses no "
+                    "sample"
+                )
+        self._unreported = False
+        self.print_line(line, level)
 
     def changed_steps(self, place: Place, *, alone: bool = True) -> str:
         """What to do if steps have another size than before a place, for a message; empty if they have not."""
-        plan = self._cursor.schedule.plan(0)
+        plan = self.cursor.schedule.plan(0)
         before = place.history[-1] if place.history else None
         if before is None or before.step == plan.batch_size * plan.world_size:
             return ""
@@ -290,7 +259,7 @@ class Resuming:
 
     def _fitting(self, place: Place) -> Place:
         """The place, if the ranks can share what remains; the end of the epoch if ``drop_last`` drops that."""
-        plan, rest = self._cursor.schedule.plan(place.epoch), self._now.samples - place.position
+        plan, rest = self.cursor.schedule.plan(place.epoch), self._now.samples - place.position
         if place.over or not place.position:
             return place
         world = plan.world_size
@@ -321,127 +290,6 @@ class AsyncWiring(Wiring):
     quarantine: Quarantine
     # Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
     steps_wanted: StepsWanted = lambda: (None, None)
-
-
-class ResumableLoader(BaseLoader):
-    """A loader with a place in the order, which can be saved and taken up again."""
-
-    source: Source
-    rank: int
-    world_size: int
-    options: LoaderOptions  # in use
-    _given: LoaderOptions
-    _evaluation: bool
-    _cursor: EpochCursor
-    _wiring: AsyncWiring
-    _recipe: Recipe
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        # Not only where it runs: `steps_wanted` belongs to this process, too.
-        raise TypeError(
-            "an AsyncLoader cannot be pickled or copied: its threads, memory and place in the order belong to "
-            "this object and this process; pickle or copy its source and its options, and build another loader of them"
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if self._run.engine is not None or self._cursor.state != CursorState():
-            self.__reduce_ex__(4)
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        vars(made).update(copy.deepcopy(vars(self), memo))
-        return made
-
-    def _check_ranks(self) -> None:
-        distributed = torch.distributed
-        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-        if ranks > 1 and not self._recipe.is_ranked:
-            raise ConfigError(
-                f"{ranks} ranks would all read the same samples; write AsyncLoader(…, "
-                "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "
-                "each is to read all of them",
-                "world_size",
-            )
-
-    @abc.abstractmethod
-    def _take_order(self, schedule: Schedule) -> None: ...
-
-    def _take_seed(self, seed: int) -> None:
-        """Key the order and all random numbers by this seed, unless the options have one. Drops what was read ahead."""
-        if self._given.seed is None and seed != self._wiring.schedule.seed:
-            self._stop()
-            self._take_order(self._wiring.schedule.keyed(seed))
-
-    def _begin_pass(self) -> None:
-        """Take the seed of a run that begins, and say if what looks like its training gets the samples as stored."""
-        if self._wiring.label:  # of a DataModule, or beside another loader
-            return
-        begins = self._cursor.state.saved is None and not self._cursor.coming.epoch
-        if begins and self.world_size == 1:
-            self._take_seed(lightning_seed())
-        unasked = self.options.shuffle is None and not self.options.drawn
-        if unasked and not (self._evaluation or self.rank) and torch.is_grad_enabled():
-            self._say(
-                logging.WARNING,
-                f"{self.source.name}: samples come in stored order; for training write shuffle=True in the loader's "
-                "options, elsewhere shuffle=False or torch.no_grad()",
-            )
-
-    def close(self) -> None:
-        self._wiring.quarantine.tell()
-        super().close()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that begins the one of this epoch, counted from 0."""
-        self._cursor.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The place of the next batch, in plain values that are the same on every rank; a few hundred bytes.
-
-        With it come the samples that this rank has found bad, if any: they are not read again.
-
-        A batch that failed counts as handed out. Any thread may call it while no batch is being taken.
-        """
-        state, bad = self._wiring.resuming.state(), sorted(self._wiring.quarantine.known)
-        return state | {"bad_samples": bad} if bad else state
-
-    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
-        """Have the next pass begin at a saved place, if it is of that epoch. Reads nothing over.
-
-        A loader whose options have no seed takes that of the place. The number of ranks and the batch size may be
-        others than before. If `set_epoch` names no epoch, the next pass is that of the place, or the one after it if
-        nothing remains.
-
-        Args:
-            state: What `state_dict` returned.
-            force: Whether to go on at the same position though seed, shuffle, weights or data have changed.
-
-        Raises:
-            ResumeError: The state is damaged; in the middle of an epoch the order is another one now, and the message
-                says what differs; or fewer samples remain than there are ranks.
-
-        Example:
-            >>> import numpy as np
-            >>> from lit_async_data import AsyncLoader
-            >>> from lit_async_data.testing import ArraySource
-            >>> source = ArraySource({"y": np.arange(10)})
-            >>> with AsyncLoader(source, {"batch_size": 4, "shuffle": False}) as loader:
-            ...     next(loader)["y"].tolist(), loader.state_dict()["position"]
-            ([0, 1, 2, 3], 4)
-            >>> with AsyncLoader(source, {"batch_size": 3, "shuffle": False}) as other:
-            ...     other.load_state_dict(loader.state_dict())
-            ...     [batch["y"].tolist() for batch in other]
-            [[4, 5, 6], [7, 8, 9]]
-        """
-        resuming, before = self._wiring.resuming, self._wiring.schedule.seed
-        place = resuming.checked(state, force=force, any_seed=self._given.seed is None)
-        if state["source"] == self.state_dict()["source"]:
-            self._wiring.quarantine.remember(state.get("bad_samples", ()))
-        self._stop()
-        self._release()
-        self._take_seed(operator.index(state["seed"]))
-        if self._wiring.schedule.seed != before:
-            resuming.report(f"the seed is {state['seed']}, that of the saved place, and no longer {before}")
-        self._cursor.resume(place)
 
 
 def order_state(source: Source, schedule: Schedule) -> OrderState:
