@@ -68,11 +68,6 @@ class Engine:
             self.queue = StreamQueue(cast("CopyingFeed", feed), side, depth, transform)
 
     @property
-    def ready(self) -> int:
-        """Batches that are ready, on host and device together."""
-        return self.feed.ready + self.queue.ready
-
-    @property
     def fill(self) -> QueueFill:
         # There is one slot more than the depth, for the batch that is being handed out.
         host = min(self.feed.ready, self.feed.depth)

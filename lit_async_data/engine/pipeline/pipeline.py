@@ -89,7 +89,7 @@ TRANSITIONS: dict[tuple[SlotState, str], SlotState] = {
     (READY, "lend"): LENT,
     (READY, "copy"): COPYING,
     (READY, "drop"): FREE,
-    (LENT, "returned"): FREE,
+    (LENT, "take"): FILLING,  # nobody sees it any more
     (COPYING, "copied"): FREE,
 }
 
@@ -174,7 +174,11 @@ class SlotPool:
         last = vacant.pop()
         for other in vacant:  # they wake the other waiting threads
             self.vacant.put(other)
-        return None if last is None else self._taken(last)
+        if last is None:
+            return None
+        slot = last if isinstance(last, int) else last.slot
+        self.move(slot, "take")
+        return slot
 
     def take_all(self) -> list[int]:
         """Take all slots that are vacant, to fill them. Does not wait."""
@@ -182,17 +186,11 @@ class SlotPool:
         try:
             while True:
                 if (vacant := self.vacant.get_nowait()) is not None:
-                    taken.append(self._taken(vacant))
+                    slot = vacant if isinstance(vacant, int) else vacant.slot
+                    self.move(slot, "take")
+                    taken.append(slot)
         except queue.Empty:
             return taken
-
-    def _taken(self, vacant: int | _Ended) -> int:
-        slot = vacant if isinstance(vacant, int) else vacant.slot
-        if self._states[slot] is FREE:
-            self.move(slot, "take")
-        else:
-            self.move(slot, "returned", "take")
-        return slot
 
     def wake(self, takers: int) -> None:
         """Let this many waiting `take` return None."""
@@ -213,19 +211,17 @@ class SlotPool:
         """Free the memory when nothing will be filled any more; lent slots live on with their views."""
         self.memories.clear()
 
-    def move(self, slot: int, *events: str) -> None:
+    def move(self, slot: int, event: str) -> None:
         """Change the state of a slot as `TRANSITIONS` says, or raise an error and leave it where it was.
 
         A slot that is free afterwards can be taken.
         """
         with self._lock:
-            state = self._states[slot]
-            for event in events:
-                try:
-                    state = TRANSITIONS[state, event]
-                except KeyError:
-                    raise IllegalTransitionError(f"slot {slot} is {state.name} and cannot {event}") from None
-            self._states[slot] = state
+            before = self._states[slot]
+            try:
+                self._states[slot] = state = TRANSITIONS[before, event]
+            except KeyError:
+                raise IllegalTransitionError(f"slot {slot} is {before.name} and cannot {event}") from None
         if state is FREE:
             self.vacant.put(slot)
 

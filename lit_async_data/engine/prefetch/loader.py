@@ -354,7 +354,7 @@ class PrefetchedLoader(BaseLoader):
             )
         if at.over:
             raise StopIteration
-        fill, key, feed = engine.ready, BatchIndex(at.started - 1, at.step), engine.feed
+        fill, key, feed = engine.feed.ready + engine.queue.ready, BatchIndex(at.started - 1, at.step), engine.feed
         assert isinstance(feed, IteratorFeed)
         # Where nothing was read ahead, the loader's state is that before this batch. `IteratorFeed.begun` is the first.
         if self._stateful and at.counted is not None and at.state is None and at.step:

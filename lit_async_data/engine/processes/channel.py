@@ -18,15 +18,16 @@ from lit_async_data.engine import supervisor
 from lit_async_data.engine.processes.messages import (
     ASKED,
     RENEWED,
+    REPORT,
     REPORT_BYTES,
     Report,
     ReportKind,
-    Task,
     unpacked_errors,
 )
 from lit_async_data.engine.processes.setup import environment
 from lit_async_data.engine.processes.shared_slots import SharedSlots
 from lit_async_data.errors import WorkerError
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.sources.local_files import advice_on
 
 # Libraries that would start threads of their own for each batch.
@@ -67,7 +68,7 @@ class Channel:
                 # At its end the system kills the process.
                 self._lifeline, lifeline = ends(*socket.socketpair())
                 self._reports, reports = ends(*_pipe())
-                self._tasks, tasks = ends(*reversed(_pipe()))
+                self.tasks, tasks = ends(*reversed(_pipe()))
                 os.set_blocking(self._reports.fileno(), False)
                 descriptors = control, lifeline, reports, tasks, setup, slots.fd
                 self._process = _started(descriptors, number)
@@ -91,11 +92,6 @@ class Channel:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` finds that it has ended
             socket.send_fds(self._control, [RENEWED], [setup])
 
-    def send(self, task: Task) -> None:
-        """Send a task. If the process has ended, `receive` says so."""
-        with contextlib.suppress(BrokenPipeError):
-            self._tasks.write(task.packed())
-
     def receive(self) -> list[tuple[Report, bytes]]:
         """The reports that have arrived, and their payloads; a `WorkerError` if the process has ended.
 
@@ -107,19 +103,18 @@ class Channel:
         found = []
         self._data += self._buffer[:count]
         while len(self._data) >= REPORT_BYTES:
-            report = Report.unpacked(self._data)
-            end = REPORT_BYTES + report.payload
-            if end > len(self._data):
+            kind, length, slot, step, *work, idle_s = REPORT.unpack_from(self._data)
+            if (end := REPORT_BYTES + length) > len(self._data):
                 break
             payload, self._data = self._data[REPORT_BYTES:end], self._data[end:]
-            if report.kind == ReportKind.READY:
+            if kind == ReportKind.READY:
                 self.ready = True
-            elif report.kind == ReportKind.LOG:
+            elif kind == ReportKind.LOG:
                 _log(payload)
-            elif report.kind == ReportKind.FAILED:
+            elif kind == ReportKind.FAILED:
                 self.failure = unpacked_errors(payload, self.pid)[0]
             else:
-                found.append((report, payload))
+                found.append((Report(kind, length, slot, step, Work(*work), idle_s), payload))
         if not count and not found:
             raise self._ended()
         return found
@@ -140,7 +135,7 @@ class Channel:
         with contextlib.suppress(OSError):  # it has ended; or this is the second call
             self._control.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep it open
         self._reports.close()
-        self._tasks.close()
+        self.tasks.close()
         supervisor.end(self._process)
         self._control.close()
         self._lifeline.close()

@@ -140,16 +140,11 @@ class Report(NamedTuple):
     idle_s: float = 0.0  # seconds that the thread has waited for the task
 
     def packed(self) -> bytes:
-        return _REPORT.pack(*self[:4], *self.work[:6], self.idle_s)
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Report:
-        kind, payload, slot, step, *work, idle_s = _REPORT.unpack_from(data)
-        return cls(kind, payload, slot, step, Work(*work), idle_s)
+        return REPORT.pack(*self[:4], *self.work[:6], self.idle_s)
 
 
-_TASK, _REPORT = struct.Struct("<13q"), struct.Struct("<4q4d2qd")
-TASK_BYTES, REPORT_BYTES = _TASK.size, _REPORT.size
+_TASK, REPORT = struct.Struct("<13q"), struct.Struct("<4q4d2qd")
+TASK_BYTES, REPORT_BYTES = _TASK.size, REPORT.size
 
 
 class Reports:

@@ -346,7 +346,8 @@ class ProcessPipeline(Pipeline):
     def _send(reader: _Reader, task: Task) -> None:
         reader.since = reader.since if reader.tasks else time.monotonic()
         reader.tasks[task.slot, task.key.step] = task
-        reader.channel.send(task)
+        with contextlib.suppress(BrokenPipeError):  # `receive` finds that the process has ended
+            reader.channel.tasks.write(task.packed())
 
     def _receive(self) -> None:
         if self._closed:  # by another thread, since the consumer's last check
@@ -359,11 +360,11 @@ class ProcessPipeline(Pipeline):
                 return  # there may be fewer now
             for report, payload in reports:
                 reader.ended, reader.since = 0, time.monotonic()
-                self.work = self.work.waited(report.idle_s, starved=self._starved != self._was_starved)
-                self._was_starved = self._starved
+                waited = "loop_s" if self._starved == self._was_starved else "slot_s"
+                work, self._was_starved = report.work._replace(**{waited: report.idle_s}), self._starved
                 unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
                 task = reader.tasks.pop((report.slot, report.step))
-                self._done(task, report.work, unplanned)
+                self._done(task, work, unplanned)
                 if task.deaths:
                     self._set_threads()
         if len(self._readers) > self._wanted:
