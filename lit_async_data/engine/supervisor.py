@@ -97,17 +97,13 @@ class Bell:
             self._silent.release()
 
     def wait(self, timeout: float) -> bool:
-        """Whether it has rung within ``timeout`` seconds."""
         return self._silent.acquire(timeout=timeout)
 
 
 class ThreadWorker:
     """Repeats a function in a daemon thread. One stuck in a dead disk cannot keep the interpreter from exiting.
 
-    Args:
-        number: Number of the worker, for messages.
-        work: Does one piece of work and returns True, or returns False to end the thread. It gets the worker, and
-            reports what it does with `begin` and `rest`.
+    ``work`` does one piece of work and returns True, or False to end the thread. It reports by `begin` and `rest`.
     """
 
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
@@ -149,7 +145,7 @@ class ThreadWorker:
         raise WorkerError(what, worker=self.number) from self.error
 
     def begin(self, task: object) -> None:
-        """Note the current task. It is converted to text only for messages."""
+        """The task is converted to text only for messages."""
         self.task = (task, time.monotonic())
 
     def rest(self) -> None:
@@ -163,7 +159,7 @@ class ThreadWorker:
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 
     def join(self, timeout: float) -> bool:
-        """Whether the thread has ended within about ``timeout`` seconds. One that has not begun never will work."""
+        """Whether the thread has ended within about so many seconds. One that has not begun never will work."""
         if threading.current_thread() is self._thread:
             return False
         if self._claim.acquire(blocking=False):
@@ -205,7 +201,7 @@ def all_ended(workers: Iterable[ThreadWorker]) -> bool:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that has been told to end, and then kill it."""
+    """It has been told to end; in the end it is killed."""
     try:
         process.wait(PROCESS_S)
     except subprocess.TimeoutExpired:
@@ -215,7 +211,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def dump_stacks() -> None:
-    """Write the stacks of all threads to standard error, whatever Python has put in its place."""
+    """To standard error, whatever Python has put in its place."""
     with contextlib.suppress(OSError):  # it is closed
         os.write(2, f"{OURS}: the threads of process {os.getpid()}\n".encode())
     faulthandler.dump_traceback(2)

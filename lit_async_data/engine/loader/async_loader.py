@@ -385,13 +385,13 @@ class AsyncLoader(BaseLoader):
             )
 
     def _take_seed(self, seed: int) -> None:
-        """Key the order and all random numbers by this seed, unless the options have one. Drops what was read ahead."""
+        """Unless the options have one. Drops what was read ahead."""
         if self._given.seed is None and seed != self._wiring.schedule.seed:
             self._stop()
             self._take_order(self._wiring.schedule.keyed(seed))
 
     def _begin_pass(self) -> None:
-        """Take the seed of a run that begins, and say if what looks like its training gets the samples as stored."""
+        """Take the seed of a run that begins, and warn if what looks like training gets samples as stored."""
         if self._wiring.label:  # of a DataModule, or beside another loader
             return
         begins = self._cursor.state.saved is None and not self._cursor.coming.epoch
@@ -520,7 +520,6 @@ class AsyncLoader(BaseLoader):
         )
 
     def _setup(self, plan: ResourcePlan) -> ReaderSetup:
-        """What reads the batches, here or in a reader process."""
         source, options, recipe, schedule = self.source, self.options, self._recipe, self._wiring.schedule
         seed = recipe.seed(schedule) if source.chunks.random else None
         hooks, concat = recipe.transformation(schedule, plan.layout.batches), list(recipe.concat)
@@ -534,7 +533,6 @@ class AsyncLoader(BaseLoader):
         return ReaderSetup(read, self._cursor.schedule, plan, ahead, around)
 
     def _pipeline(self, *, pin: torch.device | None) -> tuple[Pipeline, ResourcePlan]:
-        """A pipeline in a reader process or here, and its plan."""
         plan, options = self.footprint, self.options
         plan.budget.check()
         if not self._wiring.label:  # else `AsyncDataModule.describe` has said it
@@ -563,7 +561,7 @@ class AsyncLoader(BaseLoader):
 
 
 class _Beside(AsyncLoader):
-    """Reads beside the engine of another loader, in the caller's thread: from a place on, or a pass of its own."""
+    """Reads in the caller's thread: from a place on, or a pass of its own."""
 
     _is_beside = True
 
@@ -577,6 +575,5 @@ class _Beside(AsyncLoader):
         self._wiring.label, self._wiring.logged = wiring.label or "another iterator", wiring.logged
 
     def passed_from(self, left: Place | None) -> Iterator[Batch]:
-        """The pass from a place on, or from its start."""
         self._cursor.resume(left)
         return iter(self)

@@ -40,10 +40,8 @@ class Engine:
 
     Args:
         feed: Where batches come from. Closed with the engine.
-        device: Where batches are handed out; they are copied only to a device with streams.
-        depth: Batches that are copied ahead; 0 to read and copy nothing ahead.
+        depth: Batches that are copied ahead, to a device with streams; 0 to read and copy nothing ahead.
         inline: Whether to copy nothing, so that ``transform`` gets each batch in host memory.
-        transform: Called with each batch on its device.
         asks: Whether the feed must be asked after each batch; False where its threads go on by themselves.
     """
 
@@ -74,7 +72,7 @@ class Engine:
         return QueueFill(host, self.feed.depth, self.queue.ready, self.queue.depth if self.copies else 0)
 
     def stats(self, before: LoaderStats) -> LoaderStats:
-        """With what feed and queue have counted: sums are added, and what is of this moment replaced."""
+        """Sums are added, and what is of this moment replaced."""
         found, waited = self.feed.stats(), self.queue.waited
         return dataclasses.replace(
             before,
@@ -86,14 +84,14 @@ class Engine:
         )
 
     def rest(self, *, wait: bool = True) -> None:
-        """End the pass and free its device memory; see `Feed.rest`. If it was interrupted, only `close` may follow."""
+        """End the pass and free its device memory. If this was interrupted, only `close` may follow."""
         try:
             self.queue.close()
         finally:
             self.feed.rest(wait=wait)
 
     def close(self, *, wait: bool = False) -> None:
-        """End everything and give all memory back. Idempotent, also after an interrupt."""
+        """Idempotent, also after an interrupt."""
         if self.feed.forked:
             return  # threads and device belong to another process, and so may the thread that held a lock at the fork
         try:
@@ -104,8 +102,6 @@ class Engine:
 
 @dataclasses.dataclass
 class Run:
-    """The running part of a loader."""
-
     engine: Engine | None = None  # None before the first request, and after the loader was stopped
     closer: weakref.finalize[Any, Any] | None = None  # closes the engine when the loader is dropped
     # Whether a request did not come to its end. The engine may be in any state, and must be replaced.
@@ -131,8 +127,7 @@ class BatchIterator(abc.ABC):
     _run: Run
 
     @abc.abstractmethod
-    def _taken(self) -> Taken:
-        """The next batch, waiting for it."""
+    def _taken(self) -> Taken: ...
 
     def __next__(self) -> Batch:
         """The next batch, waiting for it.
@@ -156,7 +151,7 @@ class BatchIterator(abc.ABC):
 
 
 class Pass(BatchIterator):
-    """One iteration over a loader, whose place is the ``state`` of a cursor. One thread may advance it at a time."""
+    """One iteration over a loader. One thread may advance it at a time."""
 
     def __init__(
         self,
@@ -195,12 +190,11 @@ class Pass(BatchIterator):
         return Taken(next(self._beside), after=None)
 
     def close(self) -> None:
-        """End the pass, so that another one may have the engine. Idempotent."""
+        """Let another pass have the engine. Idempotent."""
         self._beside = iter(())
 
     @property
     def closed(self) -> bool:
-        """Whether the pass needs the engine no more."""
         return self._beside is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -209,8 +203,6 @@ class Pass(BatchIterator):
 
 
 class _Copied(Iterator[Batch]):
-    """A copy of a pass, which has no place in the data."""
-
     def __next__(self) -> NoReturn:
         raise ClosedError(
             "this is a copy of a pass, and only the original has its place in the data; write iter(loader)"
@@ -272,11 +264,11 @@ class BaseLoader(BatchIterator):
 
     @abc.abstractmethod
     def _reconfigure(self) -> None:
-        """Called when the device or the depth has changed."""
+        """The device or the depth has changed."""
 
     @abc.abstractmethod
     def _take(self) -> Taken:
-        """The next batch of the engine. The caller moves the place behind it, with nothing called in between."""
+        """The caller moves the place behind it, with nothing called in between."""
 
     @abc.abstractmethod
     def _restart(self) -> None:
@@ -292,7 +284,7 @@ class BaseLoader(BatchIterator):
 
     @property
     def _epoch_is_named(self) -> bool:
-        """Whether somebody has named the epoch that the next pass begins."""
+        """That which the next pass begins."""
         return False
 
     @property
@@ -309,11 +301,7 @@ class BaseLoader(BatchIterator):
         return Pass(self._taken, self._cursor, self._run, self._claim, self._beside)
 
     def _taken(self) -> Taken:
-        """`_take`, for one thread at a time. What is set in `Run` is cleared with the place.
-
-        Raises:
-            WorkerError: Another thread is inside ``next``.
-        """
+        """`_take`, for one thread at a time. What is set in `Run` is cleared with the place."""
         # In one step of C: 1. Two threads see that no thread is inside. 2. Both note themselves, and go on. See
         # test_of_two_threads_that_call_next_at_once_one_gets_the_error. The end of ``next``, where nothing is called,
         # assigns another dictionary.
@@ -333,7 +321,7 @@ class BaseLoader(BatchIterator):
             raise
 
     def _claim(self, one: Pass) -> bool:
-        """Whether a pass has the engine. It gets it if it begins, and no other needs it more."""
+        """A pass gets the engine if it begins, and no other needs it more."""
         owner = self._engine_pass()
         if owner is one:
             return True
@@ -432,7 +420,7 @@ class BaseLoader(BatchIterator):
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[None]:
-        """A request to the engine. Unless it comes to an end, the engine will be replaced."""
+        """Unless it comes to an end, the engine will be replaced."""
         run = self._run
         run.interrupted = True
         try:
@@ -443,11 +431,7 @@ class BaseLoader(BatchIterator):
         run.interrupted = False
 
     def _running(self) -> Engine:
-        """The engine, started if need be.
-
-        Raises:
-            ClosedError, WorkerError: The loader is closed, or belongs to another process; a worker died.
-        """
+        """The engine, started if need be; a `ClosedError` or `WorkerError` if it cannot be used."""
         run = self._run
         if run.engine is not None and not (run.interrupted or run.closed):
             run.engine.feed.check()
@@ -464,7 +448,6 @@ class BaseLoader(BatchIterator):
         return run.engine
 
     def _discard(self) -> None:
-        """Stop an engine that an interrupt has left in an unknown state."""
         if self._run.interrupted:
             self._stop()
             self._run.interrupted = False

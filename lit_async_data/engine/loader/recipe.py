@@ -30,7 +30,7 @@ from lit_async_data.sources.contract.user_code import Watch, put_back
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The source, options and hooks of a loader. What the hooks return is found when it is first needed."""
+    """What the hooks return is found when it is first needed."""
 
     source: Source
     options: LoaderOptions
@@ -53,12 +53,11 @@ class Recipe:
 
     @functools.cached_property
     def concat(self) -> dict[str, Indices]:
-        """The lengths of the samples of each field in which they come one after the other."""
+        """The lengths of the samples that come one after the other, by field."""
         keys = [key for key, field in self.spec.fields.items() if field.concat]
         return {key: values_of(self.source, length_key(key), "ragged") for key in keys}
 
     def seed(self, schedule: Schedule) -> int | None:
-        """The seed of random numbers; None if none are drawn."""
         return schedule.seed if self.options.augment else None
 
     def transformation(self, schedule: Schedule, batches: int = 1) -> Transformation | None:
@@ -86,8 +85,6 @@ class Recipe:
 
 
 class Changes:
-    """Of attributes of a source, or of transforms."""
-
     def __init__(self, recipe: Recipe) -> None:
         hooks = [hook.function for hook in (recipe.hooks.sample, recipe.hooks.batch) if hook is not None]
         self._source, self._transforms = recipe.source, (*hooks, recipe.device_transform)
@@ -161,7 +158,6 @@ def _given_weights(source: Source, given: Any) -> Any:
 
 
 def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
-    """Which samples may share a batch; None if any may."""
     if options.batch_by is None:
         return None
     fields = source.spec.fields
@@ -196,7 +192,7 @@ def _shuffle(source: Source, options: LoaderOptions) -> Order:
 
 
 def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
-    """The fields of batches with those that the loader adds; a `ConfigError` if there is a field of that name."""
+    """With those that the loader adds; a `ConfigError` if there is a field of that name."""
     concat = [key for key, field in spec.fields.items() if field.concat]
     if concat and options.pad_last:
         raise ConfigError(f"with ragged='concat', batches of {concat[0]} differ in shape; leave it out", "pad_last")
@@ -211,6 +207,6 @@ def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
 
 
 def batch_seed(source: Source, cursor: EpochCursor, seed: int, key: BatchIndex) -> int:
-    """The seed of a batch's generator: by its first sample, whatever its rank and step."""
+    """By its first sample, whatever its rank and step."""
     first = cursor.schedule.plan(key.epoch).batch(key.step)[:1]
     return derived_key(seed, key.epoch, BATCH_KEYS, int(source.ids(first)[0]))

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Quarantine:
-    """The bad samples that a loader has met. One thread at a time."""
+    """One thread at a time."""
 
     def __init__(self, source: Source, most: float, path: str | os.PathLike[str] | None) -> None:
         self._source, self._most = source, most
@@ -41,30 +41,25 @@ class Quarantine:
         self._around: dict[int, ReadAround] = {}
 
     def remember(self, samples: Iterable[int]) -> None:
-        """Add samples that an earlier run has found bad and listed."""
+        """From an earlier run, which has listed them."""
         self.known.update(samples)
         self._listed.update(samples)
 
     def begin(self, epoch: int) -> None:
-        """A pass begins: count anew."""
         self.tell()
         self._epoch, self._bad, self._around = epoch, {}, {}
 
     @property
     def count(self) -> int:
-        """Bad samples of the present pass so far, on this rank."""
+        """Of the present pass so far, on this rank."""
         return len(self._bad)
 
     def samples(self, step: int) -> tuple[int, ...] | None:
-        """The samples that a batch of the present pass had; None for those of its plan."""
+        """Those that a batch of the present pass had; None for those of its plan."""
         return None if step not in self._around else self._around[step].samples
 
     def handed_out(self, step: int, plan: EpochPlan, around: ReadAround) -> None:
-        """Count the bad samples of a batch that is handed out now.
-
-        Raises:
-            SourceError: The pass has had more bad samples than ``max_bad`` allows.
-        """
+        """A `SourceError` if the pass has had more bad samples than ``max_bad`` allows."""
         self._around[step] = around
         self._bad.update((bad.sample, bad) for bad in around.bad)
         self._list(around.bad)
@@ -283,8 +278,6 @@ class Resuming:
 
 @dataclasses.dataclass(kw_only=True)
 class AsyncWiring(Wiring):
-    """What is connected to an `AsyncLoader`."""
-
     schedule: Schedule  # its order in all epochs
     resuming: Resuming
     quarantine: Quarantine

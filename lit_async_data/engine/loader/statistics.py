@@ -99,7 +99,7 @@ def statistics(
 
 
 def chosen_fields(spec: BatchSpec, fields: Any) -> dict[Any, str]:
-    """The fields in the spec, by their keys or indices in a batch."""
+    """By their keys or indices in a batch."""
     keys = {key if spec.as_mapping else at: key for at, key in enumerate(spec)}
     keys = {at: key for at, key in keys.items() if spec[key].dtype.kind != "c" and not spec[key].texts}
     listed = fields if isinstance(fields, Sequence) and not isinstance(fields, str) else (fields,)
@@ -213,7 +213,7 @@ def _counted(field: FieldSpec, axes: Sequence[int], values: Array, real: Array |
 
 
 def _state(source: Source, kept: Kept) -> str:
-    """A digest of what the statistics depend on: files, samples and some of their values."""
+    """Files, samples and some of their values."""
     files = []
     for path in sorted({part.file for part in source.parts}):
         with contextlib.suppress(OSError):  # the parts of some sources are no files

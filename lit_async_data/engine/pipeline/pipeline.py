@@ -111,7 +111,7 @@ class Lease:
 
 
 class _Ended(weakref.ref[Lease]):
-    """A weak reference to a lease that knows its slot; when the lease dies, it is put among the vacant slots."""
+    """A weak reference to a lease that knows its slot."""
 
     __slots__ = ("slot",)
     slot: int
@@ -122,7 +122,7 @@ Vacancy = int | _Ended | None
 
 
 class SlotPool:
-    """The slots of one loader: a uint8 array each. Safe to use from several threads."""
+    """A uint8 array each. Safe to use from several threads."""
 
     def __init__(self, memories: list[Bytes]) -> None:
         # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
@@ -149,7 +149,7 @@ class SlotPool:
         self.vacant.put(slot)
 
     def count(self, state: SlotState) -> int:
-        """Slots in a state. One that nobody can see any more may count as LENT until it is taken."""
+        """One that nobody can see any more may count as LENT until it is taken."""
         return self._states.count(state)
 
     @property
@@ -181,7 +181,6 @@ class SlotPool:
         return slot
 
     def take_all(self) -> list[int]:
-        """Take all slots that are vacant, to fill them. Does not wait."""
         taken = []
         try:
             while True:
@@ -208,14 +207,11 @@ class SlotPool:
         return np.asarray(lease)
 
     def clear(self) -> None:
-        """Free the memory when nothing will be filled any more; lent slots live on with their views."""
+        """Lent slots live on with their views."""
         self.memories.clear()
 
     def move(self, slot: int, event: str) -> None:
-        """Change the state of a slot as `TRANSITIONS` says, or raise an error and leave it where it was.
-
-        A slot that is free afterwards can be taken.
-        """
+        """Change its state as `TRANSITIONS` says, or raise an error and leave it."""
         with self._lock:
             before = self._states[slot]
             try:
@@ -233,8 +229,6 @@ NO_SAMPLES: Indices = np.empty(0, np.int64)
 
 
 class BatchResult(NamedTuple):
-    """A batch that has been read into a slot, or the error that came instead."""
-
     key: BatchIndex
     first: int  # its first row in the slot's arrays
     rows: int
@@ -243,8 +237,6 @@ class BatchResult(NamedTuple):
 
 
 class FilledSlot(NamedTuple):
-    """A slot and the batches that have been read into it."""
-
     slot: int  # free again where no batch could be read
     batches: Sequence[BatchResult]  # in their order, at least one
     good: int  # how many of them could be read
@@ -267,7 +259,6 @@ class ReadTask:
     samples: Indices | None = None  # that are read at present
 
     def run(self, read: Read, layout: BatchLayout, memory: Bytes) -> FilledSlot:
-        """Read the batches together; if that fails, each by itself."""
         epoch, step = self.keys[0]
         try:
             samples, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
@@ -294,7 +285,7 @@ class ReadTask:
 
     @property
     def _caught(self) -> type[BaseException]:
-        """What is an error of the batch: in a worker everything, in the consumer's thread not Ctrl-C."""
+        """In a worker everything is an error of the batch, in the consumer's thread not Ctrl-C."""
         return Exception if self.worker is None else BaseException
 
     def _alone(
@@ -336,7 +327,7 @@ class ReadTask:
 
 
 def batches_and_samples(first: BatchIndex, count: int, ids: Indices | Sequence[int]) -> str:
-    """Consecutive batches and the numbers of their samples, for people."""
+    """For people."""
     steps = f"batch {first.step}" if count == 1 else f"batches {first.step} to {first.step + count - 1}"
     samples = f", samples {few(list(map(int, ids)))}" if len(ids) else ""
     return f"{steps} of epoch {first.epoch}{samples}"
@@ -363,12 +354,7 @@ def place_of(source: Source, samples: Indices) -> tuple[str, dict[str, Any]]:
 
 
 class Pipeline(abc.ABC):
-    """Batches read ahead, in order. One consumer at a time; it may be another thread each time.
-
-    Args:
-        setup: What is read, and how.
-        timeout_s: Seconds to wait for a batch.
-    """
+    """Batches read ahead, in order. One consumer at a time; it may be another thread each time."""
 
     # Why a forked child cannot use the pipeline.
     _not_forked: str
@@ -398,12 +384,12 @@ class Pipeline(abc.ABC):
         self.around: dict[BatchIndex, ReadAround] = {}
 
     def follow(self, schedule: Schedule) -> None:
-        """Read in this order from now on. What is being read keeps its order."""
+        """What is being read keeps its order."""
         with self._lock:
             self.schedule = schedule
 
     def renew(self, setup: ReaderSetup, key: BatchIndex) -> None:
-        """Read all batches from ``key`` on, also those that were read ahead, as this setup says; the layout stays."""
+        """Read all from ``key`` on, also what was read ahead, as this setup says; the layout stays."""
         with self._lock:
             self.setup = setup
             self._seek(key)
@@ -431,7 +417,6 @@ class Pipeline(abc.ABC):
 
         Raises:
             StalledError: It did not come in time; says what each worker reads.
-            ClosedError, WorkerError: See `check`.
         """
         if (filled := self.poll(key)) is not None:
             return filled
@@ -451,18 +436,17 @@ class Pipeline(abc.ABC):
         return filled
 
     def must_copy(self) -> bool:
-        """Whether a slot must be handed out as a copy: the user keeps all others, and the budget is spent."""
+        """Whether slots must be handed out as copies: the user keeps all others, and the budget is spent."""
         count = len(self.pool.memories)
         return count >= self._most_slots and self.pool.held >= count - 1
 
     @property
     def done(self) -> Work:
-        """What the workers have done, and how often the consumer had to wait."""
         return self.work._replace(starved=self._starved)
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the workers and free the slots; waits a few seconds at most. From any thread."""
+        """Waits a few seconds at most. From any thread."""
 
     @property
     def forked(self) -> bool:
@@ -479,19 +463,18 @@ class Pipeline(abc.ABC):
 
     @abc.abstractmethod
     def _add_slots(self, count: int) -> None:
-        """Add slots to the pool, or raise a `MemoryBudgetError`."""
+        """May raise a `MemoryBudgetError`."""
 
     @abc.abstractmethod
     def set_workers(self, count: int) -> None:
-        """Read on with another number of workers, after the first request."""
+        """After the first request."""
 
     @abc.abstractmethod
     def _wait(self, key: BatchIndex, seconds: float) -> None:
-        """Wait until a batch may have come, at most some seconds; add slots if the user keeps all there are. Checks."""
+        """Wait until a batch may have come; add slots if the user keeps all there are. Checks."""
 
     @abc.abstractmethod
-    def _readings(self) -> list[Activity]:
-        """The activity of each worker."""
+    def _readings(self) -> list[Activity]: ...
 
     def _dump_stacks(self) -> None:
         dump_stacks()
@@ -499,7 +482,7 @@ class Pipeline(abc.ABC):
     # -- the machinery -------------------------------------------------------------------------------------------------
 
     def _seek(self, key: BatchIndex) -> None:
-        """Drop all that was read ahead, and go on with another batch."""
+        """Drop all that was read ahead."""
         self._cursor = key
         self._generation += 1
         self._coalesced = 1
@@ -547,7 +530,7 @@ class Pipeline(abc.ABC):
         return True
 
     def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
-        """File a slot that a thread of this process has filled; False if its batches were dropped meanwhile."""
+        """As `_file`, for a thread of this process."""
         work = CLOCK.take()  # with what it read ahead after the slot before
         with self._lock:
             return not self._closed and self._file(filled, task.generation, work, work.seconds)
@@ -562,7 +545,7 @@ class Pipeline(abc.ABC):
         return max(min(most, max(2 * batches, self._coalesced), self.layout.batches), 1)
 
     def _grow(self) -> None:
-        """Add slots if the user keeps all there are: double them, within the budget."""
+        """Double the slots if the user keeps all there are, within the budget."""
         if self.pool.held == len(self.pool):
             try:
                 self._add_slots(min(len(self.pool), self._most_slots - len(self.pool)))
@@ -572,7 +555,6 @@ class Pipeline(abc.ABC):
                 self._most_slots = len(self.pool)  # batches are handed out as copies from here on
 
     def _tune(self, tuner: WorkerTuner, seconds: float) -> None:
-        """Have the tuner judge a wait, and follow it."""
         before = tuner.count
         if (count := tuner.waited(seconds, self.work.batches)) == before:
             return
@@ -615,6 +597,6 @@ class Pipeline(abc.ABC):
         )
 
     def _waited_for(self, key: BatchIndex) -> tuple[str, dict[str, Any]]:
-        """The activities of all workers, first of the one that has the batch or is busy longest; and its place."""
+        """What all workers do, first the one that has the batch or is busy longest; and its place."""
         readings = sorted(self._readings(), key=lambda each: (each.key != key, each.since))
         return "; ".join(each.words for each in readings), {"stage": "read", **readings[0].where}

@@ -57,7 +57,7 @@ class EndToEnd:
             self._values[first : first + length] = sample[:length]
 
     def padded(self, rows: slice | Indices) -> Array:
-        """Memory for some of them, padded to the longest of these."""
+        """Memory for some of them, as long as the longest of these."""
         lengths = self.lengths[rows]
         return np.empty((len(lengths), max(int(lengths.max()), 1), *self.shape[2:]), self.dtype)
 
@@ -76,7 +76,7 @@ def padded_runs(joined: Sequence[EndToEnd], rows: slice | Indices) -> Iterator[s
 
 @dataclasses.dataclass(frozen=True)
 class SampleReader:
-    """Reads samples of an epoch into arrays. Safe to call from any thread."""
+    """Safe to call from any thread."""
 
     source: Source
     return_indices: bool  # whether to add the samples' indices as field ``index``
@@ -97,7 +97,7 @@ class SampleReader:
         raw: Bytes | None = None,
         rows: Indices | None = None,
     ) -> None:
-        """Read samples, or take them from memory as they were before the host hooks; into rows, or the first ones."""
+        """From the source, or from ``raw``, where they are as before the host hooks; into rows, or the first ones."""
         with READING.of(epoch, self.global_seed, alike=self.alike):
             self._put(epoch, samples, out, raw, rows)
 
@@ -123,7 +123,7 @@ class SampleReader:
             self._read(epoch, samples, into)
 
     def _read_rows(self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: slice | Indices) -> None:
-        """Read samples into rows; by other memory where these are scattered, or the samples are padded first."""
+        """By other memory where rows are scattered, or the samples are padded first."""
         apart = into.keys() if isinstance(rows, np.ndarray) else self.concat
         values = {key: array[rows] for key, array in into.items() if key not in apart}
         for key in apart:
@@ -151,7 +151,7 @@ class SampleReader:
                     raise failure("transform", self.source, samples[place : place + 1], what)
 
     def check(self, epoch: int, sample: Indices) -> None:
-        """Read one sample, and call ``sample_transform`` with it."""
+        """With ``sample_transform``."""
         with READING.of(epoch, self.global_seed, alike=self.alike):
             if self.transformation is None:
                 self._read(epoch, sample, self.source.spec.empty(1))
@@ -180,16 +180,12 @@ _OF_THE_SYSTEM = {
 
 
 class BadSample(NamedTuple):
-    """A sample that could not be read or transformed."""
-
     position: int  # the place in the order of the epoch, over all ranks, that it, or one in its place, was to take
     sample: int
     error: Exception
 
 
 class ReadAround(NamedTuple):
-    """A batch that was read around bad samples."""
-
     samples: tuple[int, ...]  # what it has
     bad: tuple[BadSample, ...]
 
@@ -207,7 +203,7 @@ def is_of_a_sample(error: BaseException) -> bool:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Let go of the frames that an error and its causes have passed, which refer to the memory of slots."""
+    """They refer to the memory of slots."""
     chain: BaseException | None = error
     while chain is not None:
         chain.__traceback__ = None
@@ -215,13 +211,7 @@ def _forget_frames(error: BaseException) -> None:
 
 
 class AroundBadSamples:
-    """Reads around bad samples: leaves them out, or has others stand in. Any thread may call it.
-
-    Args:
-        read: Reads and transforms samples.
-        policy: What becomes of a bad sample.
-        known: Samples that are known to be bad, which are not read again.
-    """
+    """Reads around bad samples: leaves them out, or has others stand in. Any thread may call it."""
 
     def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
         self._read, self._policy = read, policy
@@ -229,10 +219,7 @@ class AroundBadSamples:
         self._deadly, self._trying = np.empty(0, np.int64), np.zeros(1, np.int64)
 
     def share(self, deadly: Indices, trying: Indices) -> None:
-        """Read none of the ``deadly`` samples, and say in ``trying`` which one is read; both count from 1, 0 is none.
-
-        Both are in memory that processes share: what a process tried when it ended is known.
-        """
+        """Memory that processes share: the samples that ended some, and the one that is tried; from 1, 0 is none."""
         self._deadly, self._trying = deadly, trying
 
     def knows(self, samples: Indices) -> bool:
@@ -242,11 +229,7 @@ class AroundBadSamples:
         return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())
 
     def choice(self, plan: EpochPlan, step: int) -> ReadAround:
-        """The good samples of a batch, with substitutes if the policy says so, each tried by itself; and the bad ones.
-
-        Raises:
-            AsyncDataError: What is the fault of no sample; or none can be read in place of a bad one.
-        """
+        """Tries each sample by itself; an error if it is the fault of none, or none can stand in for a bad one."""
         planned, found, bad = plan.batch(step), list[int](), list[BadSample]()
         positions, stand_in = plan.positions(step).tolist(), self._policy == "substitute"
         for position, sample in zip(positions, planned.tolist(), strict=True):
@@ -271,7 +254,7 @@ class AroundBadSamples:
     def _substitutes(
         self, plan: EpochPlan, step: int, position: int, bad: list[BadSample], *, alone: bool = False
     ) -> list[int]:
-        """A sample that stands in for a bad one, perhaps ``alone`` in its batch; none if all that are tried fail."""
+        """One that stands in for a bad sample, perhaps ``alone`` in its batch; none if all that are tried fail."""
         for attempt in range(ATTEMPTS):
             sample = plan.substitute(position, attempt, alone=alone)
             if (error := self._tried(plan.epoch, step, sample)) is None:
@@ -308,13 +291,7 @@ LOOKS = 8
 
 
 class Ahead:
-    """Fetches and decodes for later batches. Called by several workers at once.
-
-    Args:
-        source: Where samples come from.
-        batches: Batches between the one that is read and the last one that is fetched.
-        shares: How several readers share each batch.
-    """
+    """Fetches and decodes for later batches, so many ahead. Called by several workers at once."""
 
     def __init__(self, source: Source, batches: int, shares: Shares) -> None:
         self._source = source
@@ -327,7 +304,7 @@ class Ahead:
         self._fetching = False
 
     def __call__(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex, share: Share = ALL) -> None:
-        """Decode and fetch for the batches after these, as far as their samples are in a share."""
+        """As far as their samples are in a share."""
         # Without a lock: chunks that two workers take at once are decoded once all the same.
         begin, self._walked = min(self._walked or keys[0], unread), unread
         for chunk_group, samples in due(schedule, begin, unread, self._shares, share):
@@ -362,7 +339,7 @@ class Ahead:
 
 @dataclasses.dataclass(frozen=True)
 class ReaderSetup:
-    """What a pipeline reads, here or in reader processes, and how."""
+    """What a pipeline reads, here or in reader processes."""
 
     read: SampleReader
     schedule: Schedule

@@ -25,13 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class ThreadPipeline(Pipeline):
-    """Batches that reader threads read ahead, in order. One consumer at a time; it may be another thread each time.
-
-    Args:
-        setup: What is read; with no workers, in the consumer's thread when it asks.
-        allocate: Returns memory for one slot.
-        timeout_s: Seconds to wait for a batch.
-    """
+    """Without workers, the consumer's thread reads when it asks."""
 
     _not_forked = "its threads do not exist there; build it in the child"
 
@@ -149,7 +143,7 @@ class ThreadPipeline(Pipeline):
         self._fill(task)
 
     def _vacant_slot(self) -> int:
-        """A slot for the consumer's own thread, which must not wait for one that the user keeps."""
+        """The consumer's own thread must not wait for one that the user keeps."""
 
         def vacant(seconds: float) -> int | None:
             if seconds:

@@ -43,13 +43,7 @@ E = TypeVar("E", socket.socket, io.FileIO)
 
 
 class Channel:
-    """Starts a reader process, and ends it. One thread at a time.
-
-    Args:
-        number: The number of the process among those of its loader.
-        setup: The descriptor of a stored `ReaderSetup`.
-        slots: Where it puts batches.
-    """
+    """Starts a reader process, which reads what the file of a `ReaderSetup` says, and ends it. One thread at a time."""
 
     def __init__(self, number: int, setup: int, slots: SharedSlots) -> None:
         # Allocated once: a new buffer for each batch took up to 0.7 ms.
@@ -88,15 +82,11 @@ class Channel:
         return self._process.pid
 
     def renew(self, setup: int) -> None:
-        """Have the process read what another stored `ReaderSetup` says."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` finds that it has ended
             socket.send_fds(self._control, [RENEWED], [setup])
 
     def receive(self) -> list[tuple[Report, bytes]]:
-        """The reports that have arrived, and their payloads; a `WorkerError` if the process has ended.
-
-        Log records are logged here.
-        """
+        """What has arrived, with payloads; a `WorkerError` if the process has ended. Log records are logged here."""
         count = self._reports.readinto(self._buffer)
         if count is None:  # nothing has arrived
             return []
@@ -120,7 +110,6 @@ class Channel:
         return found
 
     def stacks(self) -> str:
-        """The stacks of its threads, as it says them; or that it does not answer in time."""
         found = "no answer: it is stopped, has not started yet, or C code in it holds the GIL\n"
         ours, its = socket.socketpair()
         with ours, its, contextlib.suppress(OSError):  # it takes too long, or has ended
@@ -131,7 +120,7 @@ class Channel:
         return f"the threads of reader process {self.pid}:\n{found}"
 
     def close(self) -> None:
-        """End the process, which takes two seconds at most. Idempotent."""
+        """Takes two seconds at most. Idempotent."""
         with contextlib.suppress(OSError):  # it has ended; or this is the second call
             self._control.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep it open
         self._reports.close()

@@ -26,7 +26,7 @@ Unplanned = Exception | ReadAround
 
 
 def packed_results(batches: Sequence[BatchResult]) -> bytes:
-    """Pack the errors of a task's batches, and the samples of those read around bad ones; empty if there are none."""
+    """The errors of a task's batches, and the samples of those read around bad ones; empty if there are none."""
     errors = [(number, batch.error) for number, batch in enumerate(batches) if batch.error is not None]
     around = [
         (number, batch.around.samples, [(*bad[:2], _portable(bad.error)[0]) for bad in batch.around.bad])
@@ -49,7 +49,7 @@ def packed_errors(errors: Sequence[tuple[int, BaseException]]) -> bytes:
 
 
 def unpacked_errors(payload: bytes, process: int) -> dict[int, Exception]:
-    """The exceptions by number, with their causes; their tracebacks are notes."""
+    """The exceptions by number; their tracebacks are notes."""
     found = {}
     for number, error, cause, text in pickle.loads(payload):  # noqa: S301  # from the reader process
         error.__cause__ = cause
@@ -71,7 +71,7 @@ def _portable(error: BaseException) -> tuple[BaseException, BaseException | None
 
 
 def _travels(error: BaseException) -> bool:
-    """Whether an exception can be pickled and built again: one may need arguments that it does not keep."""
+    """One may need arguments that it does not keep."""
     try:
         return type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301  # made here
     except Exception:  # noqa: BLE001  # whatever its own code raises
@@ -84,8 +84,6 @@ NO_LIMIT = -1
 
 
 class Phase(enum.IntEnum):
-    """The part of the work on a slot that a task asks for."""
-
     ALL = 0
     READ = 1  # before any hook
     TRANSFORM = 2  # what was read
@@ -148,10 +146,7 @@ TASK_BYTES, REPORT_BYTES = _TASK.size, REPORT.size
 
 
 class Reports:
-    """Writes reports in order; waits while the pipe is full, and writes no more once its reader has closed it.
-
-    Thread-safe.
-    """
+    """Waits while the pipe is full. Once its reader has closed it, reports are lost. Thread-safe."""
 
     def __init__(self, fd: int) -> None:
         self._pipe = open(fd, "wb", buffering=0)  # noqa: SIM115

@@ -67,8 +67,6 @@ class _Reader:
 
 @dataclasses.dataclass
 class _Filling:
-    """A slot that is being filled."""
-
     keys: Sequence[BatchIndex]
     edges: Sequence[int]  # the first row of each batch, and the end of the last
     generation: int
@@ -181,14 +179,13 @@ class ProcessPipeline(Pipeline):
 
     @property
     def _reads_first(self) -> bool:
-        """Whether a thread of this process may read the first slot: see the docstring of the module."""
+        """See the docstring of the module."""
         chunks, first = self._source.chunks, self._cursor
         if self._workers.apart or chunks.reading == "locked" or first is None:
             return False
         return chunks.rows == 1 or (chunks.spread == 1 and self.setup.plan.shares.end_with(self.schedule, first))
 
     def _begin_here(self) -> None:
-        """Have a thread of this process read the first slot while the others start."""
         try:
             self._first.start()
         except WorkerError:  # the system refuses another thread
@@ -233,13 +230,13 @@ class ProcessPipeline(Pipeline):
         self._memory.now[THREADS] = 1 if suspects else self._threads
 
     def _begun(self, reader: _Reader) -> list[Task]:
-        """The tasks that the threads of a process work on: they take tasks in order."""
+        """Its threads take tasks in order."""
         tasks = list(reader.tasks.values())
         alone = tasks and tasks[0].deaths
         return tasks[: 1 if alone else self._workers.most_threads] if reader.channel.ready else []
 
     def _replace(self, reader: _Reader, error: WorkerError) -> None:
-        """Have another process read what one that has ended had been told; an error if that one would end, too."""
+        """Have another process read what one that has ended had been told, unless that would end, too."""
         begun = self._begun(reader)
         named = self._named(error, reader, begun)
         reader.ended = 0 if begun else reader.ended + 1
@@ -273,7 +270,6 @@ class ProcessPipeline(Pipeline):
         return task.phase is Phase.AROUND and task.deaths >= self._restarts > 0 and self._memory.condemn(reader.number)
 
     def _read_again(self, reader: _Reader, task: Task, error: WorkerError) -> None:
-        """Have the batches of a task read again that has ended a process, or have an error come in their place."""
         filling = self._filling[task.slot]
         if task.deaths > self._restarts:
             error.in_its_place = True
@@ -291,7 +287,6 @@ class ProcessPipeline(Pipeline):
                 self._send(reader, task._replace(key=key, row=row, batches=1))
 
     def _stay(self) -> None:
-        """Read on with the processes that get slots at present."""
         self._wanted = self.worker_count = self._dealing
         if self._tuner is not None:
             self._tuner.stay(self._dealing)
@@ -311,7 +306,6 @@ class ProcessPipeline(Pipeline):
             self.pool.add(slot)
 
     def _give_tasks(self) -> None:
-        """Have all vacant slots filled."""
         self._vacant += self.pool.take_all()
         while self._vacant:
             readers = self._readers if self._dealing == self._wanted == len(self._readers) else self._dealt_to()
@@ -332,7 +326,6 @@ class ProcessPipeline(Pipeline):
                 self._send(reader, task)
 
     def _dealt_to(self) -> list[_Reader]:
-        """The processes among which the next slot is dealt."""
         started = self._dealing
         while started < len(self._readers) and self._readers[started].channel.ready:
             started += 1
@@ -406,7 +399,7 @@ class ProcessPipeline(Pipeline):
         self._file(filled, filling.generation, filling.work, filling.seconds)
 
     def _go_on(self, task: Task, phase: Phase) -> None:
-        """Have one process finish a slot, once all shares of it have been read."""
+        """Have one process finish a slot, all shares of which have been read."""
         # There may be fewer processes by now: those that have no task left are closed.
         readers = self._readers[: task.share.readers]
         filling, reader = self._filling[task.slot], readers[task.slot % len(readers)]
@@ -432,14 +425,13 @@ class ProcessPipeline(Pipeline):
         return found
 
     def _told(self, task: Task) -> tuple[str, dict[str, Any]]:
-        """The batches of a task and where their samples begin, in words and as attributes of an error."""
+        """The batches of a task and its first sample, in words and as attributes of an error."""
         samples = self.schedule.limited(task.limits).plan(task.key.epoch).stretch(task.key.step, task.batches)[0]
         place, where = place_of(self._source, samples)
         said = batches_and_samples(task.key, task.batches, self._source.ids(samples))
         return f"{said} (the first is {place})", where
 
     def _named(self, error: WorkerError, reader: _Reader, begun: Sequence[Task]) -> WorkerError:
-        """The error of a process that has ended, with the batches that it was reading."""
         told = [self._told(task) for task in begun]
         reading = f", while it read {' or '.join(said for said, _ in told)}" if told else ""
         named = WorkerError(
@@ -456,7 +448,7 @@ class ProcessPipeline(Pipeline):
 
 
 def pipeline_of(setup: ReaderSetup, *, pin: torch.device | None, options: LoaderOptions) -> Pipeline:
-    """The pipeline of a setup, from which the device ``pin`` copies. Nothing starts before the first request."""
+    """Nothing starts before the first request. The device ``pin`` copies from the slots."""
     pipeline: Pipeline
     if setup.plan.workers.kind == "process":
         # torch pins memory that it did not allocate for CUDA only.

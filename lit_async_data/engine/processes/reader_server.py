@@ -53,7 +53,7 @@ class LogToParent(logging.Handler):
 
 
 class ReaderServer:
-    """Carries out tasks, and reports each. Its process has the number ``process`` among those of a loader."""
+    """Carries out tasks, and reports each. Its process has a number among those of the loader."""
 
     def __init__(self, setup: ReaderSetup, slots: SharedSlots, tasks: int, reports: Reports, *, process: int) -> None:
         self._slots, self._tasks, self._reports, self._process = slots, tasks, reports, process
@@ -71,7 +71,7 @@ class ReaderServer:
             self._start_threads()
 
     def renew(self, setup: ReaderSetup) -> None:
-        """Read what this says from now on. Tasks that were given before are older, and their results dropped."""
+        """The results of tasks that were given before will be dropped."""
         if setup.around is not None:
             setup.around.share(self._slots.deadly, self._slots.tried(self._process))
         with self._lock:
@@ -90,7 +90,7 @@ class ReaderServer:
             self._threads[-1].start()
 
     def _work(self, thread: ThreadWorker) -> bool:
-        """Carry out one task; False if the thread is one too many, or the trainer's process gives no more."""
+        """Carry out one task; False if the thread is one too many, or there will be no more."""
         began = time.perf_counter()
         # The system wakes one thread for a task; others could run only in place of the training loop, if it is busy. It
         # gives each whole records.
@@ -117,7 +117,6 @@ class ReaderServer:
         return self._is_needed(thread)
 
     def _is_renewed(self) -> bool:
-        """Whether the setup is the one with which the trainer's process gives tasks."""
         return self._setup.number >= self._slots.now[SETUP]
 
     def _is_needed(self, thread: ThreadWorker) -> bool:
@@ -153,14 +152,12 @@ class ReaderServer:
         return self._setup.plan.workers.shared and task.share.readers > 1 and task.is_dealt
 
     def _carried_out(self, task: Task, reading: ReadTask) -> bytes:
-        """Read the batches; returns the errors and the replaced samples, packed."""
         read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
         return packed_results(reading.run(read, self._setup.layout, memory).batches)
 
     def _read(
         self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Read samples, or this process's share of them."""
         setup, rows, planned = self._setup, None, samples
         if self._is_share(task):
             plan = reading.schedule.plan(epoch)
@@ -178,7 +175,7 @@ class ReaderServer:
             setup.read(epoch, samples, out, rows=rows, raw=raw if task.phase is Phase.TRANSFORM else None)
 
     def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:
-        """Decode and fetch for the next reads of this process; nothing where other processes may get these slots."""
+        """For the next reads of this process; nothing where other processes may get these slots."""
         ahead = self._setup.ahead
         if ahead is None or (task.share.readers > 1 and not self._setup.plan.workers.shared):
             return

@@ -37,7 +37,7 @@ SETTINGS: Mapping[tuple[str, str], Any] = {
 
 
 def check(setup: ReaderSetup, *, on_demand: bool) -> None:
-    """Check that it can go to a reader process; of any size if the user has asked for that, ``on_demand``."""
+    """Raise an error if it cannot go to a reader process, or is large and the user has not asked for one."""
     nbytes = sum(map(len, _pickled(setup)))
     if not on_demand and nbytes > MOST_COPIED_BYTES:
         raise ConfigError(f"a copy of it takes {readable(nbytes)}")
@@ -60,7 +60,7 @@ def _pickled(setup: ReaderSetup) -> list[memoryview]:
 
 
 def stored(setup: ReaderSetup) -> io.FileIO:
-    """Write the setup to an anonymous file in memory. Reader processes map its arrays and share them."""
+    """An anonymous file in memory, whose arrays reader processes map and share."""
     pieces = _pickled(setup)
     shared = SharedFile("lit_async_data setup")
     try:
@@ -80,10 +80,7 @@ def stored(setup: ReaderSetup) -> io.FileIO:
 
 
 def loaded(fd: int) -> ReaderSetup:
-    """Read a setup, whose descriptor is closed, and set what this process inherits.
-
-    Its arrays are copied only where they are written to.
-    """
+    """Close the file, and set what this process inherits. Arrays are copied only where they are written to."""
     content = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
     os.close(fd)
     (count,) = struct.unpack_from("<q", content)
@@ -99,7 +96,7 @@ def loaded(fd: int) -> ReaderSetup:
 
 
 def environment() -> dict[str, str]:
-    """The environment of this process, with the folders where its h5py looks for plugins."""
+    """That of this process, with the folders where its h5py looks for plugins."""
     found = dict(os.environ)
     if "h5py" in sys.modules:
         h5pl: Any = importlib.import_module("h5py.h5pl")

@@ -34,7 +34,7 @@ TRIED, DEADLY = 3, 4096
 
 
 class SharedFile:
-    """A new file in memory; its descriptor is closed with the object."""
+    """In memory; its descriptor is closed with the object."""
 
     def __init__(self, name: str) -> None:
         self.folder: str | None = None  # the folder whose space it takes; None if it takes only memory
@@ -51,7 +51,7 @@ class SharedFile:
             self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115
 
     def reach(self, size: int) -> None:
-        """Let the file have this many bytes, of which new ones are 0; an `OSError` if the system refuses them."""
+        """New bytes are 0; an `OSError` if the system refuses them."""
         if self.folder is None:
             os.ftruncate(self.file.fileno(), size)
             return
@@ -64,7 +64,6 @@ class SharedFile:
             raise
 
     def advice(self) -> str:
-        """What to do if there is no room for it."""
         if self.folder is None:
             return "set a smaller batch_size or queue_depth, or a higher limit (ulimit -v)"
         if self.folder == FOLDER:
@@ -112,7 +111,7 @@ class SharedSlots:
         return self._file.fileno()
 
     def add(self, count: int) -> list[Bytes]:
-        """More slots, for the creator of the file. Their memory is not touched yet."""
+        """For the creator of the file. Their memory is not touched yet."""
         known = len(self._slots)
         if not count:
             return []
@@ -123,7 +122,7 @@ class SharedSlots:
         return self._slots[known:]
 
     def tried(self, process: int) -> Indices:
-        """The sample that a process tries by itself, as an array of one number that both sides see."""
+        """The sample that a process tries by itself: one number that both sides see."""
         return self._tried[process % len(self._tried) :][:1]
 
     def condemn(self, process: int) -> bool:
@@ -152,13 +151,13 @@ class SharedSlots:
         return self._slots[number]
 
     def _map(self) -> None:
-        """Map the slots that the file has and that are not mapped, at once: each map holds a descriptor."""
+        """All that the file has and that are not mapped, at once: each map holds a descriptor."""
         begin = HEAD_BYTES + len(self._slots) * self._stride
         memory = np.frombuffer(mmap.mmap(self.fd, os.fstat(self.fd).st_size - begin, offset=begin), np.uint8)
         self._slots += [memory[first : first + self._slot_bytes] for first in range(0, len(memory), self._stride)]
 
     def close(self) -> None:
-        """Close the descriptor. Memory lives on with the arrays that see it."""
+        """Memory lives on with the arrays that see it."""
         self._slots.clear()
         self.now, self._tried, self.deadly = self.now.copy(), self._tried.copy(), self.deadly.copy()
         self._file.close()
