@@ -308,7 +308,7 @@ def sent(source: Source, kind: str, *, alone: bool) -> Contender:
             if alone:
                 stack.enter_context(mock.patch.object(resource_plan, "coalesced_batches", return_value=1))
             loader = stack.enter_context(AsyncLoader(source, options_of(kind)))
-            loader._machinery.wiring.externally_driven = True
+            loader._wiring.externally_driven = True
             yield driven(loader)
 
     alike = ours(source, kind)
@@ -320,7 +320,7 @@ def driven(loader: AsyncLoader) -> Iterator[Batch]:
     """Its batches, epoch after epoch; the next copy starts as the callback starts it."""
     while True:
         for batch in loader:
-            loader._machinery.prefetch()
+            loader._prefetch()
             yield batch
 
 

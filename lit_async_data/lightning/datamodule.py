@@ -214,7 +214,7 @@ class AsyncDataModule(pl.LightningDataModule):
         if self.trainer is not None:
             counters.begin_whole_epoch(self.trainer)
         loaders, before = self._take_loaders("train"), None if self._training is None else self._training()
-        if before is not None and before._machinery.wiring.resuming.saved is None:
+        if before is not None and before._wiring.resuming.saved is None:
             self._saved = None  # training has begun there
         for loader in loaders:
             self._training = weakref.ref(loader)
@@ -332,10 +332,10 @@ class AsyncDataModule(pl.LightningDataModule):
                 self._resume(loader)
 
     def _resume(self, loader: AsyncLoader) -> None:
-        loader._machinery.wiring.resuming.force = self.force_resume
+        loader._wiring.resuming.force = self.force_resume
         if self._saved is not None:
             loader.load_state_dict(self._saved)
-            self._seed = loader._machinery.wiring.schedule.seed
+            self._seed = loader._wiring.schedule.seed
 
     def replay(
         self,
@@ -396,7 +396,7 @@ class AsyncDataModule(pl.LightningDataModule):
                 raise ConfigError(f"{limit} leaves no batch of the {len(loader)} of an epoch", "limit_train_batches")
             epoch, number = divmod(step, -(-batches // accumulate_grad_batches))
             first = number * accumulate_grad_batches
-            wiring = loader._machinery.wiring
+            wiring = loader._wiring
             plan, wiring.resuming.print_line = wiring.schedule.plan(epoch), lambda *_: None
             loader.load_state_dict(loader.state_dict() | {"epoch": epoch, "position": plan.position(first)})
             loader.set_epoch(epoch)
@@ -483,7 +483,7 @@ class AsyncDataModule(pl.LightningDataModule):
             self.normalize = normalizing(source, self.spec, *self._statistics, trained=trained)
             self._transforms["device_transform"] = stage_transforms("device_transform", self.normalize)
         loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
-        wiring = loader._machinery.wiring
+        wiring = loader._wiring
         wiring.resuming.print_line, wiring.logged = print_line, self._logged
         self._loaders.add(loader)
         return loader

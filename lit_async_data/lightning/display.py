@@ -247,7 +247,7 @@ def _drawing(loader: AsyncLoader) -> str:
 
 def _seed(loader: AsyncLoader) -> str:
     """The seed; empty if nothing depends on it."""
-    schedule = loader._machinery.wiring.schedule
+    schedule = loader._wiring.schedule
     return f"seed {schedule.seed}, " if schedule.shuffled or loader.order.shuffle != "none" else ""
 
 

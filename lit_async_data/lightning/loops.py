@@ -40,7 +40,7 @@ def is_only(nested: Any) -> bool:
 def drive(loader: BaseLoader, reference: weakref.ref[pl.Trainer]) -> None:
     """Have a loader give its engine to the Trainer's own iterators, whoever else iterates over it meanwhile."""
     itself = weakref.ref(loader)
-    loader._machinery.wiring.priority = lambda one: _priority(reference(), itself(), one)
+    loader._wiring.priority = lambda one: _priority(reference(), itself(), one)
 
 
 def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) -> int | None:

@@ -302,7 +302,7 @@ class LoaderPredictions:
         where = f"{os.path.basename(self._path)}: predict_step, batch {step}"
         if step != self._done:
             raise ConfigError(f"{where}: batch {self._done} comes next; predict each batch once, in order")
-        samples, read = self._plan.batch(step), self._loader._machinery.wiring.quarantine.samples(step)
+        samples, read = self._plan.batch(step), self._loader._wiring.quarantine.samples(step)
         options, count = self._loader.options, len(samples if read is None else read)
         values = predicted(outputs, max(count, options.batch_size) if options.pad_last else count, where)
         values, columns = {name: of[:count] for name, of in values.items()}, self._locations.of(samples)

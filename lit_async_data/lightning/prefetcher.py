@@ -300,7 +300,7 @@ class DevicePrefetcher(pl.Callback):
     def _release(self, *, failed: bool = False) -> None:
         self._gauge.detach()
         for loader in self._driven:
-            loader._machinery.wiring.externally_driven = False
+            loader._wiring.externally_driven = False
         self._tell_bad_samples()
         self._active = []
         self._verdicts.release()
@@ -326,10 +326,8 @@ class DevicePrefetcher(pl.Callback):
         reference = weakref.ref(trainer)
         for loader in self._active:
             if isinstance(loader, AsyncLoader):
-                loader._machinery.wiring.resuming.print_line = print_line
-                loader._machinery.wiring.steps_wanted = functools.partial(
-                    training_steps, reference, weakref.ref(loader)
-                )
+                loader._wiring.resuming.print_line = print_line
+                loader._wiring.steps_wanted = functools.partial(training_steps, reference, weakref.ref(loader))
             else:
                 loader.counted = functools.partial(trained, reference)
 
@@ -340,7 +338,7 @@ class DevicePrefetcher(pl.Callback):
         if around := self._read_around():
             folder = trainer.log_dir or trainer.default_root_dir  # on every rank: Lightning broadcasts it
             path = os.path.join(folder, f"quarantine-{trainer.global_rank}.jsonl")
-            for quarantine in [each._machinery.wiring.quarantine for each in around]:
+            for quarantine in [each._wiring.quarantine for each in around]:
                 quarantine.path = quarantine.path or path
 
     def _read_around(self) -> list[AsyncLoader]:
@@ -350,14 +348,14 @@ class DevicePrefetcher(pl.Callback):
 
     def _log_bad_samples(self, pl_module: pl.LightningModule, name: str) -> None:
         if around := self._read_around():
-            count = float(sum(each._machinery.wiring.quarantine.count for each in around))
+            count = float(sum(each._wiring.quarantine.count for each in around))
             pl_module.log(name, count, reduce_fx="sum", sync_dist=True, batch_size=1)
             self._tell_bad_samples()
 
     def _tell_bad_samples(self) -> None:
         """Say now what a loader else says when it is asked for more: the pass of the Trainer is over."""
         for loader in self._read_around():
-            loader._machinery.wiring.quarantine.tell()
+            loader._wiring.quarantine.tell()
 
     def _evaluate(self, trainer: pl.Trainer, stage: str, loaders: Any) -> None:
         self._activate(trainer, loaders)
@@ -377,17 +375,17 @@ class DevicePrefetcher(pl.Callback):
             self._hook_announced = True
             loader.device = "cpu"
         drive(loader, weakref.ref(trainer))
-        loader._machinery.wiring.externally_driven = True
+        loader._wiring.externally_driven = True
         self._driven.add(loader)
 
     def _prefetch_next(self, trainer: pl.Trainer, loaders: list[DrivenLoader]) -> None:
         for loader in loaders[:1]:
             self._drive(trainer, loader)
-            loader._machinery.prefetch(copy=False)
+            loader._prefetch(copy=False)
 
     def _prefetch(self) -> None:
         for loader in self._active:
-            loader._machinery.prefetch()
+            loader._prefetch()
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -453,8 +451,8 @@ class DevicePrefetcher(pl.Callback):
     ) -> None:
         """Start the next copy. With the first batch, start to read the next loader ahead."""
         for loader in self._active:
-            if loader._machinery.started:  # usually one; all of them in a CombinedLoader that takes from each
-                loader._machinery.prefetch()
+            if loader._started:  # usually one; all of them in a CombinedLoader that takes from each
+                loader._prefetch()
         if batch_idx == 0:
             self._prefetch_next(trainer, self._active[dataloader_idx + 1 :])
 

@@ -126,7 +126,7 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
 
 def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> None:
     """Say that a batch is left out: the loader, saved without the callback, counts what it has handed out as done."""
-    plan, trained_on = loader._machinery.wiring.schedule.plan(saved.epoch), counters.trained(trainer)
+    plan, trained_on = loader._wiring.schedule.plan(saved.epoch), counters.trained(trainer)
     alike = [(each.position, each.step) for each in saved.history] == [(0, plan.batch_size * plan.world_size)]
     if alike and not counters.is_over(trainer) and plan.steps_to(saved.position) == trained_on + 1:
         _resuming(loader).report(
@@ -251,7 +251,7 @@ def _check_dealing(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Mapping
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
     """The steps from a place to where the Trainer ends an epoch."""
-    schedule = loader._machinery.wiring.schedule
+    schedule = loader._wiring.schedule
     plan = schedule.plan(place.epoch)
     end = plan.position(min(total, len(plan)))
     if place.over or place.position >= end:
@@ -260,7 +260,7 @@ def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
 
 
 def _resuming(loader: AsyncLoader) -> Resuming:
-    return loader._machinery.wiring.resuming
+    return loader._wiring.resuming
 
 
 def trained(reference: weakref.ref[pl.Trainer]) -> int | None:

@@ -278,7 +278,7 @@ class LoaderArguments:
         loader.evaluation = stage != "train"
         if self.trainer is not None:
             drive(loader, self.trainer)
-        wiring = loader._machinery.wiring
+        wiring = loader._wiring
         wiring.label = f"{stage}[{number}]" if number else stage
         if self.trainer is not None and stage == "train":
             wiring.steps_wanted = functools.partial(training_steps, self.trainer, weakref.ref(loader))

@@ -36,7 +36,7 @@ def test_the_iterators_of_a_loop_come_before_those_of_users():
     run = Run(state=Loop(fn="fit", status="running"), fit_loop=fit)
     for each in (loader, other):
         loops.drive(each, weakref.ref(run))
-    priority, of_other = (each._machinery.wiring.priority for each in (loader, other))
+    priority, of_other = (each._wiring.priority for each in (loader, other))
     assert (priority(own), priority(object()), of_other(own)) == (loops.TRAINING, loops.USERS, None)
     run.state.status = "finished"
     assert priority(own) is None

@@ -255,11 +255,11 @@ def test_what_is_read_ahead_is_not_copied_to_the_device(streams):
 
 def test_reading_ahead_again_changes_nothing(streams):
     with on_device(Gate(after=3)) as loader:
-        loader._machinery.prefetch(copy=False)
+        loader._prefetch(copy=False)
         assert loader.source.read.wait(60)
-        loader._machinery.prefetch(copy=False)
+        loader._prefetch(copy=False)
         assert next(loader)["index"].tolist() == plan(0)[0]
-        loader._machinery.prefetch(copy=False)  # the next one is on its way to the device
+        loader._prefetch(copy=False)  # the next one is on its way to the device
         assert [next(loader)["index"].tolist() for _ in range(5)] == plan(0)[1:]
         reads = list(loader.source.reads)
         assert reads == [*plan(0), *plan(1)][: len(reads)]

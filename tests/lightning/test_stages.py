@@ -141,8 +141,8 @@ def test_the_loaders_of_a_datamodule_know_their_stage_and_share_what_was_said():
     source = ArraySource({"x": np.zeros(8)})
     dm = AsyncDataModule(train=source, val=[source, source], loader={"batch_size": 4})
     train, (first, second) = dm.train_dataloader(), dm.val_dataloader()
-    assert [each._machinery.wiring.label for each in (train, first, second)] == ["train", "val", "val[1]"]
-    assert train._machinery.wiring.logged is first._machinery.wiring.logged is second._machinery.wiring.logged
+    assert [each._wiring.label for each in (train, first, second)] == ["train", "val", "val[1]"]
+    assert train._wiring.logged is first._wiring.logged is second._wiring.logged
 
 
 def recorded(length=20, tuples=False):

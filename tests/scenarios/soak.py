@@ -100,7 +100,7 @@ class Ranks:
 
     def prefetch(self):
         for loader in self.loaders:
-            loader._machinery.prefetch()
+            loader._prefetch()
 
     def state(self):
         states = [json.loads(json.dumps(loader.state_dict())) for loader in self.loaders]
@@ -194,7 +194,7 @@ class Run:
             places = np.arange(0 if again else before["position"], after["position"])
             if options["drop_last"]:  # the place behind the last step is the end
                 places = places[: options["batch_size"] * len(found)]
-            plan = twin.loaders[0]._machinery.wiring.schedule.plan(after["epoch"])
+            plan = twin.loaders[0]._wiring.schedule.plan(after["epoch"])
             stretch, dealt = plan.samples(places - plan.start).tolist(), collections.Counter()
             dealt.update(sample for batch in found for sample in batch["index"])
             good = collections.Counter(sample for sample in stretch if sample not in self.bad)

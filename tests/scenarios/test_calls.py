@@ -101,7 +101,7 @@ def test_a_batch_takes_few_calls_of_the_loops_thread(on_device, kind, values, mo
 
         def settle():
             streams.synchronize()
-            pipeline = loader._machinery.engine.feed.pipeline
+            pipeline = loader._run.engine.feed.pipeline
             while kind == "process" and not pipeline.ready:
                 pipeline.poll(None)
             until(pipeline, lambda: pipeline.ready)
@@ -120,7 +120,7 @@ def test_a_batch_of_somebody_elses_loader_takes_few_calls_of_the_loops_thread_on
 
         def settle():
             streams.synchronize()
-            reader = loader._machinery.engine.feed.reader
+            reader = loader._run.engine.feed.reader
             until(reader, lambda: reader.serve() and reader.ready)
 
         calls = calls_of_batches(iter(loader), settle)

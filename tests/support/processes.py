@@ -45,7 +45,7 @@ def loader_of(source, hooks=None, **options):
 
 def running(loader):
     """The pipeline of a loader that has begun."""
-    return loader._machinery.engine.feed.pipeline
+    return loader._run.engine.feed.pipeline
 
 
 def process_ids(loader):

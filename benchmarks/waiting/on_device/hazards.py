@@ -127,7 +127,7 @@ class Scene:
         deadline = time.monotonic() + PATIENCE
         while (ready := queue.ready) < batches:
             assert time.monotonic() < deadline, "no batch came on the host"
-            self.loader._machinery.prefetch()
+            self.loader._prefetch()
             if queue.ready == ready and pool.count(COPYING) == len(pool):
                 return  # nothing more can be read before the device goes on
 
@@ -143,8 +143,8 @@ class Scene:
 
     @property
     def _engine(self) -> Any:
-        assert self.loader._machinery.engine is not None
-        return self.loader._machinery.engine
+        assert self.loader._run.engine is not None
+        return self.loader._run.engine
 
     def warm_up(self, *, ahead: bool) -> None:
         """Take some batches; with ``ahead``, each while the previous one is still in use."""
@@ -154,7 +154,7 @@ class Scene:
                 self.submit()
             self.read(batch)
             del batch
-            self.loader._machinery.prefetch()
+            self.loader._prefetch()
         self.rig.finish()
 
     def wrong(self) -> bool:
@@ -210,7 +210,7 @@ class Hazard:
             transform = (Keeping(rig.transform) if self.keeps else rig.transform) if self.transforms else None
             device = "cpu" if rig.simulated else "cuda"
             loader = AsyncLoader(source, options, device=device, device_depth=self.depth, device_transform=transform)
-            loader._machinery.wiring.externally_driven = True
+            loader._wiring.externally_driven = True
             stack.callback(rig.finish)
             with loader:
                 scene = Scene(rig, loader, first, int(self.keeps))
@@ -328,7 +328,7 @@ def write_after_read(scene: Scene) -> None:
         scene.rig.hold()
         scene.read(batch)
         del batch
-        scene.loader._machinery.prefetch()
+        scene.loader._prefetch()
 
 
 def slot_rewritten(scene: Scene) -> None:

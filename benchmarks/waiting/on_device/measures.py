@@ -185,7 +185,7 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
     """Seconds that ``prefetch`` takes to start the copy of a batch while both streams are busy."""
     durations, cycles = [], round(hold_s * cycles_per_second())
     with source(16, SETTLE + turns + 1, 0.0, device_depth=1) as loader:
-        loader._machinery.wiring.externally_driven = True
+        loader._wiring.externally_driven = True
         for number in range(SETTLE + turns):
             batch = loader.next()
             wait_until(lambda: engine_of(loader).feed.pipeline.ready)
@@ -194,7 +194,7 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
                 sleep(cycles)
             sleep(cycles)
             started = time.perf_counter()
-            loader._machinery.prefetch()
+            loader._prefetch()
             seconds = time.perf_counter() - started
             assert engine_of(loader).queue.ready == 1, "nothing was submitted"
             if number >= SETTLE:
@@ -205,8 +205,8 @@ def submit_seconds(turns: int, hold_s: float = 0.05) -> list[float]:
 
 
 def engine_of(loader: AsyncLoader) -> Any:
-    assert loader._machinery.engine is not None
-    return loader._machinery.engine
+    assert loader._run.engine is not None
+    return loader._run.engine
 
 
 def wait_until(reached: Callable[[], Any]) -> None:

@@ -21,7 +21,7 @@ from lit_async_data.engine.device.streams import NEXT, profiled, ranged
 from lit_async_data.engine.device.transform import DeviceTransform, widened
 from lit_async_data.engine.hooks.calls import Function, check_callable, takes_rng
 from lit_async_data.engine.hooks.transformation import HostHooks
-from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Machinery, Taken, Wiring
+from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Taken, Wiring
 from lit_async_data.engine.loader.recipe import Changes, Recipe, batch_seed, schedule_of, with_own_fields
 from lit_async_data.engine.loader.resuming import AsyncWiring, Quarantine, Resuming
 from lit_async_data.engine.pipeline.pipeline import Pipeline
@@ -106,6 +106,8 @@ class AsyncLoader(BaseLoader):
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
+    _cursor: EpochCursor
+    _wiring: AsyncWiring
     _is_beside = False  # whether it reads beside the engine of another loader
 
     def __init__(
@@ -443,11 +445,6 @@ class AsyncLoader(BaseLoader):
             given = self.source, spec, self.options, schedule, ahead, on_device, hooks
             self._plans[known] = ResourcePlan.of(Wanted(*given, self._refusal, self.local_world_size, concat))
         return self._plans[known]
-
-    @property
-    def _machinery(self) -> Machinery[AsyncWiring]:
-        """For callbacks, tests and benchmarks."""
-        return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
 
     @property
     def order(self) -> EpochPlan:

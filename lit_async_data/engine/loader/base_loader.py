@@ -20,7 +20,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, NoReturn, Self, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, Self, cast
 
 import torch
 
@@ -224,21 +224,6 @@ class Wiring:
     logged: set[str] = dataclasses.field(default_factory=set)  # lines; loaders that share it log each once
 
 
-W = TypeVar("W", bound=Wiring)
-
-
-class Machinery(NamedTuple, Generic[W]):
-    """What callbacks, tests and benchmarks use of a loader."""
-
-    engine: Engine | None  # the running part at this moment; None before the first batch
-    started: bool  # whether the pass has had its first batch
-    # Starts reading and copying the next batches; returns at once. With ``copy=False``, for a loader whose turn is yet
-    # to come, only reads them into host memory. A pass over somebody else's loader begins with its first batch only.
-    # May raise `WorkerError` and `ClosedError`.
-    prefetch: Callable[..., None]
-    wiring: W
-
-
 class BaseLoader(BatchIterator):
     """A loader whose engine starts with the first batch, is replaced after an interrupt, and ends with the loader.
 
@@ -289,10 +274,16 @@ class BaseLoader(BatchIterator):
 
     @property
     @abc.abstractmethod
-    def _started(self) -> bool: ...
+    def _started(self) -> bool:
+        """Whether the pass has had its first batch."""
 
     @abc.abstractmethod
-    def _prefetch(self, *, copy: bool = True) -> None: ...
+    def _prefetch(self, *, copy: bool = True) -> None:
+        """Start reading and copying the next batches, or only reading, for a loader whose turn is yet to come.
+
+        Returns at once. A pass over somebody else's loader begins with its first batch only. May raise `WorkerError`
+        and `ClosedError`.
+        """
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
@@ -378,11 +369,6 @@ class BaseLoader(BatchIterator):
         if non_negative_int("device_depth", depth) != self._depth:
             self._depth = depth
             self._reconfigure()
-
-    @property
-    def _machinery(self) -> Machinery[Any]:
-        """For callbacks, tests and benchmarks."""
-        return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
 
     @property
     def fill(self) -> QueueFill:

@@ -353,8 +353,9 @@ class ProcessPipeline(Pipeline):
                 return  # there may be fewer now
             for report, payload in reports:
                 reader.ended, reader.since = 0, time.monotonic()
-                waited = "loop_s" if self._starved == self._was_starved else "slot_s"
-                work, self._was_starved = report.work._replace(**{waited: report.idle_s}), self._starved
+                starved, self._was_starved = self._starved != self._was_starved, self._starved
+                idle_s = (report.idle_s, 0.0) if starved else (0.0, report.idle_s)
+                work = report.work._replace(slot_s=idle_s[0], loop_s=idle_s[1])
                 unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
                 task = reader.tasks.pop((report.slot, report.step))
                 self._done(task, work, unplanned)

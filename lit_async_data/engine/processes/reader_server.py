@@ -117,7 +117,7 @@ class ReaderServer:
         return self._is_needed(thread)
 
     def _is_renewed(self) -> bool:
-        return self._setup.number >= self._slots.now[SETUP]
+        return self._setup.number >= int(self._slots.now[SETUP])
 
     def _is_needed(self, thread: ThreadWorker) -> bool:
         with self._lock:

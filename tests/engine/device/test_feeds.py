@@ -221,7 +221,7 @@ def test_keeping_batches_makes_more_slots_and_letting_go_frees_them():
         assert loader.stats().slots > loader.footprint.budget.slots
         del kept
         assert len([seen(loader) for _ in range(3)]) == 3
-        assert loader._machinery.engine.feed.pipeline.pool.held == 0
+        assert loader._run.engine.feed.pipeline.pool.held == 0
 
 
 def test_beyond_the_budget_batches_are_copies_and_it_is_said_once(caplog):

@@ -73,7 +73,7 @@ def test_a_slot_is_not_filled_again_while_it_is_copied(machine):
     machine.late = True
     options = {"batch_size": 4, "shuffle": False, "queue_depth": 1, "workers": 1}
     with lad.AsyncLoader(ArraySource({"x": np.zeros((40, MIB), "u1")}), options, device="cuda") as loader:
-        loader._machinery.wiring.externally_driven = True
+        loader._wiring.externally_driven = True
         loader.next()
         torch.cuda.synchronize()
         queue = measures.engine_of(loader).queue
@@ -83,7 +83,7 @@ def test_a_slot_is_not_filled_again_while_it_is_copied(machine):
         happened = held.query if machine.real else lambda: held.done
 
         def submitted():
-            loader._machinery.prefetch()
+            loader._prefetch()
             return queue.ready == 2
 
         measures.wait_until(submitted)
@@ -308,7 +308,7 @@ def collated(batch):
 def held_back(batches):
     """Let both streams begin what comes next some milliseconds late."""
     sleep(10**7)
-    with batches._machinery.engine.queue.streams.on_side():
+    with batches._run.engine.queue.streams.on_side():
         sleep(10**7)
 
 

@@ -95,7 +95,7 @@ def test_no_slot_is_lost_when_an_epoch_is_shorter_than_the_queue(length, keep):
             assert seen(batches) == list(range(length))
             kept += batches if keep else []
         del batches, kept
-        pipeline = loader._machinery.engine.feed.pipeline
+        pipeline = loader._run.engine.feed.pipeline
         assert pipeline.pool.held == 0
         until(pipeline, lambda: pipeline.ready == pipeline.pool.count(READY) == len(pipeline.pool))
 
@@ -122,7 +122,7 @@ def test_prefetch_reads_without_being_asked_for_a_batch():
             read.set()
 
     with loader_of(Telling({"y": np.arange(LENGTH)})) as loader:
-        loader._machinery.prefetch()
+        loader._prefetch()
         assert read.wait(30)
 
 
@@ -181,13 +181,13 @@ def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, ex
     source = ArraySource(arrays, chunks=StorageLayout(reading="copied"))
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:
         assert loader.footprint.layout.batches == 5
-        loader._machinery.wiring.externally_driven = externally_driven
+        loader._wiring.externally_driven = externally_driven
         for _ in range(4):
             for step, batch in enumerate(loader):
                 streams.synchronize()
                 assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
                 if externally_driven:
-                    loader._machinery.prefetch()
+                    loader._prefetch()
         streams.synchronize()
 
 

@@ -49,7 +49,7 @@ def test_a_closed_loader_says_so():
     next(loader)
     loader.close()
     loader.close()
-    for call in (loader.next, loader._machinery.prefetch, lambda: next(loader)):
+    for call in (loader.next, loader._prefetch, lambda: next(loader)):
         with pytest.raises(ClosedError, match="build a new one"):
             call()
 
@@ -121,7 +121,7 @@ def test_stats_count_what_happened():
 def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
     loaders = [loader_of() for _ in range(3)]
     for loader, label in zip(loaders, ("train", "val", "test")):
-        loader._machinery.wiring.label, loader._machinery.wiring.logged = label, loaders[0]._machinery.wiring.logged
+        loader._wiring.label, loader._wiring.logged = label, loaders[0]._wiring.logged
         loader._say(logging.WARNING, "this is slow")
     loaders[2]._say(logging.WARNING, "this, too")
     assert [each.getMessage() for each in caplog.records] == ["train: this is slow", "test: this, too"]
@@ -135,7 +135,7 @@ def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(mo
     with loader_of(source, shuffle="none", workers=1, queue_depth=3) as loader:
         assert loader.footprint.layout.batches == 32
         next(loader)
-        pipeline = loader._machinery.engine.feed.pipeline
+        pipeline = loader._run.engine.feed.pipeline
         until(pipeline, lambda: pipeline.ready >= 3)
         assert str(loader.fill) == "host 3/3"
 

@@ -124,7 +124,7 @@ def loader(request, monkeypatch, h5):
 def check_batch(loader, batch, at):
     """Returns what it was checked against."""
     loader.settle()
-    wanted = loader._machinery.wiring.schedule.plan(at // STEPS).batch(at % STEPS)
+    wanted = loader._wiring.schedule.plan(at // STEPS).batch(at % STEPS)
     assert batch["y"].tolist() == wanted.tolist()
     assert torch.equal(batch["x"], torch.from_numpy(loader.values[wanted]))
     return wanted
@@ -233,7 +233,7 @@ def test_where_cpython_drops_a_ctrl_c_the_second_ends_the_run(monkeypatch):
         assert len(steps) == 3
         assert dropped == [KeyboardInterrupt]
         steps += [next(loader)["y"].tolist() for _ in range(STEPS - 3)]
-        plan = loader._machinery.wiring.schedule.plan(0)
+        plan = loader._wiring.schedule.plan(0)
         assert steps == [plan.batch(step).tolist() for step in range(STEPS)]
 
 
@@ -266,7 +266,7 @@ def changed(loader, drawn):
     """Ask for what a callback or a notebook may ask for between two batches."""
     what = drawn.randrange(8)
     if what == 0:
-        loader._machinery.prefetch()
+        loader._prefetch()
     elif what == 1 and loader.device_depth:
         loader.device_depth = drawn.choice((1, 2, 3))
     return what == 2

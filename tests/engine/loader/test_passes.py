@@ -71,7 +71,7 @@ def test_loops_can_be_nested(made):
 def test_iterators_that_are_never_advanced_cost_nothing(made):
     with made() as loader:
         kept = [iter(loader) for _ in range(3)]
-        assert loader._machinery.engine is None
+        assert loader._run.engine is None
         assert [numbers(batch) for batch in loader] == STORED
         assert [numbers(batch) for batch in kept[1]] == STORED
         assert numbers(next(kept[0])) == STORED[0]

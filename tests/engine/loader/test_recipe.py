@@ -43,16 +43,16 @@ def test_an_attribute_of_a_transform_holds_from_the_next_pass_on(form, options):
         for shift.by in (0, 100, 100, 200):
             assert [int(batch["y"][0]) - shift.by for batch in loader] == [*range(0, len(source()), 4)]
             if options:
-                pipeline = loader._machinery.engine.feed.pipeline
+                pipeline = loader._run.engine.feed.pipeline
                 until(pipeline, lambda pipeline=pipeline: pipeline.ready >= 2)
 
 
 def test_what_was_read_ahead_is_used_where_nothing_has_changed():
     with hooked(sample=Shift(), workers=1, worker_kind="thread") as loader:
         list(loader)
-        engine = loader._machinery.engine
+        engine = loader._run.engine
         list(loader)
-        assert loader._machinery.engine is engine
+        assert loader._run.engine is engine
 
 
 class Own(Source):
@@ -83,7 +83,7 @@ def test_an_attribute_of_a_source_holds_from_the_next_pass_on(reading):
     with AsyncLoader(own, {"batch_size": 3, "shuffle": False, "worker_kind": "thread"}) as loader:
         for own.add in (0, 7, 7, 20):
             assert torch.cat([batch["y"] for batch in loader]).tolist() == [*range(own.add, own.add + 12)]
-            pipeline = loader._machinery.engine.feed.pipeline
+            pipeline = loader._run.engine.feed.pipeline
             until(pipeline, lambda pipeline=pipeline: pipeline.ready >= 2)
 
 

@@ -115,7 +115,7 @@ def test_stopped_anywhere_and_continued_on_other_ranks_no_sample_is_lost_or_repe
     """The same global order: each step, over all ranks, has the next samples of the uninterrupted epoch."""
     options, epoch, state, done = ORDERS[kind] | {"drop_last": drop_last}, 3, None, 0
     with loader_of(numbers(kind=Chunked), **ORDERS[kind]) as loader:
-        order = loader._machinery.wiring.schedule.plan(epoch).samples(np.arange(loader.order.length)).tolist()
+        order = loader._wiring.schedule.plan(epoch).samples(np.arange(loader.order.length)).tolist()
     for world_size, batch_size, steps in [*legs, (1, 2, LENGTH)]:
         rest, step = len(order) - done, world_size * batch_size
         if drop_last and step > len(order):
@@ -254,7 +254,7 @@ def test_one_line_says_where_it_goes_on(caplog):
     caplog.set_level(logging.INFO)
     with loader_of() as loader:
         loader.load_state_dict(saved(2, 3))
-        loader._machinery.prefetch()
+        loader._prefetch()
         list(loader), list(loader)
     assert [record.message for record in caplog.records if record.name.endswith("resuming")] == [
         "resumed at epoch 3, sample 8 of 22"
@@ -265,7 +265,7 @@ def test_one_line_says_where_it_goes_on(caplog):
     "before",
     [
         lambda loader: (next(loader), next(loader)),
-        lambda loader: loader.set_epoch(3) or loader._machinery.prefetch(),  # of the whole epoch
+        lambda loader: loader.set_epoch(3) or loader._prefetch(),  # of the whole epoch
         lambda loader: None,
     ],
 )
@@ -273,8 +273,8 @@ def test_what_was_read_ahead_is_dropped_and_what_is_read_then_is_of_the_place(be
     with loader_of(workers=2) as loader:
         before(loader)
         loader.load_state_dict(saved(2, 3))
-        loader._machinery.prefetch()
-        loader._machinery.prefetch(copy=False)
+        loader._prefetch()
+        loader._prefetch(copy=False)
         assert seen(loader) == whole(3)[2:]
 
 
@@ -284,7 +284,7 @@ def test_at_the_end_of_an_epoch_that_epoch_is_empty_and_the_next_is_whole(shuffl
     assert state["position"] == LENGTH
     with loader_of(shuffle=shuffle) as loader:
         loader.load_state_dict(state)
-        loader._machinery.prefetch()
+        loader._prefetch()
         assert seen(loader) == whole(4, shuffle=shuffle)
         loader.load_state_dict(state)
         for epoch, batches in [(3, []), (4, whole(4, shuffle=shuffle)), (3, whole(3, shuffle=shuffle))]:

@@ -121,7 +121,7 @@ def test_a_resume_goes_on_with_the_same_substitutes_and_reads_no_bad_sample_agai
     with loader_of("substitute", shuffle=shuffle) as loader:
         loader.load_state_dict(state)
         assert first + [batch["index"].tolist() for batch in loader] == whole
-        assert loader._machinery.wiring.quarantine.known >= set(state["bad_samples"])
+        assert loader._wiring.quarantine.known >= set(state["bad_samples"])
 
 
 @pytest.mark.parametrize("hook", ["sample_transform", "batch_transform"])
@@ -202,7 +202,7 @@ def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only(opti
         found = [[(batch["index"].tolist(), batch["y"].tolist()) for batch in loader] for _ in range(8)]
         assert all(index == values for epoch in found for index, values in epoch)
         assert {100 - sum(len(values) for _, values in epoch) for epoch in found} == {0, 1}
-        assert not loader._machinery.wiring.quarantine.known
+        assert not loader._wiring.quarantine.known
     assert not [line for line in caplog.messages if "together failed" in line]
 
 

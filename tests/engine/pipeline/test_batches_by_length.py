@@ -93,7 +93,7 @@ def test_a_run_goes_on_after_a_resume_on_other_ranks(source):
 def test_a_resume_in_a_later_epoch_ends_it_where_drop_last_leaves_too_few_batches(source):
     options = {"workers": 0, "drop_last": True}
     with loader_of(source, **options) as loader:
-        state, plan = loader.state_dict(), loader._machinery.wiring.schedule.plan(1)
+        state, plan = loader.state_dict(), loader._wiring.schedule.plan(1)
     for left in range(1, 10):
         with loader_of(source, ranks=8, **options) as loader:
             loader.load_state_dict(state | {"epoch": 1, "position": plan.position(len(plan) - left)})

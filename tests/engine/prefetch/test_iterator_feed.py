@@ -69,7 +69,7 @@ def test_a_fork_is_told(monkeypatch):
         fork.setattr(os, "getpid", lambda: -1)
         with pytest.raises(WorkerError, match="cannot be used in its fork"):
             next(batches)
-        batches._machinery.engine.close()  # nothing of another process is touched
+        batches._run.engine.close()  # nothing of another process is touched
         assert len(reader()) == 1
     batches.close()
 
@@ -77,13 +77,13 @@ def test_a_fork_is_told(monkeypatch):
 def test_nothing_is_reserved_for_batches_after_the_last(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
-        batches._machinery.wiring.externally_driven = True
+        batches._wiring.externally_driven = True
         for _ in range(6):
             next(batches)
         read_ahead(batches, 1)
-        batches._machinery.prefetch()  # the end is found
-        batches._machinery.prefetch()
-        assert {ticket.block for ticket in batches._machinery.engine.queue.tickets} == {None}
+        batches._prefetch()  # the end is found
+        batches._prefetch()
+        assert {ticket.block for ticket in batches._run.engine.queue.tickets} == {None}
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -112,7 +112,7 @@ def test_states_are_not_those_of_batches_on_their_way_to_the_device(streamed, sl
     with prefetched(Stateful(), 2) as batches:
         for given in range(1, 7):
             next(batches)
-            batches._machinery.prefetch()
+            batches._prefetch()
             assert batches.state_dict() == {"given": given}
         with pytest.raises(StopIteration):
             next(batches)
@@ -267,7 +267,7 @@ def test_after_an_error_nothing_is_read_before_it_is_asked_for():
         read_ahead(batches, 1)
         for thread in reader():
             thread.join(LONG)
-        batches._machinery.prefetch()
+        batches._prefetch()
         assert len(loader.threads) == 2
         with pytest.raises(MineError):
             next(batches)

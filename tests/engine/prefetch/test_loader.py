@@ -102,7 +102,7 @@ def test_iter_is_called_with_the_first_batch_and_after_set_epoch():
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         iter(batches), len(batches), bool(batches), repr(batches), batches.fill, batches.stats()
-        batches._machinery.prefetch()
+        batches._prefetch()
         assert (loader.log, reader()) == ([], [])
         for epoch in range(2):
             batches.set_epoch(epoch)
@@ -114,7 +114,7 @@ def test_the_next_pass_is_not_begun_before_it_is_asked_for():
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         assert steps(batches) == list(range(6))
-        batches._machinery.prefetch()
+        batches._prefetch()
         with pytest.raises(StopIteration):
             next(batches)
         assert loader.log == ["iter"]
@@ -168,7 +168,7 @@ def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        arrived = batches._machinery.engine.feed.reader.arrived
+        arrived = batches._run.engine.feed.reader.arrived
         with monkeypatch.context() as patch:
             patch.setattr(arrived, "wait", lambda timeout: (_ for _ in ()).throw(KeyboardInterrupt))
             assert loader.waiting.wait(LONG)
@@ -188,7 +188,7 @@ def test_close_is_final_and_may_come_twice(begun, anywhere):
     batches.close()
     batches.close()
     assert reader() == []
-    for call in (batches._machinery.prefetch, lambda: next(batches), lambda: next(iter(batches))):
+    for call in (batches._prefetch, lambda: next(batches), lambda: next(iter(batches))):
         with pytest.raises(ClosedError):
             call()
     assert batches.stats().batches == begun
@@ -280,15 +280,15 @@ def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, ext
     streams = streamed(FakeStreams(slow))
     step = Step(streams)
     with prefetched(Detection(), depth) as batches:
-        batches._machinery.wiring.externally_driven = externally_driven
+        batches._wiring.externally_driven = externally_driven
         for _ in range(3):
             for number, batch in enumerate(batches):
                 if externally_driven:
-                    batches._machinery.prefetch()
+                    batches._prefetch()
                 step(batch, detection(number))
                 del batch
                 if externally_driven:
-                    batches._machinery.prefetch()
+                    batches._prefetch()
         next(iter(batches))  # a pass that is left early
         for number, batch in zip(range(2), batches, strict=False):
             step(batch, detection(number))
@@ -301,8 +301,8 @@ def test_the_end_of_a_pass_leaves_nothing_on_the_device(streamed):
     streamed(FakeStreams("side"))
     with prefetched(Loader(), 2) as batches:
         list(batches)
-        assert not batches._machinery.engine.queue.tickets
-        assert not batches._machinery.engine.queue.copying
+        assert not batches._run.engine.queue.tickets
+        assert not batches._run.engine.queue.copying
 
 
 def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
@@ -310,7 +310,7 @@ def test_room_is_kept_for_one_batch_where_nothing_is_read_ahead(streamed):
     with prefetched(DataLoader(range(20), batch_size=2), 3) as batches:
         for _ in range(4):
             next(batches)
-        assert [ticket.allocated is not None for ticket in batches._machinery.engine.queue.tickets] == [True]
+        assert [ticket.allocated is not None for ticket in batches._run.engine.queue.tickets] == [True]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -347,13 +347,13 @@ def test_a_device_that_is_set_serves_from_the_next_pass_on(monkeypatch):
     loader = Loader()
     with prefetched(loader, device="cpu") as batches:
         next(batches)
-        before = batches._machinery.engine
+        before = batches._run.engine
         batches.device = "mps"
         assert batches.device == torch.device("mps")
         assert steps(next(batches) for _ in range(2)) == [1, 2]
         assert steps(batches) == list(range(6))
-        assert batches._machinery.engine is not before
-        assert batches._machinery.engine.device == torch.device("mps")
+        assert batches._run.engine is not before
+        assert batches._run.engine.device == torch.device("mps")
         assert batches.stats().read.batches >= 9
 
 
@@ -418,7 +418,7 @@ def test_a_stream_that_was_left_goes_on_with_what_was_read_ahead(kind, depth, ca
             if number == 1:
                 break
         if depth:  # until those that a new pass would lose have been read
-            pulling = batches._machinery.engine.feed.reader
+            pulling = batches._run.engine.feed.reader
             until(pulling, lambda: pulling.ready == depth)
         assert list(batches) == [2, 3, 4]
         assert list(batches) == []
@@ -443,7 +443,7 @@ def test_another_iterator_is_begun_once_and_what_was_read_of_the_first_is_left()
 def test_what_is_dropped_of_an_iterator_is_said(end, caplog):
     with prefetched(OwnIterator(), 2, device="cpu") as batches:
         next(iter(batches))
-        pulling = batches._machinery.engine.feed.reader
+        pulling = batches._run.engine.feed.reader
         until(pulling, lambda: pulling.ready == 2)
         end(batches)
         (first, *_) = caplog.messages
@@ -470,7 +470,7 @@ def test_of_an_iterator_that_restarts_at_its_end_nothing_is_lost_or_used_up(capl
             assert list(batches) == list(range(5))
         pass_ = iter(batches)
         assert [next(pass_) for _ in range(5)] == list(range(5))
-        pulling = batches._machinery.engine.feed.reader
+        pulling = batches._run.engine.feed.reader
         until(pulling, lambda: pulling.ready)  # the end, which is no batch
     assert caplog.messages == []
 
@@ -487,7 +487,7 @@ def test_a_batch_that_was_not_read_when_the_device_failed_keeps_its_number(monke
     with prefetched(numbers(), device="cpu", device_transform=drawn) as batches:
         first = next(batches)
         with monkeypatch.context() as patch:
-            patch.setattr(batches._machinery.engine.queue, "take", fails)
+            patch.setattr(batches._run.engine.queue, "take", fails)
             with pytest.raises(RuntimeError, match="the device"):
                 next(batches)
         assert [first, *(next(batches) for _ in range(5))] == expected

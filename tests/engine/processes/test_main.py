@@ -27,7 +27,7 @@ def training(folder, sample, act, *lines):
         f"source = acts.Numbers({sample}, {act})\n"
         "loader = AsyncLoader(source, dict(batch_size=1, shuffle=False, worker_kind='process'))\n"
         "next(loader)\n"
-        "print(loader._machinery.engine.feed.pipeline._readers[0].channel.pid, flush=True)\n" + "\n".join(lines)
+        "print(loader._run.engine.feed.pipeline._readers[0].channel.pid, flush=True)\n" + "\n".join(lines)
     )
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as trainer:
         try:  # the reader may write before the trainer does

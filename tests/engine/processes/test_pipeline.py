@@ -110,7 +110,7 @@ def test_passes_that_end_early_and_other_epochs_go_on_where_they_should(stacks):
         assert pass_of(loader, 0) == wanted[0]
         assert pass_of(loader, 7, 5) == wanted[7][:5]
         assert pass_of(loader, 1) == wanted[1]
-        loader._machinery.wiring.steps_wanted = lambda: (3, 4)
+        loader._wiring.steps_wanted = lambda: (3, 4)
         assert pass_of(loader, 7, 3) == wanted[7][:3]
         assert pass_of(loader, 1) == wanted[1]
 
@@ -178,7 +178,7 @@ def test_a_program_ends_though_a_read_is_stuck_after_a_warning_and_an_error(kind
         f"        if 10 in samples: open({str(tmp_path / 'pipe')!r})\n"
         f"loader = AsyncLoader(Mine(), dict(batch_size=10, shuffle=False, worker_kind={kind!r}, warn_after_s=0.1))\n"
         "next(loader)\n"
-        "loader._machinery.engine.feed.pipeline.timeout_s = 1.2\n"
+        "loader._run.engine.feed.pipeline.timeout_s = 1.2\n"
         "try: next(loader)\n"
         "except StalledError as error: print(error.stage, error.worker, error.sample_id, error.file)\n"
     )

@@ -33,7 +33,7 @@ def libraries_of(source, options=()):
     with contextlib.closing(source), AsyncLoader(source, options) as loader:
         next(loader)  # may be read by a thread of this process
         batch = next(loader)
-        maps = Path(f"/proc/{loader._machinery.engine.feed.pipeline._readers[0].channel.pid}/maps").read_text()
+        maps = Path(f"/proc/{loader._run.engine.feed.pipeline._readers[0].channel.pid}/maps").read_text()
     if "y" in batch:
         assert (batch["x"].flatten(1) == batch["y"][:, None]).all()
     return {name for name in ("libtorch", "h5py") if f"/{name}" in maps}

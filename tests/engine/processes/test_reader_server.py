@@ -36,7 +36,7 @@ def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(worker
     with loader_of(source, hooks, workers=workers, on_error="skip", max_bad=9) as loader:
         for _ in range(2):
             assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
-        assert loader._machinery.wiring.quarantine.known == {33}
+        assert loader._wiring.quarantine.known == {33}
     assert sum("a new one takes its place" in line for line in caplog.messages) == 2
 
 
@@ -54,7 +54,7 @@ def test_which_of_several_threads_ends_a_process_shows_as_one_of_them_reads_alon
     with loader_of(Deadly(33, 1, reading="decoded"), workers=3, on_error="skip", max_bad=9) as loader:
         for _ in range(3):
             assert [row for batch in loader for row in batch["y"].tolist()] == [*range(33), *range(34, 100)]
-        assert loader._machinery.wiring.quarantine.known == {33}
+        assert loader._wiring.quarantine.known == {33}
         assert running(loader)._memory.now[THREADS] == 3
     assert sum("a new one takes its place" in line for line in caplog.messages) == 2
 
@@ -71,7 +71,7 @@ def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
     first, second = (plan.substitute(33, attempt) for attempt in range(2))
     with loader_of(Deadly(first, chunk, {33}), workers=workers, on_error="substitute", max_bad=9) as loader:
         assert next(itertools.islice(loader, 3, None))["y"].tolist() == [30, 31, 32, second, *range(34, 40)]
-        assert loader._machinery.wiring.quarantine.known == {33, first}
+        assert loader._wiring.quarantine.known == {33, first}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_without_memfd_a_process_reads_through_a_file_that_has_no_name():
         kept = list(loader)
         assert loader.footprint.workers.kind == "process"
         assert [batch["y"].tolist() for batch in kept] == np.arange(100).reshape(10, 10).tolist()
-        assert os.fstat(loader._machinery.engine.feed.pipeline._memory.fd).st_nlink == 0
+        assert os.fstat(loader._run.engine.feed.pipeline._memory.fd).st_nlink == 0
 
 
 @pytest.mark.usefixtures("no_memfd")

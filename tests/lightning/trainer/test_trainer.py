@@ -343,7 +343,7 @@ def test_loaders_without_the_datamodule_stay_open_for_their_owner(callbacks):
         assert next(iter(train))["index"].tolist() == plan(2)[0]
         with pytest.raises(RuntimeError, match="stop"):
             trainer(*callbacks()).fit(Recorder(fails), train, val)
-        assert not train._machinery.wiring.externally_driven
+        assert not train._wiring.externally_driven
     assert readers() == []
 
 

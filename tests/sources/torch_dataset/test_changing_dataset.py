@@ -67,7 +67,7 @@ def loader_of(source, **options):
 
 def read_ahead(loader):
     """Waits until threads have read some batches of the next epoch."""
-    pipeline = loader._machinery.engine.feed.pipeline
+    pipeline = loader._run.engine.feed.pipeline
     until(pipeline, lambda: pipeline.ready >= 2)
 
 

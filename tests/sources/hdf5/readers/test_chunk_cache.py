@@ -280,7 +280,7 @@ def test_batches_that_are_read_together_cost_no_decoding(file, decodings):
     decodings.clear()
     for _ in range(4):
         with AsyncLoader(HDF5Source(file), options) as loader:
-            loader._machinery.wiring.steps_wanted = lambda: (None, 0)  # nothing is read of a second epoch
+            loader._wiring.steps_wanted = lambda: (None, 0)  # nothing is read of a second epoch
             assert loader.footprint.layout.batches > 1
             assert sorted(itertools.chain.from_iterable(labels.tolist() for _, labels in loader)) == list(range(600))
     assert len(decodings) <= 4 * 75

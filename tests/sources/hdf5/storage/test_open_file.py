@@ -217,7 +217,7 @@ def test_later_batches_are_fetched_while_earlier_ones_are_read(h5, monkeypatch):
     source = HDF5Source(path, ["data"])
     kernel = Kernel(monkeypatch)
     with AsyncLoader(source, {"batch_size": 2, "shuffle": "global", "workers": 1, "queue_depth": 1}) as loader:
-        schedule, steps = loader._machinery.wiring.schedule, 8 + loader.footprint.layout.batches
+        schedule, steps = loader._wiring.schedule, 8 + loader.footprint.layout.batches
         for _ in range(3):
             next(loader)
     samples = schedule.plan(0).batch(steps)
@@ -238,7 +238,7 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this():
 
     source = Asked({"x": np.arange(40)})
     with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
-        schedule = loader._machinery.wiring.schedule
+        schedule = loader._wiring.schedule
         ahead = Ahead(source, 3, Shares(None))
         ahead(schedule, [BatchIndex(0, 8), BatchIndex(0, 9)], BatchIndex(1, 0))
         ahead(schedule, [BatchIndex(1, 0)], BatchIndex(1, 1))
