@@ -10,13 +10,13 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.pipeline.pipeline import Activity, FilledSlot, Pipeline, ReadTask, place_of
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
-from lit_async_data.engine.supervisor import PREPARING, Bell, ThreadWorker, all_ended, awaited, report_once
-from lit_async_data.errors import StalledError, WorkerError
+from lit_async_data.engine.supervisor import FREED_S, PREPARING, Bell, ThreadWorker, all_ended, report_once
+from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import CLOCK
@@ -136,34 +136,20 @@ class ThreadPipeline(Pipeline):
         self.check()
 
     def _fill_here(self) -> None:
-        slot = self._vacant_slot()
-        with self._lock:
-            task = self._task(slot, None)
-        CLOCK.start()  # the thread is the consumer's
-        self._fill(task)
-
-    def _vacant_slot(self) -> int:
-        """The consumer's own thread must not wait for one that the user keeps."""
-
-        def vacant(seconds: float) -> int | None:
-            if seconds:
-                with self._lock:
-                    self.check()
-                    self._grow()
+        slot = self.pool.take(timeout=0)
+        while slot is None:
+            with self._lock:
+                self.check()
+                self._grow()
             # 1. Another thread drops a batch: its lease is dead, so the slot is not held, and the pool need not grow.
             # 2. This thread asks for a slot. 3. The lease's callback makes the slot vacant. So a short wait may be
             # needed; the last slot is never lent: see `must_copy`, and
             # test_a_batch_that_another_thread_is_dropping_is_waited_for.
-            return self.pool.take(timeout=seconds)
-
-        return awaited(vacant, limit_s=self.timeout_s, late=self._no_slot)
-
-    def _no_slot(self) -> NoReturn:
-        raise StalledError(
-            f"no slot became free in {self.timeout_s:g} s: {self.pool.held} of {len(self.pool)} hold batches that are "
-            "in use; timeout_s sets how long to wait",
-            stage="read",
-        )
+            slot = self.pool.take(timeout=FREED_S)
+        with self._lock:
+            task = self._task(slot, None)
+        CLOCK.start()  # the thread is the consumer's
+        self._fill(task)
 
     def _fill(self, task: ReadTask) -> None:
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep

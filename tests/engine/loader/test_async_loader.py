@@ -1,5 +1,4 @@
 import copy
-import itertools
 import pickle
 import threading
 
@@ -7,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import SLOW, pretend
-from support.sources.numbered import LENGTH, WIDE, Bad, loader_of, numbers, order, seen
+from support.sources.numbered import LENGTH, WIDE, loader_of, numbers, order, seen
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.engine.pipeline.pipeline import READY
-from lit_async_data.errors import ConfigError, ReadError
+from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.source import StorageLayout
 from lit_async_data.testing import ArraySource
 
@@ -124,18 +123,6 @@ def test_prefetch_reads_without_being_asked_for_a_batch():
     with loader_of(Telling({"y": np.arange(LENGTH)})) as loader:
         loader._prefetch()
         assert read.wait(30)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_comes_at_its_place_and_iteration_can_go_on(workers):
-    with loader_of(Bad(9), shuffle="none", workers=workers) as loader:
-        before = seen(itertools.islice(loader, 2))
-        with pytest.raises(ReadError, match=r"batch 2 of epoch 0 \(samples 8, 9, 10, … \(4 in all\)\).*Input/output"):
-            next(loader)
-        assert before == list(range(8))
-        assert seen([next(loader), next(loader)]) == list(range(12, 18))
-        with pytest.raises(StopIteration):
-            next(loader)
 
 
 def test_a_loader_that_was_not_used_can_be_copied_with_its_source():

@@ -62,12 +62,6 @@ def test_a_look_inside_a_loop_changes_nothing_of_it(made):
 
 
 @every_loader
-def test_loops_can_be_nested(made):
-    with made() as loader:
-        assert [[numbers(batch) for batch in loader] for _ in itertools.islice(loader, 2)] == [STORED, STORED]
-
-
-@every_loader
 def test_iterators_that_are_never_advanced_cost_nothing(made):
     with made() as loader:
         kept = [iter(loader) for _ in range(3)]

@@ -1,6 +1,7 @@
 """A loader goes on from a saved place: no sample is lost, none is repeated, whatever the ranks and batch sizes."""
 
 import contextlib
+import copy
 import json
 import logging
 import threading
@@ -156,40 +157,26 @@ def test_on_the_same_ranks_the_batches_are_those_of_an_uninterrupted_run(kind, s
         assert seen(loader) == whole(following, **options)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("transforms", [{}, {"sample_transform": lambda sample: sample}], ids=["threads", "workers"])
-def test_a_reader_process_goes_on_from_a_place_too(transforms):
-    options = {"worker_kind": "process", "workers": 2, "shuffle": "global"}
-    source = numbers(kind=Rows)
-    state = saved(2, source=source)
-    with loader_of(source, transforms=transforms, **options) as loader:
-        loader.load_state_dict(state)
-        assert [seen(loader), seen(loader)] == [whole()[2:], whole(1)]
-        loader.set_epoch(1)
-        assert seen(loader) == whole(1)
+PROCESS = {"worker_kind": "process"}
 
 
-@pytest.mark.processes
-def test_from_any_place_a_reader_process_reads_what_threads_read():
-    options = {"worker_kind": "process", "shuffle": "chunk", "shuffle_chunks": 2, "batch_size": 3}
-    order, source = ORDERS["chunk"], numbers(kind=Chunked)
-    with loader_of(source, **options) as loader:
-        for batches in range(7):
-            state = saved(batches, 5, source, **order)
-            loader.load_state_dict(state)  # in the middle of what it reads ahead
-            with loader_of(source, **order | {"batch_size": 3}) as threads:
-                threads.load_state_dict(state)
-                assert seen(loader) == seen(threads)
-
-
-@pytest.mark.parametrize(("workers", "device_depth"), [(1, 0), (3, 2)])
-def test_readers_go_on_from_a_place(workers, device_depth):
-    source = numbers(kind=Chunked)
-    options = {"shuffle": "chunk", "shuffle_chunks": 2}
-    with loader_of(source, workers=workers, queue_depth=3, **options) as loader:
+@pytest.mark.parametrize(
+    ("readers", "transforms", "device_depth"),
+    [
+        ({"workers": 1}, {}, 0),
+        ({"workers": 3, "queue_depth": 3}, {}, 2),
+        pytest.param(PROCESS, {}, 2, marks=pytest.mark.processes),
+        pytest.param(PROCESS | {"workers": 2}, {"sample_transform": copy.copy}, 2, marks=pytest.mark.processes),
+    ],
+)
+def test_from_any_place_all_readers_go_on_alike(readers, transforms, device_depth):
+    order, source = ORDERS["chunk"], numbers(kind=Rows if readers.get("workers") == 2 else Chunked)
+    batches, following = whole(5, source, **order), whole(6, source, **order)
+    with loader_of(source, transforms=transforms, **order | readers) as loader:
         loader.device_depth = device_depth
-        loader.load_state_dict(saved(1, 4, source, **options))
-        assert [seen(loader) for _ in range(2)] == [whole(4, source, **options)[1:], whole(5, source, **options)]
+        for place in range(6):
+            loader.load_state_dict(saved(place, 5, source, **order))  # in the middle of what it reads ahead
+            assert [seen(loader), seen(loader)] == [batches[place:], following]
 
 
 def test_the_state_is_the_place_of_the_next_batch():

@@ -176,20 +176,15 @@ def test_a_list_that_cannot_be_written_stops_nothing(path, tmp_path, caplog):
     assert "lists them" not in caplog.text
 
 
-@pytest.mark.parametrize(("most", "allowed"), [(2, 2), (0.03, 3), (0.001, 1), (0, 0)])
-def test_more_bad_samples_than_allowed_end_the_run_at_their_batch(most, allowed):
-    bad = sorted(BAD)
-    with loader_of("skip", shuffle="none", max_bad=most) as loader:
-        batches = iter(loader)
-        for _ in range(bad[allowed] // 6):
-            next(batches)
-        with pytest.raises(SourceError, match=r"max_bad: .* are allowed") as caught:
-            next(batches)
-    assert len(caught.value.errors) > allowed
+def test_more_bad_samples_than_allowed_end_the_run_at_their_batch():
+    with loader_of("skip", shuffle="none", max_bad=4) as loader:
+        assert len(list(itertools.islice(loader, sorted(BAD)[4] // 6))) == 6
+        with pytest.raises(SourceError, match=r"max_bad: .* are allowed"):
+            next(loader)
 
 
 @pytest.mark.parametrize(("options", "hooks"), READERS)
-def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only(options, hooks, caplog):
+def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only(options, hooks):
     def fails(sample, rng):
         if sample["y"] == 33 and rng.random() < 0.5:
             raise ValueError("33 is too much")
@@ -203,7 +198,6 @@ def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only(opti
         assert all(index == values for epoch in found for index, values in epoch)
         assert {100 - sum(len(values) for _, values in epoch) for epoch in found} == {0, 1}
         assert not loader._wiring.quarantine.known
-    assert not [line for line in caplog.messages if "together failed" in line]
 
 
 def test_what_is_no_fault_of_a_sample_is_raised():

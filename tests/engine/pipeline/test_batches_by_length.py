@@ -17,7 +17,7 @@ from support.sources.sequences import (
     stored,
 )
 
-from lit_async_data import AsyncDataModule, ConcatSource, DevicePrefetcher, Field, HDF5Source, LoaderOptions
+from lit_async_data import AsyncDataModule, ConcatSource, DevicePrefetcher, Field, HDF5Source
 from lit_async_data.errors import ConfigError, FormatError, ResumeError, TransformError
 from lit_async_data.lightning.display import summary_lines
 from lit_async_data.order.by_length import LengthPlan
@@ -203,8 +203,3 @@ def test_the_summary_says_what_is_padded(source):
     assert line.startswith("batch at most 16, ")
     assert "batches by length, padded to one of 16 lengths up to 180" in line
     assert "of all elements are padding" in line
-
-
-def test_options_are_the_same_in_a_configuration():
-    options = LoaderOptions.of({"batch_size": 4, "batch_by": "x", "batch_elements": 9, "buckets": [4, 9]})
-    assert (options.batch_by, options.batch_elements, options.buckets) == ("x", 9, (4, 9))

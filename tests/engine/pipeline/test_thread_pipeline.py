@@ -7,23 +7,14 @@ import sys
 import threading
 
 import pytest
-from support.threads.number_pipelines import WHOLE, Gate, epoch, kept, running, taken
+from support.threads.number_pipelines import WHOLE, Gate, epoch, running, taken
 
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.errors import ClosedError, SourceError, StalledError, WorkerError
+from lit_async_data.errors import ClosedError, SourceError, WorkerError
 from lit_async_data.order.plan import BatchIndex
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
-
-
-def test_epochs_start_no_threads():
-    with running() as pipeline:
-        epoch(pipeline, 0)
-        before = set(threading.enumerate())
-        for number in range(1, 20):
-            epoch(pipeline, number)
-        assert set(threading.enumerate()) == before
 
 
 def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
@@ -74,16 +65,6 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
         assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
 
 
-def test_a_slot_that_never_becomes_vacant_is_an_error(monkeypatch):
-    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
-    with running(workers=0, depth=0, most_slots=1) as pipeline:
-        batch = kept(pipeline, BatchIndex(0, 0))
-        pipeline.timeout_s = 0.1
-        with pytest.raises(StalledError, match=r"no slot became free in 0.1 s: 1 of 1 hold batches"):
-            pipeline.get(BatchIndex(0, 1))
-        del batch
-
-
 @pytest.mark.parametrize(("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0)])
 def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, monkeypatch, caplog):
     def ahead(schedule, keys, unread):
@@ -95,18 +76,6 @@ def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(er
             assert epoch(pipeline, number) == WHOLE
     assert caplog.text.count("please report") == caplog.text.count("in ahead") == lines
     assert caplog.text.count("ValueError: a bug") == lines
-
-
-@pytest.mark.parametrize("started", [False, True])
-def test_close_is_idempotent_and_what_follows_says_so(started):
-    with running() as pipeline:
-        if started:
-            taken(pipeline, BatchIndex(0, 0))
-        pipeline.close()
-        pipeline.close()
-        for ask in (pipeline.get, pipeline.prefetch):
-            with pytest.raises(ClosedError):
-                ask(BatchIndex(0, 1))
 
 
 def test_close_wakes_a_consumer_that_waits(monkeypatch):
@@ -141,13 +110,6 @@ def test_close_does_not_wait_for_a_read_that_hangs(monkeypatch):
         gate.open(0)
         pipeline.workers[0].join(30)
         assert not pipeline.workers[0].alive
-
-
-def test_nothing_starts_and_nothing_is_allocated_before_the_first_request():
-    before = threading.active_count()
-    with running() as pipeline:
-        assert threading.active_count() == before
-        assert len(pipeline.pool) == 0
 
 
 def test_a_fork_is_told_that_it_cannot_use_it():

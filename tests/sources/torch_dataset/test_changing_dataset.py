@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import time
 
 import numpy as np
 import pytest
@@ -177,10 +178,18 @@ def test_a_counter_of_the_dataset_does_not_end_the_calls_of_set_epoch():
     assert of.epochs_read == 2
 
 
+class Slow(Epochs):
+    """Tasks reach a reader process before it has been read there."""
+
+    def __setstate__(self, state):
+        time.sleep(0.3)
+        vars(self).update(state)
+
+
 @pytest.mark.processes
 def test_reader_processes_get_what_was_set_and_go_on(caplog):
     caplog.set_level("INFO")
-    of, found, processes = Epochs(), [], set()
+    of, found, processes = Slow(), [], set()
     with loader_of(DatasetSource(Wrapper(of)), **PROCESS) as loader:
         for epoch in range(4):
             of.strength = epoch % 3

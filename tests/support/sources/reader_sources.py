@@ -127,11 +127,6 @@ def leave():
     os._exit(3)
 
 
-class BadInChild(Numbers):
-    def __setstate__(self, state):
-        raise ImportError("no such library")
-
-
 class BadInChildAtLength(Numbers):
     def __setstate__(self, state):
         raise ImportError("x" * 2**18)
