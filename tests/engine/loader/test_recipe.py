@@ -5,8 +5,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from support.device.training_loop import pretend
 from support.sources.hooked_loaders import hooked, source
 from support.threads.waits import until
+from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, LoaderOptions, Source, StorageLayout
 from lit_async_data.engine.loader.recipe import schedule_of
@@ -52,6 +54,19 @@ def test_what_was_read_ahead_is_used_where_nothing_has_changed(monkeypatch):
     monkeypatch.setattr(ThreadPipeline, "renew", None)
     with hooked(sample=Shift(), workers=1, worker_kind="thread") as loader:
         assert len(list(loader)) == len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize("late", ["side", "compute"])
+def test_what_was_copied_ahead_is_dropped_where_something_has_changed(monkeypatch, late):
+    streams, shift = FakeStreams(late), Shift()
+    pretend(monkeypatch, lambda device: streams)
+    with hooked(sample=shift, workers=1, worker_kind="thread") as loader:
+        for shift.by in (0, 100, 200):
+            found = []
+            for batch in loader:
+                streams.synchronize()
+                found.append(int(batch["y"][0]) - shift.by)
+            assert found == [*range(0, len(source()), 4)]
 
 
 class Own(Source):

@@ -1,5 +1,8 @@
 """Tasks on their way to reader processes, and reports on their way back."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +10,7 @@ from support.processes import loader_of, running
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import Numbers
 
-from lit_async_data.engine.processes.messages import Phase, Task
+from lit_async_data.engine.processes.messages import REPORT, REPORT_BYTES, Phase, Report, ReportKind, Reports, Task
 from lit_async_data.errors import ReadError
 from lit_async_data.order.plan import BatchIndex, Limits, Share
 
@@ -20,6 +23,18 @@ limits = st.builds(Limits, numbers, st.none() | numbers, st.none() | numbers, nu
 @given(st.builds(Task, numbers, numbers, keys, numbers, numbers, shares, limits, st.sampled_from(Phase), st.just(0)))
 def test_a_task_arrives_as_it_was_sent(task):
     assert Task.unpacked(task.packed()) == task
+
+
+def test_long_reports_of_several_threads_do_not_mix():
+    reading, writing = os.pipe()
+    reports, length = Reports(writing), 2**18
+    with ThreadPoolExecutor(4) as threads, open(reading, "rb") as pipe:
+        for number in range(4):
+            threads.submit(reports.send, Report(ReportKind.DONE, step=number), bytes([number]) * length)
+        for _ in range(4):
+            _, size, _, step, *_ = REPORT.unpack(pipe.read(REPORT_BYTES))
+            assert (size, set(pipe.read(length))) == (length, {step})
+    reports._pipe.close()
 
 
 @pytest.mark.processes
