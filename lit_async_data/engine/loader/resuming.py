@@ -73,7 +73,7 @@ class Quarantine:
             )
 
     def tell(self) -> None:
-        """Warn once of the bad samples of the pass, which has ended, or is given up."""
+        """Warn once of the pass, which has ended, or is given up."""
         if self._bad and self._epoch >= 0:
             listed = "" if self.path is None or not self._writes else f"; {self.path} lists them"
             log.warning(
@@ -108,8 +108,6 @@ class Quarantine:
 
 
 class Done(NamedTuple):
-    """What a framework counts of a pass."""
-
     steps: int  # that count as done
     over: bool  # whether the epoch is over with them, as where a limit ends it
 
@@ -118,10 +116,9 @@ class Resuming:
     """Saves and restores the place of a loader. Refers to no loader. May be called from any thread.
 
     Attributes:
-        print_line: Prints a line for the user: where training goes on, or what is dropped.
         force: Whether to go on at the same position in another order, whoever takes up a place.
-        done: Returns what counts as done of the pass; None for the steps that were handed out. A Trainer's batch is
-            done when it was trained on.
+        done: What counts as done of the pass; None for the steps that were handed out. A Trainer's batch is done when
+            it was trained on.
         why_over: Why nothing remains of the epoch of the place that was taken up, where something did when it was
             saved; else empty.
     """
@@ -139,21 +136,20 @@ class Resuming:
         return order_state(self._source, self.cursor.schedule)
 
     def order_changed(self) -> None:
-        """Take the order of the cursor's schedule from now on."""
         vars(self).pop("_now", None)
 
     @property
     def saved(self) -> Place | None:
-        """The place that the next pass begins at if it is of that epoch."""
+        """Where the next pass begins if it is of that epoch."""
         return self.cursor.state.saved
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch of the next pass. Frameworks call this, by ``loader.batch_sampler.sampler``."""
+        """Frameworks call this, by ``loader.batch_sampler.sampler``."""
         self._named_by_framework = True
         self.cursor.name_epoch(epoch)
 
     def state(self) -> dict[str, Any]:
-        """The state of the place behind the last batch that is done; plain values."""
+        """Plain values of the place behind the last batch that is done."""
         done = None if self.done is None else self.done()
         place, state = self.cursor.place(None if done is None else done.steps), self.cursor.state
         if done is None and self._named_by_framework and not state.fresh and sys.exception() is not None:
@@ -170,16 +166,15 @@ class Resuming:
         return place._replace(position=self._now.samples, over=True)
 
     def checked(self, given: object, *, force: bool = False, any_seed: bool = False) -> Place:
-        """The place of a saved state, which the loader takes up next.
+        """The place of a saved state, also of another number of ranks or batch size.
 
         Args:
-            given: What `state` returned, of this loader or of one with another number of ranks or batch size.
+            given: What `state` returned.
             force: Whether to go on at the same position if the order is another one now.
             any_seed: Whether the loader will take the seed of the state.
 
         Raises:
-            ResumeError: The state is damaged; the order is another one; or what remains is less than a sample for each
-                rank.
+            ResumeError: See `AsyncLoader.load_state_dict`.
         """
         state = OrderState.from_dict(given)
         now = dataclasses.replace(self._now, seed=state.seed) if any_seed else self._now
@@ -201,7 +196,7 @@ class Resuming:
         return self._fitting(state.place)
 
     def announce(self) -> None:
-        """Say where the epoch is continued, when the first batch is asked for after `checked`."""
+        """When the first batch is asked for after `checked`, say where the epoch goes on."""
         saved, coming, by_framework = self.saved, self.cursor.coming, self._named_by_framework
         if not self._unreported or saved is None:
             return

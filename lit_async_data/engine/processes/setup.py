@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import logging
 import mmap
 import os
 import pickle
@@ -92,6 +93,7 @@ def loaded(fd: int) -> ReaderSetup:
         begin += size
     setup: ReaderSetup
     _, setup = pickle.loads(pieces[0], buffers=pieces[1:])  # noqa: S301  # from the trainer's process
+    logging.getLogger().setLevel(setup.level)
     return setup
 
 

@@ -75,9 +75,16 @@ def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
 
 
 @pytest.mark.parametrize(
-    ("act", "wanted"), [(acts.warn, {("row 33 is odd", "WARNING")}), (acts.warn_with_a_lock, set())]
+    ("act", "level", "wanted"),
+    [
+        (acts.warn, "WARNING", {("row 33 is odd", "WARNING")}),
+        (acts.inform, "WARNING", set()),
+        (acts.inform, "INFO", {("row 34 is even", "INFO")}),
+        (acts.warn_with_a_lock, "WARNING", set()),
+    ],
 )
-def test_what_the_process_logs_is_logged_here_and_what_cannot_be_sent_stops_nothing(act, wanted, caplog):
+def test_what_the_process_logs_is_logged_here_and_what_cannot_be_sent_stops_nothing(act, level, wanted, caplog):
+    caplog.set_level(level, "lit_async_data")
     with loader_of(Numbers(33, act)) as loader:
         assert [batch["y"][0].item() for batch in loader] == list(range(0, 100, 10))
     # Once for each epoch that was begun.

@@ -136,6 +136,10 @@ def stop():
     threading.Event().wait()
 
 
+def inform():
+    logging.getLogger("mine").info("row %d is even", 34)
+
+
 def warn():
     logging.getLogger("mine").warning("row %d is odd", 33)
 
