@@ -88,7 +88,7 @@ def test_a_batch_of_cropped_jpegs_takes_few_calls(tmp_path):
         (False, "thread", 16, 18),  # handed out as copies
         (False, "thread", 80, 19),  # lent
         (True, "thread", 80, 44),
-        pytest.param(True, "process", 80, 60, marks=pytest.mark.processes),
+        pytest.param(True, "process", 80, 59, marks=pytest.mark.processes),
     ],
 )
 @pytest.mark.usefixtures("one_batch_per_slot")

@@ -148,7 +148,24 @@ class ProcessPipeline(Pipeline):
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
         with self._lock:
-            self._receive()
+            for reader in () if self._closed else tuple(self._readers):  # it may have been closed by another thread
+                try:
+                    reports = reader.channel.receive()
+                except WorkerError as error:
+                    self._replace(reader, error)
+                    break  # there may be fewer now
+                for report, payload in reports:
+                    reader.ended, reader.since = 0, time.monotonic()
+                    starved, self._was_starved = self._starved != self._was_starved, self._starved
+                    idle_s = (report.idle_s, 0.0) if starved else (0.0, report.idle_s)
+                    work = report.work._replace(slot_s=idle_s[0], loop_s=idle_s[1])
+                    unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
+                    task = reader.tasks.pop((report.slot, report.step))
+                    self._done(task, work, unplanned)
+                    if task.deaths:
+                        self._set_threads()
+            if len(self._readers) > self._wanted and not self._closed:
+                self._close_unused()
             return super().poll(key)
 
     def _wait(self, key: BatchIndex, seconds: float) -> None:
@@ -341,28 +358,6 @@ class ProcessPipeline(Pipeline):
         reader.tasks[task.slot, task.key.step] = task
         with contextlib.suppress(BrokenPipeError):  # `receive` finds that the process has ended
             reader.channel.tasks.write(task.packed())
-
-    def _receive(self) -> None:
-        if self._closed:  # by another thread, since the consumer's last check
-            return
-        for reader in tuple(self._readers):
-            try:
-                reports = reader.channel.receive()
-            except WorkerError as error:
-                self._replace(reader, error)
-                return  # there may be fewer now
-            for report, payload in reports:
-                reader.ended, reader.since = 0, time.monotonic()
-                starved, self._was_starved = self._starved != self._was_starved, self._starved
-                idle_s = (report.idle_s, 0.0) if starved else (0.0, report.idle_s)
-                work = report.work._replace(slot_s=idle_s[0], loop_s=idle_s[1])
-                unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
-                task = reader.tasks.pop((report.slot, report.step))
-                self._done(task, work, unplanned)
-                if task.deaths:
-                    self._set_threads()
-        if len(self._readers) > self._wanted:
-            self._close_unused()
 
     def _next_coalesced(self, batches: int, seconds: float) -> int:
         # A share of as many batches as there are processes takes as long as one whole batch.

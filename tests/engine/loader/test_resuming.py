@@ -225,26 +225,20 @@ def test_before_and_after_set_epoch(shuffle, first):
 
 
 @pytest.mark.parametrize("shuffle", ["none", "global"])
-def test_for_another_epoch_the_place_is_dropped_with_a_line(shuffle, caplog):
+def test_a_line_says_where_it_goes_on_or_that_the_place_is_dropped_for_another_epoch(shuffle, caplog):
     caplog.set_level(logging.INFO)
     with loader_of(shuffle=shuffle) as loader:
+        loader.load_state_dict(saved(2, 3, shuffle=shuffle))
+        loader._prefetch()
+        assert len(list(loader)) == 4
         loader.load_state_dict(saved(2, 3, shuffle=shuffle))
         loader.set_epoch(4)
         assert seen(loader) == whole(4, shuffle=shuffle)
         loader.set_epoch(3)
         assert seen(loader) == whole(3, shuffle=shuffle)
-    (line,) = [record.message for record in caplog.records if record.name.endswith("resuming")]
-    assert line == "the saved place, sample 8 of 22 in epoch 3, is not used: epoch 4 begins"
-
-
-def test_one_line_says_where_it_goes_on(caplog):
-    caplog.set_level(logging.INFO)
-    with loader_of() as loader:
-        loader.load_state_dict(saved(2, 3))
-        loader._prefetch()
-        list(loader), list(loader)
     assert [record.message for record in caplog.records if record.name.endswith("resuming")] == [
-        "resumed at epoch 3, sample 8 of 22"
+        "resumed at epoch 3, sample 8 of 22",
+        "the saved place, sample 8 of 22 in epoch 3, is not used: epoch 4 begins",
     ]
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -278,6 +279,21 @@ def test_processes_that_are_killed_are_each_named_once_and_cost_nothing(rest, ca
     for pid in killed:
         said = f"reader process {pid} was killed by SIGKILL (out of memory?"
         assert sum(said in line for line in caplog.messages) == 1
+
+
+def test_how_long_a_process_waits_for_the_loop_is_counted():
+    with loader_of(Numbers()) as loader:
+        next(loader)
+        pipeline, before = running(loader), None
+        for _ in range(2):
+            while pipeline.ready < len(pipeline.pool):
+                pipeline.poll(None)
+            if before is None:
+                before = loader.stats().read
+                time.sleep(0.3)
+                next(loader)
+        waited = loader.stats().read.minus(before)
+    assert waited.loop_s > 0.25 > waited.slot_s
 
 
 def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):

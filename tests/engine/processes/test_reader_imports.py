@@ -39,20 +39,14 @@ def libraries_of(source, options=()):
     return {name for name in ("libtorch", "h5py") if f"/{name}" in maps}
 
 
-@pytest.mark.parametrize(("name", "shuffle"), [("contiguous", "global"), ("chunked", False), ("gzip", "chunk")])
-def test_reading_hdf5_needs_numpy_only(file, name, shuffle):
-    source = HDF5Source(file, {"x": name})
-    assert libraries_of(SubsetSource(source, np.arange(32)), {"shuffle": shuffle}) == set()
-
-
-@pytest.mark.parametrize("name", ["contiguous", "chunked", "gzip"])
-def test_windows_need_numpy_only(file, name):
-    source = HDF5Source(file, {"x": Field(name, window=(0, 4))})
-    assert libraries_of(source) == set()
-
-
-def test_h5py_is_imported_where_only_libhdf5_decodes(file):
-    assert libraries_of(HDF5Source(file, {"x": "nbit"})) == {"h5py"}
+@pytest.mark.parametrize("window", [None, (0, 4)])
+@pytest.mark.parametrize(
+    ("name", "shuffle", "needed"),
+    [("contiguous", "global", set()), ("chunked", False, set()), ("gzip", "chunk", set()), ("nbit", False, {"h5py"})],
+)
+def test_hdf5_needs_h5py_only_where_libhdf5_decodes(file, name, shuffle, needed, window):
+    source = HDF5Source(file, {"x": Field(name, window=window)})
+    assert libraries_of(SubsetSource(source, np.arange(32)), {"shuffle": shuffle}) == needed
 
 
 def test_a_reader_process_imports_nothing_that_only_builds_orders():
