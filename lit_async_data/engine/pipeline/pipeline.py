@@ -263,7 +263,7 @@ class ReadTask:
         try:
             samples, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
         except self._caught as caught:
-            # No name holds the results: see `ThreadPipeline._fill`.
+            # No name holds the results: see `Pipeline._fill`.
             return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
         self.samples = samples
         batches = [
@@ -529,8 +529,13 @@ class Pipeline(abc.ABC):
         self.ready += filled.good
         return True
 
+    def _fill(self, task: ReadTask) -> bool:
+        """In a thread of this process; False if the batches were dropped meanwhile."""
+        # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep the
+        # objects of whoever catches that error.
+        return self._deliver(task, task.run(self.setup.read, self.layout, self.pool.memories[task.slot]))
+
     def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
-        """As `_file`, for a thread of this process."""
         work = CLOCK.take()  # with what it read ahead after the slot before
         with self._lock:
             return not self._closed and self._file(filled, task.generation, work, work.seconds)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.engine.pipeline.pipeline import Activity, FilledSlot, Pipeline, ReadTask, place_of
+from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline, ReadTask, place_of
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
 from lit_async_data.engine.supervisor import FREED_S, PREPARING, Bell, ThreadWorker, all_ended, report_once
 from lit_async_data.errors import WorkerError
@@ -114,7 +114,8 @@ class ThreadPipeline(Pipeline):
             self.work = self.work.waited(idle_s, starved=self._starved != starved)
             task = self._task(slot, worker.number)
         worker.begin(task)
-        self._fill(task)
+        if self._fill(task):
+            self.arrived.ring()
         if (ahead := self.setup.ahead) is not None:
             with self._lock:
                 unread = next((key for key, filled in self._claimed.items() if filled is None), self._cursor)
@@ -150,17 +151,6 @@ class ThreadPipeline(Pipeline):
             task = self._task(slot, None)
         CLOCK.start()  # the thread is the consumer's
         self._fill(task)
-
-    def _fill(self, task: ReadTask) -> None:
-        # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep
-        # the objects of whoever catches that error.
-        self._deliver(task, task.run(self.setup.read, self.layout, self.pool.memories[task.slot]))
-
-    def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
-        if not super()._deliver(task, filled):
-            return False
-        self.arrived.ring()
-        return True
 
     def _readings(self) -> list[Activity]:
         return [reading_of(worker, self.setup.read.source) for worker in self.workers]

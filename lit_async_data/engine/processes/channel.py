@@ -61,9 +61,9 @@ class Channel:
                 self._control, control = ends(*socket.socketpair())
                 # At its end the system kills the process.
                 self._lifeline, lifeline = ends(*socket.socketpair())
-                self._reports, reports = ends(*_pipe())
+                self.reports, reports = ends(*_pipe())
                 self.tasks, tasks = ends(*reversed(_pipe()))
-                os.set_blocking(self._reports.fileno(), False)
+                os.set_blocking(self.reports.fileno(), False)
                 descriptors = control, lifeline, reports, tasks, setup, slots.fd
                 self._process = _started(descriptors, number)
                 ours.pop_all()
@@ -71,11 +71,6 @@ class Channel:
             advice = advice_on(error) or f"{error}; raise the system's limit on processes"
             what = f"a reader process could not be started: {advice}, or set worker_kind=thread"
             raise WorkerError(what) from error
-
-    @property
-    def descriptor(self) -> int:
-        """Readable when reports have arrived."""
-        return self._reports.fileno()
 
     @property
     def pid(self) -> int:
@@ -87,7 +82,7 @@ class Channel:
 
     def receive(self) -> list[tuple[Report, bytes]]:
         """What has arrived, with payloads; a `WorkerError` if the process has ended. Log records are logged here."""
-        count = self._reports.readinto(self._buffer)
+        count = self.reports.readinto(self._buffer)
         if count is None:  # nothing has arrived
             return []
         found = []
@@ -123,7 +118,7 @@ class Channel:
         """Takes two seconds at most. Idempotent."""
         with contextlib.suppress(OSError):  # it has ended; or this is the second call
             self._control.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep it open
-        self._reports.close()
+        self.reports.close()
         self.tasks.close()
         supervisor.end(self._process)
         self._control.close()
@@ -158,7 +153,7 @@ def wait_for_reports(channels: Iterable[Channel], timeout: float) -> None:
     """Wait until a report arrives by one of these channels, or a process ends."""
     poll = select.poll()  # not `select`, which takes no descriptors from 1024 on
     for channel in channels:
-        poll.register(channel.descriptor, select.POLLIN)
+        poll.register(channel.reports, select.POLLIN)
     poll.poll(1e3 * timeout)
 
 

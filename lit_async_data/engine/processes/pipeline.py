@@ -217,8 +217,7 @@ class ProcessPipeline(Pipeline):
         if task is not None:
             worker.begin(task)
             CLOCK.start()
-            # No name holds the result: see `ThreadPipeline._fill`.
-            self._deliver(task, task.run(self.setup.read, self.layout, self.pool.memories[task.slot]))
+            self._fill(task)
         return False
 
     def _add_readers(self) -> None:
