@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.device.training_loop import pretend
 from support.sources.hooked_loaders import hooked, source
+from support.threads.interrupts import interrupted
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
@@ -56,17 +57,38 @@ def test_what_was_read_ahead_is_used_where_nothing_has_changed(monkeypatch):
         assert len(list(loader)) == len(list(loader)) == len(loader)
 
 
+@pytest.mark.parametrize("capturing", [False, True])
 @pytest.mark.parametrize("late", ["side", "compute"])
-def test_what_was_copied_ahead_is_dropped_where_something_has_changed(monkeypatch, late):
+def test_what_was_copied_ahead_is_dropped_where_something_has_changed(monkeypatch, late, capturing):
+    """Also where a graph is recorded at the begin of a pass, in which nothing may wait for copies."""
     streams, shift = FakeStreams(late), Shift()
     pretend(monkeypatch, lambda device: streams)
     with hooked(sample=shift, workers=1, worker_kind="thread") as loader:
         for shift.by in (0, 100, 200):
-            found = []
+            found, streams.capturing = [], capturing
             for batch in loader:
+                streams.capturing = False
                 streams.synchronize()
                 found.append(int(batch["y"][0]) - shift.by)
             assert found == [*range(0, len(source()), 4)]
+
+
+def test_a_change_holds_wherever_the_begin_of_its_pass_is_interrupted():
+    shift, place, whole = Shift(), 0, False
+    with hooked(sample=shift, workers=1, worker_kind="thread") as loader:
+        list(loader)
+        while not whole:
+            shift.by += 100
+            batches = iter(loader)
+            try:
+                with interrupted(place):
+                    batch = next(batches)
+                whole = True
+            except KeyboardInterrupt:
+                batch = next(batches)
+            assert [int(each["y"][0]) - shift.by for each in (batch, *batches)] == [*range(0, len(source()), 4)]
+            place += 5
+    assert place > 100
 
 
 class Own(Source):
