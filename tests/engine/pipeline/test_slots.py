@@ -88,15 +88,6 @@ def test_a_slot_is_lent_as_long_as_anything_made_from_it_lives(kept):
     assert pool.take(timeout=0) == 0
 
 
-def test_a_lease_may_end_in_any_thread():
-    pool = pool_of(1)
-    held = [lent(pool)]
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join()
-    assert pool.take(timeout=0) == 0
-
-
 def test_a_lease_may_end_inside_the_lock_of_the_ring():
     """1. A thread holds the ring's lock. 2. It allocates; garbage collection drops the last view of a lease. 3. The
     finalizer runs in that thread, inside the lock. Did it ask for a lock that is not reentrant, it would wait for

@@ -367,29 +367,18 @@ def test_a_killed_process_has_its_share_read_again(stored, caplog):
         assert killed not in process_ids(loader)
 
 
-def test_the_slots_of_a_reader_process_are_locked_for_a_gpu(monkeypatch):
-    locked, gpu = [], torch.device("cuda:1")
-    monkeypatch.setattr(
-        "lit_async_data.engine.resources.memory.register",
-        lambda slot, *, device: locked.append(slot) if device == gpu else pytest.fail("on another device"),
-    )
-    loader = loader_of(Numbers())
-    setup = loader._setup(loader.footprint)
-    with contextlib.closing(pipeline_of(setup, pin=gpu, options=loader.options)) as pipeline:
-        assert [slot.ctypes.data for slot in locked] == [pipeline.pool.memories[slot].ctypes.data for slot in range(5)]
-        locked.clear()
-
-
-def test_a_slot_stays_locked_while_a_copy_of_it_is_under_way(monkeypatch):
+def test_slots_are_locked_for_a_gpu_as_long_as_a_copy_of_them_is_under_way(monkeypatch):
     """numpy lets views refer to the whole map: the array that is locked is the one that the queue keeps."""
-    unlocked, gpu = [], torch.device("cuda")
+    locked, unlocked, gpu = [], [], torch.device("cuda:1")
 
     def register(slot, *, device):
+        locked.append((slot.ctypes.data, device))
         weakref.finalize(slot, unlocked.append, slot.ctypes.data).atexit = False
 
     monkeypatch.setattr("lit_async_data.engine.resources.memory.register", register)
     loader = loader_of(Numbers())
     pipeline = pipeline_of(loader._setup(loader.footprint), pin=gpu, options=loader.options)
+    assert locked == [(memory.ctypes.data, gpu) for memory in pipeline.pool.memories]
     feed = CopyFeed(pipeline)
     with contextlib.closing(feed):
         release = feed.get(BatchIndex(0, 0)).release
