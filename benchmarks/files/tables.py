@@ -23,10 +23,10 @@ from PIL import Image
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
-from lit_async_data import AsyncLoader, ManifestSource
+from lit_async_data import AsyncLoader, FieldSpec, ManifestSource
 from lit_async_data.sources.images import image
 from lit_async_data.sources.images.image_shape import ImageShape, draws_of
-from lit_async_data.sources.manifest.fields.fields import decode_npy
+from lit_async_data.sources.manifest.fields.fields import NpyDecoder
 from lit_async_data.sources.manifest.files import RootDirectory, fetched
 
 Array = npt.NDArray[Any]
@@ -107,7 +107,7 @@ class Reading:
     def decode(self, data: bytes, out: Array, key: int | None) -> None:
         """Decode with this package's decoder."""
         if self.shape is None:
-            decode_npy(data, out, "")
+            NpyDecoder(FieldSpec(out.shape, out.dtype), out.dtype).decode(data, out, None, "")
         else:
             (draw,) = draws_of(self.shape, None if key is None else np.array([key], np.uint64), 1)
             image.decode(data, self.shape, out, draw, "")

@@ -57,7 +57,7 @@ class ComposedSource(DerivedSource):
 
     def __getstate__(self) -> dict[str, Any]:
         # Cached properties are computed again.
-        cached = {name for kind in type(self).__mro__ for name, value in vars(kind).items() if _is_cached(value)}
+        cached = {name for name in vars(self) if isinstance(getattr(type(self), name, 0), functools.cached_property)}
         return {name: value for name, value in vars(self).items() if name not in cached}
 
     @property
@@ -138,10 +138,6 @@ class ComposedSource(DerivedSource):
 
 def _shares(nbytes: int, sizes: Sequence[int]) -> list[int]:
     return [nbytes * size // max(sum(sizes), 1) for size in sizes]
-
-
-def _is_cached(value: object) -> bool:
-    return isinstance(value, functools.cached_property)
 
 
 class ConcatSource(ComposedSource):

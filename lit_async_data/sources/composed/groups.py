@@ -41,7 +41,7 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
         return _of_column(source, given.removeprefix(COLUMN), option)
     found = _of_rule(source, given.removeprefix(RULE), places, option)
     if found is not None:
-        check_rule(source, given, found, option)
+        check_rule(source, given, option)
     return found or _of_column(source, given, option)
 
 
@@ -56,21 +56,17 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
     return found._replace(names=whole if len({*whole}) == len(whole) else names)
 
 
-def check_rule(source: Source, given: str, found: Groups | None = None, option: str = "groups") -> None:
-    """Refuse a word that is a rule and a column, unless both give the same groups."""
+def check_rule(source: Source, given: str, option: str = "groups") -> None:
+    """Refuse a word that is a rule and a column."""
     if given not in RULES:
         return
     try:
-        codes, names = _factorized(_comparable(np.asanyarray(source.column(given)), given))
+        source.column(given)
     except AsyncDataError:
-        return  # it has no such column, or none that groups samples
-    if found is not None and len(codes) == len(found.codes):
-        pairs = np.unique(np.stack([codes, found.codes]), axis=1).shape[1]
-        if pairs == len(names) == len(found.names):
-            return
+        return
     raise ConfigError(
-        f"{given!r} is a rule, and {source.name} also has a column {given!r}, which gives other groups; "
-        f"write '{COLUMN}{given}' or '{RULE}{given}'",
+        f"{given!r} is a rule, and {source.name} also has a column {given!r}; write '{COLUMN}{given}' or "
+        f"'{RULE}{given}'",
         option,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import numbers
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import AsyncDataError, ConfigError, counted, few
+from lit_async_data.errors import ConfigError, counted, few
 from lit_async_data.options import MAX_SEED
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import SampleClasses
@@ -117,9 +116,7 @@ def split(
             f"{drawn.names[1:3]}, 'val': {drawn.names[:1]}}}, or ask for folds",
             "split",
         )
-    if by is not None and "train" in drawn.names:
-        warn_of_untrained(source, drawn, "train")
-    return parted(source, drawn.names, drawn)
+    return parted(source, drawn)
 
 
 class Drawn(NamedTuple):
@@ -130,7 +127,6 @@ class Drawn(NamedTuple):
     how: str
     places: Places
     groups: Groups | None = None
-    labels: SampleClasses | None = None
 
 
 def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, seed: int, k: int = 0) -> Drawn:
@@ -165,39 +161,19 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
     if groups is not None:
         kept = groups_of(source, groups, places)
         sides = drawn_sides(kept, shares, derived_keys(key, hashed(kept.names)), labels)[kept.codes]
-        return Drawn(names, sides, f"by {kept.what}, seed {seed}", places, kept, labels)
+        return Drawn(names, sides, f"by {kept.what}, seed {seed}", places, kept)
     keys = _sample_keys(source, places, key)
     if k or labels is not None:
         turns = np.arange(1, 2 * len(keys), 2).astype(np.uint64) * np.uint64(2**63 // k if k else GOLDEN)
         sides = dealt(keys, sides_of_keys(edges, turns), shares, labels)
     else:
         sides = sides_of_keys(edges, keys)
-    return Drawn(names, sides, f"by sample, seed {seed}", places, None, labels)
+    return Drawn(names, sides, f"by sample, seed {seed}", places)
 
 
-def warn_of_untrained(source: Source, drawn: Drawn, train: str | None = None) -> None:
-    """Name classes that only other sides than ``train`` have; without ``train``, classes that only one fold has.
-
-    A field whose classes are each on one side is passed over: it names subjects, or the sides themselves.
-    """
-    for key, field in source.spec.items():
-        if not field.classes or field.shape:
-            continue
-        with contextlib.suppress(AsyncDataError):  # a bad label is for the loader, which may leave it out
-            classes, held = source.column(key).astype(int), np.zeros((len(drawn.names), len(field.classes)), bool)
-            known = (classes >= 0) & (classes < len(field.classes)) & (drawn.sides != UNUSED)
-            held[drawn.sides[known], classes[known]] = True
-            several = held.sum(axis=0) > 1
-            trained = several if train is None else held[drawn.names.index(train)]
-            lost = np.array(field.classes)[held.any(axis=0) & ~trained].tolist() if several.any() else []
-            if lost:
-                what = "only one fold has" if train is None else f"{train} has no"
-                log.warning("%s: %s samples of the classes %s (%s)", source.name, what, few(lost), key)
-
-
-def parted(source: Source, names: list[str], drawn: Drawn) -> Split:
-    result = Split(_subsets(source, names, drawn.sides, drawn.groups))
-    describe(result, source, drawn.places, drawn.how, drawn.groups)
+def parted(source: Source, drawn: Drawn) -> Split:
+    result = Split(_subsets(source, drawn))
+    describe(result, source, drawn)
     if result.overlap:
         log.warning(
             "%s: %s; windows stay apart by groups='time', or by rows= without those at borders",
@@ -345,10 +321,10 @@ def _by_time(places: Places, edges: npt.NDArray[np.float64], names: list[str], o
     return sides
 
 
-def _subsets(source: Source, names: list[str], sides: Indices, groups: Groups | None) -> dict[str, SubsetSource]:
-    subsets = {}
-    for side, name in enumerate(names):
-        samples = np.flatnonzero(sides == side)
+def _subsets(source: Source, drawn: Drawn) -> dict[str, SubsetSource]:
+    subsets, groups = {}, drawn.groups
+    for side, name in enumerate(drawn.names):
+        samples = np.flatnonzero(drawn.sides == side)
         if not samples.size:
             raise ConfigError(
                 f"{name!r} gets none of {counted(len(source), 'sample')}; try larger fractions, or another "
@@ -359,24 +335,24 @@ def _subsets(source: Source, names: list[str], sides: Indices, groups: Groups | 
     return subsets
 
 
-def describe(result: Split, source: Source, places: Places, how: str, groups: Groups | None) -> None:
+def describe(result: Split, source: Source, drawn: Drawn) -> None:
     total, listed = len(source), []
     for name, side in result.items():
         own = "" if side.group_codes is None else f"{np.unique(side.group_codes).size} of "
-        own += f"{counted(len(groups.names), 'group')}, " if groups else ""
+        own += f"{counted(len(drawn.groups.names), 'group')}, " if drawn.groups else ""
         listed.append(f"{name} {len(side) / total:.2f} ({own}{counted(len(side), 'sample')})")
     unused = total - sum(map(len, result.values()))
     if unused:
-        cut = how.startswith(BY_TIME) and source.chunks.overlap
+        cut = drawn.how.startswith(BY_TIME) and source.chunks.overlap
         gaps = ", gaps between the sides of each part included" if cut else ""
         listed.append(f"unused {unused / total:.2f} ({counted(unused, 'sample')}{gaps})")
     codes = [np.unique(side.group_codes) for side in result.values() if side.group_codes is not None]
     torn = int((np.unique(np.concatenate(codes), return_counts=True)[1] > 1).sum()) if codes else 0
-    near = _near_others(result, places, source.chunks.overlap)
+    near = _near_others(result, drawn.places, source.chunks.overlap)
     result.overlap = torn + near
     two = [f"{counted(torn, 'group')} on two sides"] if torn else []
     two += [f"{counted(near, 'sample')} with values of another side"] if near else []
-    result.described = f"split {how}: {', '.join(listed)}; overlap {', '.join(two) or 0}"
+    result.described = f"split {drawn.how}: {', '.join(listed)}; overlap {', '.join(two) or 0}"
 
 
 def _near_others(result: Split, places: Places, overlap: int) -> int:
@@ -442,17 +418,11 @@ def draw_folds(source: Source, k: Any, option: str, *, groups: Any, by: Any, bal
         drawn = draw(source, None, groups, by, balance, seed=seed)
         if len(drawn.names) < 2:
             raise ConfigError(f"all samples are in fold {drawn.names[0]}, which leaves none to train", "by")
-        warn_of_untrained(source, drawn)
         return drawn
     if not isinstance(k, numbers.Integral) or not 2 <= int(k) <= len(source):
         raise ConfigError(f"{k!r} is not a whole number from 2 to {len(source)}, the number of samples", option)
     k = int(k)
     drawn = draw(source, {str(fold): 1 / k for fold in range(k)}, groups, None, balance, seed=seed, k=k)
-    if drawn.labels is not None:
-        samples, classes, _, names, _ = drawn.labels
-        rare = names[np.bincount(np.unique(classes * k + drawn.sides[samples]) // k) < k].tolist()
-        if rare:
-            log.warning("%s: not each of %d folds has samples of the classes %s", source.name, k, few(rare))
     return drawn._replace(how=f"{drawn.how}, {k} folds")
 
 
@@ -463,4 +433,4 @@ def fold_of(source: Source, drawn: Drawn, fold: int | str) -> Split:
     sides = np.array([0] * len(drawn.names) + [UNUSED])  # UNUSED is -1: the last entry
     sides[drawn.names.index(str(fold))] = 1
     how = f"{drawn.how}, val is fold {fold}"
-    return parted(source, ["train", "val"], drawn._replace(sides=sides[drawn.sides], how=how))
+    return parted(source, drawn._replace(names=["train", "val"], sides=sides[drawn.sides], how=how))

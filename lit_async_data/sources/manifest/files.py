@@ -116,11 +116,7 @@ def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-# For files that no table names.
-ANYWHERE = RootDirectory("/", allow_external=True)
-
-
-def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = ANYWHERE) -> bool:
+def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory) -> bool:
     """Read a file from the page cache into buffers that have exactly its ``nbytes``; whether that succeeded.
 
     If not, or if the file was modified in the last two seconds, `fetched` reads it or raises its error.
@@ -141,7 +137,7 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory = A
             os.close(opened[0])
 
 
-def fetched(path: str, most_bytes: int, root: RootDirectory = ANYWHERE) -> tuple[bytes, bool]:
+def fetched(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
     """All bytes of a file, and whether they came from a disk or network instead of the page cache."""
     started = time.perf_counter()
     try:
@@ -227,7 +223,7 @@ class FilePrefetcher:
         held_bytes: Bytes of the files that have been read ahead, or that a thread is reading.
     """
 
-    def __init__(self, root: RootDirectory = ANYWHERE) -> None:
+    def __init__(self, root: RootDirectory) -> None:
         self._root = root
         self._begin()
 

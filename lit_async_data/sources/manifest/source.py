@@ -43,7 +43,7 @@ from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.formats import TextFormat, arrow, numpy_values
 from lit_async_data.sources.table.reading import FolderTable
 from lit_async_data.sources.table.row_origin import NoColumnError, quoted
-from lit_async_data.sources.table.table import Table, TableReader
+from lit_async_data.sources.table.table import TableReader
 
 # Names of the columns.
 PATH, LABEL = "path", "label"
@@ -412,14 +412,13 @@ class ManifestSource(DerivedSource):
         labels = self._fields.labels.get(name)
         if labels is not None and labels.values.ndim == 1:
             return labels.values
-        return numpy_values(self._table_with(name).array(name))
-
-    def _table_with(self, name: str) -> Table:
         table = self._fields.rows.table
-        try:
-            return table if name in table.names else table.with_columns_of(self._reader.columns([name]))
-        except NoColumnError as error:
-            raise MissingError(str(error), file=error.file, dataset=name) from None
+        if name not in table.names:
+            try:
+                table = table.with_columns_of(self._reader.columns([name]))
+            except NoColumnError as error:
+                raise MissingError(str(error), file=error.file, dataset=name) from None
+        return numpy_values(table.array(name))
 
     # -- how samples belong together ---------------------------------------------------------------------------------
 
@@ -470,13 +469,11 @@ class ManifestSource(DerivedSource):
     # -- reading ahead -----------------------------------------------------------------------------------------------
 
     def fetch(self, samples: Indices) -> bool:
-        check_range(samples, self)
         cold = [fields.source.fetch(samples) for fields in self._fields.hdf5]
         cold += [file.fetch(samples) for file in self._fields.files.values()]
         return any(cold)
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
-        check_range(samples, self)
         for fields in self._fields.hdf5:
             fields.source.decode(samples, chunk_group)
 

@@ -45,10 +45,6 @@ class RowOrigin(NamedTuple):
     def of_file(cls, path: str, rows: int = 0) -> RowOrigin:
         return cls([path], np.array([0, rows]))
 
-    def taken(self, rows: Indices) -> RowOrigin:
-        """The origin of selected rows, without ids; ``rows`` ascend."""
-        return self._replace(kept=rows if self.kept is None else self.kept[rows], ids=None)
-
     @property
     def untyped(self) -> bool:
         """Whether the files store no types of their columns, as CSV and TSV."""

@@ -73,8 +73,6 @@ class Table:
         """The text of selected rows, in any order; whole numbers as digits."""
         array = self._text_column(name)
         wanted = np.asarray(rows, np.int64).reshape(-1)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise IndexError(f"rows: {self.origin.name} has the rows 0 to {len(self) - 1}")
         numbers = arrow_integers(wanted)
         codes = array.indices if is_categorical(array.type) else None
         texts = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
@@ -148,8 +146,11 @@ class Table:
         return Table(self._columns | other._columns, self.origin)
 
     def taken(self, rows: Indices) -> Table:
-        numbers = arrow_integers(rows)
-        return Table({name: array.take(numbers) for name, array in self._columns.items()}, self.origin.taken(rows))
+        numbers, origin = arrow_integers(rows), self.origin
+        kept = rows if origin.kept is None else origin.kept[rows]
+        ids = None if origin.ids is None else origin.ids.take(numbers)
+        columns = {name: array.take(numbers) for name, array in self._columns.items()}
+        return Table(columns, origin._replace(kept=kept, ids=ids))
 
     def with_ids(self, name: str) -> Table:
         return Table(self._columns, self.origin._replace(ids=self._text_column(name)))

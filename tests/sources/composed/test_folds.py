@@ -1,4 +1,3 @@
-import logging
 import math
 
 import h5py
@@ -41,28 +40,6 @@ def test_groups_stay_whole_in_folds_of_nearly_the_same_size(sizes, k, seed):
     assert np.array_equal(
         folds_of(folds(numbered(len(groups)), k, groups=groups[::-1], seed=seed), len(groups)), fold[::-1]
     )
-
-
-def test_a_class_that_some_fold_lacks_is_named(caplog):
-    labels = np.array(["cat"] * 50 + ["dog"] * 46 + ["eel"] * 4)
-    with caplog.at_level(logging.WARNING):
-        folds(numbered(100), 5, balance=labels)
-        folds(numbered(100), 4, balance=labels)
-    (record,) = caplog.records
-    assert record.getMessage() == "ArraySource: not each of 5 folds has samples of the classes eel"
-
-
-def test_a_class_that_only_validates_is_named_once(caplog, h5):
-    labels = [b"cat", b"dog", b"eel", b"cat", b"dog", b"dog"]
-    fold = [b"0", b"0", b"1", b"1", b"2", b"2"]  # each is on one side, which is no matter
-    source = HDF5Source(h5(y=labels, fold=fold), {"y": "y", "fold": "fold"})
-    folds(source, by="fold")
-    split(source, {"train": [0, 1], "val": [2]}, by="fold")
-    split(source, {"train": [0], "val": [1, 2]}, by="fold")
-    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "only one fold has samples of the classes eel (y)",
-        "train has no samples of the classes eel (y)",
-    ]
 
 
 def test_a_sample_that_is_there_twice_is_in_one_fold():

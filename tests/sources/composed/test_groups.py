@@ -154,13 +154,12 @@ def test_files_of_which_nothing_is_left_are_not_counted():
     assert sorted({*sides["train"].group_codes, *sides["val"].group_codes}) == list(range(6))
 
 
-def test_a_word_that_is_a_rule_and_a_column_is_refused_unless_both_give_the_same_groups():
+def test_a_word_that_is_a_rule_and_a_column_is_refused():
     fours = np.arange(32) // 4
     source = parted(NESTED, group=fours, file=fours, time=fours)
-    for word in ("group", "time"):
+    for word in ("file", "group", "time"):
         with pytest.raises(ConfigError, match=f"^groups: '{word}' is a rule, .*'column:{word}' or 'rule:{word}'"):
             split(source, HALVES, groups=word)
-    assert "4 of 8 groups" in split(source, HALVES, groups="file").described
     assert "8 of 16 groups" in split(source, HALVES, groups="rule:group").described
     assert "4 of 8 groups" in split(source, HALVES, groups="column:group").described
     assert split(source, HALVES, groups="rule:time").described.startswith("split by time")

@@ -259,7 +259,8 @@ def test_an_overlap_would_be_noticed():
         val=SubsetSource(source, [2, 3, 4], group_codes=[1, 2, 2]),
     )
     groups = module.Groups(np.zeros(10, int), ["a", "b", "c"], "dog")
-    module.describe(result, source, places_of(source), "by dog", groups)
+    drawn = module.Drawn(["train", "val"], np.zeros(10, int), "by dog", places_of(source), groups)
+    module.describe(result, source, drawn)
     assert result.overlap == 3
     assert "overlap 1 group on two sides, 2 samples with values of another side" in result.described
 

@@ -18,9 +18,10 @@ from support.threads.interrupts import interrupted
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.engine.resources.plan import AHEAD
 from lit_async_data.sources.manifest import files as fetching
-from lit_async_data.sources.manifest.files import THREADS, FilePrefetcher
+from lit_async_data.sources.manifest.files import THREADS, FilePrefetcher, RootDirectory
 
 ROOM = 2**25
+ANYWHERE = RootDirectory("/", allow_external=True)
 
 
 class Disk:
@@ -37,11 +38,11 @@ class Disk:
         # What is not in memory is not read straight to its place.
         monkeypatch.setattr(fetching, "filled", lambda *_: not cold)
 
-    def fetched(self, path, most_bytes, root=None):
+    def fetched(self, path, most_bytes, root):
         self.asked.append((path, threading.current_thread().name))
         self.arrived.release()
         assert self.gate.wait(30)
-        return self._read(path, most_bytes)[0], self.cold
+        return self._read(path, most_bytes, root)[0], self.cold
 
     def read_ahead(self):
         return [path for path, name in self.asked if "fetcher" in name]
@@ -54,7 +55,7 @@ def disk(monkeypatch):
 
 @pytest.fixture
 def reader():
-    reader = FilePrefetcher()
+    reader = FilePrefetcher(ANYWHERE)
     give_back = reader.reserve(ROOM)
     yield reader
     give_back()
@@ -86,7 +87,7 @@ def test_nothing_is_read_ahead_of_what_is_in_memory(files, reader, monkeypatch):
     disk = Disk(monkeypatch, cold=False)
     made_cold(reader, files)
     assert not reader.wanted
-    disk.cold, kept_by_nobody = True, FilePrefetcher()
+    disk.cold, kept_by_nobody = True, FilePrefetcher(ANYWHERE)
     made_cold(kept_by_nobody, files)
     assert not kept_by_nobody.wanted
     kept_by_nobody.fetch(files)
@@ -142,7 +143,7 @@ def test_who_needs_a_file_that_is_on_its_way_waits_for_it(files, reader, monkeyp
 def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypatch):
     # 1. All threads are in the middle of a read, and a file waits for its turn. 2. A worker needs that file. Were it to
     # wait for the threads, it would get it after all others; and never, if the loader is closed meanwhile.
-    disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher()
+    disk, reader = Disk(monkeypatch, gated=True), FilePrefetcher(ANYWHERE)
     give_back = reader.reserve(ROOM)
     reader.fetch(files)
     for _ in range(THREADS):
@@ -161,7 +162,7 @@ def test_who_needs_a_file_that_nobody_has_begun_reads_it_at_once(files, monkeypa
 
 
 def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(files, disk):
-    reader = FilePrefetcher()
+    reader = FilePrefetcher(ANYWHERE)
     give_back = reader.reserve(250)
     reader.fetch(files[:10])
     there(reader, files[0])
@@ -180,7 +181,7 @@ def test_no_more_is_held_than_there_is_room_for_and_the_next_files_come_first(fi
 
 def test_a_file_that_is_larger_than_the_room_is_not_read_ahead(files, disk, tmp_path):
     (tmp_path / "large").write_bytes(bytes(1000))
-    reader = FilePrefetcher()
+    reader = FilePrefetcher(ANYWHERE)
     give_back = reader.reserve(450)
     reader.fetch([str(tmp_path / "large"), str(tmp_path / "gone"), *files[:2]])
     there(reader, files[1])
@@ -193,7 +194,7 @@ def test_a_file_that_is_larger_than_the_room_is_not_read_ahead(files, disk, tmp_
 def test_room_that_is_taken_back_holds_up_nobody(files, disk):
     # 1. Two loaders give room for 250 bytes. 2. Two files are held, and the next one waits for room. 3. One loader is
     # closed, and what remains is too little for any file. 4. Reading goes on without reading ahead.
-    reader = FilePrefetcher()
+    reader = FilePrefetcher(ANYWHERE)
     first, second = reader.reserve(200), reader.reserve(50)
     reader.fetch(files[:4])
     there(reader, files[1])
@@ -207,7 +208,7 @@ def test_a_read_ahead_that_fails_is_done_again_by_who_needs_the_file(files, disk
     def fails(path, most_bytes, root):
         if "fetcher" in threading.current_thread().name:
             raise AssertionError("a mistake")
-        return disk.fetched(path, most_bytes)
+        return disk.fetched(path, most_bytes, root)
 
     monkeypatch.setattr(fetching, "fetched", fails)
     reader.fetch(files)
@@ -239,7 +240,7 @@ def test_what_nobody_asks_for_is_let_go(files, disk, reader, monkeypatch):
 
 
 def test_several_loaders_share_it_and_the_last_one_ends_it(files, disk):
-    reader = FilePrefetcher()
+    reader = FilePrefetcher(ANYWHERE)
     first, second = reader.reserve(ROOM), reader.reserve(ROOM)
     made_cold(reader, files)
     reader.fetch(files[5:7])
@@ -265,7 +266,7 @@ def test_a_copy_in_another_process_begins_anew(files, disk, reader, monkeypatch)
 
 def test_room_given_back_by_a_thread_that_holds_the_lock_waits_for_no_thread(files, disk):
     # As garbage collection does, which can come while the lock is held. A thread of the pool waits for the lock.
-    reader = FilePrefetcher()
+    reader = FilePrefetcher(ANYWHERE)
     give_back = reader.reserve(ROOM)
     with reader._held():
         reader.fetch(files[:1])
@@ -280,7 +281,7 @@ def test_wherever_an_interrupt_ends_the_giving_back_of_room_no_thread_waits_for_
     pool = SimpleNamespace(submit=lambda *_: None, shutdown=lambda **_: None)
     monkeypatch.setattr(fetching, "ThreadPoolExecutor", lambda *_: pool)
     for place in itertools.count():
-        reader = FilePrefetcher()
+        reader = FilePrefetcher(ANYWHERE)
         give_back = reader.reserve(ROOM)
         reader.fetch(files[:2])
         file = reader._waiting[0]

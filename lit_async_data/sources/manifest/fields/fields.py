@@ -73,7 +73,6 @@ class HDF5Fields:
             samples = np.flatnonzero(which == dataset)
             if samples.size:
                 source, numbers = self._open_dataset(name, samples, rows[samples])
-                self._check_same_spec(source, sources, int(samples[0]))
                 selected[samples] = total + numbers
                 total += len(source)
                 sources.append(source)
@@ -109,17 +108,6 @@ class HDF5Fields:
             )
             raise self.paths.rows.error(int(samples[first]), message, column=next(iter(self._columns.values())).row)
         return source, starts(lengths)[place] + rows
-
-    def _check_same_spec(self, source: HDF5Source, others: Sequence[HDF5Source], sample: int) -> None:
-        for key, field in source.spec.fields.items():
-            first = others[0].spec[key] if others else field
-            if (first.shape, first.dtype) != (field.shape, field.dtype):
-                (path,) = self.paths.of(np.array([sample]))
-                error = FormatError(
-                    f"{path}: {key!r} is {field.dtype} of shape {field.shape} here, but {first.dtype} of shape "
-                    f"{first.shape} in previous rows; all samples of a field need one shape and dtype"
-                )
-                raise self.paths.rows.with_row(error, sample, path)
 
     @property
     def specs(self) -> Mapping[str, FieldSpec]:
@@ -309,7 +297,7 @@ class Fields:
             kept = Rows(table, id).kept(exclude, [column.names[0] for column in files.values()])
             self.excluded = np.flatnonzero(~kept)
             table = _without(table, reader, [self.excluded])
-            table, self.labels = _labels(inline, table if id is None else table.with_ids(id), reader)
+            table, self.labels = _labels(inline, table, reader)
         self.rows = Rows(table, id)
         self.prefetcher = FilePrefetcher(root)
         self.files = dict[str, FileField]()
@@ -456,12 +444,15 @@ class NpyDecoder:
         return [None] * count
 
     def decode(self, data: bytes, out: Array, draw: Draw, where: str) -> None:  # noqa: ARG002
-        if out.dtype == self.stored:
-            decode_npy(data, out, where)
-        else:
-            value = np.empty((), self.stored)
-            decode_npy(data, value, where)
-            out[...] = value
+        header = npy_header(data, where)
+        expected = out.shape, self.stored if out.dtype == self.spec.dtype else out.dtype
+        if (header.shape, header.dtype.newbyteorder("=")) != expected:
+            raise FormatError(
+                f"{where}: holds {header.dtype} of shape {header.shape}, but {expected[1]} of shape {expected[0]} is "
+                "expected; store all files of a field alike"
+            )
+        values = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
+        out[...] = values.reshape(header.shape, order="F" if header.fortran else "C")
 
     def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
         return npy_header(data, where).shape
@@ -509,17 +500,6 @@ def _parsed(head: bytes) -> NpyHeader:
     if min(shape, default=0) < 0:
         raise ValueError(f"shape {shape}")
     return NpyHeader(shape, dtype, fortran, stream.tell())
-
-
-def decode_npy(data: Any, out: Array, where: str) -> None:
-    header = npy_header(data, where)
-    if header.shape != out.shape or header.dtype.newbyteorder("=") != out.dtype:
-        raise FormatError(
-            f"{where}: holds {header.dtype} of shape {header.shape}, but {out.dtype} of shape {out.shape} is "
-            "expected; store all files of a field alike"
-        )
-    values = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
-    out[...] = values.reshape(header.shape, order="F" if header.fortran else "C")
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, ManifestSource
-from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, SourceError
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, SourceError
 from lit_async_data.sources.manifest.fields import fields as hdf5_fields
 
 
@@ -196,7 +196,7 @@ def hdf5(root, path="b.h5", row=5, dataset="data"):
     "wrong",
     [{"row": row} for row in (6, -1, 2**40, None)]
     + [{"path": path} for path in ("gone.h5", "bad.h5", "broken.h5", "link.h5", "../out.h5", None)]
-    + [{"dataset": name} for name in ("nope", "other", None)],
+    + [{"dataset": name} for name in ("nope", None)],
     ids=str,
 )
 def test_a_wrong_row_of_an_hdf5_file_is_named(wrong, two):
@@ -207,6 +207,11 @@ def test_a_wrong_row_of_an_hdf5_file_is_named(wrong, two):
     if None not in wrong.values():
         assert "r-1" in str(caught.value)
         assert wrong.get("path", "b.h5") in str(caught.value)
+
+
+def test_datasets_of_several_shapes_are_refused(two):
+    with pytest.raises(FormatError, match=r"'x' has shape \(3,\) in sources\[1\] .*, but \(2,\) in sources\[0\]"):
+        hdf5(two, dataset="other")
 
 
 @pytest.mark.parametrize("row", [99, None])
