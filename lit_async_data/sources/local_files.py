@@ -32,6 +32,7 @@ from lit_async_data import system
 from lit_async_data.errors import ConfigError, MissingError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.table.row_origin import printable_path
 
 ADVICE = {
     errno.EMFILE: "this process may open no more files: raise its limit (ulimit -n), or read fewer files at once",
@@ -55,15 +56,15 @@ def raise_if_none_left(error: OSError) -> None:
 
 
 @contextlib.contextmanager
-def listing(path: str) -> Iterator[None]:
-    """Raise a `SourceError` if no descriptor is left to list folders with."""
+def opening_errors(path: str, verb: str = "opened") -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        advice = advice_on(error)
-        if advice is None:
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise MissingError(f"{printable_path(path)}: cannot be {verb}: {error.strerror}", file=path) from error
+    except (OSError, SourceError) as error:
+        if (advice := advice_on(error)) is None:
             raise
-        raise SourceError(f"{path}: cannot be listed: {advice}", file=path) from error
+        raise SourceError(f"{printable_path(path)}: cannot be {verb}: {advice}", file=path) from error
 
 
 # File systems that store times in seconds cannot tell two changes within this time apart.
@@ -105,7 +106,7 @@ def files_matching(pattern: str) -> list[str]:
 
     Names that begin with a dot match only a pattern that writes the dot.
     """
-    with listing(pattern):
+    with opening_errors(pattern, "listed"):
         try:
             os.scandir(folder_of(pattern) or ".").close()  # ``glob`` treats folders that it cannot read as empty
         except OSError as error:

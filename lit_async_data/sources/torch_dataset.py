@@ -313,14 +313,7 @@ def _length(dataset: Any) -> int:
         raise ConfigError(f"{name} has no __getitem__, so it cannot be indexed; {ALTERNATIVE}", "dataset")
     if not hasattr(dataset, "__len__"):
         raise ConfigError(f"{name} has no __len__; add one that returns the number of samples", "dataset")
-    try:
-        length = len(dataset)
-    except Exception as error:
-        raise ConfigError(
-            f"the __len__ of {name} raised {type(error).__name__}: {error}; it must return the number of samples",
-            "dataset",
-        ) from error
-    if not length:
+    if not (length := len(dataset)):
         raise ConfigError(f"{name} is empty; it needs at least one sample", "dataset")
     return length
 

@@ -337,21 +337,14 @@ class Unsized(Dataset):
         return number
 
 
-class Untold(Unsized):
-    def __len__(self):
-        raise NotImplementedError("how many?")
-
-
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
         (Stream(), "Stream is an iterable dataset.*prefetched"),
         (SizedStream(), "SizedStream is an iterable dataset.*prefetched"),
         (Unsized(), "Unsized has no __len__"),
-        (Untold(), "the __len__ of Untold raised NotImplementedError: how many?"),
         (Given, "Given is a class; pass an instance"),
         (Given(float, 0), "Given is empty"),
-        (Given(float, -1), "the __len__ of Given raised ValueError"),
         ([], "list is empty"),
         (3, "int has no __getitem__"),
         ({1, 2}, "set has no __getitem__"),
@@ -360,8 +353,7 @@ class Untold(Unsized):
     ],
 )
 def test_what_is_no_dataset_is_refused(dataset, said):
-    error = refused(ConfigError, f"^dataset: {said}", lambda: DatasetSource(dataset))
-    assert isinstance(error.__cause__, NotImplementedError) is isinstance(dataset, Untold)
+    refused(ConfigError, f"^dataset: {said}", lambda: DatasetSource(dataset))
 
 
 @pytest.mark.parametrize(

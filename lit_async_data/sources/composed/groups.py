@@ -57,8 +57,8 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
 
 
 def check_rule(source: Source, given: str, option: str = "groups") -> None:
-    """Refuse a word that is a rule and a column."""
-    if given not in RULES:
+    """Refuse a word that is a rule and a column; where each sample is a group, their column is the rule."""
+    if given not in RULES or (given == "group" and EACH in source.parts[0].group):
         return
     try:
         source.column(given)

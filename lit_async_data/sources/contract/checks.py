@@ -38,16 +38,10 @@ def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:
 
 
 def check_source(name: str, given: object, kinds: str = "a source") -> None:
-    if isinstance(given, Source):
-        return
-    if hasattr(given, "read_into") and not isinstance(given, type):
-        kind = type(given).__name__
+    if not isinstance(given, Source):
         raise ConfigError(
-            f"{kind} has read_into, but is not a lit_async_data.Source; write class {kind}(lit_async_data.Source)", name
+            f"{given!r} is not {kinds}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)", name
         )
-    raise ConfigError(
-        f"{given!r} is not {kinds}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)", name
-    )
 
 
 def check_same(sources: Sequence[Source], number: int) -> None:

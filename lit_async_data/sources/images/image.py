@@ -66,17 +66,12 @@ class ImageDecoder:
 
     Attributes:
         head: The first bytes of each file, if the rest of it is a stored sample; None if samples must be decoded.
-        advice: What to do if files have different shapes.
     """
 
     shape: ImageShape
     size: tuple[int, int]
     head = None
     images = True
-    advice = (
-        "give image_size to resize all images, or deliver them as they are by a DataLoader with a collate_fn under "
-        "prefetched(...)"
-    )
 
     @staticmethod
     def of(shape: ImageShape, data: bytes, where: str) -> ImageDecoder:
@@ -93,21 +88,12 @@ class ImageDecoder:
     def is_random(self) -> bool:
         return self.shape.resize == "random_crop"
 
-    @property
-    def fits_all(self) -> bool:
-        """Whether images of all sizes become samples of one shape."""
-        return self.shape.image_size is not None
-
     def draws(self, keys: Words | None, count: int) -> Sequence[Draw]:
         return draws_of(self.shape, keys, count)
 
     def decode(self, data: bytes, out: Array, draw: Draw, where: str) -> Shown:
         """Decode a file into an array of the stored shape."""
         return decode(data, self.shape, out, draw, where)
-
-    def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
-        size = size_of(data, self.shape, where)
-        return (*(self.size if self.fits_all else size), self.shape.channels)
 
 
 def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> Shown:
@@ -129,7 +115,8 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
         if shape.image_size is None and out.shape[:2] != (height, width):
             raise FormatError(  # noqa: TRY301
                 f"{where}: {height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]} are expected; "
-                "give image_size to resize all images"
+                "give image_size to resize all images, or deliver them as they are by a DataLoader with a collate_fn "
+                "under prefetched(...)"
             )
         crop = crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
         factor = _factor(kind, crop, shape)

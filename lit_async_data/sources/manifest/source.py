@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.errors import ConfigError, FormatError, ManifestError, MissingError, SourceError, few
+from lit_async_data.errors import ConfigError, ManifestError, MissingError, few
 from lit_async_data.options import check_names
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
@@ -35,10 +35,9 @@ from lit_async_data.sources.contract.source import (
     whole_numbers,
 )
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.local_files import Exclude, folder_of, is_pattern, listing, raise_if_none_left
+from lit_async_data.sources.local_files import Exclude, folder_of, is_pattern, opening_errors, raise_if_none_left
 from lit_async_data.sources.manifest.fields.column import IMAGES, NPY, Column, Given
-from lit_async_data.sources.manifest.fields.fields import Fields, FileField
-from lit_async_data.sources.manifest.fields.rows import Rows
+from lit_async_data.sources.manifest.fields.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.formats import TextFormat, arrow, numpy_values
 from lit_async_data.sources.table.reading import FolderTable
@@ -155,8 +154,6 @@ OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", 
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 Check = Literal["first", "none"]
-# Files whose shapes are compared if the decoder does not make all shapes equal.
-SHAPE_FILES = 32
 # Samples whose file sizes are looked up to estimate the memory for reading ahead.
 SIZE_SAMPLES = 16
 # Files of a folder in one chunk of ``shuffle="chunk"``.
@@ -192,9 +189,7 @@ def root_of(table: Any) -> str:
     return folder_of(path) if is_pattern(path) else os.path.dirname(path)
 
 
-def check_options(root: Any, id: Any, check_files: Any, *, allow_external: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
-    if not (root is None or (isinstance(root, str | os.PathLike) and os.fspath(root))):
-        raise ConfigError(f"{root!r} is not a folder", "root")
+def check_options(id: Any, check_files: Any, *, allow_external: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
     if not (id is None or (isinstance(id, str) and id)):
         raise ConfigError(f"{id!r} is not the name of a column", "id")
     if not isinstance(allow_external, bool):
@@ -202,24 +197,6 @@ def check_options(root: Any, id: Any, check_files: Any, *, allow_external: Any, 
     if check_files not in get_args(Check):
         raise ConfigError(f"{check_files!r} is not one of {', '.join(get_args(Check))}", "check_files")
     check_names(image, OPTIONS)
-
-
-def check_shapes(key: str, field: FileField, rows: Rows) -> None:
-    """Check that some files have the shape of the first; a bad one raises its error when it is read."""
-    shapes = {field.first: field.decoder.spec.stored_shape}
-    for sample in probes(len(rows), most=SHAPE_FILES).tolist():
-        with contextlib.suppress(SourceError):
-            shapes[sample] = field.shape_of(sample)
-    others = [sample for sample, shape in shapes.items() if shape != shapes[field.first]]
-    if others:
-        which = np.array([field.first, *others])
-        paths = field.paths.of(which)
-        named = [
-            f"{'×'.join(map(str, shapes[sample])) or 'a single value'} in {rows.where(sample)} ({path})"
-            for sample, path in zip(which.tolist(), paths, strict=True)
-        ]
-        what = f"{key}: files have different shapes: {few(named)}; {field.decoder.advice}"
-        raise FormatError(what, file=paths[1], row=rows.place(others[0])[1], sample_id=others[0])
 
 
 class ManifestSource(DerivedSource):
@@ -244,9 +221,8 @@ class ManifestSource(DerivedSource):
         filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
         exclude: Samples to leave out, as for `HDF5Source`. Rows of a list count without ``filters``, and must name the
             files that the list names.
-        check_files: Files to check now. ``"first"``: the files of the first good sample of 16, and a few others if all
-            must have one shape; or ``"none"``. A bad file raises its error when it is read; ``inspect --check-all``
-            reads all. HDF5 files are always opened.
+        check_files: Files to check now: ``"first"``, those of the first good sample of 16, or ``"none"``. A bad file
+            raises its error when it is read; ``inspect --check-all`` reads all. HDF5 files are always opened.
         allow_external: Whether paths, and links on them, may leave ``root``.
         delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
@@ -296,7 +272,7 @@ class ManifestSource(DerivedSource):
         encoding: str | None = None,
         **image: Any,
     ) -> None:
-        check_options(root, id, check_files, allow_external=allow_external, image=image)
+        check_options(id, check_files, allow_external=allow_external, image=image)
         shape = ImageShape(**image)
         columns, as_mapping = columns_of_fields(fields, shape)
         text_format = TextFormat.of(delimiter, encoding)
@@ -310,9 +286,6 @@ class ManifestSource(DerivedSource):
             raise ConfigError(f"no field holds paths of images: {given}; {hint}", "image_size")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
         if check_files == "first":
-            for key, field in self._fields.files.items():
-                if not field.decoder.fits_all:
-                    check_shapes(key, field, self._fields.rows)
             self._fields.check_first(self._spec)
 
     @classmethod
@@ -347,7 +320,7 @@ class ManifestSource(DerivedSource):
         """
         check_names(options, OPTIONS)
         path = os.path.abspath(os.path.expanduser(root))
-        with listing(path):
+        with opening_errors(path, "listed"):
             table = class_folders(path, links=bool(options.get("allow_external")))
         source = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
         source._name = path

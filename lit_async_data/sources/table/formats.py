@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.table.row_origin import NoColumnError, RowOrigin, check_columns, check_content, quoted
+from lit_async_data.sources.table.row_origin import RowOrigin, check_columns, quoted
 
 # Most bytes of text that int32 offsets can address.
 _MAX_INT32_TEXT = 2**31 - 1
@@ -198,8 +198,6 @@ def numpy_values(array: Any) -> npt.NDArray[Any]:
 # Block size of the parser, which also limits the size of a row.
 _BLOCK = 2**24
 _UTF8 = "utf-8"
-# Delimiters that messages suggest.
-_DELIMITERS = (",", ";", "\t", "|")
 # A cell of the row that is read after the last one of the file.
 _END = "\x02end"
 
@@ -240,14 +238,7 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
     """
     origin = RowOrigin.of_file(path)
     header = column_names(path, delimiter, codec)
-    try:
-        check_columns(header, wanted, origin)
-    except NoColumnError as error:
-        hint = "if its first line is a row, put a line of names before it, or give pandas.read_csv(…, names=[…])"
-        for other in _DELIMITERS:
-            if error.dataset in [name.strip(' "') for name in delimiter.join(header).split(other)]:
-                hint = f"its cells seem to be separated by {quoted(other)}; set delimiter={quoted(other)}"
-        raise NoColumnError(f"{error}; {hint}", file=error.file, dataset=error.dataset) from None
+    check_columns(header, wanted, origin)
     library = arrow()
     last_row = delimiter.join([_END] * len(header))
     try:
@@ -318,7 +309,6 @@ class _Joined(io.RawIOBase):
 
 def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
     origin = RowOrigin.of_file(path)
-    check_content(path, codec=codec)
     encoding, opener = "utf-8-sig" if codec == _UTF8 else codec, gzip.open if path.endswith(".gz") else open
     try:
         with opener(path, "rt", encoding=encoding, errors="replace", newline="") as file:
@@ -330,7 +320,8 @@ def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
     if any("\ufffd" in name for name in names):
         if codec == _UTF8:
             raise origin.error(
-                "its first line is not UTF-8; set encoding=cp1252 if Windows wrote it, else save the table as UTF-8"
+                "its first line is not UTF-8; is it compressed, a spreadsheet, or in another encoding? set "
+                "encoding=cp1252 or utf-16, or save it as UTF-8"
             )
         raise origin.error(f"its first line is not {codec}, as encoding says; leave out encoding if it is UTF-8")
     names[0] = names[0].removeprefix("\ufeff")
@@ -348,7 +339,6 @@ def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
 
     Two types of one key, and numbers that would be rounded, are errors.
     """
-    check_content(path, codec=None)
     origin, columns = RowOrigin.of_file(path), dict[str, list[Any]]((name, []) for name in wanted)
     for values in _objects(path):
         for name, listed in columns.items():

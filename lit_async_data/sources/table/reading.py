@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, CorruptError, MissingError, SourceError
+from lit_async_data.errors import ConfigError, CorruptError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.local_files import (
-    advice_on,
     files_matching,
     is_pattern,
-    listing,
     natural,
+    opening_errors,
     raise_if_none_left,
 )
 from lit_async_data.sources.table import formats
@@ -39,7 +37,6 @@ from lit_async_data.sources.table.row_origin import (
 )
 from lit_async_data.sources.table.text import as_numbers, check_text
 
-_NONE = np.empty(0, np.int64)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # What to do with files of other formats.
 _OTHER_FORMATS = {
@@ -195,7 +192,7 @@ def _all_names(wanted: Sequence[str], filters: Sequence[Filter]) -> list[str]:
 
 def files_of(given: str) -> list[str]:
     if os.path.isdir(given):
-        with listing(given):
+        with opening_errors(given, "listed"):
             found = [
                 os.path.join(folder, name)
                 for folder, _, names in os.walk(given, onerror=raise_if_none_left)
@@ -223,12 +220,11 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
     suffix = _suffix_of(path)
     if suffix.removesuffix(".gz") not in _DELIMITERS:
         _check_no_text_format(text_format, f"{suffix} files")
+    names, delimiter = _all_names(wanted, filters), _DELIMITERS.get(suffix.removesuffix(".gz"))
     with opening_errors(path):
         if suffix == ".parquet":
-            return _read_parquet(path, wanted, filters)
-        names = _all_names(wanted, filters)
-        delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
-        if delimiter is None:
+            table = _read_parquet(path, names)
+        elif delimiter is None:
             table = formats.read_json_lines(path, names)
         else:
             table = formats.read_delimited(path, text_format.delimiter or delimiter, names, text_format.encoding)
@@ -242,19 +238,6 @@ def _suffix_of(path: str) -> str:
         message = f"{printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
         raise ConfigError(f"{message}; {hint}" if hint else message, "table", file=path)
     return suffix
-
-
-@contextlib.contextmanager
-def opening_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise MissingError(f"{printable_path(path)}: cannot be opened: {error.strerror}", file=path) from error
-    except (OSError, SourceError) as error:
-        advice = advice_on(error)
-        if advice is None:
-            raise
-        raise SourceError(f"{printable_path(path)}: cannot be opened: {advice}", file=path) from error
 
 
 def _filtered_table(table: Any, wanted: Sequence[str], filters: Sequence[Filter], files: list[str]) -> _Read:
@@ -341,29 +324,17 @@ def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
         return library.Table.from_pandas(frame.assign(**texts), preserve_index=False)
 
 
-def _read_parquet(path: str, wanted: Sequence[str], filters: Sequence[Filter]) -> _Read:
-    """Read one group of rows after the other: those without a row that the filters keep are not decoded."""
-    tables, kept, start = [], [], 0
-    filtering = list(dict.fromkeys(each.column for each in filters))
+def _read_parquet(path: str, names: Sequence[str]) -> Any:
     with _parquet_file(path) as file:
-        check_columns(file.schema_arrow.names, _all_names(wanted, filters), RowOrigin.of_file(path))
+        check_columns(file.schema_arrow.names, names, RowOrigin.of_file(path))
         try:
-            for group in range(file.num_row_groups):
-                rows = np.arange(start, start := start + file.metadata.row_group(group).num_rows)
-                if filters:
-                    origin = RowOrigin([path], np.array([0, start]), rows)
-                    mask = rows_meeting(filters, file.read_row_group(group, columns=filtering), origin)
-                    kept.append(rows[mask])
-                    if mask.any():
-                        tables.append(file.read_row_group(group, columns=list(wanted)).filter(arrow().array(mask)))
-                else:
-                    tables.append(file.read_row_group(group, columns=list(wanted)))
+            # By groups of rows: Arrow reads no list of categories in several chunks.
+            read = [file.read_row_group(number, columns=names) for number in range(file.num_row_groups)]
         except (arrow().ArrowException, OSError) as error:
             raise CorruptError(
                 f"{printable_path(path)}: does not decode: {quoted(str(error))}; write it again", file=path
             ) from error
-        tables = tables or [file.schema_arrow.empty_table().select(list(wanted))]
-    return _Read(arrow().concat_tables(tables), start, np.concatenate([_NONE, *kept]) if filters else None)
+        return arrow().concat_tables(read or [file.schema_arrow.empty_table().select(names)])
 
 
 def _parquet_file(path: str) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import difflib
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -88,28 +86,12 @@ class RowOrigin(NamedTuple):
         return ManifestError(message, place=", ".join(place), file=file, dataset=column, row=number)
 
 
-# First bytes of files that are not text.
-_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 # Most columns that a message lists.
 _LISTED = 20
 
 
 class NoColumnError(ManifestError):
     """The table has no column of the requested name."""
-
-
-def check_content(path: str, *, codec: str | None) -> None:
-    """Check by its first bytes that a file is a table of text; without a codec, it must be UTF-8."""
-    origin = RowOrigin.of_file(path)
-    with open(path, "rb") as file:
-        first = file.read(4)
-    if first.startswith(_GZIP) and not path.endswith(".gz"):
-        raise origin.error(f"is compressed by gzip; name it {printable_path(os.path.basename(path))}.gz")
-    if first == _ZIP:
-        raise origin.error("is a ZIP archive or a spreadsheet; unpack it, or give the result of pandas.read_excel")
-    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not (codec or "").startswith("utf-16"):
-        option = "" if codec is None else "say encoding=utf-16, or "
-        raise origin.error(f"its first line is not UTF-8, but UTF-16: {option}save the table as UTF-8")
 
 
 def check_columns(present: Sequence[object], wanted: Sequence[str], origin: RowOrigin) -> None:

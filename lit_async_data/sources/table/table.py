@@ -10,6 +10,7 @@ import numpy as np
 
 from lit_async_data.errors import ChangedError, ConfigError, MissingError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.local_files import opening_errors
 from lit_async_data.sources.table.formats import (
     DEFAULT_FORMAT,
     TextFormat,
@@ -25,7 +26,7 @@ from lit_async_data.sources.table.formats import (
     values_of,
 )
 from lit_async_data.sources.table.labels import Labels, Null, labels_of, texts_of
-from lit_async_data.sources.table.reading import files_of, filters_of, opening_errors, read_table
+from lit_async_data.sources.table.reading import files_of, filters_of, read_table
 from lit_async_data.sources.table.row_origin import RowOrigin, printable_path, quoted
 from lit_async_data.sources.table.text import check_notation, check_text, parsed_text
 

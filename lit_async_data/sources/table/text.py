@@ -78,12 +78,9 @@ _log = logging.getLogger(__name__)
 
 
 def check_text(array: Any, column: str, origin: RowOrigin) -> None:
-    if not _holds_text(array.type):
-        return
-    for is_bad, what in ((_is_not_utf8, "text that is not UTF-8"), (_has_nul, "a NUL byte")):
-        if is_bad(array):
-            hint = "; set encoding=cp1252 if Windows wrote it, else save the table as UTF-8" if origin.untyped else ""
-            raise origin.error(what + hint, row=_first_bad_row(array, is_bad), column=column)
+    if _holds_text(array.type) and _is_not_utf8(array):
+        hint = "; set encoding=cp1252 if Windows wrote it, else save the table as UTF-8" if origin.untyped else ""
+        raise origin.error(f"text that is not UTF-8{hint}", row=_first_bad_row(array, _is_not_utf8), column=column)
 
 
 def _holds_text(kind: Any) -> bool:
@@ -103,15 +100,6 @@ def _is_not_utf8(array: Any) -> bool:
     except arrow().ArrowInvalid:
         return True
     return False
-
-
-def _has_nul(array: Any) -> bool:
-    entries = _entries(array)
-    data = entries.buffers()[2]
-    # The buffer may be larger than the array, so a NUL byte in it is searched again in the array.
-    if data is None or re.search(b"\0", memoryview(data)) is None:
-        return False
-    return bool(arrow("compute").any(arrow("compute").match_substring(entries, "\0")).as_py())
 
 
 def _first_bad_row(array: Any, is_bad: Callable[[Any], bool]) -> int:

@@ -63,19 +63,19 @@ def test_marks_line_ends_and_newlines_in_cells(file, mark, end):
         (b"a,b\n", None, "has no rows"),
         (b"a,b\n\n", None, "has no rows"),
         (b"a,b,a\n1,2,3\n", None, "has more than one column 'a'"),
-        (b"A,b\n1,2\n", None, "has no column 'a'; it has 'A', 'b'; if its first line is a row"),
+        (b"A,b\n1,2\n", None, "has no column 'a'; it has 'A', 'b'"),
         (b"aa ,b\n1,2\n", None, "has no column 'a'"),
-        (b"c;d,b\n1,2\n", None, "has no column 'a'; it has 'c;d', 'b'; if .*, put a line of names before it"),
+        (b"c;d,b\n1,2\n", None, "has no column 'a'; it has 'c;d', 'b'"),
         (b'a,b\n1,2\n\n"x\ny",2\n1,2,3\n', 2, r"row 2: 3 cells, but the first line has 2"),
         (b"a,b\n1,2\n3\n", 1, r"row 1: 1 cells, but the first line has 2"),
         (b"a,b\n1,2\n\xff,2\n", 1, r"row 1, column 'a': text that is not UTF-8"),
-        (b"a,b\n1,2\n3\0,2\n", 1, "row 1, column 'a': a NUL byte"),
         (b'a,b\n1,2\n3,"4\n5,6\n', 1, r"row 1: a quote is never closed"),
         (b'b,a\n1,2\n3,"4""\n5,6\n', 1, r"row 1: a quote is never closed"),
         (b'b,a\n1,2"\n3,"4\n5,6\n', 1, r"row 1: a quote is never closed"),
         (b'a,b\n1,2\n"3,4\n5,6\n', 1, r"row 1: 1 cells, but the first line has 2"),
         (b'a,b\n1,2\n3,"' + b"x" * 200_000, 1, "row 1: a quote is never closed"),
-        (b"\xff\xfea\x00,\x00b\x00\n\x00", None, "its first line is not UTF-8"),
+        (b"\xff\xfea\x00,\x00b\x00\n\x00", None, "its first line is not UTF-8; is it compressed"),
+        (gzip.compress(b"a,b\n1,2\n"), None, "its first line is not UTF-8; is it compressed"),
     ],
 )
 def test_a_faulty_csv_file_is_an_error_that_names_the_row(file, content, row, message):
@@ -132,17 +132,6 @@ def test_any_delimiter_and_encoding(name, delimiter, encoding, end, file):
 
 
 @pytest.mark.parametrize(
-    ("delimiter", "name"), [(";", "t.csv"), ("\t", "t.csv"), ("|", "t.csv"), (",", "t.tsv"), (";", "t.tsv")]
-)
-def test_another_delimiter_is_named(delimiter, name, file):
-    path = file(name, labelled(delimiter))
-    with pytest.raises(ManifestError, match=r"has no column 'label'; .*; its cells seem to be separated by") as caught:
-        Table.of(path, ["label"])
-    assert f"set delimiter={delimiter!r}" in str(caught.value)
-    assert caught.value.file == path
-
-
-@pytest.mark.parametrize(
     ("option", "wrong"),
     [
         *(("delimiter", wrong) for wrong in ("", ";;", '"', "\n", "ä", 3)),
@@ -155,11 +144,15 @@ def test_what_is_no_delimiter_and_no_encoding(option, wrong):
 
 
 @pytest.mark.parametrize(
-    ("first", "place"), [("pfäd", "its first line is"), ("path", "row 1, column 'label': text that")]
+    ("first", "said"),
+    [
+        ("pfäd", "its first line is not UTF-8; is it compressed, .* set encoding=cp1252 or"),
+        ("path", "row 1, column 'label': text that is not UTF-8; set encoding=cp1252 if"),
+    ],
 )
-def test_another_encoding_is_named(first, place, file):
+def test_another_encoding_is_named(first, said, file):
     content = f"{first},label\n0.npy,a\n1.npy,Käfer\n".encode("cp1252")
-    with pytest.raises(ManifestError, match=f"{place}.* not UTF-8; set encoding=cp1252 if Windows wrote it, else save"):
+    with pytest.raises(ManifestError, match=said):
         Table.of(file("t.csv", content), ["label"])
     path = file("t.csv", content.replace(b"\xe4", b"\x81"))  # nothing in cp1252
     place = "its first line is" if first == "pfäd" else "is"

@@ -1,12 +1,8 @@
 """The origin of rows, and what messages make of columns and values."""
 
-import codecs
-import gzip
-import zipfile
-
 import numpy as np
 import pytest
-from support.sources.tables import assert_labelled, held, labelled
+from support.sources.tables import held
 
 from lit_async_data.errors import ManifestError
 from lit_async_data.sources.table.row_origin import RowOrigin, printable_path, quoted
@@ -40,26 +36,3 @@ def test_an_origin_of_several_files_names_them():
     assert [origin.place(row) for row in (1, 2, 4)] == [("a.csv", 1), ("c.csv", 0), ("c.csv", 2)]
     assert origin.name == "a.csv and 2 more"
     assert origin.where(3) == "row 1 of c.csv"
-
-
-@pytest.mark.parametrize("mark", [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
-def test_utf16_is_named(mark, file):
-    kind = "utf-16-le" if mark == codecs.BOM_UTF16_LE else "utf-16-be"
-    path = file("t.csv", mark + labelled(",").encode(kind))
-    with pytest.raises(ManifestError, match="its first line is not UTF-8, but UTF-16: say encoding=utf-16, or save"):
-        Table.of(path, ["label"])
-    assert_labelled(path, encoding="utf-16")
-    with pytest.raises(ManifestError, match="not UTF-8, but UTF-16: save the table as UTF-8"):
-        Table.of(file("t.jsonl", mark + '{"label": 1}'.encode(kind)), ["label"])
-
-
-def test_what_is_packed_and_called_csv_is_named(file, tmp_path):
-    for name in ("t.csv", "t.jsonl"):
-        with pytest.raises(ManifestError, match=rf"is compressed by gzip; name it {name}\.gz"):
-            Table.of(file(name, gzip.compress(labelled(",").encode())), ["label"])
-    assert_labelled((tmp_path / "t.csv").rename(tmp_path / "t.csv.gz"))
-    with zipfile.ZipFile(tmp_path / "z.csv", "w") as archive:
-        archive.writestr("t.csv", labelled(","))
-    message = r"is a ZIP archive or a spreadsheet; unpack it, or give the result of pandas\.read_ex"
-    with pytest.raises(ManifestError, match=message):
-        Table.of(tmp_path / "z.csv", ["label"])

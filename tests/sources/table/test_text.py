@@ -246,16 +246,15 @@ def test_text_that_is_no_number_or_would_be_rounded_is_an_error(file, first, cel
 
 @pytest.mark.parametrize("encoded", [False, True])
 @pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize(("raw", "message"), [(b"\xff", "not UTF-8"), (b"a\0", "a NUL byte")])
-def test_text_from_memory_is_checked_too(raw, message, encoded, listed):
-    values = pa.array([b"x"] * 6 + [raw] + [b"x"] * 3)
+def test_text_from_memory_is_checked_too(encoded, listed):
+    values = pa.array([b"x"] * 6 + [b"\xff"] + [b"x"] * 3)
     text = pa.Array.from_buffers(pa.string(), 10, values.buffers())
     if encoded:
         codes = pa.array([0] * 6 + [1] + [0] * 3)
         text = pa.DictionaryArray.from_arrays(codes, text.slice(5, 2))
     if listed:
         text = pa.ListArray.from_arrays(list(range(11)), text)
-    with pytest.raises(ManifestError, match=f"row 6, column 'a': .*{message}"):
+    with pytest.raises(ManifestError, match="row 6, column 'a': text that is not UTF-8"):
         held({"a": text})
     # What lies beside a slice or is not in use is none of the table's.
     held({"a": text.slice(0, 6)})

@@ -12,13 +12,11 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.options import check_names
-from lit_async_data.sources.contract.checks import FIRST_SAMPLES
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.labels import Null
-from lit_async_data.sources.table.row_origin import listed
 from lit_async_data.sources.table.table import Table
 
 Kind = Literal["image", "npy", "hdf5", "class", "number", "text"]
@@ -186,19 +184,6 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
     if kind in FILES and column.null in ("ignore", "zero")[kind == "hdf5" :]:
         raise ConfigError(f"a missing file has no value for {column.null}; set null: drop", f"fields.{key}.null")
     return kind
-
-
-def check_no_folders(name: str, table: Table, root: RootDirectory) -> None:
-    """Refuse names of folders, which would become classes, in tables without fields of files."""
-    if not table.is_text(name):
-        return
-    found = list(map(str, table.array(name).slice(0, FIRST_SAMPLES).unique().drop_null().to_pylist()))
-    folders = 0
-    with contextlib.suppress(ManifestError):
-        folders = sum(os.path.isdir(root.path_of(each)) for each in found)
-    if found and folders == len(found):
-        what = "are folders; name each of their files in a row, or set kind: class if these are the names of classes"
-        raise table.origin.error(f"{listed(found[:5])} {what}", column=name)
 
 
 def _check_options(key: str, column: Column, kind: Kind | None) -> None:

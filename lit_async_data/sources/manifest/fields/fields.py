@@ -36,7 +36,7 @@ from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.images.image import Alignment, ImageDecoder, Places, Shown
 from lit_async_data.sources.images.image_shape import Draw, ImageShape
 from lit_async_data.sources.local_files import Exclude
-from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, check_no_folders, kind_of, within
+from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of, within
 from lit_async_data.sources.manifest.fields.rows import Paths, Rows
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
 from lit_async_data.sources.table.formats import is_number
@@ -96,8 +96,8 @@ class HDF5Fields:
         except SourceError as error:
             if error.file not in files:
                 raise
-            sample = int(samples[place == files.index(error.file)][0])
-            raise self.paths.rows.with_row(error, sample) from None
+            first = samples[place == files.index(error.file)][:1]
+            raise self.paths.rows.with_row(error, int(first[0]), *self.paths.of(first)) from None
         lengths = np.array([part.samples for part in source.parts], np.int64)
         wrong = np.flatnonzero((rows < 0) | (rows >= lengths[place]))
         if wrong.size:
@@ -188,18 +188,17 @@ class FileField:
     def __init__(self, paths: Paths, kind: Kind | None, image: ImageShape, prefetcher: FilePrefetcher) -> None:
         self.paths, self._prefetcher = paths, prefetcher
 
-        def attempt(sample: int) -> tuple[ImageDecoder | NpyDecoder, int]:
+        def attempt(sample: int) -> ImageDecoder | NpyDecoder:
             if kind == "image" and image.image_size is not None:
-                return ImageDecoder.of(image, b"", ""), sample
+                return ImageDecoder.of(image, b"", "")
             (path,) = paths.of(np.array([sample]))
             try:
                 data = prefetcher.read(path)
-                return ImageDecoder.of(image, data, path) if kind == "image" else NpyDecoder.of(data, path), sample
+                return ImageDecoder.of(image, data, path) if kind == "image" else NpyDecoder.of(data, path)
             except SourceError as error:
                 raise paths.failed(error, sample, path) from error.__cause__
 
-        # The sample that gave the shape, the first good one.
-        self.decoder, self.first = first_good(len(paths.rows), attempt)
+        self.decoder = first_good(len(paths.rows), attempt)
 
     @property
     def spec(self) -> FieldSpec:
@@ -243,13 +242,6 @@ class FileField:
                 sizes.append(os.stat(self.paths.of(np.array([sample]))[0]).st_size)
         return sum(sizes) / max(len(sizes), 1)
 
-    def shape_of(self, sample: int) -> tuple[int, ...]:
-        (path,) = self.paths.of(np.array([sample]))
-        try:
-            return self.decoder.shape_of(self._prefetcher.read(path), path)
-        except SourceError as error:
-            raise self.paths.failed(error, sample, path) from error.__cause__
-
 
 class Fields:
     """The fields of samples. Thread-safe.
@@ -278,9 +270,6 @@ class Fields:
         files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
         hdf5 = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
-        for column in inline.values() if not files else ():
-            if column.kind is None and column.classes is None:
-                check_no_folders(column.names[0], table, root)
         dropping = [name for column in columns.values() if column.null == "drop" for name in column.names]
         table = _without(table, reader, list(map(table.missing, dropping)))
         table = with_hdf5_columns(hdf5, table, reader)
@@ -423,8 +412,7 @@ class NpyDecoder:
     spec: FieldSpec
     stored: np.dtype[Any]
     head: bytes | None = None
-    images = is_random = fits_all = False
-    advice = "store arrays of one shape, padded or cropped"
+    images = is_random = False
 
     @staticmethod
     def of(data: bytes, where: str) -> NpyDecoder:
@@ -449,13 +437,10 @@ class NpyDecoder:
         if (header.shape, header.dtype.newbyteorder("=")) != expected:
             raise FormatError(
                 f"{where}: holds {header.dtype} of shape {header.shape}, but {expected[1]} of shape {expected[0]} is "
-                "expected; store all files of a field alike"
+                "expected; store arrays of one shape and type, padded or cropped"
             )
         values = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
         out[...] = values.reshape(header.shape, order="F" if header.fortran else "C")
-
-    def shape_of(self, data: bytes, where: str) -> tuple[int, ...]:
-        return npy_header(data, where).shape
 
 
 class NpyHeader(NamedTuple):

@@ -199,9 +199,6 @@ class Paths:
                 paths.append(self.root.checked(path))
             except SourceError as error:
                 raise self.rows.with_row(error, first, path) from None
-            if not os.path.exists(path):
-                missing = MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path)
-                raise self.rows.with_row(missing, first, path)
         return codes, paths
 
     def grouped(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:

@@ -51,24 +51,6 @@ def test_a_separator_parts_the_labels_of_a_cell():
     assert got.tolist() == [[1, 2, 3], [4, 5, 6.5]]
 
 
-def test_folders_are_no_classes_where_nothing_names_their_files(tmp_path):
-    for name in ("p1", "p2", "c/d"):
-        (tmp_path / name).mkdir(parents=True)
-    np.save(tmp_path / "p1/a.npy", np.zeros(3))
-    for names in (["p1", "p2", "p1"], ["c/d"] * 3):
-        table = pa.table({"x": names, "path": ["p1/a.npy"] * 3})
-        with pytest.raises(
-            ManifestError, match=r"column 'x': .* are folders; name each of their files in a row, or set"
-        ):
-            ManifestSource(table, {"x": "x"}, root=tmp_path)
-        classes = tuple(sorted(set(names)))
-        assert ManifestSource(table, {"x": "path", "y": "x"}, root=tmp_path).spec["y"].classes == classes
-        asked = ManifestSource(table, {"x": {"name": "x", "kind": "class"}}, root=tmp_path)
-        assert asked.spec["x"].classes == classes
-    other = pa.table({"x": ["p1", "p3"]})
-    assert ManifestSource(other, {"x": "x"}, root=tmp_path).spec["x"].classes == ("p1", "p3")
-
-
 def test_text_that_leaves_the_root_is_no_path():
     assert ManifestSource(pa.table({"y": ["../b", "/a"]}), ["y"]).spec["y"].classes == ("../b", "/a")
 
