@@ -18,8 +18,6 @@ from lit_async_data.sources.contract.source import (
     Source,
     StorageLayout,
     check_range,
-    layout_of,
-    places_of,
 )
 
 
@@ -172,7 +170,7 @@ def _check_refusals(source: Source) -> None:
 
 
 def _check_description(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
-    for layout, what in ((source.chunks, "chunks"), (layout_of(source), "layout()")):
+    for layout, what in ((source.chunks, "chunks"), (source.layout(), "layout()")):
         total = sum(run.samples for run in layout.runs)
         assert total in (0, len(source)), f"{what}.runs hold {total} samples of {len(source)}"
         if layout.order is not None:
@@ -185,7 +183,7 @@ def _check_description(source: Source, chosen: Indices, expected: Mapping[str, A
     assert plain, f"fingerprint() is not a dict of names to numbers and text: {first}"
     again = pickle.loads(pickle.dumps(source)).fingerprint()  # noqa: S301  # made here
     assert again == first, f"fingerprint() of a copy is another one: {again}, not {first}"
-    places = places_of(source)
+    places = source.places()
     assert len(places.which) == len(places.rows) == len(source), "places() does not have one place per sample"
     locations = source.locate(source.ids(chosen))
     good = len(locations) == len(chosen) and all(isinstance(each, Location) for each in locations)

@@ -15,7 +15,7 @@ import numpy as np
 from lit_async_data.engine.pipeline.sample_reader import is_of_a_sample
 from lit_async_data.errors import AsyncDataError, ConfigError, SourceError, counted
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.source import Source, layout_of, read
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.local_files import COLUMNS, bad_sample
 from lit_async_data.tools.call import Call
@@ -54,7 +54,7 @@ def unreadable(source: Source, progress: Callable[[str, int, int], object]) -> d
 
     Samples are read in storage order, in blocks. A block that fails is halved, down to single samples.
     """
-    layout, bad, release = layout_of(source), dict[int, AsyncDataError](), source.reserve(INPUT_CHUNKS, 0, 0)
+    layout, bad, release = source.layout(), dict[int, AsyncDataError](), source.reserve(INPUT_CHUNKS, 0, 0)
     order = np.arange(len(source)) if layout.order is None else layout.order
     most = -(-max(BLOCK_BYTES // max(source.spec.nbytes, 1), 1) // layout.rows) * layout.rows
     pieces = (Piece("", len(order), row, order[row : row + most]) for row in range(0, len(order), most))

@@ -24,7 +24,7 @@ from lit_async_data.order.plan import BatchIndex, EpochPlan, Order, Schedule
 from lit_async_data.order.weights import Weights, class_weights
 from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.contract.checks import values_of
-from lit_async_data.sources.contract.source import Source, layout_of, read
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.contract.user_code import Watch, put_back
 
 
@@ -109,7 +109,7 @@ def schedule_of(
 ) -> Schedule:
     """The endless order of batches. The source's labels, or weights, are read now if samples are drawn by them."""
     shuffle = _shuffle(source, options)
-    layout = layout_of(source) if shuffle == "chunk" else source.chunks
+    layout = source.layout() if shuffle == "chunk" else source.chunks
     # A partial, not a method of the loader: nothing refers back, so a dropped loader is closed at once.
     kind: type[EpochPlan] = EpochPlan if options.batch_by is None else LengthPlan
     plan = functools.partial(

@@ -23,7 +23,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
 from lit_async_data.sources.contract.pickling import digest, probes
-from lit_async_data.sources.contract.source import Source, layout_of, places_of, read
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.local_files import CacheFolder
 from lit_async_data.system import usable_cores
 
@@ -156,7 +156,7 @@ class _InStorageOrder(SubsetSource):
 
 
 def _read(source: Source, kept: Kept) -> Counted:
-    order, reading = layout_of(source).order, source.chunks.reading
+    order, reading = source.layout().order, source.chunks.reading
     if order is None:  # a subset may have any order
         order = np.argsort(source.ids(np.arange(len(source))), kind="stable")
     part = _InStorageOrder(source, order, list(kept))
@@ -219,7 +219,7 @@ def _state(source: Source, kept: Kept) -> str:
         with contextlib.suppress(OSError):  # the parts of some sources are no files
             files.append(os.stat(path))
     some = probes(len(source), min(max(PROBE_BYTES // max(source.spec.nbytes, 1), 2), PROBES))
-    places = places_of(source)
+    places = source.places()
     samples = hashlib.blake2b(np.stack([places.which, places.rows]).tobytes(), digest_size=8).hexdigest()
     times = [(each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in files]
     state = json.dumps([source.fingerprint(), list(kept.items()), samples, times])

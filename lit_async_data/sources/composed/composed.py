@@ -22,7 +22,6 @@ from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.checks import check_same, check_source
 from lit_async_data.sources.contract.pickling import digest
 from lit_async_data.sources.contract.source import (
-    DerivedSource,
     Location,
     MemoryNeeds,
     Part,
@@ -30,9 +29,6 @@ from lit_async_data.sources.contract.source import (
     Source,
     StorageLayout,
     check_range,
-    grouped_by_path,
-    layout_of,
-    places_of,
     slowest,
     starts,
     whole_numbers,
@@ -42,7 +38,7 @@ from lit_async_data.sources.contract.source import (
 Positions = slice | Indices
 
 
-class ComposedSource(DerivedSource):
+class ComposedSource(Source):
     """Forwards reading, and reading ahead, to the sources inside.
 
     Attributes:
@@ -197,7 +193,7 @@ class ConcatSource(ComposedSource):
         return self._together([source.chunks for source in self.sources])
 
     def layout(self) -> StorageLayout:
-        return self._together([layout_of(source) for source in self.sources])
+        return self._together([source.layout() for source in self.sources])
 
     def _together(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
         runs = [
@@ -284,7 +280,7 @@ class ConcatSource(ComposedSource):
         return np.concatenate(columns)
 
     def places(self) -> Places:
-        several = [places_of(source) for source in self.sources]
+        several = [source.places() for source in self.sources]
         return Places.joined(
             dataclasses.replace(places, parts=_with_names(places.parts, number))
             for number, places in enumerate(several)
@@ -294,7 +290,7 @@ class ConcatSource(ComposedSource):
         numbers: dict[str, int] = {}
         codes = []
         for source in self.sources:
-            grouped = grouped_by_path(source, naming)
+            grouped = source.grouped_by_path(naming)
             if grouped is None:
                 return None
             own = np.array([numbers.setdefault(name, len(numbers)) for name in grouped[1]], np.int64)
@@ -375,7 +371,7 @@ class SubsetSource(ComposedSource):
         return super().fingerprint() | {"selected samples": digest(self.samples)}
 
     def layout(self) -> StorageLayout:
-        return self._selected_layout(layout_of(self.source))
+        return self._selected_layout(self.source.layout())
 
     def _selected_layout(self, whole: StorageLayout) -> StorageLayout:
         if not whole.runs:
@@ -447,10 +443,10 @@ class SubsetSource(ComposedSource):
         return self.source.column(name)[self.samples]
 
     def places(self) -> Places:
-        return places_of(self.source).taken(self.samples)
+        return self.source.places().taken(self.samples)
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        whole = grouped_by_path(self.source, naming)
+        whole = self.source.grouped_by_path(naming)
         return None if whole is None else (whole[0][self.samples], whole[1])
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lit_async_data.errors import AsyncDataError, ConfigError, MissingError, counted, few
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.weights import IGNORED, SampleClasses
-from lit_async_data.sources.contract.source import EACH, Places, Source, grouped_by_path, numbered
+from lit_async_data.sources.contract.source import EACH, Places, Source, numbered
 
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
 RULES = ("file", "group", "time")
@@ -73,7 +73,7 @@ def check_rule(source: Source, given: str, option: str = "groups") -> None:
 
 def _of_rule(source: Source, given: str, places: Places, option: str) -> Groups | None:
     if given == "file" or given.startswith("file:"):
-        by_path = grouped_by_path(source, str if given == "file" else _matcher(given, option))
+        by_path = source.grouped_by_path(str if given == "file" else _matcher(given, option))
         if by_path is not None:
             present, dense = np.unique(by_path[0], return_inverse=True)
             return Groups(dense, [by_path[1][code] for code in present.tolist()], "file")

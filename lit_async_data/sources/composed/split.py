@@ -31,7 +31,7 @@ from lit_async_data.sources.composed.groups import (
     stored_values,
 )
 from lit_async_data.sources.contract.checks import check_source, values_of
-from lit_async_data.sources.contract.source import Places, Source, places_of, starts
+from lit_async_data.sources.contract.source import Places, Source, starts
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
     if _is_time(by):
         raise ConfigError("to cut by time, write groups='time'; for a column of that name, by='column:time'", "by")
     given = _listed_groups(fractions, groups, by)
-    key, places = _checked_seed(seed), places_of(source)
+    key, places = _checked_seed(seed), source.places()
     if balance is not None and (by is not None or given is not None or _is_time(groups)):
         raise ConfigError("only where sides are drawn, not where they are stored, listed or cut by time", "balance")
     if by is not None or given is not None:

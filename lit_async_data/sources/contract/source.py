@@ -377,6 +377,10 @@ class Source(abc.ABC):
         """
         return StorageLayout(reading="python")
 
+    def layout(self) -> StorageLayout:
+        """As `chunks`, which it is unless overridden, but it may examine every sample to find chunks."""
+        return self.chunks
+
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
         """Find where samples are stored. The row in its part of `parts`, unless overridden.
 
@@ -416,6 +420,17 @@ class Source(abc.ABC):
     def parts(self) -> Sequence[Part]:
         """Which consecutive samples belong together, in sample order. One part without a name, unless overridden."""
         return (Part(self.name, "/", "", len(self)),)
+
+    def places(self) -> Places:
+        """Part and row of each sample: as `parts` say, unless overridden."""
+        return Places.of_parts(self.parts)
+
+    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
+        """A group number for each sample, from the name that ``naming`` gives its file; and those names.
+
+        None, unless overridden: samples have no files of their own, and are grouped by the files of their `parts`.
+        """
+        return None
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample, numbers or text; shape (len(self),).
@@ -568,38 +583,3 @@ def described(source: Source, name: str, spec: BatchSpec) -> str:
     origin = f" from {name}" if name else ""
     samples = name if name.startswith(size) else f"{size}samples{origin}"
     return f"{samples}: {spec}{left_out and f'; {left_out}'}"
-
-
-# -- sources whose samples lie elsewhere -------------------------------------------------------------------------------
-
-
-class DerivedSource(Source):
-    """A source whose samples lie elsewhere: in files that a table names, or in sources inside."""
-
-    @abc.abstractmethod
-    def layout(self) -> StorageLayout:
-        """As `chunks`, but may examine every sample to find chunks."""
-
-    @abc.abstractmethod
-    def places(self) -> Places:
-        """Part and row of each sample."""
-
-    @abc.abstractmethod
-    def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        """A group number for each sample, from the name that ``naming`` gives its file; and those names.
-
-        None if samples have no files of their own; they are then grouped by the files of their `parts`.
-        """
-
-
-def layout_of(source: Source) -> StorageLayout:
-    """The chunks of a source, also those that take a look at every sample; for an order that goes by chunks."""
-    return source.layout() if isinstance(source, DerivedSource) else source.chunks
-
-
-def places_of(source: Source) -> Places:
-    return source.places() if isinstance(source, DerivedSource) else Places.of_parts(source.parts)
-
-
-def grouped_by_path(source: Source, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-    return source.grouped_by_path(naming) if isinstance(source, DerivedSource) else None

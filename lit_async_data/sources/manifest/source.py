@@ -23,12 +23,12 @@ from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.pickling import digest, probes
 from lit_async_data.sources.contract.source import (
-    DerivedSource,
     Location,
     MemoryNeeds,
     Part,
     Places,
     Reading,
+    Source,
     StorageLayout,
     check_range,
     slowest,
@@ -199,7 +199,7 @@ def check_options(id: Any, check_files: Any, *, allow_external: Any, image: Mapp
     check_names(image, OPTIONS)
 
 
-class ManifestSource(DerivedSource):
+class ManifestSource(Source):
     """Samples that a table names: labels in the table, and files that it gives the paths of. Thread-safe.
 
     Each row is a sample. The table is read once, column by column, and held by pyarrow: about 50 bytes per row, and no

@@ -7,7 +7,6 @@ from support.sources.parted import HALVES, files, numbered, parted, side_of
 from lit_async_data import ConcatSource, HDF5Source, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.composed.groups import groups_of, hashed
-from lit_async_data.sources.contract.source import places_of
 
 KINDS = [
     np.array,
@@ -35,7 +34,7 @@ def test_values_are_told_apart_by_their_text(kind):
 
 def test_true_and_false_and_text_that_is_not_utf8_are_groups_too():
     def names(values):
-        return groups_of(numbered(len(values)), values, places_of(numbered(len(values)))).names
+        return groups_of(numbered(len(values)), values, numbered(len(values)).places()).names
 
     assert names(np.arange(10) % 2 == 0) == ["0", "1"]
     assert len(set(hashed(names(np.array([b"\xff", b"a", b"\xfe"]))).tolist())) == 3
@@ -114,9 +113,9 @@ def test_files_are_named_by_what_an_expression_finds():
     for expression in (r"dog\d", r"/dog(\d)\.", r"dog(\d)(\.h5)"):
         side = side_of(split(parted(parts), HALVES, groups=f"file:{expression}"), 36)
         assert side[:12] == side[12:24] == side[24:]
-    named = groups_of(parted(parts), r"file:dog(\d)", places_of(parted(parts)))
+    named = groups_of(parted(parts), r"file:dog(\d)", parted(parts).places())
     assert named.names == list("012345")
-    assert groups_of(parted(parts), r"file:dog\d", places_of(parted(parts))).names[1] == "dog1"
+    assert groups_of(parted(parts), r"file:dog\d", parted(parts).places()).names[1] == "dog1"
 
 
 def test_files_of_one_name_in_two_folders_are_two_groups(h5, tmp_path):

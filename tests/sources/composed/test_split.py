@@ -13,7 +13,6 @@ from lit_async_data import ConcatSource, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.sources.composed.groups import hashed
-from lit_async_data.sources.contract.source import places_of
 
 THREE = {"train": 0.6, "val": 0.2, "test": 0.2}
 
@@ -259,7 +258,7 @@ def test_an_overlap_would_be_noticed():
         val=SubsetSource(source, [2, 3, 4], group_codes=[1, 2, 2]),
     )
     groups = module.Groups(np.zeros(10, int), ["a", "b", "c"], "dog")
-    drawn = module.Drawn(["train", "val"], np.zeros(10, int), "by dog", places_of(source), groups)
+    drawn = module.Drawn(["train", "val"], np.zeros(10, int), "by dog", source.places(), groups)
     module.describe(result, source, drawn)
     assert result.overlap == 3
     assert "overlap 1 group on two sides, 2 samples with values of another side" in result.described

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_async_data import AsyncLoader, ConcatSource, DatasetSource, HDF5Source, Source, SubsetSource, split
 from lit_async_data.errors import MissingError
-from lit_async_data.sources.contract.source import Part, places_of
+from lit_async_data.sources.contract.source import Part
 from lit_async_data.testing import ArraySource
 
 # With the first process that it spawns, multiprocessing starts another one, and keeps a pipe to it.
@@ -103,7 +103,7 @@ def test_places_are_those_of_the_innermost_parts():
 
 @given(st.permutations(range(10)))
 def test_places_are_ordered_by_part_and_then_by_row(samples):
-    places = places_of(parted({"a.h5": 4, "b.h5": 4, "c.h5": 2})).taken(np.array(samples))
+    places = parted({"a.h5": 4, "b.h5": 4, "c.h5": 2}).places().taken(np.array(samples))
     assert np.array(samples)[places.order()].tolist() == list(range(10))
 
 
