@@ -115,7 +115,7 @@ class LoaderOptions:
             holds the batch in use. A slot holds one batch, or several small ones that are read together: up to 12 MiB,
             and as many as can be read in 0.02 s.
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
-        memory_budget: Most bytes that this loader may hold: slots, decoded chunks, files read ahead and cache. None: a
+        memory_budget: Most bytes that this loader may hold: slots, decoded chunks and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which the loader writes the stacks of all threads, also of reader
             processes, to standard error, and raises `StalledError`.

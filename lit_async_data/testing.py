@@ -205,7 +205,7 @@ def _check_random(source: Source, chosen: Indices) -> None:
 
 
 def _check_reading_ahead(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
-    release = source.reserve(2, source.memory().cacheable, 2**20)
+    release = source.reserve(2, source.memory().cacheable)
     try:
         source.fetch(chosen)
         source.decode(chosen, None)

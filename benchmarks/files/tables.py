@@ -240,23 +240,21 @@ def open_table(path: str, rows: int, with_id: bool) -> dict[str, float]:
 # -- reading ahead -----------------------------------------------------------------------------------------------------
 
 
-def fetch_slowly(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
-    """A file that comes from far away."""
-    time.sleep(DELAY_S)
-    return fetched(path, most_bytes, root)[0], True
-
-
-class CountingFetch:
-    """Fetches files slowly, and counts those that a thread read ahead."""
+class FarFiles:
+    """Takes the place of `fetched`: files of a slow network, each of which takes its time until it has been read."""
 
     def __init__(self) -> None:
-        # Appended to by several threads, which is atomic.
+        # Changed by several threads, each time in one step.
+        self._here = set[str]()
         self._ahead: list[bool] = []
 
     def __call__(self, path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
-        """As `fetch_slowly`."""
-        self._ahead.append("fetcher" in threading.current_thread().name)
-        return fetch_slowly(path, most_bytes, root)
+        """As `fetched`."""
+        if cold := path not in self._here:
+            self._ahead.append("fetcher" in threading.current_thread().name)
+            time.sleep(DELAY_S)
+            self._here.add(path)
+        return fetched(path, most_bytes, root)[0], cold
 
     @property
     def share(self) -> float:
@@ -274,6 +272,6 @@ def linked_files(folder: str, nbytes: int, number: int) -> ManifestSource:
     return ManifestSource(pa.table({"x": names}), {"x": "x"}, root=folder, check_files="none")
 
 
-def reserve_nothing(_: Any, nbytes: int) -> Callable[[], None]:
+def reserve_nothing(_: Any) -> Callable[[], None]:
     """Replaces `FilePrefetcher.reserve`, so that no file is read ahead."""
     return lambda: None

@@ -110,7 +110,7 @@ def compare(run: Run, reading: Reading) -> Figures:
     readers.check(reading, source, 1 if run.quick else 3)
     contenders, left_out = readers.others(reading, run.workers)
     contenders = [readers.ours(source, workers) for workers in (1, 2, "auto")] + contenders
-    in_memory = [fetched(path, readers.MOST_BYTES)[0] for path in reading.files.paths]
+    in_memory = [Path(path).read_bytes() for path in reading.files.paths]
     limits: list[tuple[float, float]] = []
     turns: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in contenders}
     for _ in range(run.rounds):
@@ -222,7 +222,7 @@ def ahead(run: Run) -> Figures:
                     if place == "disk":
                         gc.collect()
                         dropped &= all(list(map(page_cache.drop_file, files.paths)))  # each of them
-                    far = mock.patch.object(fetching, "fetched", tables.fetch_slowly if place == "network" else fetched)
+                    far = mock.patch.object(fetching, "fetched", tables.FarFiles() if place == "network" else fetched)
                     keep = fetching.FilePrefetcher.reserve if how == "read ahead" else tables.reserve_nothing
                     with far, mock.patch.object(fetching.FilePrefetcher, "reserve", keep):
                         rate = rate_from_cold(readers.ours(source, 2), len(files.paths))
@@ -248,9 +248,10 @@ def in_time(run: Run) -> Figures:
             source = tables.linked_files(folder, nbytes, number)
             rates, shares = [], []
             for _ in range(turns):
-                ahead_of = tables.CountingFetch()
+                ahead_of = tables.FarFiles()
                 options = {"batch_size": 16, "workers": 1, "worker_kind": "thread", "shuffle": "global"}
-                with mock.patch.object(fetching, "fetched", ahead_of), AsyncLoader(source, options) as loader:
+                far = mock.patch.multiple(fetching, fetched=ahead_of, filled=lambda *_: False)
+                with far, AsyncLoader(source, options) as loader:
                     started = time.perf_counter()
                     files = sum(len(batch["x"]) for batch in loader)
                     rates.append(files / (time.perf_counter() - started))

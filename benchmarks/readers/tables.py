@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,12 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.order.permutation import derived_keys
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.manifest.files import fetched
 from readers.hdf5 import OURS, Batch, Contender, by_dataloader, by_spdl, is_installed, of_footprint
 
 Array = npt.NDArray[Any]
 Sample = tuple[Any, int]
 SAME, PLAIN, FOLDERS = "DataLoader, same decoder", "DataLoader, Pillow and numpy", "DataLoader, torchvision"
 SHARED, NATIVE = "SPDL, same decoder", "SPDL, its own decoder"
-MOST_BYTES = 2**32
 
 
 class SameDecoder(Dataset[Sample]):
@@ -53,7 +52,7 @@ class SameDecoder(Dataset[Sample]):
         out = np.empty_like(self.kind)
         # A DataLoader seeds this generator in each worker.
         key = random.getrandbits(64) if self.random else None
-        self.reading.decode(fetched(self.paths[number], MOST_BYTES)[0], out, key)
+        self.reading.decode(Path(self.paths[number]).read_bytes(), out, key)
         return torch.from_numpy(out), int(self.labels[number])
 
     def batch(self, numbers: Array) -> Batch:
@@ -197,7 +196,7 @@ def check_drawn(reading: Reading, source: ManifestSource) -> None:
     source.read_random(samples, {"path": mine}, keys)
     for number, key in enumerate(keys.tolist()):
         out = reading.empty()
-        reading.decode(fetched(reading.files.paths[number], MOST_BYTES)[0], out, key)
+        reading.decode(Path(reading.files.paths[number]).read_bytes(), out, key)
         if not np.array_equal(out, mine[number]):
             raise ValueError(f"{reading.name}: the crop of {number} is not what its key says")
 

@@ -54,7 +54,7 @@ def unreadable(source: Source, progress: Callable[[str, int, int], object]) -> d
 
     Samples are read in storage order, in blocks. A block that fails is halved, down to single samples.
     """
-    layout, bad, release = source.layout(), dict[int, AsyncDataError](), source.reserve(INPUT_CHUNKS, 0, 0)
+    layout, bad, release = source.layout(), dict[int, AsyncDataError](), source.reserve(INPUT_CHUNKS, 0)
     order = np.arange(len(source)) if layout.order is None else layout.order
     most = -(-max(BLOCK_BYTES // max(source.spec.nbytes, 1), 1) // layout.rows) * layout.rows
     pieces = (Piece("", len(order), row, order[row : row + most]) for row in range(0, len(order), most))

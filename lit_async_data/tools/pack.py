@@ -148,7 +148,7 @@ def pack(
     _check_names(source, columns)
     _check_output(source, path, force=force)
     plan = planned(source, codec, chunk, keep_parts=keep_parts)
-    release = source.reserve(INPUT_CHUNKS, 0, 0)
+    release = source.reserve(INPUT_CHUNKS, 0)
     try:
         with h5py.File(part, "x", libver=("earliest", "v110")) as file:  # for old programs, too
             _Writer(file, source, plan, columns).write_all(progress)
@@ -447,7 +447,7 @@ def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], prog
             _check(source, key, values.pop(key).astype(dtype, copy=False), others.pop(key), piece.samples)
 
     with contextlib.closing(packed_source(part, plan)) as packed:
-        release = packed.reserve(INPUT_CHUNKS, 0, 0)
+        release = packed.reserve(INPUT_CHUNKS, 0)
         for key, field in fields.items():
             other = packed.spec[key]
             if (field.shape, types[key], field.classes) != (other.shape, other.dtype, other.classes):

@@ -297,8 +297,6 @@ class Ahead:
         self._source = source
         self._batches = batches
         self._shares = shares
-        # Whether the source reads whole files ahead.
-        self._holds = source.memory().files > 0
         self._walked: BatchIndex | None = None  # the first batch whose chunks have not fallen due yet
         self._idle = 0
         self._fetching = False
@@ -318,9 +316,8 @@ class Ahead:
         coming = [schedule.following(keys[-1])]
         while len(coming) < self._batches:
             coming.append(schedule.following(coming[-1]))
-        # While everything seems to be in memory, only the last ones are asked for. A source that holds files is asked
-        # for the nearest first: its threads begin them in this order.
-        asked = 0 if self._holds and not self._fetching else max(len(coming) - len(keys), 0)
+        # While everything seems to be in memory, only the last ones are asked for.
+        asked = max(len(coming) - len(keys), 0)
         found = self._source.fetch(self._samples(schedule, coming[asked:], share))
         if found and not self._fetching and asked:
             self._source.fetch(self._samples(schedule, coming[:asked], share))

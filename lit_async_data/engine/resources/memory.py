@@ -177,7 +177,6 @@ class Budget:
     limit: int  # the most bytes that the loader may hold
     decoded: int = 0  # bytes of decoded chunks that are held between batches
     cache: int = 0  # bytes of decoded chunks that are kept for good
-    fetched: int = 0  # the most bytes of files that are read ahead
     scratch: int = 0  # bytes in which samples lie until they are transformed or copied to a slot, of all workers
 
     @property
@@ -186,7 +185,7 @@ class Budget:
 
     @property
     def _beside(self) -> int:
-        return self.decoded + self.cache + self.fetched + self.scratch
+        return self.decoded + self.cache + self.scratch
 
     @property
     def most_slots(self) -> int:
@@ -198,7 +197,6 @@ class Budget:
         parts = [f"{self.slots} slots of {readable(self.slot_bytes)}"]
         parts += [f"{readable(self.decoded)} decoded"] if self.decoded else []
         parts += [f"{readable(self.cache)} cache"] if self.cache else []
-        parts += [f"{readable(self.fetched)} of files read ahead"] if self.fetched else []
         parts += [f"{readable(self.scratch)} scratch"] if self.scratch else []
         return " + ".join(parts)
 

@@ -212,14 +212,11 @@ def has_gil() -> bool:
 
 # Batches between what is read and what is fetched from the disk, if that must be.
 AHEAD = 8
-# Room for files that are read ahead: twice the estimated bytes of the next batches, between these bounds, and at most
-# half of what slots and chunks leave of the budget, since a user who keeps batches needs more slots.
-LEAST_FETCHED, MOST_FETCHED = 2**25, 2**30
 # Small batches are coalesced: read at once into one slot, up to this many bytes and batches. Samples per second against
 # one batch at a time, where reading is a copy, two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of
 # 128 KiB 1.9 times at 16, 2.1 at 32, 2.2 at 64.
 COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
-# They take this part at most of what chunks leave of the budget: more slots and files that are read ahead need room.
+# They take this part at most of what chunks leave of the budget: more slots need room.
 COALESCED_SHARE = 0.25
 # Samples decoded for each one used.
 WORTH_A_WARNING = 1.5
@@ -243,13 +240,9 @@ class ResourcePlan:
     def of(cls, wanted: Wanted) -> ResourcePlan:
         plan = wanted.coalesced(wanted.within_limit())
         budget, source, schedule = plan.budget, wanted.source, wanted.schedule
-        if plan.workers.threads:
-            samples = schedule.capacity * (AHEAD + plan.layout.batches)
-            budget = dataclasses.replace(budget, fetched=_fetched_bytes(source, samples, wanted.limit - budget.total))
         runs, kept = source.chunks.runs, budget.cache > 0
         return dataclasses.replace(
             plan,
-            budget=budget,
             amplification=_amplification(source, schedule.plan(0), budget.cache, plan.chunks),
             shares=Shares(ChunkExtents(runs) if source.chunks.rows > 1 or (kept and runs) else None, kept),
         )
@@ -260,7 +253,7 @@ class ResourcePlan:
 
     def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
         """Have a source reserve room, shared by some processes, for what is read ahead; call the result to end that."""
-        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts, self.budget.fetched // parts)
+        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,12 +372,6 @@ def coalesced_batches(batch_bytes: int, most: int) -> int:
         (4, 1, 32)
     """
     return max(min(COALESCED_BYTES // batch_bytes, COALESCED_BATCHES, most), 1)
-
-
-def _fetched_bytes(source: Source, samples: int, left: int) -> int:
-    """Bytes for files that are read ahead, for this many samples."""
-    size = source.memory().files
-    return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:

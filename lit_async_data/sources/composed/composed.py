@@ -121,19 +121,13 @@ class ComposedSource(Source):
     def memory(self, chunks: int = 0) -> MemoryNeeds:
         return MemoryNeeds.together([source.memory(chunks) for source in self.inside])
 
-    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
-        """Reserve memory, which the sources share in proportion to the bytes that they decode, and those they fetch."""
-        needs = [source.memory() for source in self.inside]
-        caches = _shares(cache_bytes, [each.cacheable for each in needs])
-        files = _shares(fetched_bytes, [each.files * len(at) for each, at in zip(needs, self.inside, strict=True)])
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Reserve memory, which the sources share in proportion to the bytes that they decode."""
+        sizes = [source.memory().cacheable for source in self.inside]
         with contextlib.ExitStack() as stack:  # releases the others if one raises
-            for source, cache, fetched in zip(self.inside, caches, files, strict=True):
-                stack.callback(source.reserve(chunks, cache, fetched))
+            for source, size in zip(self.inside, sizes, strict=True):
+                stack.callback(source.reserve(chunks, cache_bytes * size // max(sum(sizes), 1)))
             return stack.pop_all().close
-
-
-def _shares(nbytes: int, sizes: Sequence[int]) -> list[int]:
-    return [nbytes * size // max(sum(sizes), 1) for size in sizes]
 
 
 class ConcatSource(ComposedSource):

@@ -215,13 +215,11 @@ class MemoryNeeds:
         decoded: Of decoded chunks that stay between batches.
         per_thread: That each thread needs to decode, besides those: input, stages and result.
         cacheable: Of all data that must be decoded. No cache can hold more.
-        files: Of the files of one sample, estimated from a few samples; 0 if `Source.fetch` holds no files in memory.
     """
 
     decoded: int = 0
     per_thread: int = 0
     cacheable: int = 0
-    files: int = 0
 
     @classmethod
     def together(cls, needs: Sequence[MemoryNeeds]) -> MemoryNeeds:
@@ -230,7 +228,6 @@ class MemoryNeeds:
             sum(each.decoded for each in needs),
             max((each.per_thread for each in needs), default=0),
             sum(each.cacheable for each in needs),
-            max((each.files for each in needs), default=0),
         )
 
 
@@ -532,13 +529,12 @@ class Source(abc.ABC):
         """
         return MemoryNeeds()
 
-    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Reserve memory for reading ahead.
 
         Args:
             chunks: Number of decoded chunks in use at a time.
             cache_bytes: Bytes for chunks that stay, so that they are decoded only once.
-            fetched_bytes: Most bytes of files that `fetch` may hold at a time.
 
         Returns:
             A function that releases the reservation; calling it again does nothing. Keep it: dropped, it releases too.

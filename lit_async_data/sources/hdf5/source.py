@@ -361,8 +361,8 @@ class HDF5Source(Source):
     def memory(self, chunks: int = 0) -> MemoryNeeds:
         return self._reader.memory(chunks)
 
-    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int = 0) -> Callable[[], None]:  # noqa: ARG002
-        """Reserve memory for decoded chunks; see `Source.reserve`. Fetched bytes lie in the kernel's page cache."""
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Reserve memory for decoded chunks; see `Source.reserve`."""
         return self._reader.reserve(chunks, cache_bytes)
 
     def close(self) -> None:

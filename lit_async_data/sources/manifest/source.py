@@ -154,8 +154,6 @@ OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", 
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 Check = Literal["first", "none"]
-# Samples whose file sizes are looked up to estimate the memory for reading ahead.
-SIZE_SAMPLES = 16
 # Files of a folder in one chunk of ``shuffle="chunk"``.
 FOLDER_ROWS = 256
 
@@ -451,20 +449,14 @@ class ManifestSource(Source):
             fields.source.decode(samples, chunk_group)
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
-        needs = MemoryNeeds.together([fields.source.memory(chunks) for fields in self._fields.hdf5])
-        return dataclasses.replace(needs, files=self._file_bytes)
+        return MemoryNeeds.together([fields.source.memory(chunks) for fields in self._fields.hdf5])
 
-    @functools.cached_property
-    def _file_bytes(self) -> int:
-        samples = probes(len(self), most=SIZE_SAMPLES)
-        return int(sum(file.mean_bytes(samples) for file in self._fields.files.values()))
-
-    def reserve(self, chunks: int, cache_bytes: int, fetched_bytes: int) -> Callable[[], None]:
-        """Reserve memory for decoded chunks of HDF5 files, and for files that are read ahead; see `Source.reserve`."""
+    def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
+        """Reserve memory for decoded chunks of HDF5 files, and threads that read other files ahead."""
         sizes = [fields.source.memory().cacheable for fields in self._fields.hdf5]
         with contextlib.ExitStack() as stack:  # releases the others if one raises
             for fields, size in zip(self._fields.hdf5, sizes, strict=True):
-                stack.callback(fields.source.reserve(chunks, cache_bytes * size // max(sum(sizes), 1), 0))
-            if fetched_bytes:
-                stack.callback(self._fields.prefetcher.reserve(fetched_bytes))
+                stack.callback(fields.source.reserve(chunks, cache_bytes * size // max(sum(sizes), 1)))
+            if self._fields.files:
+                stack.callback(self._fields.prefetcher.reserve())
             return stack.pop_all().close

@@ -118,7 +118,7 @@ def loader(request, monkeypatch, h5):
     made.source.close()
     if isinstance(made.source, ManifestSource):
         ahead = made.source._fields.prefetcher
-        assert (ahead.held_bytes, ahead.room, ahead.files) == (0, 0, {})
+        assert (ahead._reserved, ahead._asked, ahead._pool) == (set(), set(), None)
 
 
 def check_batch(loader, batch, at):

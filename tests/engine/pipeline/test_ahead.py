@@ -3,13 +3,10 @@
 import collections
 import functools
 
-import pytest
-
 from lit_async_data.engine.pipeline.sample_reader import LOOKS, Ahead
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.due import Shares
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
-from lit_async_data.sources.contract.source import MemoryNeeds
 
 RUN = ChunkRun(100, 10)
 
@@ -24,11 +21,8 @@ def schedule_of(shuffle):
 class Storage:
     """A source that notes what is asked of it, and says whether anything had to be fetched."""
 
-    def __init__(self, cold=True, files=0):
-        self.cold, self.files, self.fetched, self.decoded = cold, files, [], []
-
-    def memory(self):
-        return MemoryNeeds(files=self.files)
+    def __init__(self, cold=True):
+        self.cold, self.fetched, self.decoded = cold, [], []
 
     def fetch(self, samples):
         self.fetched.append(samples.tolist())
@@ -48,13 +42,9 @@ def read(storage, rounds, shuffle="none"):
             ahead(schedule, [BatchIndex(0, step)], BatchIndex(*divmod(min(unread), 50)))
 
 
-@pytest.mark.parametrize(
-    ("files", "fetched"), [(0, [[8, 9], [2, 3, 4, 5, 6, 7], [10, 11]]), (1, [[*range(2, 10)], [10, 11]])]
-)
-def test_at_first_all_that_come_are_fetched_and_then_the_last_one(files, fetched):
-    """Files are begun in the order in which they are asked for, so the nearest comes first."""
-    read(storage := Storage(files=files), [[0], [1]])
-    assert storage.fetched == fetched
+def test_at_first_all_that_come_are_fetched_and_then_the_last_one():
+    read(storage := Storage(), [[0], [1]])
+    assert storage.fetched == [[8, 9], [2, 3, 4, 5, 6, 7], [10, 11]]
 
 
 def test_while_all_is_in_memory_it_looks_only_now_and_then():

@@ -36,10 +36,10 @@ class Ahead(ArraySource):
         self.calls.append(("decode", samples.tolist(), chunk_group))
 
     def memory(self, chunks=0):
-        return MemoryNeeds(100 * chunks, 7, self._decodable, 20)
+        return MemoryNeeds(100 * chunks, 7, self._decodable)
 
-    def reserve(self, chunks, cache_bytes, fetched_bytes):
-        self.calls.append(("reserve", chunks, cache_bytes, fetched_bytes))
+    def reserve(self, chunks, cache_bytes):
+        self.calls.append(("reserve", chunks, cache_bytes))
         return lambda: self.calls.append(("released",))
 
     def close(self):
@@ -60,11 +60,11 @@ def test_a_subset_has_the_whole_source_read_ahead():
     assert subset.chunks.ahead
     assert subset.fetch(np.array([2, 0]))
     subset.decode(np.array([1]), (0, 3))
-    assert subset.memory(3) == MemoryNeeds(300, 7, 1000, 20)
-    subset.reserve(4, 50, 60)()
+    assert subset.memory(3) == MemoryNeeds(300, 7, 1000)
+    subset.reserve(4, 50)()
     subset.close()
     end = [("released",), ("close",)]
-    assert whole.calls == [("fetch", [1, 9]), ("decode", [8], (0, 3)), ("reserve", 4, 50, 60), *end]
+    assert whole.calls == [("fetch", [1, 9]), ("decode", [8], (0, 3)), ("reserve", 4, 50), *end]
 
 
 def test_several_sources_share_the_cache_by_what_must_be_decoded():
@@ -72,22 +72,22 @@ def test_several_sources_share_the_cache_by_what_must_be_decoded():
     both = ConcatSource([small, numbered(5), large])
     assert both.fetch(np.array([14, 0, 6, 11]))
     both.decode(np.array([1, 7]), None)
-    assert both.memory(3) == MemoryNeeds(600, 7, 4000, 20)
-    release = both.reserve(4, 400, 1000)
+    assert both.memory(3) == MemoryNeeds(600, 7, 4000)
+    release = both.reserve(4, 400)
     assert ("released",) not in small.calls + large.calls
     release()
     both.close()
     end = [("released",), ("close",)]
-    assert small.calls == [("fetch", [0]), ("decode", [1], None), ("reserve", 4, 100, 500), *end]
-    assert large.calls == [("fetch", [4, 1]), ("reserve", 4, 300, 500), *end]
+    assert small.calls == [("fetch", [0]), ("decode", [1], None), ("reserve", 4, 100), *end]
+    assert large.calls == [("fetch", [4, 1]), ("reserve", 4, 300), *end]
 
 
 def test_a_reservation_is_released_if_another_source_cannot_reserve(monkeypatch):
     one, other = Ahead(), Ahead()
     monkeypatch.setattr(other, "reserve", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        ConcatSource([one, other]).reserve(1, 1, 2)
-    assert one.calls == [("reserve", 1, 0, 1), ("released",)]
+        ConcatSource([one, other]).reserve(1, 2)
+    assert one.calls == [("reserve", 1, 1), ("released",)]
 
 
 def test_all_are_closed_even_if_one_fails(monkeypatch):

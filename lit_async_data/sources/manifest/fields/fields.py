@@ -235,13 +235,6 @@ class FileField:
             return True
         return False
 
-    def mean_bytes(self, samples: Indices) -> float:
-        sizes = []
-        for sample in samples:
-            with contextlib.suppress(SourceError, OSError):
-                sizes.append(os.stat(self.paths.of(np.array([sample]))[0]).st_size)
-        return sum(sizes) / max(len(sizes), 1)
-
 
 class Fields:
     """The fields of samples. Thread-safe.
