@@ -7,7 +7,7 @@ import functools
 import numbers
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -194,8 +194,7 @@ class LoaderOptions:
             object.__setattr__(self, "shuffle", "auto" if self.shuffle else "none")
         if self.shuffle not in (*SHUFFLES, None):
             raise ConfigError(f"{self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false, null", "shuffle")
-        if self.worker_kind not in WORKER_KINDS:
-            raise ConfigError(f"{self.worker_kind!r} is not one of {', '.join(WORKER_KINDS)}", "worker_kind")
+        one_of("worker_kind", self.worker_kind, WORKER_KINDS)
         if self.workers != "auto":
             self._check_int("workers", 0, MAX_WORKERS, also="'auto'")
         self._check_int("batch_size", 1)
@@ -212,8 +211,7 @@ class LoaderOptions:
         self._check_lengths()
         self._check_bad_samples()
         for name in ("drop_last", "pad_last", "augment", "return_indices"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{getattr(self, name)!r} is not true or false", name)
+            flag(name, getattr(self, name))
         self._check_int("restarts", 0)
         for name in ("timeout_s", "warn_after_s"):
             seconds: Any = getattr(self, name)
@@ -246,8 +244,7 @@ class LoaderOptions:
 
     def _check_bad_samples(self) -> None:
         most: Any = self.max_bad
-        if self.on_error not in ON_ERROR:
-            raise ConfigError(f"{self.on_error!r} is not one of {', '.join(ON_ERROR)}", "on_error")
+        one_of("on_error", self.on_error, ON_ERROR)
         whole = isinstance(most, int) and not isinstance(most, bool) and most >= 0
         if not whole and not (isinstance(most, float) and 0 <= most <= 1):
             what = f"{most!r} is neither a number of samples, such as 10, nor a share from 0.0 to 1.0"
@@ -388,7 +385,24 @@ def check_names(given: Mapping[Any, object], known: list[str]) -> None:
         raise ConfigError(f"no such option; {hint}", name)
 
 
+def one_of(name: str, given: object, known: Iterable[str]) -> None:
+    if given not in (known := tuple(known)):
+        raise ConfigError(f"{given!r} is not one of {', '.join(known)}", name)
+
+
+def flag(name: str, given: object) -> None:
+    if not isinstance(given, bool):
+        raise ConfigError(f"{given!r} is not true or false", name)
+
+
+def whole(name: str, given: Any, least: int, most: int | None = None) -> int:
+    is_whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+    if not is_whole or given < least or (most is not None and given > most):
+        raise ConfigError(
+            f"{given!r} is not a whole number from {least} {'on' if most is None else f'to {most}'}", name
+        )
+    return int(given)
+
+
 def non_negative_int(name: str, given: int) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        raise ConfigError(f"{given!r} is not a whole number from 0 on", name)
-    return given
+    return whole(name, given, 0)

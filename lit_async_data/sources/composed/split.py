@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, counted, few
-from lit_async_data.options import MAX_SEED
+from lit_async_data.options import MAX_SEED, whole
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import SampleClasses
 from lit_async_data.sources.composed.composed import SubsetSource
@@ -135,7 +135,7 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
     if _is_time(by):
         raise ConfigError("to cut by time, write groups='time'; for a column of that name, by='column:time'", "by")
     given = _listed_groups(fractions, groups, by)
-    key, places = _checked_seed(seed), source.places()
+    key, places = whole("seed", seed, 0, MAX_SEED), source.places()
     if balance is not None and (by is not None or given is not None or _is_time(groups)):
         raise ConfigError("only where sides are drawn, not where they are stored, listed or cut by time", "balance")
     if by is not None or given is not None:
@@ -265,13 +265,6 @@ def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
         raise ConfigError(f"the fractions add up to {edges[-1]:.6g}, which is more than 1; make them smaller", "split")
     edges[edges > 1 - ROUNDING] = 1.0  # so that rounding leaves no sample unused
     return edges
-
-
-def _checked_seed(seed: Any) -> int:
-    whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    if not whole or not 0 <= int(seed) <= MAX_SEED:
-        raise ConfigError(f"{seed!r} is not a whole number from 0 to {MAX_SEED}", "seed")
-    return int(seed)
 
 
 def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
@@ -419,9 +412,7 @@ def draw_folds(source: Source, k: Any, option: str, *, groups: Any, by: Any, bal
         if len(drawn.names) < 2:
             raise ConfigError(f"all samples are in fold {drawn.names[0]}, which leaves none to train", "by")
         return drawn
-    if not isinstance(k, numbers.Integral) or not 2 <= int(k) <= len(source):
-        raise ConfigError(f"{k!r} is not a whole number from 2 to {len(source)}, the number of samples", option)
-    k = int(k)
+    k = whole(option, k, 2, len(source))
     drawn = draw(source, {str(fold): 1 / k for fold in range(k)}, groups, None, balance, seed=seed, k=k)
     return drawn._replace(how=f"{drawn.how}, {k} folds")
 

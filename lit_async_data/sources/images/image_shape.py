@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_async_data.errors import ConfigError
+from lit_async_data.options import flag, one_of, whole
 from lit_async_data.order.permutation import Words, derived_keys
 
 # Channels of each mode. Values have 8 bits, in mode DEEP 16.
@@ -78,20 +79,21 @@ class ImageShape(ImageOptions):
 
     def __post_init__(self) -> None:
         self._set("image_size", _size(self.image_size))
-        _one_of("mode", self.target_mode, tuple(CHANNELS))
-        _one_of("resize", self.resize, RESIZES)
+        one_of("mode", self.target_mode, CHANNELS)
+        one_of("resize", self.resize, RESIZES)
         if self.interpolation is not None:
-            _one_of("interpolation", self.interpolation, INTERPOLATIONS)
+            one_of("interpolation", self.interpolation, INTERPOLATIONS)
         if self.target_mode == INDICES and self.resampling != "nearest":
             raise ConfigError(f"{self.interpolation!r} mixes class numbers; set nearest for mode P", "interpolation")
         if self.image_size is None and self.resize != "stretch":
             raise ConfigError(f"missing; resize={self.resize!r} needs the size of the result", "image_size")
         self._set("scale", _range("scale", self.scale, 1.0))
         self._set("ratio", _range("ratio", self.ratio, math.inf))
-        self._set("fill", _whole("fill", self.fill, 0, int(np.iinfo(self.dtype).max)))
-        self._set("max_pixels", _whole("max_pixels", self.max_pixels, 1, None))
-        if not isinstance(self.upper_8_bits, bool):
-            raise ConfigError(f"{self.upper_8_bits!r} is not true or false", "upper_8_bits")
+        # jsonargparse makes a float of a number for an option that may be one.
+        fill: Any = int(self.fill) if isinstance(self.fill, float) and self.fill.is_integer() else self.fill
+        self._set("fill", whole("fill", fill, 0, int(np.iinfo(self.dtype).max)))
+        self._set("max_pixels", whole("max_pixels", self.max_pixels, 1))
+        flag("upper_8_bits", self.upper_8_bits)
         if self.upper_8_bits and self.target_mode == DEEP:
             raise ConfigError("mode uint16 delivers all bits; leave it out, or set mode: L", "upper_8_bits")
         if self.draw is not None and not (isinstance(self.draw, str) and self.draw):
@@ -136,11 +138,6 @@ def _size(given: Any) -> tuple[int, int] | None:
     return int(pair[0]), int(pair[1])
 
 
-def _one_of(name: str, given: object, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise ConfigError(f"{given!r} is not one of {', '.join(known)}", name)
-
-
 def _range(name: str, given: Any, most: float) -> tuple[float, float]:
     pair: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     if len(pair) != 2 or not all(isinstance(end, numbers.Real) and not isinstance(end, bool) for end in pair):
@@ -154,15 +151,6 @@ def _range(name: str, given: Any, most: float) -> tuple[float, float]:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _whole(name: str, given: Any, least: int, most: int | None) -> int:
-    # jsonargparse makes a float of a number for an option that may be one, as a field's fill.
-    whole = _is_whole(given) or (isinstance(given, float) and given.is_integer())
-    if not whole or given < least or (most is not None and given > most):
-        upto = "on" if most is None else f"to {most}"
-        raise ConfigError(f"{given!r} is not a whole number from {least} {upto}", name)
-    return int(given)
 
 
 # -- crops -------------------------------------------------------------------------------------------------------------

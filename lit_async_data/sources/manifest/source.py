@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, ManifestError, MissingError, few
-from lit_async_data.options import check_names
+from lit_async_data.options import check_names, flag, one_of
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
@@ -190,10 +190,8 @@ def root_of(table: Any) -> str:
 def check_options(id: Any, check_files: Any, *, allow_external: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
     if not (id is None or (isinstance(id, str) and id)):
         raise ConfigError(f"{id!r} is not the name of a column", "id")
-    if not isinstance(allow_external, bool):
-        raise ConfigError(f"{allow_external!r} is not true or false", "allow_external")
-    if check_files not in get_args(Check):
-        raise ConfigError(f"{check_files!r} is not one of {', '.join(get_args(Check))}", "check_files")
+    flag("allow_external", allow_external)
+    one_of("check_files", check_files, get_args(Check))
     check_names(image, OPTIONS)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError
-from lit_async_data.options import check_names
+from lit_async_data.options import check_names, one_of
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.images.image_shape import ImageShape
@@ -96,10 +96,9 @@ class Column:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _names(self.name))
-        if self.kind not in (*KINDS, None):
-            raise ConfigError(f"{self.kind!r} is not one of {', '.join(KINDS)}", "kind")
-        if self.null not in get_args(Null):
-            raise ConfigError(f"{self.null!r} is not one of {', '.join(get_args(Null))}", "null")
+        if self.kind is not None:
+            one_of("kind", self.kind, KINDS)
+        one_of("null", self.null, get_args(Null))
         for name in ("separator", "dataset", "layout"):
             value = getattr(self, name)
             if not (value is None or (isinstance(value, str) and value)):
