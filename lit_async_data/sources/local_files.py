@@ -4,9 +4,8 @@ CPython runs signal handlers between Python instructions, also between ``os.open
 interrupt (Ctrl-C) there leaks the descriptor. If C code calls ``os.open`` and stores the result, there is no such
 moment. A file object closes its descriptor when it is freed.
 
-A file holds a head in plain text, which names the data, a body, and the CRC-32 of both. It is used only if the same
-head would be written now. A file that a crash or a full disk has cut short is detected when it is read, so writing
-needs no fsync.
+A kept file holds a head, which names the data, a body, and the CRC-32 of both. It is used only if the same head would
+be written now. One that a crash or a full disk has cut short is detected, so writing needs no fsync.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ ADVICE = {
 
 
 def advice_on(error: BaseException | None) -> str | None:
-    """What to do if no descriptor was left, according to an error or one of its causes; None otherwise."""
+    """What to do if no descriptor was left; None for another error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in ADVICE:
             return f"{os.strerror(error.errno)}; {ADVICE[error.errno]}"
@@ -50,7 +49,7 @@ def advice_on(error: BaseException | None) -> str | None:
 
 
 def raise_if_none_left(error: OSError) -> None:
-    """Re-raise an error if no descriptor was left. For ``onerror`` of ``os.walk``, which skips unreadable folders."""
+    """For ``onerror`` of ``os.walk``, which skips unreadable folders."""
     if error.errno in ADVICE:
         raise error
 
@@ -72,13 +71,11 @@ RECENT_NS = 2 * 10**9
 
 
 def open_into(opened: list[int], path: str, flags: int) -> None:
-    """Open a file and append its descriptor to a list, which the caller closes."""
+    """Append the descriptor to a list, which the caller closes."""
     opened.extend(map(os.open, (path,), (flags,)))
 
 
 def opening(path: str, flags: int = 0) -> io.FileIO:
-    """Open a file for reading, unbuffered."""
-
     def opener(path: str, more: int) -> int:
         (descriptor,) = map(os.open, (path,), (flags | more,))
         return descriptor
@@ -87,12 +84,12 @@ def opening(path: str, flags: int = 0) -> io.FileIO:
 
 
 def changed_recently(*times_ns: int) -> bool:
-    """Whether the latest of these times of a file lies within `RECENT_NS` of now: it may change without a new time."""
+    """Whether a file with these times may change without a new one."""
     return abs(time.time_ns() - max(times_ns)) < RECENT_NS
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path has wildcards; a file of that very name is none."""
+    """A file of that very name is none."""
     return glob.has_magic(path) and not os.path.exists(path)
 
 
@@ -102,7 +99,7 @@ def natural(path: str) -> list[tuple[bool, int, str]]:
 
 
 def files_matching(pattern: str) -> list[str]:
-    """The files that a pattern matches, in natural order: no folders, and ``**`` stands for any number of folders.
+    """In natural order, without folders; ``**`` stands for any number of folders.
 
     Names that begin with a dot match only a pattern that writes the dot.
     """
@@ -120,7 +117,7 @@ def files_matching(pattern: str) -> list[str]:
 
 
 def folder_of(pattern: str) -> str:
-    """The folder in front of the first wildcard."""
+    """In front of the first wildcard."""
     while glob.has_magic(pattern):
         pattern = os.path.dirname(pattern)
     return pattern
@@ -136,12 +133,7 @@ _T = TypeVar("_T")
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The system's error number behind an error; None if the system did not cause it.
-
-    Example:
-        >>> errno_of(OSError("Can't read data (file read failed: errno = 5, error message = 'Input/output error')"))
-        5
-    """
+    """The system's error number behind an error; None if the system did not cause it."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     if isinstance(error, OSError) and error.errno:
@@ -161,17 +153,12 @@ def retry_once(read: Callable[[], _T]) -> _T:
     return read()
 
 
-#: What a line says, in CSV and in JSON lines.
 COLUMNS = ("source", "file", "dataset", "row", "id", "path", "cause")
-#: A list of bad samples, or their numbers in the source.
 Exclude = Sequence[int] | str | os.PathLike[str] | Indices  # jsonargparse makes text of a list, if it may be a path
 
 
 def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, str | int | None]:
-    """The line on a sample, whose number is as for `Source.locate`.
-
-    ``dataset`` is its group in the file, ``id`` its id in the table or its number, ``cause`` the error.
-    """
+    """The line on a sample, whose number is as for `Source.locate`."""
     place: Any = source.locate([sample])[0]
     name, path = getattr(place, "id", None), getattr(place, "path", None)
     name, cause = int(sample) if name is None else name, " ".join(str(error).split())
@@ -179,7 +166,7 @@ def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, s
 
 
 class StoredSamples(NamedTuple):
-    """Consecutive samples of a source: their file and group, the number of rows there, and the row of each sample.
+    """Consecutive samples of a source.
 
     If each row is a group or dataset of its own, ``names`` has what the ``*`` in ``group`` stands for, as bytes.
     """
@@ -194,7 +181,6 @@ class StoredSamples(NamedTuple):
 def kept_samples(
     exclude: Exclude, parts: Sequence[StoredSamples], name: str, paths_of: Callable[[int], Sequence[str]] = lambda _: ()
 ) -> npt.NDArray[np.bool_]:
-    """Whether each sample of the source ``name`` stays; ``paths_of`` tells which files belong to a sample."""
     starts = np.cumsum([0, *(len(part.row_of) for part in parts)])
     kept = np.ones(int(starts[-1]), np.bool_)
     if isinstance(exclude, str | os.PathLike):
@@ -223,7 +209,7 @@ def kept_samples(
 
 
 def _listed(exclude: str | os.PathLike[str], parts: Sequence[StoredSamples], name: str) -> dict[int, dict[int, str]]:
-    """The listed rows of each part, with the path of each."""
+    """The rows of each part, with their paths."""
     given = os.path.abspath(os.path.expanduser(exclude))
     lines = [line for path in (files_matching(given) if is_pattern(given) else [given]) for line in _lines_of(path)]
     same = _same_files({file for file, *_ in lines}, {part.file for part in parts})
@@ -260,7 +246,7 @@ def _lines_of(path: str) -> list[tuple[str, str, int, str]]:
 
 
 def _same_files(listed: Collection[str], files: Collection[str]) -> dict[str, str]:
-    """The file of a source for each listed path. Files that have moved are found by name.
+    """The file of a source for each listed path; moved files are found by name.
 
     If several files have that name, two belong together if each is most like the other, by the folders above it.
     """
@@ -272,7 +258,7 @@ def _same_files(listed: Collection[str], files: Collection[str]) -> dict[str, st
 
 
 def _most_like(path: str, others: Iterable[str]) -> str:
-    """The path with the same name and the most folders above it alike; empty if there is none, or several are."""
+    """The path with the same name and the most folders above it alike; empty if none or several are."""
     named = [each for each in others if os.path.basename(each) == os.path.basename(path)]
     turned = ["/".join(each.split("/")[::-1]) for each in (path, *named)]
     alike = [len(os.path.commonpath([turned[0], each])) for each in turned[1:]]
@@ -287,7 +273,7 @@ _log = logging.getLogger(__name__)
 
 
 class CacheFolder:
-    """Kept files in a folder, which is made if it does not exist. Messages call them ``what``."""
+    """Kept files; messages call them ``what``."""
 
     def __init__(self, folder: str | os.PathLike[str], what: str) -> None:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
@@ -308,7 +294,7 @@ class CacheFolder:
         self._path, self._what = path, what
 
     def load(self, of: str, name: str, head: bytes) -> bytes | None:
-        """The body of a file with this head; None if there is none."""
+        """The body of the file with this head; None if there is none."""
         path = os.path.join(self._path, name)
         try:
             with open(path, "rb") as file:
@@ -321,7 +307,7 @@ class CacheFolder:
         return data[len(head) : -4]
 
     def store(self, of: str, name: str, head: bytes, body: bytes) -> None:
-        """Keep a file. Processes may do so at once, and failing to do so is no error."""
+        """Processes may do so at once, and failing to do so is no error."""
         import secrets
 
         path, data = os.path.join(self._path, name), head + body

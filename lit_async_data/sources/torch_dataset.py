@@ -54,18 +54,14 @@ class DatasetSource(Source):
     keep their dtype, in native byte order; whole-number scalars become int64. All samples must have the shapes of
     sample 0. Other dtypes are cast if numpy calls the cast safe, so no value changes.
 
-    One thread at a time calls the dataset's code, under a lock, since few datasets are thread-safe. Python code in a
-    thread would hold the GIL against the training loop, so with ``workers="auto"`` a reader process calls it, or the
-    loop itself if it cannot be pickled. If the dataset releases the GIL (it reads files, or decodes them in C),
-    ``worker_kind="thread"`` with ``workers=1`` moves it to a thread. As for a DataLoader, the dataset must not return
-    the same memory for two samples of a batch: several samples are collected before they are copied.
+    One thread at a time calls the dataset's code, under a lock. With ``workers="auto"``, a reader process does, or the
+    loop itself if the dataset cannot be pickled; for code that releases the GIL, ``worker_kind="thread"`` with
+    ``workers=1`` moves it to a thread. As for a DataLoader, the dataset must not return the same memory for two samples
+    of a batch.
 
-    A dataset may open its files when it is first read: a reader process gets it as it was before, with the attributes
-    that you have set since, also of a dataset inside it. What you set between two passes holds from the next pass on:
-    what was read ahead is dropped, and reader processes get the dataset again. If the dataset, or one inside it, has a
-    method ``set_epoch``, the source calls it with the epoch of the samples that are read next, until you have set what
-    the method sets, as by calling it. In a reader process, the global random generators of
-    torch (CPU), numpy and `random` are seeded before each sample. ``docs/data/any_loader.md`` says more of all three.
+    What you set between two passes, also in a dataset inside, holds from the next pass on. A method ``set_epoch`` is
+    called with the epoch of the samples that are read next, until you have set what it sets. In a reader process, the
+    global random generators are seeded before each sample. ``docs/data/any_loader.md`` says more of all three.
 
     Args:
         dataset: A `torch.utils.data.Dataset` or an object with the same interface. ``__getitems__`` is called with the
@@ -284,7 +280,6 @@ class DatasetSource(Source):
             raise FormatError(what, sample_id=number) from None
 
     def _checked_array(self, number: int, key: str, value: Any) -> Array:
-        """A value as an array of the shape of sample 0, and of a dtype that casts safely to its dtype."""
         array, field = self._array(number, key, value), self._spec[key]
         if array.shape != field.shape:
             raise FormatError(
@@ -323,7 +318,7 @@ def _read_error(call: str, number: int, cause: Exception) -> ReadError:
 
 
 def _plain(sample: Any) -> Any:
-    """Other mappings as a dict: some compute a value only when its key is accessed."""
+    """Some mappings compute a value only when its key is accessed."""
     return dict(sample) if isinstance(sample, Mapping) else sample
 
 
@@ -341,10 +336,7 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 def _fill_from_equal(array: Array, values: list[Any]) -> bool:
-    """Fill an array in one call, faster than one by one, if all values are like it and of one kind.
-
-    Else the caller converts each value.
-    """
+    """In one call, faster than one by one, if all values are like it and of one kind; whether that was so."""
     kinds = set(map(type, values))
     if kinds == {torch.Tensor}:
         return _stack(torch.from_numpy(array), values)
@@ -383,12 +375,12 @@ class Unread:
         self._after = Watch()
 
     def if_needed(self, dataset: Any) -> Self | None:
-        """This, if the dataset could be pickled before it was read, and cannot now."""
+        """If the dataset could be pickled before it was read, and cannot now."""
         self._after.look(dataset)
         return self if self._data and _pickled(dataset, []) is None else None
 
     def with_changes(self, dataset: Any) -> Any:
-        """A copy of the dataset as it was, with what the user has set since."""
+        """As it was, with what the user has set since."""
         unread = pickle.loads(self._data or b"", buffers=self._buffers)  # noqa: S301  # of this process
         for *names, last in self._after.look(dataset, keep=False):
             # What cannot be set there, as in a tuple, is as it was.
@@ -418,7 +410,7 @@ class _Limited(io.BytesIO):
 
 
 def _shared(tensor: torch.Tensor) -> Any:
-    """Shares the memory of a tensor, which torch would copy, if numpy can hold it."""
+    """Shares memory that torch would copy, if numpy can hold it."""
     try:
         return torch.from_numpy, (tensor.numpy(),)
     except (TypeError, RuntimeError):
@@ -434,7 +426,7 @@ class _Pickler(Pickler):
 
 
 def _pickled(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes | None:
-    """The pickle of a value; empty if it takes too much, None if there is none."""
+    """Empty if it takes too much, None if there is none."""
     memory = _Limited()
     try:
         _Pickler(memory, buffers.append).dump(value)

@@ -39,11 +39,7 @@ Positions = slice | Indices
 
 
 class ComposedSource(Source):
-    """Forwards reading, and reading ahead, to the sources inside.
-
-    Attributes:
-        inside: The sources inside; all with the same fields.
-    """
+    """Forwards reading, and reading ahead, to the sources inside, which all have the same fields."""
 
     inside: Sequence[Source]
 
@@ -69,7 +65,7 @@ class ComposedSource(Source):
         return fingerprint
 
     def close(self) -> None:
-        """Close all sources inside, which other compositions may share; reading opens them again."""
+        """Close all sources inside, which other compositions may share."""
         with contextlib.ExitStack() as stack:  # closes the others even if one raises
             for source in self.inside:
                 stack.callback(source.close)
@@ -470,13 +466,12 @@ def _selected(given: Any, length: int) -> Indices:
 
 
 def _lengths(changes: npt.NDArray[np.bool_]) -> Indices:
-    """Lengths of the runs of n values, given where a value differs from the next; ``changes`` has shape (n - 1,)."""
+    """Lengths of the runs of n values; ``changes``, of n - 1, says where a value differs from the next."""
     edges = np.flatnonzero(changes) + 1
     return np.diff(edges, prepend=0, append=changes.size + 1)
 
 
 def _runs(runs: Sequence[ChunkRun], samples: Indices) -> tuple[ChunkRun, ...]:
-    """How selected samples lie in chunks, given the runs of the whole source."""
     sizes, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
     first_samples, first_chunks = starts(sizes), starts(-(-sizes // rows))
     run = np.searchsorted(first_samples, samples, side="right") - 1

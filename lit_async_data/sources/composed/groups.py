@@ -22,13 +22,10 @@ from lit_async_data.sources.contract.source import EACH, Places, Source, numbere
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
 RULES = ("file", "group", "time")
 RULE, COLUMN = "rule:", "column:"
-# The side of groups and samples that are on none.
-UNUSED = -1
+UNUSED = -1  # the side of groups and samples that are on none
 
 
 class Groups(NamedTuple):
-    """The group of each sample."""
-
     codes: Indices  # the group number of each sample; int64, shape (n,)
     names: Sequence[str]  # the name of each group; all different
     what: str  # what a group is, for messages
@@ -46,7 +43,7 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
 
 
 def stored_values(source: Source, by: Any, places: Places) -> Groups:
-    """The samples grouped by a stored fold or side; numbers of names have these names, and −100 has an empty one."""
+    """The samples grouped by a stored fold or side; numbers of classes have their names, and −100 has an empty one."""
     found = groups_of(source, by, places, "by")
     field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
     texts = field and field.classes
@@ -289,7 +286,6 @@ def dealt(keys: Words, turns: Indices, shares: Sequence[float], labels: SampleCl
 
 
 def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
-    """The side of each group that the user has given by name; `UNUSED` for the others."""
     numbers = {name: number for number, name in enumerate(groups.names)}
     sides, taken = np.full(len(numbers), UNUSED), dict[str, str]()
     for side, (key, values) in enumerate(given.items()):

@@ -35,8 +35,7 @@ from lit_async_data.sources.contract.source import Places, Source, starts
 
 log = logging.getLogger(__name__)
 
-# A sum of fractions that is this close to 1 counts as 1.
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # a sum of fractions that is this close to 1 counts as 1
 BY_TIME = "by time"
 # Half the golden ratio of 2^64: its odd multiples fill [0, 2^64) evenly, wherever one begins to count.
 GOLDEN = 0x4F1BBCDCBFA53E0B
@@ -196,7 +195,6 @@ def _labels_of(source: Source, balance: Any) -> SampleClasses:
 
 
 def _kept_whole(groups: Groups, values: Groups, sides: Indices) -> Groups:
-    """The groups, none of which may be on two sides."""
     pairs = np.unique(np.stack([groups.codes, sides])[:, sides != UNUSED], axis=1)
     torn = pairs[0, :-1][np.diff(pairs[0]) == 0]
     if torn.size:
@@ -210,7 +208,7 @@ def _kept_whole(groups: Groups, values: Groups, sides: Indices) -> Groups:
 
 
 def _listed_groups(given: Any, groups: Any, by: Any) -> dict[str, Sequence[Any]] | None:
-    """The groups of each side, where they are listed; None where sides are given as fractions."""
+    """None where sides are given as fractions."""
     sides = given if isinstance(given, Mapping) else {}
     if wrong := [name for name in sides if not isinstance(name, str) or not name]:
         raise ConfigError(f"{wrong[0]!r} is not the name of a side; use text", "split")
@@ -274,7 +272,6 @@ def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
 
 
 def _sample_keys(source: Source, places: Places, seed: int) -> Words:
-    """A random number for each sample, which depends on its file, its row and the seed."""
     overlap = source.chunks.overlap
     if overlap > 0:
         several = "groups='file' or groups='group' keeps the windows of a file or group together, "
@@ -418,7 +415,6 @@ def draw_folds(source: Source, k: Any, option: str, *, groups: Any, by: Any, bal
 
 
 def fold_of(source: Source, drawn: Drawn, fold: int | str) -> Split:
-    """The split whose validation is a fold, by its number or stored value."""
     if str(fold) not in drawn.names:
         raise ConfigError(f"{fold!r} is not one of the folds {few(drawn.names)}", "fold")
     sides = np.array([0] * len(drawn.names) + [UNUSED])  # UNUSED is -1: the last entry

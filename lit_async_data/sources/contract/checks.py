@@ -18,12 +18,11 @@ from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.sources.contract.source import Source, read_all
 
 T = TypeVar("T")
-# How many of the first samples are tried for a common property, such as the size.
-FIRST_SAMPLES = 16
+FIRST_SAMPLES = 16  # tried for a common property, such as the size
 
 
 def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:
-    """What ``attempt`` returns for the first of 16 samples that is good; bad ones raise when they are read."""
+    """What ``attempt`` returns for the first good one of 16 samples."""
     errors = list[SourceError]()
     for number in range(min(count, FIRST_SAMPLES)):
         try:
@@ -83,11 +82,11 @@ def values_of(source: Source, key: str, option: str, *, several: bool = False) -
 
 
 class UnfitError(Exception):
-    """A value cannot become part of a batch; the message says what it is and what to return."""
+    """The message says what a value is and what to return in its place."""
 
 
 def as_array(value: Any) -> Array:
-    """A value as an array, without a copy where there is memory to share. Numbers of Python: bool, int64, float64."""
+    """Without a copy where there is memory to share. Numbers of Python: bool, int64, float64."""
     array: Array
     if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
         if not value.is_cpu:

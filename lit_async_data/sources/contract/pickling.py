@@ -26,12 +26,12 @@ PROBES = 2**14
 
 
 def probes(length: int, most: int = PROBES) -> Indices:
-    """Evenly spaced numbers from 0 to ``length - 1``, the first and the last among them; all if they are few."""
+    """Evenly spaced numbers from 0 to ``length - 1``, both among them; all if they are few."""
     return np.arange(length) if length <= most else np.arange(most) * (length - 1) // (most - 1)
 
 
 def digest(*pieces: str | npt.NDArray[Any] | Iterable[str]) -> str:
-    """A short text that differs, almost surely, where texts or probed values of arrays differ."""
+    """A short text that differs, almost surely, where texts or probed values differ."""
     made = hashlib.blake2b(digest_size=8)
     for piece in pieces:
         if isinstance(piece, np.ndarray):
@@ -49,7 +49,7 @@ _LOCK = threading.RLock()
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """A cloudpickle ``Pickler`` of protocol 5 that also pickles by value what another process could not import."""
+    """Also pickles by value what another process could not import."""
 
     def __init__(self, file: Any, buffer_callback: Callable[[Any], object]) -> None:
         super().__init__(file, 5, buffer_callback)
@@ -69,7 +69,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return super().reducer_override(obj)
 
     def _register(self, name: str) -> None:
-        """Have the classes and functions of a module pickled by value, until all is pickled, if that must be."""
         listed = cloudpickle.list_registry_pickle_by_value()
         if name in sys.modules and name != "__main__" and not importable(name) and name not in listed:
             cloudpickle.register_pickle_by_value(module := sys.modules[name])
@@ -77,13 +76,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 def dumps(value: Any, buffer_callback: Callable[[Any], object]) -> bytes:
-    """The pickle of a value, but for its arrays: ``buffer_callback`` is called with a `pickle.PickleBuffer` of each."""
+    """The pickle of a value, but for its arrays: ``buffer_callback`` gets a `pickle.PickleBuffer` of each."""
     Pickler(memory := io.BytesIO(), buffer_callback).dump(value)
     return memory.getvalue()
 
 
 def importable(name: str) -> bool:
-    """Whether another process with the module path of this one would import the module that has this name here."""
+    """Whether another process with this module path would import the module that has this name here."""
     parent, _, _ = name.rpartition(".")
     if parent and not (parent in sys.modules and importable(parent)):
         return False
@@ -95,7 +94,7 @@ def importable(name: str) -> bool:
 
 
 def why_not_pickled(value: Any) -> str:
-    """Why an object cannot be pickled; empty if it can."""
+    """Empty if it can be."""
     try:
         dumps(value, [].append)
     except Exception as error:  # noqa: BLE001  # whatever the user's objects raise

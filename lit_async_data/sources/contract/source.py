@@ -23,8 +23,6 @@ from lit_async_data.system import ProcessGuard
 
 Reading = Literal["copied", "opened", "locked", "decoded", "python"]
 READINGS: tuple[Reading, ...] = get_args(Reading)  # from the cheapest to the most expensive
-
-# What people read of each.
 HOW_READ: dict[Reading, str] = {
     "copied": "read by copying",
     "opened": "read from a file for each sample",
@@ -35,7 +33,6 @@ HOW_READ: dict[Reading, str] = {
 
 
 def slowest(readings: Iterable[Reading]) -> Reading:
-    """The most expensive of these readings, at least one."""
     return max(readings, key=READINGS.index)
 
 
@@ -97,52 +94,30 @@ _Name = TypeVar("_Name", str, tuple[str, str, str])
 
 
 class Location(NamedTuple):
-    """Where a sample is stored.
-
-    Attributes:
-        file: Path of the file.
-        group: Group inside the file, ``"/"`` for its root.
-        row: Row of the datasets in that group, counted from 0. If the group, or a dataset in its place, is the sample,
-            its number among all of them.
-    """
+    """Where a sample is stored."""
 
     file: str
-    group: str
-    row: int
+    group: str  # in the file; ``"/"`` for its root
+    row: int  # of the datasets in it; if the group, or a dataset in its place, is the sample, its number among them
 
 
 class Part(NamedTuple):
-    """Consecutive samples that belong together: those of one file, or of one group in a file.
-
-    Attributes:
-        file: Path of the file.
-        group: Group inside the file, ``"/"`` for its root.
-        name: A name that does not change when files are added, or when all files move to another folder.
-        samples: Number of samples.
-        rows: A number that differs between different row selections of the same file; 0 for all rows.
-    """
+    """Consecutive samples that belong together: those of one file, or of one group in a file."""
 
     file: str
-    group: str
-    name: str
-    samples: int
-    rows: int = 0
+    group: str  # as in `Location`
+    name: str  # does not change when files are added, or when all files move to another folder
+    samples: int  # their number
+    rows: int = 0  # differs between different row selections of the same file; 0 for all rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Part and row of each sample.
+    """Part and row of each sample."""
 
-    Attributes:
-        parts: Parts with distinct file, group and name; their ``samples`` mean nothing here.
-        which: Index of each sample's part in ``parts``; int64, shape (n,).
-        rows: Row of each sample in the complete part, from 0; int64, shape (n,). It stays the same in a subset, and
-            when other parts are added.
-    """
-
-    parts: tuple[Part, ...]
-    which: Indices
-    rows: Indices
+    parts: tuple[Part, ...]  # with distinct file, group and name; their ``samples`` mean nothing here
+    which: Indices  # index of each sample's part
+    rows: Indices  # of each sample in the complete part; the same in a subset, and when other parts are added
 
     def __repr__(self) -> str:
         return f"<Places of {len(self.rows):,} samples of {len(self.parts):,} part{'s' * (len(self.parts) > 1)}>"
@@ -167,7 +142,7 @@ class Places:
         return Places(self.parts, self.which[samples], self.rows[samples])
 
     def order(self) -> Indices:
-        """The samples sorted by part and row, stable; int64, shape (n,)."""
+        """The samples sorted by part and row, stable."""
         # One key, and a sort that is fast on sorted data, which this mostly is.
         return np.argsort(self.which * (self.rows.max() + 1) + self.rows, kind="stable")
 
@@ -196,34 +171,27 @@ def numbered(names: Iterable[_Name]) -> tuple[Indices, list[_Name]]:
 
 
 def starts(counts: npt.ArrayLike) -> Indices:
-    """The start of each of several consecutive blocks, and the end of the last; int64, shape (n + 1,)."""
+    """The start of each of several consecutive blocks, and the end of the last."""
     return np.append(0, np.cumsum(np.asarray(counts, np.int64)))
 
 
 # ruff: noqa: ARG002, B027  # defaults ignore their arguments, and may do nothing
 
 
-# Samples per read when a field is read for all samples.
-BLOCK_SAMPLES = 2**20
+BLOCK_SAMPLES = 2**20  # per read when a field is read for all samples
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryNeeds:
-    """Bytes that a source needs in memory.
+    """Bytes that a source needs in memory."""
 
-    Attributes:
-        decoded: Of decoded chunks that stay between batches.
-        per_thread: That each thread needs to decode, besides those: input, stages and result.
-        cacheable: Of all data that must be decoded. No cache can hold more.
-    """
-
-    decoded: int = 0
-    per_thread: int = 0
-    cacheable: int = 0
+    decoded: int = 0  # of decoded chunks that stay between batches
+    per_thread: int = 0  # that each thread needs to decode, besides those: input, stages and result
+    cacheable: int = 0  # of all data that must be decoded; no cache can hold more
 
     @classmethod
     def together(cls, needs: Sequence[MemoryNeeds]) -> MemoryNeeds:
-        """The needs of several sources that are read in turn."""
+        """Of several sources that are read in turn."""
         return cls(
             sum(each.decoded for each in needs),
             max((each.per_thread for each in needs), default=0),
@@ -342,7 +310,7 @@ class Source(abc.ABC):
         return [spec.packed({key: array[place] for key, array in fields.items()}) for place in range(len(samples))]
 
     def _read_in_any_process(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read samples, also in a fork of the process that opened the files, such as a DataLoader's worker."""
+        """Also in a fork of the process that opened the files, such as a DataLoader's worker."""
         process, reader = vars(self).get("_reader_in_fork", (0, self))
         try:
             (reader if process == os.getpid() else self).read_into(samples, out)
@@ -396,11 +364,7 @@ class Source(abc.ABC):
         return [Location(parts[part].file, parts[part].group, row) for part, row in pairs]
 
     def ids(self, samples: Indices) -> Indices:
-        """The numbers that `locate` takes. A subset gives samples the numbers of the whole source.
-
-        Args:
-            samples: int64, shape (n,).
-        """
+        """The numbers that `locate` takes. A subset gives samples the numbers of the whole source."""
         return samples
 
     def fingerprint(self) -> dict[str, int | str]:
@@ -484,41 +448,29 @@ class Source(abc.ABC):
         Called where `chunks` says ``random=True``.
 
         Args:
-            samples: int64, shape (n,).
+            samples: As for `read_into`.
             out: As for `read_into`.
             keys: uint64, shape (n,). The same key selects the same part of a sample.
-
-        Raises:
-            SourceError: As `read_into`.
         """
         self.read_into(samples, out)
 
     # -- reading ahead, where `chunks` says ``ahead=True`` -----------------------------------------------------------
 
     def fetch(self, samples: Indices) -> bool:
-        """Start bringing samples that will be read soon from storage into memory.
-
-        Args:
-            samples: int64, shape (n,).
+        """Start bringing samples that will be read soon into memory. An error comes again from `read_into`.
 
         Returns:
             Whether some of them were not in memory.
-
-        Raises:
-            SourceError: As `read_into`, which will raise it again.
         """
         return False
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
-        """Decode the chunks of samples that will be read soon, and cache them if there is room.
+        """Decode the chunks of samples that will be read soon, and cache them if there is room. Errors as in `fetch`.
 
         Args:
-            samples: int64, shape (n,).
+            samples: As for `read_into`.
             chunk_group: Epoch and number of the group of chunks that they are in; chunks of earlier groups are dropped
                 first. None if the order has no groups.
-
-        Raises:
-            SourceError: As `read_into`, which will raise it again.
         """
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
@@ -543,14 +495,13 @@ class Source(abc.ABC):
 
 
 def read(source: Source, samples: Indices, keys: Iterable[str] | None = None) -> dict[str, Array]:
-    """The values of samples as they are stored, by key: of some keys, or of all."""
+    """Values as they are stored, by key."""
     out = source.spec.empty(len(samples), keys)
     source.read_into(samples, out)
     return out
 
 
 def read_all(source: Source, key: str) -> Array:
-    """One field of all samples; shape ``(len(source), *stored_shape)``."""
     values = source.spec.empty(len(source), [key])[key]
     for first in range(0, len(values), BLOCK_SAMPLES):
         block = values[first : first + BLOCK_SAMPLES]
@@ -559,7 +510,6 @@ def read_all(source: Source, key: str) -> Array:
 
 
 def whole_numbers(given: Any, source: Source) -> Indices:
-    """Sample numbers from what a user gives; int64, shape (n,)."""
     numbers = np.asarray(given).reshape(-1)
     if numbers.size and numbers.dtype.kind not in "iu":
         raise IndexError(f"sample numbers are whole numbers below {len(source)}, not {numbers[:1].tolist()[0]!r}")
@@ -574,7 +524,6 @@ def check_range(samples: Indices, source: Source) -> None:
 
 
 def described(source: Source, name: str, spec: BatchSpec) -> str:
-    """One line for people: number of samples, origin, fields, and what is left out."""
     size, left_out = f"{len(source):,} ", source.chunks.left_out
     origin = f" from {name}" if name else ""
     samples = name if name.startswith(size) else f"{size}samples{origin}"

@@ -13,43 +13,22 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What one thread, or several together, did: sums of seconds, bytes and batches.
+    """What one thread, or several together, did: sums of seconds, bytes and batches."""
 
-    Attributes:
-        seconds: Reading, decoding and transforming, summed over the workers.
-        decode_s: Of these, decoding chunks and images. If the file is mapped, the wait for its pages is here.
-        transform_s: Of these, ``sample_transform`` and ``batch_transform``.
-        cpu_s: Of these, seconds in which a core worked, or another worker on the same chunk or transform. The others
-            waited for storage, for the GIL or for a core.
-        stored: Bytes of decoded chunks and files as they are stored.
-        decoded: Bytes of the results of decoding, also of samples that are not used.
-        batches: Batches read.
-        bytes: Bytes of the samples.
-        slot_s: Seconds that workers waited for a slot while the loop waited for data, too.
-        loop_s: Seconds that workers waited because all slots were full: the loop had data enough.
-        starved: How often the loop had to wait for a batch, or for several that are read together.
-        copy_s: Seconds of copies to a device with streams, by its own clock.
-        copied: Bytes of these copies.
-
-    Example:
-        >>> done = Work(seconds=1.0, bytes=10_000_000).minus(Work(seconds=0.5, bytes=4_000_000))
-        >>> done.mb_per_s
-        12.0
-    """
-
-    seconds: float = 0.0
-    decode_s: float = 0.0
-    transform_s: float = 0.0
+    seconds: float = 0.0  # of reading, decoding and transforming, summed over the workers
+    decode_s: float = 0.0  # of these, for chunks and images; if a file is mapped, the wait for its pages is here
+    transform_s: float = 0.0  # of these, for ``sample_transform`` and ``batch_transform``
+    # Of these, in which a core worked, or another worker on the same chunk or transform; the others were waits.
     cpu_s: float = 0.0
-    stored: int = 0
-    decoded: int = 0
+    stored: int = 0  # bytes of decoded chunks and files
+    decoded: int = 0  # bytes of the results, also of samples that are not used
     batches: int = 0
-    bytes: int = 0
-    slot_s: float = 0.0
-    loop_s: float = 0.0
-    starved: int = 0
-    copy_s: float = 0.0
-    copied: int = 0
+    bytes: int = 0  # of the samples
+    slot_s: float = 0.0  # that workers waited for a slot while the loop waited for data, too
+    loop_s: float = 0.0  # that workers waited because all slots were full: the loop had data enough
+    starved: int = 0  # how often the loop had to wait for a batch, or for several that are read together
+    copy_s: float = 0.0  # of copies to a device with streams, by its own clock
+    copied: int = 0  # bytes of these copies
 
     def plus(self, other: Work) -> Work:
         return Work._make(map(operator.add, self, other))
@@ -58,7 +37,6 @@ class Work(NamedTuple):
         return Work._make(map(operator.sub, self, other))
 
     def waited(self, seconds: float, *, starved: bool) -> Work:
-        """With a wait of a worker for a slot, while the loop waited for data or had enough."""
         if starved:
             return self._replace(slot_s=self.slot_s + seconds)
         return self._replace(loop_s=self.loop_s + seconds)
@@ -71,22 +49,19 @@ class Work(NamedTuple):
 
     @property
     def decode(self) -> Work:
-        """Seconds and bytes of decoding."""
         return Work(self.decode_s, bytes=self.decoded)
 
     @property
     def transform(self) -> Work:
-        """Seconds and bytes of transforms."""
         return Work(self.transform_s, bytes=self.bytes if self.transform_s else 0)
 
     @property
     def copy(self) -> Work:
-        """Seconds and bytes of copies to the device."""
         return Work(self.copy_s, bytes=self.copied)
 
     @property
     def mb_per_s(self) -> float:
-        """10⁶ bytes per second; 0 if it took no time."""
+        """10⁶ bytes; 0 if it took no time."""
         return self.bytes / 1e6 / self.seconds if self.seconds else 0.0
 
 
@@ -94,16 +69,12 @@ NO_WORK = Work()
 
 
 class StageClock(threading.local):
-    """The sums of the calling thread since they were taken last; each thread has its own.
-
-    ``_wall`` and ``_cpu`` say when that was, without waits for slots.
-    """
+    """The sums of the calling thread since they were taken last; ``_wall`` and ``_cpu`` say when that was."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Work begins: the sums are 0 again."""
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
         self._decode_s = self._transform_s = self._others_s = 0.0
         self._stored = self._decoded = 0
@@ -128,7 +99,7 @@ class StageClock(threading.local):
         self._others_s += seconds
 
     def take(self) -> Work:
-        """What the thread has done since `start`, or since this was called last, without its waits."""
+        """Since `start`, or since this was called last, without waits for slots."""
         wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu + self._others_s
         work = Work(wall, self._decode_s, self._transform_s, min(cpu, wall), self._stored, self._decoded)
         self.start()

@@ -67,7 +67,7 @@ class Watch:
         return [path for path in changed if path not in self._of_reading and not _is_gained(path, before, now)]
 
     def has_been_read(self, value: Any) -> None:
-        """Note what has changed since the last look, by reading: counters and open files are not the user's."""
+        """What has changed since the last look, such as counters and open files, is not the user's."""
         self._of_reading.update(self.look(value))
 
 
@@ -142,7 +142,6 @@ def _mark(value: Any) -> Any:
 
 
 def _is_gained(path: Path, before: dict[Path, Any], now: dict[Path, Any]) -> bool:
-    """Whether a container has gained or lost a value, or the object that holds it."""
     if path in before and path in now:
         return False
     there, other = (now, before) if path in now else (before, now)
@@ -180,7 +179,7 @@ class _Reading(threading.local):
             self.epoch = self.key = None  # not as before: an interrupt may have left that
 
     def keys(self, kind: int, numbers: Indices) -> list[int]:
-        """A key for each sample, or batch, of a kind, for `seed_generators`; where there is a `key`."""
+        """A key for each sample, or batch, of a kind, where there is a `key`."""
         assert self.key is not None
         keys: list[int] = derived_keys(derived_key(self.key, kind), numbers).tolist()
         return keys
@@ -198,7 +197,6 @@ def seed_generators(key: int) -> None:
 
 
 def states(device: of_torch.device | None = None) -> dict[str, object]:
-    """The states of the global generators of torch, numpy and `random`, and that of a device, by name."""
     torch: Any = sys.modules.get("torch")
     found: dict[str, object] = {} if torch is None else {"torch": torch.get_rng_state().numpy().tobytes()}
     # As bytes: numpy's state has another form for each kind of generator.
@@ -217,7 +215,7 @@ def drawn(before: dict[str, object], after: dict[str, object]) -> list[str]:
 
 @contextlib.contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Put the global generators back when the ``with`` block ends; yields the names of those that it drew from."""
+    """Put the global generators back at the end; yields the names of those that were drawn from."""
     found: list[str] = []
     before, torch = states(), sys.modules.get("torch")
     kept = torch and torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # as above

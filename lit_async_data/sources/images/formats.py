@@ -35,8 +35,6 @@ _SUPPORTED = (*PALETTES, *GREYS, "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMY
 
 
 class Head(NamedTuple):
-    """What is known of an image before it is decoded."""
-
     size: tuple[int, int]  # (width, height) of the decoded pixels, before they are turned
     mode: str  # as Pillow calls it
     turned: int  # the orientation of the decoded pixels, 1 to 8
@@ -47,8 +45,6 @@ class Head(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A format of image files."""
-
     name: str  # in messages
     suffixes: tuple[str, ...]  # of file names, in lower case
     magic: re.Pattern[bytes]  # matches the first bytes
@@ -98,7 +94,7 @@ def _decoded(_data: bytes, head: Head, _factor: int, _out: Bytes | None) -> Any:
 
 
 def check_mode(kind: str, head: Head, shape: ImageShape, where: str) -> None:
-    """Refuse an image of a kind of format whose values the requested mode would change."""
+    """Refuse an image whose values the requested mode would change."""
     deep = head.bits > 8
     if head.mode not in _SUPPORTED:
         reason = f"of Pillow's mode {head.mode}, which has no standard conversion to 8 bits; convert it, or store .npy"
@@ -161,7 +157,7 @@ def _not_numbers(kind: str, head: Head) -> str:
 
 
 def values_of(decoded: Any, head: Head, shape: ImageShape) -> Array:
-    """The values of the requested mode, or grey that becomes colours later; shape (height, width, channels).
+    """In the requested mode, or grey that becomes colours later; shape (height, width, channels).
 
     ``decoded`` is an array in the mode of the file, or the image in Pillow.
     """
@@ -189,7 +185,6 @@ def _numbers(image: Any) -> Any:
 
 
 def _converted(image: Any, shape: ImageShape, bits: int) -> Any:
-    """The image in the requested mode, or grey that becomes colours later."""
     from PIL import Image
 
     if image.mode in _SIXTEEN_BITS:
@@ -211,7 +206,7 @@ def _converted(image: Any, shape: ImageShape, bits: int) -> Any:
 
 
 def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
-    """The orientation, 1 to 8; 1 (as stored) if there is none or it cannot be read. XMP counts if EXIF has none."""
+    """From 1 to 8; 1 (as stored) if there is none or it cannot be read. XMP counts if EXIF has none."""
     value = _exif_orientation(exif) if exif else None
     if value is None and xmp and (match := _IN_XMP.search(xmp)):
         value = int(match[1])
@@ -242,12 +237,12 @@ def upright_size(size: tuple[int, int], turned: int) -> tuple[int, int]:
 
 
 def mirrored(turned: int) -> tuple[bool, bool]:
-    """Whether the stored image is mirrored left to right, and top to bottom."""
+    """Left to right, and top to bottom."""
     return turned in (2, 3, 6, 7), turned in (3, 4, 7, 8)
 
 
 def upright(pixels: Array, turned: int) -> Array:
-    """A view of stored pixels, shape (height, width, channels), as the upright image."""
+    """A view of stored pixels, shape (height, width, channels)."""
     if turned >= 5:
         pixels = pixels.transpose(1, 0, 2)
     right_first, lower_first = mirrored(turned)
@@ -297,7 +292,7 @@ def _jpeg_head(data: bytes, where: str) -> Head:
 
 
 def _jpeg(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
-    """Decode by simplejpeg, for which a warning of libjpeg is an error; Pillow drops these."""
+    """For simplejpeg, a warning of libjpeg is an error; Pillow drops these."""
     try:
         library = importlib.import_module("simplejpeg")
     except ImportError:
@@ -357,7 +352,7 @@ def _png_head(data: bytes, where: str) -> Head:
 
 
 def _png_parts(data: bytes) -> dict[bytes, memoryview]:
-    """The first part of each name, after comparing the checksums of all parts."""
+    """The first part of each name, after comparing all checksums."""
     view, parts, place = memoryview(data), dict[bytes, memoryview](), 8
     while b"IEND" not in parts:
         length, name = struct.unpack_from(">I4s", data, place)
@@ -413,7 +408,7 @@ def _inflated(data: bytes, head: Head) -> bytes:
 
 @functools.cache
 def _imagecodecs() -> Any:
-    """The library from the extra ``codecs``; None if it or libspng is missing."""
+    """None if it or libspng is missing."""
     try:
         library = importlib.import_module("imagecodecs")
     except ImportError:
@@ -427,7 +422,7 @@ _BITS_PER_SAMPLE, _PHOTOMETRIC, _SUBSAMPLING, _YCBCR = 258, 262, 530, 6
 
 
 def _tiff_head(data: bytes, where: str) -> Head:
-    """The header. Pillow turns the pixels itself, and states their turned size if the orientation is in a tag."""
+    """Pillow turns the pixels itself, and states their turned size if the orientation is in a tag."""
     head = _head(data, where, "Tiff")
     tags = head.image.tag_v2
     raw_ycbcr = (tags.get(_PHOTOMETRIC), head.image.info.get("compression")) == (_YCBCR, "raw")

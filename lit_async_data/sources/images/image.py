@@ -53,7 +53,6 @@ _LARGE = 2**24
 # The kernels of torch.nn.functional.interpolate with antialias=True, which has no ``out``; its copies take a fifth of
 # the time.
 _KERNELS = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bicubic2d_aa"}
-# Pillow's modes by number of channels.
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 _turn = threading.Lock()
@@ -75,13 +74,11 @@ class ImageDecoder:
 
     @staticmethod
     def of(shape: ImageShape, data: bytes, where: str) -> ImageDecoder:
-        """The decoder of a field: the size is given, or that of the first file."""
         size: Any = shape.image_size or size_of(data, shape, where)
         return ImageDecoder(shape, size)
 
     @property
     def spec(self) -> FieldSpec:
-        """uint8, or uint16 in that mode; channels first."""
         return FieldSpec((self.shape.channels, *self.size), self.shape.dtype, channel=2)
 
     @property
@@ -92,7 +89,6 @@ class ImageDecoder:
         return draws_of(self.shape, keys, count)
 
     def decode(self, data: bytes, out: Array, draw: Draw, where: str) -> Shown:
-        """Decode a file into an array of the stored shape."""
         return decode(data, self.shape, out, draw, where)
 
 
@@ -137,7 +133,7 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
 
 
 def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
-    """(height, width) of an image after orientation, without decoding it; see `decode`."""
+    """(height, width) after orientation, without decoding; see `decode`."""
     stored = bytes(data)
     kind = format_of(stored, where)
     try:
@@ -150,7 +146,7 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
 
 
 def _damage(kind: Format, error: Exception, where: str) -> Exception:
-    """The error to raise for one of a decoder: Pillow raises many types for damaged data."""
+    """Pillow raises many types for damaged data."""
     if isinstance(error, ImportError):
         return ConfigError("Pillow is missing; install it by pip install pillow", "image")
     said = isinstance(error, ValueError | OSError | SyntaxError)  # other types name internals of a decoder
@@ -161,7 +157,6 @@ def _damage(kind: Format, error: Exception, where: str) -> Exception:
 
 
 def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> Head:
-    """The header, after all checks that are possible without pixels."""
     head = kind.head(data, where)
     width, height = head.size
     if width < 1 or height < 1:
@@ -193,7 +188,7 @@ def _filled(out: Array, crop: Crop, shape: ImageShape) -> Array:
 
 
 def _as_stored(head: Head, crop: Crop, shape: ImageShape, out: Array) -> bool:
-    """Whether the decoded pixels are those to deliver, and a decoder can write them where they belong."""
+    """Whether the decoded pixels are those to deliver, and can be written where they belong."""
     width, height = head.size
     fits = out.shape[:2] == (height, width) and out.flags.c_contiguous
     return fits and head.turned == UPRIGHT and head.mode == shape.target_mode and crop.box == (0, 0, width, height)
@@ -221,7 +216,7 @@ def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
 
 
 def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> None:
-    """Resize a part of an image, uint8 or grey of uint16, into the output; grey may fill several channels."""
+    """Resize a part of an image, uint8 or grey of uint16; grey may fill several channels."""
     if all(map(float.is_integer, map(float, box))):
         # Crop first, as torchvision does, so that pixels outside of the part do not affect its edge.
         left, upper, right, lower = map(int, box)
@@ -250,7 +245,6 @@ def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
 
 @functools.cache
 def _kernel(interpolation: str) -> tuple[Any, Any]:
-    """The kernel, and the function that makes a tensor of an array."""
     import torch  # with the first image that is resized: a reader process takes a second to import it
 
     return getattr(torch.ops.aten, _KERNELS[interpolation]).out, torch.from_numpy
@@ -277,7 +271,7 @@ def _by_pillow(pixels: Array, box: Box, size: tuple[int, int], interpolation: st
 
 
 class Shown(NamedTuple):
-    """What an image shows before it is cropped and resized."""
+    """Before it is cropped and resized."""
 
     size: tuple[int, int]  # (height, width), after it is turned
     turned: int  # the orientation by which it is turned
@@ -289,7 +283,7 @@ Places = Mapping[Any, Shown]
 
 
 class Alignment:
-    """The image fields that share their draw, and so show the same places. Immutable and thread-safe."""
+    """The image fields that share their draw, and so show the same places."""
 
     def __init__(self, shapes: Mapping[str, ImageShape]) -> None:
         self._shapes, by_draw = shapes, dict[str | None, list[str]]()
@@ -299,7 +293,7 @@ class Alignment:
         self.keys = frozenset(itertools.chain(*self._pairs))
 
     def mismatches(self, shown: Mapping[str, Places]) -> Iterator[tuple[str, Any, str]]:
-        """Images that do not fit an image of another field: the field, the place, and the reason."""
+        """Field, place and reason of each image that does not fit that of another field."""
         for one, other in self._pairs if len(shown) > 1 else ():
             seconds = shown.get(other, {})
             for place, first in shown.get(one, {}).items():
@@ -323,7 +317,7 @@ class Alignment:
         return ""
 
     def check_modes(self, shown: Mapping[str, Places]) -> None:
-        """Refuse grey and palettes without a mode in the first images, since resizing mixes the numbers of masks."""
+        """Refuse grey and palettes without a mode in the first images: resizing would mix the numbers of masks."""
         for key in sorted(self.keys & shown.keys()):
             shape, modes = self._shapes[key], {each.mode for each in shown[key].values()}
             mixes = shape.mode is None and shape.image_size is not None and shape.resampling != "nearest"

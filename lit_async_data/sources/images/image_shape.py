@@ -71,11 +71,7 @@ class ImageOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ImageShape(ImageOptions):
-    """How images become arrays of shape (H, W, C), uint8 or uint16: options that fit together.
-
-    Raises:
-        ConfigError: A value is invalid; the message begins with its name.
-    """
+    """Options that fit together: arrays of shape (H, W, C), uint8 or uint16."""
 
     def __post_init__(self) -> None:
         self._set("image_size", _size(self.image_size))
@@ -104,7 +100,6 @@ class ImageShape(ImageOptions):
 
     @functools.cached_property
     def target_mode(self) -> str:
-        """The mode of delivered images."""
         return "RGB" if self.mode is None else self.mode
 
     @functools.cached_property
@@ -121,7 +116,6 @@ class ImageShape(ImageOptions):
 
     @functools.cached_property
     def alpha(self) -> bool:
-        """Whether the last channel is opacity."""
         return self.target_mode.endswith("A")
 
 
@@ -175,7 +169,6 @@ Draw = Sequence[int] | None
 
 
 def draws_of(shape: ImageShape, keys: Words | None, count: int) -> Sequence[Draw]:
-    """The draw of each of several images, from their keys."""
     if keys is None or shape.resize != "random_crop":
         return [None] * count
     keys = keys if shape.draw is None else derived_keys(keys, zlib.crc32(shape.draw.encode()))
@@ -184,7 +177,6 @@ def draws_of(shape: ImageShape, keys: Words | None, count: int) -> Sequence[Draw
 
 
 def crop_of(shape: ImageShape, height: int, width: int, target: tuple[int, int], draw: Draw) -> Crop:
-    """The part of an image of some height and width to deliver as the target (H, W)."""
     if draw is not None:
         return Crop(_random_box(shape, height, width, draw), target)
     if shape.resize in ("crop", "random_crop"):
@@ -204,7 +196,7 @@ def _middle_box(height: int, width: int, target: tuple[int, int]) -> Box:
 
 
 def whole_pixels(left: float, upper: float, right: float, lower: float) -> Box:
-    """The nearest box of whole pixels that is not larger."""
+    """The nearest box that is not larger."""
     width, height = max(int(right - left), 1), max(int(lower - upper), 1)
     first, top = min(round(left), math.ceil(right) - width), min(round(upper), math.ceil(lower) - height)
     return first, top, first + width, top + height
@@ -221,8 +213,7 @@ def _random_box(shape: ImageShape, height: int, width: int, draw: Sequence[int])
     """A box of random area and aspect ratio, distributed as torchvision.transforms.RandomResizedCrop.
 
     The share of the area and the logarithm of width / height are uniform. A box that does not fit is drawn again, up to
-    ten times; then the largest middle box that ``ratio`` allows is taken. Introduced by Szegedy et al., "Going deeper
-    with convolutions" (CVPR 2015).
+    ten times; then the largest middle box that ``ratio`` allows is taken. From Szegedy et al., CVPR 2015.
     """
     least, most = math.log(shape.ratio[0]), math.log(shape.ratio[1])
     for turn in range(0, 4 * _TRIES, 4):

@@ -26,29 +26,24 @@ _PLAIN = re.compile(r"[^./\\:\0][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
 _ADDRESS = re.compile(rf"data:|[A-Za-z][A-Za-z0-9+.\-]{'+' if os.name == 'nt' else '*'}:[/\\]|\\\\")
 # With O_NONBLOCK, opening a pipe or a device returns at once, and it is refused; without, it could block.
 _FLAGS = os.O_RDONLY | system.CLOSE_ON_EXEC | system.NO_BLOCKING | system.NO_TERMINAL | system.BINARY
-# Errors of systems for a link that O_NOFOLLOW does not follow.
-_LINK_ERRORS = (errno.ELOOP, errno.EMLINK)
-# If the system cannot tell, a file that takes longer counts as cold.
-_SLOW_S = 1e-3
-# Most bytes per read that all systems support.
-_PIECE = 2**30
-# Larger files are refused unread: by mistake, a table can name a film.
-MOST_BYTES = 2**32
+_LINK_ERRORS = (errno.ELOOP, errno.EMLINK)  # for a link that O_NOFOLLOW does not follow
+_SLOW_S = 1e-3  # if the system cannot tell, a file that takes longer counts as cold
+_PIECE = 2**30  # most bytes per read that all systems support
+MOST_BYTES = 2**32  # larger files are refused unread: by mistake, a table can name a film
 FETCHER = f"{OURS} fetcher"
 # Files read at a time: a network that takes 5 ms per file then delivers 3200 files per second.
 THREADS = 16
 # Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
 _AVERAGED_FILES, _COLD_SHARE = 16, 0.1
-# Larger files are not read ahead: each thread holds one for a moment.
-_MOST_AHEAD = 2**26
+_MOST_AHEAD = 2**26  # larger files are not read ahead: each thread holds one for a moment
 
 
 class RootDirectory:
-    """A folder, and the check that paths of a table are inside it. Picklable and thread-safe.
+    """A folder, and the check that paths of a table are inside it.
 
     A path that `path_of` returns has no ``..`` above the folder and is not a network address; and when `checked`
-    returned it or `open` opened it, no link led out of the folder. Each folder is checked once, so one that a link
-    replaces later is not noticed: this guards against tables, not against users who can write to the folder.
+    returned it or `open` opened it, no link led out of the folder. Each folder is checked once: this guards against
+    tables, not against users who can replace a folder by a link.
     """
 
     def __init__(self, root: str, *, allow_external: bool = False) -> None:
@@ -57,7 +52,7 @@ class RootDirectory:
         self._checked_folders: set[str] = set()
 
     def path_of(self, path: str) -> str:
-        """The absolute path of a path in a table. Accesses no files."""
+        """Absolute; accesses no files."""
         if _PLAIN.fullmatch(path):  # fast path, a third of the time
             return f"{self.root}/{path}" if self.root != "/" else f"/{path}"
         if not path or "\0" in path:
@@ -70,12 +65,11 @@ class RootDirectory:
         return joined
 
     def within(self, path: str) -> str:
-        """A path from `path_of`, normalized and relative to the root; absolute if it is outside."""
+        """Normalized and relative to the root; absolute if it is outside."""
         path = os.path.normpath(path)
         return path[len(self.root.rstrip(os.sep)) + 1 :] if _is_inside(path, self.root) else path
 
     def checked(self, path: str) -> str:
-        """A path from `path_of`, after checking that no link on it leads out of the root."""
         if self.allow_external:
             return path
         self._check_folder(path)
@@ -84,7 +78,7 @@ class RootDirectory:
         return path
 
     def open(self, path: str, opened: list[int]) -> None:
-        """Open a path from `path_of`, with the checks of `checked`, and append its descriptor to ``opened``."""
+        """With the checks of `checked`; the descriptor is appended to ``opened``."""
         if self.allow_external:
             open_into(opened, path, _FLAGS)
             return
@@ -228,7 +222,6 @@ class FilePrefetcher:
         return data
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
-        """Read a file into its destination if it is in the page cache and has the right size; see `filled`."""
         if not filled(path, parts, nbytes, self._root):
             return False
         if not self._taken(path):
@@ -237,7 +230,6 @@ class FilePrefetcher:
 
     @property
     def wanted(self) -> bool:
-        """Whether reading ahead helps: some recent files were not in the page cache."""
         return bool(self._reserved) and self._cold > _COLD_SHARE and not self._process.forked
 
     def fetch(self, paths: Iterable[str]) -> None:

@@ -44,7 +44,6 @@ from lit_async_data.sources.table.reading import FolderTable
 from lit_async_data.sources.table.row_origin import NoColumnError, quoted
 from lit_async_data.sources.table.table import TableReader
 
-# Names of the columns.
 PATH, LABEL = "path", "label"
 # Names of folders for stages, each of which holds all classes.
 _STAGES = ("train", "training", "trn", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
@@ -53,11 +52,9 @@ _log = logging.getLogger(__name__)
 
 
 def class_folders(root: str, *, links: bool = False) -> FolderTable:
-    """List the images and ``.npy`` files below a folder with one folder per class; links to folders only if wanted.
+    """A table of the images and ``.npy`` files in a tree of class folders, both sorted by name.
 
-    Returns:
-        A table with the columns ``path``, relative to ``root``, and ``label``, the class name. Classes are sorted by
-        name, and files within a class too.
+    Its columns are ``path``, relative to ``root``, and ``label``. Links to folders are followed only if wanted.
     """
     if not os.path.isdir(root):
         raise ConfigError(f"{root} is not a folder; give one with a folder per class", "from_folder")
@@ -90,7 +87,7 @@ def class_folders(root: str, *, links: bool = False) -> FolderTable:
 
 
 def _check_no_stages(root: str, folders: list[str]) -> None:
-    """Refuse folders such as ``train`` and ``val`` that hold class folders. A folder ``test`` may hold only files."""
+    """Refuse folders such as ``train`` and ``val`` that hold class folders; ``test`` may be a class."""
     if not all(name.lower() in _STAGES for name in folders):
         return
     for name in folders:
@@ -123,7 +120,7 @@ def _check_no_links(folders: list[str]) -> None:
 
 
 def _files(root: str, name: str, skipped: Counter[str], *, links: bool) -> Iterator[str]:
-    """Paths below a class folder, relative to the root; other files are counted by suffix, hidden ones are not."""
+    """Paths relative to the root; other files are counted by suffix, hidden ones are not."""
     seen: set[str] = set()  # visited folders: links may form a cycle
     for folder, below, files in os.walk(os.path.join(root, name), onerror=raise_if_none_left, followlinks=links):
         if os.path.realpath(folder) in seen:
@@ -149,13 +146,11 @@ def _utf8_path(path: str) -> str:
     return path
 
 
-# Options of `ManifestSource` and of images.
 OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 
 Check = Literal["first", "none"]
-# Files of a folder in one chunk of ``shuffle="chunk"``.
-FOLDER_ROWS = 256
+FOLDER_ROWS = 256  # files of a folder in one chunk of ``shuffle="chunk"``
 
 
 def columns_of_fields(fields: Any, image: ImageShape) -> tuple[dict[str, Column], bool]:

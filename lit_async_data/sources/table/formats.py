@@ -21,8 +21,7 @@ from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.table.row_origin import RowOrigin, check_columns, quoted
 
-# Most bytes of text that int32 offsets can address.
-_MAX_INT32_TEXT = 2**31 - 1
+_MAX_INT32_TEXT = 2**31 - 1  # bytes that int32 offsets can address
 
 
 def arrow(module: str = "") -> Any:
@@ -57,7 +56,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_single_array(column: Any) -> Any:
-    """Combine the chunks of a column into one array: text, categorical text, lists or plain values.
+    """Text, categorical text, lists or plain values.
 
     Decimals become int64 if they have no decimal places and all fit, else the nearest float64.
     """
@@ -85,7 +84,7 @@ def as_single_array(column: Any) -> Any:
 
 
 def _floats(column: Any) -> Any:
-    """Decimals as floats. Arrow's own cast rounds twice: it makes 1.15 of two places 1.1500000000000001."""
+    """Arrow's own cast rounds twice: it makes 1.15 of two places 1.1500000000000001."""
     return column.cast(arrow().string()).cast(arrow().float64())
 
 
@@ -134,7 +133,7 @@ def list_lengths(array: Any) -> Indices:
 
 
 def lists_of(values: Any, lengths: Indices, missing: Any) -> Any:
-    """Lists of given lengths from their values one after the other; null where ``missing`` is true."""
+    """From their values one after the other; null where ``missing`` is true."""
     return arrow().LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), values, mask=missing)
 
 
@@ -160,7 +159,7 @@ def values_of(array: Any, fill: float = 0) -> npt.NDArray[Any]:
 
 
 def booleans_of(array: Any) -> npt.NDArray[np.bool_]:
-    """Booleans as a numpy array, nulls as False; see `values_of`."""
+    """Nulls as False; see `values_of`."""
     return values_of(array.cast(arrow().uint8())).view(np.bool_)
 
 
@@ -171,7 +170,7 @@ def first_true_row(array: Any) -> int:
 
 
 def arrow_integers(rows: Indices) -> Any:
-    """int64 values as an Arrow array that shares their memory."""
+    """Shares the memory of int64 values."""
     library = arrow()
     return library.Array.from_buffers(library.int64(), len(rows), [None, library.py_buffer(np.ascontiguousarray(rows))])
 
@@ -183,7 +182,7 @@ def split_folders(array: Any) -> tuple[Indices, list[str]]:
 
 
 def numpy_values(array: Any) -> npt.NDArray[Any]:
-    """The values of a column in numpy: numbers, or an object array in which rows of equal text share one object."""
+    """Numbers, or an object array in which rows of equal text share one object."""
     if is_text(array.type):
         array = array.dictionary_encode()
     if not is_categorical(array.type):
@@ -195,15 +194,13 @@ def numpy_values(array: Any) -> npt.NDArray[Any]:
     return shared
 
 
-# Block size of the parser, which also limits the size of a row.
-_BLOCK = 2**24
+_BLOCK = 2**24  # of the parser, which also limits the size of a row
 _UTF8 = "utf-8"
-# A cell of the row that is read after the last one of the file.
-_END = "\x02end"
+_END = "\x02end"  # a cell of the row that is read after the last one of the file
 
 
 class TextFormat(NamedTuple):
-    """How CSV and TSV files are written; no delimiter is a comma in CSV, a tab in TSV."""
+    """No delimiter is a comma in CSV, a tab in TSV."""
 
     delimiter: str | None = None
     encoding: str = _UTF8
@@ -231,7 +228,7 @@ DEFAULT_FORMAT = TextFormat()
 
 
 def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str = _UTF8) -> Any:
-    """Read columns of a CSV or TSV file as a ``pyarrow.Table`` of text, not checked to be UTF-8.
+    """Columns as text that is not checked to be UTF-8.
 
     A cell is null if it is empty, quoted or not. A row with a wrong number of cells, or an open quote, is an error;
     rows count from 0 after the header, without empty lines.
@@ -290,8 +287,6 @@ def _parsed(
 
 
 class _Joined(io.RawIOBase):
-    """Streams, one after the other."""
-
     def __init__(self, *streams: Any) -> None:
         super().__init__()
         self._streams = list(streams)
@@ -328,17 +323,12 @@ def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
     return names
 
 
-# Lines in which `key_names` looks for keys.
-_NAMED_LINES = 1000
-# How messages name a type of JSON.
+_NAMED_LINES = 1000  # lines in which `key_names` looks for keys
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
 def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
-    """Read keys of the objects in a file of JSON lines, as a ``pyarrow.Table``: null where a line has no such key.
-
-    Two types of one key, and numbers that would be rounded, are errors.
-    """
+    """Null where a line has no such key. Two types of one key, and numbers that would be rounded, are errors."""
     origin, columns = RowOrigin.of_file(path), dict[str, list[Any]]((name, []) for name in wanted)
     for values in _objects(path):
         for name, listed in columns.items():
@@ -352,7 +342,7 @@ def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
 
 
 def key_names(path: str) -> list[str]:
-    """The keys of the objects in the first lines of a file, in the order in which they first occur."""
+    """Of the first lines, in the order in which they first occur."""
     return list(dict.fromkeys(name for values in itertools.islice(_objects(path), _NAMED_LINES) for name in values))
 
 

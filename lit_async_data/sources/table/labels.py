@@ -28,16 +28,12 @@ from lit_async_data.sources.table.row_origin import RowOrigin, quoted
 from lit_async_data.sources.table.text import INEXACT, MOST_CLASSES, trim
 
 Null = Literal["error", "ignore", "drop", "zero"]
-# Most rows that a message names.
-_NAMED = 5
+_NAMED = 5  # most rows that a message names
 _NONE = np.empty(0, np.int64)
-# Makes the error for a row from a message.
 Fail = Callable[[int, str], SourceError]
 
 
 class Labels(NamedTuple):
-    """One value per row."""
-
     # As int64, bool or floats, shape (rows, ...). With several classes per row: uint8 of shape (rows, classes), or
     # float32 with ``null="ignore"``.
     values: Array
@@ -52,7 +48,7 @@ class Labels(NamedTuple):
         return FieldSpec(self.values.shape[1:], self.values.dtype, classes=self.classes, texts=self.texts)
 
     def of_classes(self, classes: Sequence[str], fail: Fail) -> Labels:
-        """These labels as numbers of other names; ``fail`` takes a row with another name, and that name."""
+        """As numbers of other names; ``fail`` takes a row with another name, and that name."""
         values, own = self.values, self.classes or self.texts
         numbers = {name: number for number, name in enumerate(classes)}
         trimmed = str if self.texts else trim
@@ -74,7 +70,7 @@ class Labels(NamedTuple):
         return named._replace(classes=(), texts=named.classes) if self.texts else named
 
     def cast(self, dtype: np.dtype[Any] | None, fail: Fail) -> Labels:
-        """These labels as another dtype, which may round fractions; ``fail`` takes a row that does not fit."""
+        """May round fractions; ``fail`` takes a row that does not fit."""
         values = self.values
         if dtype is None or values.dtype == dtype:
             return self
@@ -103,10 +99,7 @@ def labels_of(
     null: Null = "error",
     together: bool = False,
 ) -> Labels:
-    """The values of one column or several, from arrays as of `as_single_array`; see `Table.labels`.
-
-    With ``together``, the values get an axis of columns.
-    """
+    """From arrays as of `as_single_array`; see `Table.labels`. With ``together``, the values get an axis of columns."""
     several = not together and is_text_list(columns[0][1].type)
     if null == "zero" and not several:
         raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
@@ -246,7 +239,7 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail,
 
 
 def in_order(classes: Iterable[str]) -> tuple[str, ...]:
-    """Distinct names of classes, sorted; whole numbers as numbers: 2 before 10."""
+    """Distinct names, sorted; whole numbers as numbers: 2 before 10."""
     names = set(classes)
     whole = all(re.fullmatch(r"[+-]?[0-9]{1,18}", name) for name in names)
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))

@@ -38,7 +38,6 @@ from lit_async_data.sources.table.row_origin import (
 from lit_async_data.sources.table.text import as_numbers, check_text
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# What to do with files of other formats.
 _OTHER_FORMATS = {
     ".xlsx": "it is a spreadsheet; give pandas.read_excel({path!r}), or save it as CSV",
     ".json": "name a file of JSON lines .jsonl; for a JSON array, give pandas.read_json({path!r})",
@@ -51,7 +50,6 @@ _OTHER_FORMATS |= dict.fromkeys((".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"), 
 _OTHER_FORMATS |= dict.fromkeys((".arrow", ".ipc"), _OTHER_FORMATS[".feather"])
 _OTHER_FORMATS |= dict.fromkeys((".tab", ".dat", ".psv"), _OTHER_FORMATS[".txt"])
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".ndjson.gz")
-# How filters compare.
 _COMPARE = {
     "==": "equal",
     "!=": "not_equal",
@@ -64,7 +62,7 @@ _OPERATORS = (*_COMPARE, "in", "not in")
 
 
 class Filter(NamedTuple):
-    """A condition that rows must meet. A row without a value meets none."""
+    """A row without a value meets none."""
 
     column: str
     operator: str
@@ -76,7 +74,6 @@ class Filter(NamedTuple):
 
 
 def filters_of(given: Any) -> tuple[Filter, ...]:
-    """The filters in a list of ``[column, operator, value]``; rows must meet all of them."""
     if given is None:
         return ()
     if not _is_list(given) or not all(_is_list(each) and len(each) == 3 for each in given):
@@ -154,8 +151,6 @@ class FolderTable(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """Columns of one file, its number of rows, and the rows that were kept; None for all."""
-
     table: Any
     rows: int
     kept: Indices | None
@@ -164,10 +159,7 @@ class _Read(NamedTuple):
 def read_table(
     given: Any, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat = DEFAULT_FORMAT
 ) -> tuple[Any, RowOrigin]:
-    """The wanted columns of a table as a ``pyarrow.Table`` with at least one row, and the origin of its rows.
-
-    See `Table.of` for arguments and errors.
-    """
+    """A ``pyarrow.Table`` with at least one row, and the origin of its rows; see `Table.of`."""
     arrow()  # raises first if pyarrow is missing
     if isinstance(given, str | os.PathLike):
         files = files_of(os.fspath(given))

@@ -13,14 +13,12 @@ import numpy as np
 from lit_async_data.errors import ManifestError
 from lit_async_data.order.permutation import Indices
 
-# Name of a table in memory, in place of a file.
-GIVEN = "the table given"
-# Most characters of a value in a message.
-_MAX_QUOTED = 200
+GIVEN = "the table given"  # name of a table in memory
+_MAX_QUOTED = 200  # most characters of a value in a message
 
 
 def quoted(value: object) -> str:
-    """A value for a message: printable ASCII on one line, at most 200 characters."""
+    """Printable ASCII on one line, at most 200 characters."""
     text = ascii(value)
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
@@ -30,8 +28,6 @@ def printable_path(path: str) -> str:
 
 
 class RowOrigin(NamedTuple):
-    """The file and row that each row of a table comes from."""
-
     files: Sequence[str]  # paths; empty for a table in memory
     starts: Indices  # the first row of each file, counted over all files, and the total at the end; int64
     kept: Indices | None = None  # the rows of the files that the table has; int64, ascending. None: all
@@ -45,7 +41,7 @@ class RowOrigin(NamedTuple):
 
     @property
     def untyped(self) -> bool:
-        """Whether the files store no types of their columns, as CSV and TSV."""
+        """Whether the files store no types, as CSV and TSV."""
         return any(re.search(r"\.[ct]sv(\.gz)?$", file.lower()) for file in self.files)
 
     @property
@@ -60,7 +56,7 @@ class RowOrigin(NamedTuple):
         return "row" if self.folder is None else "file"
 
     def place(self, row: int) -> tuple[str | None, int]:
-        """The file of a row of the table and the row in that file; None and the given row for a table in memory."""
+        """File, and row in it; None and the given row for a table in memory."""
         number = row if self.kept is None else int(self.kept[row])
         if not self.files:
             return None, number
@@ -86,8 +82,7 @@ class RowOrigin(NamedTuple):
         return ManifestError(message, place=", ".join(place), file=file, dataset=column, row=number)
 
 
-# Most columns that a message lists.
-_LISTED = 20
+_LISTED = 20  # most columns that a message lists
 
 
 class NoColumnError(ManifestError):

@@ -34,7 +34,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class Table:
-    """Columns of a manifest, arrays as from `as_single_array`. Immutable, thread-safe and picklable.
+    """Columns, arrays as from `as_single_array`. Immutable, thread-safe and picklable.
 
     Text takes its bytes and 4 bytes per row (8 if a column has 2 GiB or more); numbers take the size of their type.
     """
@@ -71,7 +71,7 @@ class Table:
         return len(next(iter(self._columns.values())))
 
     def text(self, name: str, rows: Sequence[int] | Indices) -> list[str]:
-        """The text of selected rows, in any order; whole numbers as digits."""
+        """In any order; whole numbers as digits."""
         array = self._text_column(name)
         wanted = np.asarray(rows, np.int64).reshape(-1)
         numbers = arrow_integers(wanted)
@@ -116,7 +116,7 @@ class Table:
         return labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)
 
     def first(self, name: str, separator: str | None = None) -> Any:
-        """The first value of a column (with a separator, of its cell): text, a number or a list; None without any."""
+        """Of a cell with a separator, the first value in it; None without any."""
         array = self.array(name)
         row = first_true_row(array.is_valid())
         if row < 0:
@@ -189,7 +189,7 @@ class Table:
 
 
 class TableReader:
-    """A table and the selection of its rows. Columns that are read later have the same rows.
+    """A table and the selection of its rows, which columns that are read later have, too.
 
     The arguments are those of `Table.of`. A stream is read as a whole, because it can be read only once.
     """

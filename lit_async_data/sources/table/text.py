@@ -29,10 +29,8 @@ from lit_async_data.sources.table.formats import (
 )
 from lit_async_data.sources.table.row_origin import RowOrigin, listed, quoted
 
-# From here on, float64 cannot represent every whole number.
-INEXACT = 2**53
-# Cells that spreadsheets and pandas write for a missing number.
-MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]
+INEXACT = 2**53  # from here on, float64 cannot represent every whole number
+MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]  # as spreadsheets and pandas write
 
 _DIGITS = r"[+\-\u2212]?(\d+([.,]\d*)?|[.,]\d+)([eEdD][+\-]?\d+)?"
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -71,8 +69,7 @@ _MEANINGS = {
 }
 # What programs write for a missing value.
 _ABSENT = frozenset({"nan", "NaN", "NAN", "NaT", "NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"})
-# Text with more distinct values than this is not taken for classes.
-MOST_CLASSES = 2**16
+MOST_CLASSES = 2**16  # text with more distinct values is not taken for classes
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +85,7 @@ def _holds_text(kind: Any) -> bool:
 
 
 def _entries(array: Any) -> Any:
-    """The texts of an array, without texts outside of it that share its buffers."""
+    """Without texts outside of the array that share its buffers."""
     if is_list(array.type):
         return _entries(array.flatten())
     return array.dictionary.take(array.unique().indices.drop_null()) if is_categorical(array.type) else array
@@ -103,7 +100,7 @@ def _is_not_utf8(array: Any) -> bool:
 
 
 def _first_bad_row(array: Any, is_bad: Callable[[Any], bool]) -> int:
-    """The first bad row, found by bisection: ``is_bad`` tells whether a slice has one, and the whole array has."""
+    """By bisection: ``is_bad`` tells whether a slice has a bad row, and the whole array has."""
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
@@ -115,7 +112,7 @@ def _first_bad_row(array: Any, is_bad: Callable[[Any], bool]) -> int:
 
 
 def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | None = None) -> Any:
-    """Text as int64, or as float64 if some of it is not a whole number; a number that would be rounded is an error.
+    """As int64, or as float64 if some are no whole numbers; a number that would be rounded is an error.
 
     ``owners`` is the row of each value; None: value i is in row i.
     """
@@ -149,11 +146,7 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
 
 
 def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | None, *, kind: str | None) -> Any:
-    """A column with its text split into lists and read as numbers, as the options say.
-
-    A separator separates the values of a cell, and an empty cell has none. Kind ``"number"`` reads text as numbers;
-    ``"class"`` reads whole numbers in lists as text.
-    """
+    """Text as lists and numbers, as the options say: with a separator, an empty cell has no value."""
     compute, numbers = arrow("compute"), kind == "number"
     if is_categorical(array.type) and (separator is not None or numbers):
         array = array.dictionary_decode()
@@ -190,7 +183,6 @@ def _cast(array: Any, kind: Any) -> Any:
 
 
 def check_notation(array: Any, column: str, origin: RowOrigin) -> None:
-    """Refuse text that seems to be no names of classes, before it becomes classes."""
     several = is_list(array.type)
     entries = array.flatten() if several else array
     if is_categorical(entries.type):
@@ -235,13 +227,13 @@ def no_classes(distinct: Iterable[str], *, several: bool = False) -> str:
 
 
 def trim(name: str) -> str:
-    """The name of a class without blanks around it, unless it is blank."""
+    """Blank names stay."""
     return name.strip() or name
 
 
 @functools.lru_cache(maxsize=16)
 def note_names(where: str, names: tuple[str, ...]) -> None:
-    """Warn once of names of classes that are alike but for blanks, and of those that may stand for no value."""
+    """Warn once of names that are alike but for blanks, and of those that may stand for no value."""
     counts = collections.Counter(map(trim, names))
     if alike := [name for name in names if trim(name) != name and counts[trim(name)] > 1]:
         _log.warning("%s: %s differ from other classes only by blanks, and count as these", where, listed(alike[:5]))
@@ -252,7 +244,6 @@ def note_names(where: str, names: tuple[str, ...]) -> None:
 
 
 def _is_structure(text: str) -> bool:
-    """Whether text is an array, an object, or another structure in JSON or in Python's notation."""
     with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         plain = re.sub(r"\b(true|false|null|NaN)\b", "0", text) if text[0] in "[{(" else ""
         return isinstance(ast.literal_eval(plain), list | dict | tuple | set)

@@ -23,6 +23,7 @@ def test_waits_for_slots_are_no_work_and_each_take_begins_anew(monkeypatch):
     assert work.plus(work) == Work(12.0, 4.0, 1.0, 10.0, 44, 66)
     assert work.plus(work).minus(work) == work
     assert work.read == Work(3.5, bytes=22)
+    assert (Work(0.5, bytes=6_000_000).mb_per_s, Work().mb_per_s) == (12.0, 0.0)
     assert here.take() == Work()
     now.wall += 1.0
     here.waited_for_others(3.0)  # reported by another thread's clock; no more than passed here

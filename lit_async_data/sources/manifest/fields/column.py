@@ -22,8 +22,6 @@ from lit_async_data.sources.table.table import Table
 Kind = Literal["image", "npy", "hdf5", "class", "number", "text"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FILES: tuple[Kind, ...] = ("image", "npy", "hdf5")
-
-# The ways to give a field.
 Given = str | Sequence[str] | Mapping[str, Any]
 _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 IMAGES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
@@ -170,7 +168,7 @@ def kind_of_path(path: str) -> Kind | None:
 
 
 def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
-    """The kind of a column as given, else inferred from its first value. None for labels of any kind."""
+    """As given, else inferred from the first value. None for labels of any kind."""
     first = table.first(column.names[0])
     if column.kind is not None or column.several or column.classes is not None:
         kind = column.kind

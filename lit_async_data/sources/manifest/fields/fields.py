@@ -1,7 +1,4 @@
-"""Fields of a table: their values, and the files and HDF5 rows that they name.
-
-``.npy`` files of Python objects are refused, because unpickling them can run any code.
-"""
+"""Fields of a table: their values, and the files and HDF5 rows that they name."""
 
 from __future__ import annotations
 
@@ -44,12 +41,11 @@ from lit_async_data.sources.table.labels import Labels
 from lit_async_data.sources.table.row_origin import NoColumnError, listed, quoted
 from lit_async_data.sources.table.table import Table, TableReader
 
-# Default column of dataset names, and default dataset.
 DATASET_COLUMN, DATASET = "dataset", "data"
 
 
 class HDF5Fields:
-    """Rows of HDF5 files, one per sample: ``source``, a subset of all rows of these files. Thread-safe.
+    """Rows of HDF5 files, one per sample: ``source``, a subset of all rows of these files.
 
     All columns use the same columns of paths, rows and datasets. ``datasets`` has the number of each sample's dataset,
     and their names; None if the columns give the datasets.
@@ -115,7 +111,7 @@ class HDF5Fields:
 
     @property
     def chunks(self) -> StorageLayout:
-        """The chunks of the samples in storage order, which does not depend on the order of the table."""
+        """In storage order, which does not depend on the order of the table."""
         whole = self.source.source.chunks
         if not whole.runs:
             return whole
@@ -124,7 +120,7 @@ class HDF5Fields:
         return dataclasses.replace(as_stored.chunks, order=None if (np.diff(order) == 1).all() else order)
 
     def read(self, samples: Indices, out: Mapping[str, Array]) -> None:
-        """Read the rows of samples. If that fails, each is read by itself, to name the row of the table."""
+        """If that fails, each sample is read by itself, to name its row of the table."""
         try:
             self.source.read_into(samples, out)
         except AsyncDataError as error:
@@ -152,7 +148,7 @@ def dataset_column(column: Column, table: Table) -> str | None:
 
 
 def grouped_by_location(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]]:
-    """Group fields that use the same columns of paths, rows and datasets, so that each file is opened once."""
+    """Fields that use the same columns of paths, rows and datasets, so that each file is opened once."""
     groups: dict[tuple[str, str, str | None], dict[str, Column]] = {}
     for key, column in columns.items():
         place = column.names[0], column.row, dataset_column(column, table)
@@ -174,8 +170,7 @@ def row_numbers(column: Column, table: Table) -> Indices:
     return rows
 
 
-# From this number of rows on, a distinct class in every row is suspicious.
-_SUSPICIOUS_ROWS = 10
+_SUSPICIOUS_ROWS = 10  # rows from which on a distinct class in each is suspicious
 # Most characters of a header: numpy parses it as Python, and a longer one could crash the parser.
 _MAX_HEADER = 10_000
 
@@ -183,8 +178,6 @@ _log = logging.getLogger(__name__)
 
 
 class FileField:
-    """One file per sample, decoded into one shape. Thread-safe."""
-
     def __init__(self, paths: Paths, kind: Kind | None, image: ImageShape, prefetcher: FilePrefetcher) -> None:
         self.paths, self._prefetcher = paths, prefetcher
 
@@ -205,7 +198,7 @@ class FileField:
         return self.decoder.spec
 
     def read(self, samples: Indices, out: Array, keys: Words | None) -> Places:
-        """Decode the files of samples; without keys, the middle of each. Returns the `Shown` of images, by place."""
+        """Without keys, the middle of each. Returns the `Shown` of images, by place."""
         drawn = self.decoder.draws(keys, len(samples))
         paths, known = self.paths.of(samples), self.decoder.head
         if out.dtype != self.spec.dtype or not out.flags.c_contiguous:
@@ -237,15 +230,9 @@ class FileField:
 
 
 class Fields:
-    """The fields of samples. Thread-safe.
+    """``labels`` and ``files`` are fields by batch key; ``hdf5`` has those together that use the same columns.
 
-    Attributes:
-        rows: The samples: all rows except dropped ones.
-        labels: Fields with values in the table, by batch key.
-        files: Fields with one file per sample, by batch key.
-        hdf5: Fields with rows of HDF5 files; those that use the same columns together.
-        excluded: The rows that ``exclude`` left out, by their numbers before.
-        prefetcher: Reads files ahead.
+    ``rows`` are all rows except dropped ones, ``excluded`` those that ``exclude`` left out, by their numbers before.
     """
 
     def __init__(
@@ -308,13 +295,13 @@ class Fields:
 
     @property
     def paths(self) -> Paths | None:
-        """The paths of the first field with files; None if no field has files."""
+        """Of the first field with files; None if no field has files."""
         by_key = {key: field.paths for key, field in self.files.items()}
         by_key |= {key: fields.paths for fields in self.hdf5 for key in fields.specs}
         return next((by_key[key] for key in self._columns if key in by_key), None)
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
-        """Read samples into arrays by batch key, some or all; keys select random parts, None the middle."""
+        """Keys select random parts, None the middle."""
         for key, labels in self.labels.items():
             if key in out:
                 # Other modes copy `out` first.
@@ -334,7 +321,7 @@ class Fields:
         return found
 
     def check_first(self, spec: BatchSpec) -> None:
-        """Read the files of the first good sample; images that belong together at once."""
+        """Images that belong together are read at once."""
         together = [key for key in self.files if key in self.alignment.keys]
         for keys in [together, *([key] for key in self.files if key not in together)]:
             out = spec.empty(1, keys)
@@ -345,7 +332,7 @@ class Fields:
             self.alignment.check_modes(first_good(len(self.rows), attempt))
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same fields, with text labels encoded by other classes where the user gave none."""
+        """Text labels are encoded by other classes where the user gave none."""
         changed = copy.copy(self)
         changed.labels = {
             key: self._encoded(self._columns[key], labels, classes[key]) if key in classes else labels
@@ -400,7 +387,7 @@ def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> T
 
 @dataclasses.dataclass(frozen=True)
 class NpyDecoder:
-    """Arrays of one shape and dtype, stored by ``numpy.save``. The members are those of `ImageDecoder`."""
+    """The members are those of `ImageDecoder`."""
 
     spec: FieldSpec
     stored: np.dtype[Any]
@@ -437,8 +424,6 @@ class NpyDecoder:
 
 
 class NpyHeader(NamedTuple):
-    """Shape, dtype in the byte order of the file, whether the first axis varies fastest, and offset of the values."""
-
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fortran: bool

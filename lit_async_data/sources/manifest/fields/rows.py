@@ -23,7 +23,7 @@ from lit_async_data.sources.table.table import Table
 
 
 class TableRow(Location):
-    """The `Location` of a sample of a table: ``file`` is the table."""
+    """``file`` is the table."""
 
     id: str | None  # None if samples have none
     path: str | None  # of the first file that the row names; None if it names none
@@ -41,7 +41,7 @@ class TableRow(Location):
 
 
 def _similar_path(path: str) -> str:
-    """A hint for a path without a file: an existing file with a similar path, and the difference; empty if unknown."""
+    """A hint: an existing file with a similar path, and the difference; empty if unknown."""
     others = {"backslashes": path.replace("\\", "/"), "spaces around a name": re.sub(" */ *", "/", path.strip())}
     for form in ("NFC", "NFD"):
         fix = f"another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
@@ -53,7 +53,7 @@ def _similar_path(path: str) -> str:
 
 
 class Rows:
-    """The rows of a table as samples; ``id`` is the column of their ids, or None. Immutable and thread-safe."""
+    """The rows of a table as samples; ``id`` is the column of their ids, or None."""
 
     def __init__(self, table: Table, id: str | None) -> None:  # noqa: A002  # the user's word
         self.table = table
@@ -86,7 +86,6 @@ class Rows:
         )
 
     def with_row(self, error: AsyncDataError, sample: int, path: str | None = None, hint: str = "") -> AsyncDataError:
-        """The error of a file, with the row of the table and a further hint."""
         _, row = self.place(sample)
         kind = type(error)
         if path is not None and isinstance(error, MissingError):
@@ -120,7 +119,7 @@ class Rows:
         )
 
     def places(self) -> Places:
-        """File of the table and row in it, for each sample; they do not depend on filters."""
+        """They do not depend on filters."""
         origin, which = self.table.origin, self._file_numbers()
         rows = self._row_numbers() - origin.starts[which]
         # Files without samples are not parts.
@@ -145,18 +144,15 @@ class Rows:
         return np.searchsorted(self.table.origin.starts, self._row_numbers(), side="right") - 1
 
 
-# Rows whose paths are Python strings at a time.
-_BLOCK = 2**18
+_BLOCK = 2**18  # rows whose paths are Python strings at a time
 
 
 class Paths:
-    """The file of each sample, named in one column. Immutable and thread-safe."""
-
     def __init__(self, rows: Rows, column: str, root: RootDirectory) -> None:
         self.rows, self.column, self.root = rows, column, root
 
     def of(self, samples: Indices) -> list[str]:
-        """Absolute paths of the files of samples. Does not access the files."""
+        """Absolute; does not access the files."""
         texts = self.rows.table.text(self.column, samples)
         try:
             return list(map(self.root.path_of, texts))
@@ -178,7 +174,7 @@ class Paths:
             raise self.rows.with_row(error, sample, text) from None
 
     def failed(self, error: AsyncDataError, sample: int, path: str) -> AsyncDataError:
-        """The error of a sample's file, with its row and with a filter that leaves a damaged file out."""
+        """With the row, and with a filter that leaves a damaged file out."""
         hint = ""
         if isinstance(error, CorruptError):
             name = self.rows.id or self.column
@@ -202,7 +198,6 @@ class Paths:
         return codes, paths
 
     def grouped(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
-        """A group number for each sample, from the name that ``naming`` gives its path relative to the root."""
         count = len(self.rows)
         blocks = (self.of(np.arange(first, min(first + _BLOCK, count))) for first in range(0, count, _BLOCK))
         return numbered(naming(self.root.within(path)) for paths in blocks for path in paths)
