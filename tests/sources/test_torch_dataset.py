@@ -293,14 +293,6 @@ def test_other_keys_are_an_error(first, then, said):
     assert refused(FormatError, message, lambda: read(source, [1], wanted)).sample_id == 1
 
 
-@pytest.mark.parametrize("then", [np.zeros((3, 5)), np.zeros(4), np.zeros((1, 3, 4)), 0.0])
-def test_another_shape_is_an_error_that_points_to_what_takes_ragged_data(then):
-    source = DatasetSource([{"x": np.zeros((3, 4))}, {"x": np.zeros((3, 4))}, {"x": then}])
-    shape = re.escape(str(np.shape(then)))
-    said = rf"list\[2\], field 'x': shape {shape}, but sample 0 has shape \(3, 4\); pad or crop .*prefetched"
-    assert refused(FormatError, said, lambda: read(source, [1, 2])).sample_id == 2
-
-
 @pytest.mark.parametrize("wrong", [lambda found: found[:-1], lambda found: [*found, found[0]]])
 def test_a_result_of_another_length_is_an_error(wrong):
     class Wrong(Together):

@@ -190,6 +190,10 @@ def test_parts_columns_and_overlap_of_all():
     assert both.chunks.overlap == 5
     assert both.column("y").tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 1]
     assert [part.name for part in both.places().parts] == [part.name for part in both.parts]
+    subset = SubsetSource(SubsetSource(both, [9, 5, 2, 0]), [2, 1])
+    assert (subset.chunks.overlap, subset.column("y").tolist()) == (5, [2, 2])
+    with pytest.raises(MissingError, match="nobody"):
+        subset.column("nobody")
 
 
 def test_a_column_of_text_and_numbers_is_refused():
@@ -369,38 +373,23 @@ def test_a_shuffle_by_chunks_visits_each_stored_chunk_once(mask, width):
         assert not inside & outside
 
 
-def test_parts_without_samples_are_gone():
+@pytest.mark.parametrize(
+    ("samples", "parts"),
+    [
+        ([1, 2, 8], [("files/a.h5", "/", "a.h5", 2), ("files/c.h5", "/", "c.h5", 1)]),
+        (
+            [5, 6, 1, 2, 1, 1, 9],
+            [
+                ("files/b.h5", "/left", "b.h5:/left", 2),
+                *[("files/a.h5", "/", "a.h5", 2)] * 2,
+                ("files/c.h5", "/", "c.h5", 1),
+            ],
+        ),
+    ],
+)
+def test_parts_without_samples_are_gone_and_another_one_begins_where_numbers_go_back(samples, parts):
     whole = parted({"a.h5": 4, "b.h5:/left": 3, "c.h5": 3})
-    assert SubsetSource(whole, [1, 2, 8]).parts == (
-        Part("files/a.h5", "/", "a.h5", 2),
-        Part("files/c.h5", "/", "c.h5", 1),
-    )
-
-
-def test_where_numbers_go_back_another_part_begins():
-    whole = parted({"a.h5": 4, "b.h5": 4})
-    parts = SubsetSource(whole, [5, 6, 1, 2, 1, 1, 7]).parts
-    assert [(part.name, part.samples) for part in parts] == [("b.h5", 2), ("a.h5", 2), ("a.h5", 2), ("b.h5", 1)]
-
-
-def test_a_subset_takes_columns_and_overlap_from_the_whole():
-    whole = parted({"a.h5": 5}, overlap=3, who=np.array(["p", "q", "r", "s", "t"]))
-    subset = SubsetSource(SubsetSource(whole, [4, 3, 0]), [2, 1])
-    assert subset.column("who").tolist() == ["p", "s"]
-    assert subset.chunks.overlap == 3
-    with pytest.raises(MissingError, match="nobody"):
-        subset.column("nobody")
-
-
-@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_reads_subsets_with_ids_of_the_whole(shuffle, workers):
-    whole = parted({"a.h5": 50}, first=100, runs=[ChunkRun(50, 8)])
-    subset = SubsetSource(SubsetSource(whole, np.arange(50) % 3 > 0), np.arange(5, 30))
-    batches = batches_of(subset, shuffle=shuffle, workers=workers, return_indices=True)
-    ids = np.concatenate([batch["index"].numpy() for batch in batches])
-    assert np.array_equal(ids, np.concatenate([batch["y"].numpy() for batch in batches]) - 100)
-    assert sorted(ids[:25]) == sorted(ids[25:]) == np.flatnonzero(np.arange(50) % 3 > 0)[5:30].tolist()
+    assert list(SubsetSource(whole, samples).parts) == list(itertools.starmap(Part, parts))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

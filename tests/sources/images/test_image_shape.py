@@ -170,6 +170,7 @@ def test_options_are_plain_values_whatever_they_came_as():
     assert shape == ImageShape(image_size=(3, 4), scale=(0.5, 1.0), ratio=(1.0, 1.0), fill=3)
     assert all(type(side) is int for side in shape.image_size)
     assert pickle.loads(pickle.dumps(shape)) == shape
+    assert (ImageShape().mode, ImageShape().target_mode) == (None, "RGB")
     assert [ImageShape(mode=mode).channels for mode in ("L", "LA", "RGB", "RGBA")] == [1, 2, 3, 4]
 
 
@@ -187,7 +188,3 @@ def test_fields_with_the_same_text_share_their_crops():
     for wrong in ("", 3, True):
         with pytest.raises(ConfigError, match=r"^draw: .* is not text"):
             ImageShape(draw=wrong)
-
-
-def test_no_mode_is_colours():
-    assert (ImageShape().mode, ImageShape().target_mode, ImageShape(mode="RGB").mode) == (None, "RGB", "RGB")

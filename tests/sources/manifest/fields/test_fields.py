@@ -181,12 +181,9 @@ def test_an_array_that_lies_otherwise_is_decoded_or_refused(tmp_path, straight, 
             read(source, [1])
 
 
-@pytest.mark.parametrize("change", [-1, 1, 4096])
-def test_an_array_whose_file_is_cut_or_longer_is_refused(tmp_path, straight, change):
+def test_an_array_whose_file_is_longer_is_refused(tmp_path, straight):
     np.save(tmp_path / "a.npy", np.zeros(1024 - 32, "f4"))  # a page, with its head
-    whole = (tmp_path / "a.npy").read_bytes()
-    assert len(whole) == 4096
-    (tmp_path / "b.npy").write_bytes(whole[:change] if change < 0 else whole + bytes(change))
+    (tmp_path / "b.npy").write_bytes((tmp_path / "a.npy").read_bytes() + b"\0")
     source = of_paths(tmp_path, ["a.npy", "b.npy"], check_files="none")
     with pytest.raises(CorruptError, match=r"row 1.*b\.npy"):
         read(source, [1])
