@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lit_async_data.sources.contract.source import StorageLayout as StorageLayout
     from lit_async_data.sources.hdf5.schema.field import Field as Field
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
-    from lit_async_data.sources.manifest.fields.column import Column as Column
+    from lit_async_data.sources.manifest.columns import Column as Column
     from lit_async_data.sources.manifest.source import ManifestSource as ManifestSource
     from lit_async_data.sources.torch_dataset import DatasetSource as DatasetSource
 
@@ -70,7 +70,7 @@ _NAMES = {
     "sources.contract.source": "Source StorageLayout",
     "sources.hdf5.schema.field": "Field",
     "sources.hdf5.source": "HDF5Source",
-    "sources.manifest.fields.column": "Column",
+    "sources.manifest.columns": "Column",
     "sources.manifest.source": "ManifestSource",
     "sources.torch_dataset": "DatasetSource",
 }

@@ -31,7 +31,7 @@ from lit_async_data import system
 from lit_async_data.errors import ConfigError, MissingError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.table.row_origin import printable_path
+from lit_async_data.sources.table.formats import printable_path
 
 ADVICE = {
     errno.EMFILE: "this process may open no more files: raise its limit (ulimit -n), or read fewer files at once",

@@ -15,8 +15,8 @@ from typing import Any
 import lit_async_data
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.manifest.fields.column import HDF5
-from lit_async_data.sources.table.reading import is_table
+from lit_async_data.sources.manifest.columns import HDF5
+from lit_async_data.sources.table.table import is_table
 
 #: A field as it is given: a name, names, or options by name.
 Given = str | Sequence[str] | Mapping[str, Any]

@@ -20,6 +20,7 @@ import numpy as np
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, FormatError, counted
 from lit_async_data.sources.contract.checks import FIRST_SAMPLES
+from lit_async_data.sources.contract.pickling import probes
 from lit_async_data.sources.contract.source import HOW_READ, Reading, Source
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import choice
@@ -377,6 +378,9 @@ class Report:
         return values
 
 
+SHAPES = 32  # samples of a table whose shapes are compared
+
+
 def _verified(each: Suggestion, tried: int) -> Suggestion:
     """The suggestion with what its source holds, once one of the first samples has been read."""
     first = 0
@@ -387,6 +391,12 @@ def _verified(each: Suggestion, tried: int) -> Suggestion:
                 break
         else:
             source[0]  # says what is wrong
+        for sample in probes(len(source), most=SHAPES).tolist() if each.call.source == "ManifestSource" else ():
+            try:
+                source[sample]
+            except AsyncDataError as error:
+                if " expected; " in str(error):  # another shape than that of the first
+                    raise
         batch = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
         notes = [*each.notes, *_notes(source)]
         notes += [f"the first that can be read is sample {first}: --check-all lists the bad ones"] if first else []

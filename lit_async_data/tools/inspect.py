@@ -30,12 +30,11 @@ from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.local_files import files_matching, is_pattern
-from lit_async_data.sources.manifest.fields.column import Column, kind_of, kind_of_path
-from lit_async_data.sources.manifest.fields.fields import labels_of
+from lit_async_data.sources.manifest.columns import Column, kind_of, kind_of_path
+from lit_async_data.sources.manifest.fields import labels_of
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.formats import TextFormat, arrow, is_number, is_text
-from lit_async_data.sources.table.reading import column_names, files_of
-from lit_async_data.sources.table.table import Table
+from lit_async_data.sources.table.table import Table, column_names, files_of
 from lit_async_data.tools import contents
 from lit_async_data.tools.call import ARGUMENTS, Call, Given, add_source_arguments, given_source, source_of
 from lit_async_data.tools.check_all import check_all

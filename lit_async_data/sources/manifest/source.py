@@ -36,13 +36,11 @@ from lit_async_data.sources.contract.source import (
 )
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files import Exclude, folder_of, is_pattern, opening_errors, raise_if_none_left
-from lit_async_data.sources.manifest.fields.column import IMAGES, NPY, Column, Given
-from lit_async_data.sources.manifest.fields.fields import Fields
+from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
+from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
-from lit_async_data.sources.table.formats import TextFormat, arrow, numpy_values
-from lit_async_data.sources.table.reading import FolderTable
-from lit_async_data.sources.table.row_origin import NoColumnError, quoted
-from lit_async_data.sources.table.table import TableReader
+from lit_async_data.sources.table.formats import NoColumnError, TextFormat, arrow, numpy_values, quoted
+from lit_async_data.sources.table.table import FolderTable, TableReader
 
 PATH, LABEL = "path", "label"
 # Names of folders for stages, each of which holds all classes.

@@ -1,14 +1,18 @@
-"""Labels: one value per row, from columns of numbers, text or lists."""
+"""Labels: one value per row; what people write for numbers never becomes classes unless they say so."""
 
 import datetime as dt
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.sources.oracle import read
 from support.sources.tables import held
 
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.sources.table.formats import quoted
+from lit_async_data.sources.table.labels import no_classes, note_names
+from lit_async_data.sources.table.table import Table
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
@@ -169,3 +173,262 @@ def test_so_many_different_texts_are_no_classes(tmp_path):
     table = pa.table({"p": [f"a/{number}" for number in range(2**16 + 1)]})
     with pytest.raises(ConfigError, match=r"fields.y.classes: 65537 distinct texts, which seem to be ids or paths"):
         ManifestSource(table, {"y": "p"})
+
+
+DISGUISED = [
+    ["1.5", "2"],
+    ["0,5", "1,5", "", "2"],
+    ["0,5", "NA", "1,5"],
+    ["\u22120,5", "1,5"],
+    ["1.234,5", "12"],
+    ["1,234", "12", "1,234,567"],
+    ["1 234", "5 678"],
+    ["1'234", "5'678"],
+    ["1 2 3", "4 5 6"],
+    ["[1, 2]", "[3.5, 4]", "[]"],
+    ["(1,)", "(2,)"],
+    ["True", "true", "FALSE"],
+    ["Yes", "yes"],
+    ["y", "yes", "n"],
+    ["?", "34", "35.5"],
+    ["5%", "6 %"],
+    ["0x10", "0X0a"],
+    ["0b101", "-0b1"],
+    ["1/2", "3/4"],
+    ["\u00bd", "\u00bc"],
+    ["5 mm", "6.5mm"],
+    ["12 s", "13 s"],
+    ["$5", "$6.50"],
+    ["5 \u20ac", "6 \u20ac"],
+    ["1.5d3", "2D4"],
+    ["a.zarr", "b.zarr"],
+    ["scans/1.nii.gz", "scans/2.nii.gz", "none"],
+    ["gs://b/0", "gs://b/1"],
+    ["C:/data/a", "D:/data/b"],
+    ["/home/me/a", "/scratch2/b"],
+    ["~/a", "./b"],
+    ["$DATA/a", "${DATA}/b"],
+    ["[[1, 2, 3, 4]]", "[[5, 6, 7, 8], [9, 10, 11, 12]]"],
+    ["['a.png', 'b.png']", "[]"],
+    ["{'a': 1}", "{'b': 2}"],
+    ["(1, 'a')", "(2, 'b')"],
+    ["array([1, 2])", "tensor([3.])"],
+]
+CLASSES = [
+    ["owl", "0,5"],
+    ["1-2", "3-4"],
+    ["1.2.3", "1.2.4"],
+    ["2020-01-01", "2020-01-02"],
+    ["01.02.2020", "12:30"],
+    ["A1", "007"],
+    ["yes", "no"],
+    ["True", "False"],
+    ["x", "34", "35.5"],
+    ["1/2 tone", "1/4 tone"],
+    ["n02123045", "n02124075"],
+    ["/m/01g317", "/m/09x0r"],
+    ["2D", "3D"],
+    ["20s", "30s"],
+    ["10k", "5k"],
+    ["5'UTR", "5HT"],
+    ["Mr. X", "St. Louis"],
+    ["a/b", "c/d"],
+    ["bbc.co.uk", "node.js"],
+    [".jpg", ".png"],
+    ["[CLS]", "[UNK]"],
+    ["(unknown)", "{a}"],
+    ["CD4+", "CD8-"],
+    ["<5", ">5"],
+    ["10:1", "cat.png", "dog"],
+    ["S. aureus", "v1.0"],
+]
+
+
+IN_ALL_TABLES = [DISGUISED[1], DISGUISED[-3], CLASSES[0], CLASSES[-1]]
+
+
+def tables(cells, tmp_path):
+    """The cells as a table of each kind, for some of them."""
+    table = pa.table({"y": pa.array(cells)})
+    yield table
+    if cells not in IN_ALL_TABLES:
+        return
+    (tmp_path / "t.csv").write_text("n\ty\n" + "".join(f"0\t{cell}\n" for cell in cells))
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"y": "{cell}"}}\n' for cell in cells))
+    coded, lists = table["y"].combine_chunks().dictionary_encode(), pa.array([[cell] for cell in cells])
+    yield from (tmp_path / "t.parquet", tmp_path / "t.jsonl", pa.table({"y": coded}), pa.table({"y": lists}))
+    yield pa.table({"y": [f"{cell}|{cell}" for cell in cells]})
+    yield tmp_path / "t.csv"
+
+
+def field(table, **options):
+    separator = "|" if isinstance(table, pa.Table) and "|" in str(table["y"][0]) else None
+    delimiter = "\t" if str(table).endswith("csv") else None
+    column = {"name": "y", "null": "drop", "separator": separator, **options}
+    return ManifestSource(table, {"y": column}, delimiter=delimiter).spec["y"]
+
+
+@pytest.mark.parametrize("cells", DISGUISED, ids=" and ".join)
+def test_numbers_and_booleans_in_disguise_are_refused_with_a_way_out(cells, tmp_path):
+    for table in tables(cells, tmp_path):
+        with pytest.raises(ManifestError, match=r"column 'y': .* look like .*, or set kind: class if these") as caught:
+            field(table)
+        assert caught.value.dataset == "y"
+        assert field(table, kind="class").classes
+        assert field(table, classes=sorted(set(cells))).classes == tuple(sorted(set(cells)))
+
+
+@pytest.mark.parametrize("cells", CLASSES, ids=" and ".join)
+def test_other_text_is_classes(cells, tmp_path):
+    for table in tables(cells, tmp_path):
+        assert field(table).classes == tuple(sorted(cells))
+
+
+@pytest.mark.parametrize(
+    ("texts", "what"),
+    [
+        (["C:\\data\\a", "\\\\server\\share"], "paths; if they only name something, set kind: text"),
+        (['{"a": [1, 2]}', '[{"b": "c"}]'], "JSON or Python objects; store numbers as numbers"),
+        (["\uff11", "\uff12"], "numbers; write them"),
+        (["1_000", "2_000"], "numbers; write them"),
+        (["inf", "1.5"], "numbers; give them as numbers"),
+        (["b'ab'", "<Shape object at 0x7f00>"], "JSON or Python objects"),
+        (["a.png", "NaN", "b.png"], "paths"),
+        (["\\alpha", "\\beta"], ""),
+        (['"cat"', '"dog"'], ""),
+        (["[" * 100_000 + "]" * 100_000], ""),
+    ],
+)
+def test_text_of_other_kinds(texts, what):
+    found = no_classes(texts)
+    assert found.startswith(f"{quoted(texts[0])}, ") is bool(what)
+    assert what in found
+
+
+def test_a_list_of_paths_is_one_path_too_many(tmp_path):
+    views = pa.table({"views": [["a.png", "b.png"], ["c.png"]]})
+    message = "'b.png', 'c.png' look like paths; a field takes one file per row: spread the list over columns, with a"
+    with pytest.raises(ManifestError, match=message):
+        ManifestSource(views, {"x": "views"}, image_size=8, root=tmp_path)
+    with pytest.raises(ManifestError, match="look like paths; a field takes one file per row"):
+        ManifestSource(pa.table({"views": ["a.png;b.png"]}), {"x": {"name": "views", "separator": ";"}})
+    with pytest.raises(ConfigError, match=r"column 'views' holds .*list<.*>, not a path in each row; spread a list"):
+        ManifestSource(views, {"x": {"name": "views", "kind": "image"}}, root=tmp_path)
+
+
+def test_blanks_around_a_name_make_no_other_class(caplog):
+    note_names.cache_clear()
+    cells = ["cat", "cat ", " cat", "dog", "a b", " "]
+    source = ManifestSource(pa.table({"y": cells}), {"y": "y"})
+    assert source.spec["y"].classes == (" ", "a b", "cat", "dog")
+    assert source.column("y").tolist() == [2, 2, 2, 3, 1, 0]
+    message = "the table given: column 'y': 'cat ', ' cat' differ from other classes only by blanks, and count as these"
+    assert [record.getMessage() for record in caplog.records] == [message]
+    given = ManifestSource(pa.table({"y": cells[:4]}), {"y": {"name": "y", "classes": ["dog", "cat ", "cat"]}})
+    assert given.column("y").tolist() == [2, 1, 2, 0]
+    ids = ManifestSource(pa.table({"y": cells}), {"y": {"name": "y", "kind": "text"}})
+    assert ids.spec["y"].texts == tuple(sorted(cells))
+    lists = ManifestSource(pa.table({"y": [["cat ", "dog"], ["cat"], ["cat", " cat"]]}), {"y": "y"})
+    assert read(lists, [0, 1, 2])["y"].tolist() == [[1, 1], [1, 0], [1, 0]]
+
+
+def test_stages_take_names_without_the_blanks_around_them():
+    made = ManifestSource(pa.table({"y": ["cat ", "cat "]}), {"y": "y"}).with_classes({"y": ("ape", "cat")})
+    assert made.column("y").tolist() == [1, 1]
+    lists = ManifestSource(pa.table({"y": [["a"], ["b", "a"]]}), {"y": "y"}).with_classes({"y": ("c", "b", "a")})
+    assert read(lists, [0, 1])["y"].tolist() == [[0, 0, 1], [0, 1, 1]]
+
+
+def test_a_word_for_no_value_gets_a_note(caplog):
+    note_names.cache_clear()
+    ManifestSource(pa.table({"y": ["cat", "nan", "None", "dog"]}), {"y": "y"})
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the table given: column 'y': classes 'None', 'nan' may stand for no")
+
+
+def vectors(table, **options):
+    source = ManifestSource(table, {"y": {"name": "tags", **options}})
+    return source._fields.labels["y"].values.tolist(), source.spec["y"].classes
+
+
+def test_an_empty_cell_can_mean_no_class_in_every_kind_of_table(tmp_path):
+    (tmp_path / "t.csv").write_text("n,tags\n0,a|b\n1,\n2,b\n")
+    texts = [pa.table({"tags": ["a|b", cell, "b"]}) for cell in ("", " ", None)]
+    for table in (tmp_path / "t.csv", *texts):
+        with pytest.raises(ManifestError, match=r"'tags': no value; give one, or set null: zero if"):
+            vectors(table, separator="|")
+        assert vectors(table, separator="|", null="zero") == ([[1, 1], [0, 0], [0, 1]], ("a", "b"))
+    lists = pa.table({"tags": [["a", "b"], [], ["b"]]})
+    assert vectors(lists) == vectors(lists, null="zero") == ([[1, 1], [0, 0], [0, 1]], ("a", "b"))
+    assert vectors(pa.table({"tags": [["a", "b"], None, ["b"]]}), null="zero")[0][1] == [0, 0]
+    with pytest.raises(ManifestError, match="row 0, column 'tags': no value; give"):  # one of several is missing
+        vectors(pa.table({"tags": [["a", None], ["b"]]}), null="zero")
+
+
+def test_numbers_that_are_classes_are_said_to_be_and_sorted(tmp_path):
+    (tmp_path / "t.csv").write_text("n,tags\n0,1 2\n1,2\n2,10 1\n")
+    with pytest.raises(ManifestError, match=r"a list of 1, but row 0 has 2; make all lists .*, or set kind: class if"):
+        vectors(tmp_path / "t.csv", separator=" ")
+    expected = ([[1, 1, 0], [0, 1, 0], [1, 0, 1]], ("1", "2", "10"))
+    assert vectors(tmp_path / "t.csv", separator=" ", kind="class") == expected
+    for kind in (pa.list_(pa.int64()), pa.large_list(pa.int8())):
+        assert vectors(pa.table({"tags": pa.array([[1, 2], [2], [10, 1]], kind)}), kind="class") == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["1", " 2 ", ""], [1, 2, -100]),
+        (["9223372036854775807", "-9223372036854775808"], [2**63 - 1, -(2**63)]),
+        (["9007199254740993", "1"], [2**53 + 1, 1]),
+        (["1", "0.5", "nan"], [1.0, 0.5, np.nan]),
+        (["1e300", "9007199254740991"], [1e300, 2.0**53 - 1]),
+    ],
+)
+def test_numbers_are_read_exactly(file, cells, values):
+    table = Table.of(file("m.csv", "k,x\n" + "".join(f"-,{cell}\n" for cell in cells)), ["x"])
+    found = table.labels("x", kind="number", null="ignore").values
+    assert np.array_equal(found, values, equal_nan=True)
+    assert found.dtype == np.array(values).dtype
+
+
+@pytest.mark.parametrize(
+    ("first", "cell", "message"),
+    [
+        *(("1", cell, "is not a number") for cell in ("x", "1,5", "0.5.1", "--1")),
+        *(("1", cell, "is not a finite decimal number") for cell in ("0x10", "inf", "-Infinity")),
+        ("1", "9223372036854775808", "rounded"),
+        *(("0.5", cell, "rounded") for cell in ("-9007199254740993", "+9007199254740993")),
+    ],
+)
+def test_text_that_is_no_number_or_would_be_rounded_is_an_error(file, first, cell, message):
+    path = file("m.csv", f'x\n{first}\n"{cell}"\n2\n')
+    with pytest.raises(ManifestError, match=f"row 1, column 'x': .*{message}") as caught:
+        Table.of(path, ["x"]).labels("x", kind="number")
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+def test_text_from_memory_is_checked_too(encoded, listed):
+    values = pa.array([b"x"] * 6 + [b"\xff"] + [b"x"] * 3)
+    text = pa.Array.from_buffers(pa.string(), 10, values.buffers())
+    if encoded:
+        codes = pa.array([0] * 6 + [1] + [0] * 3)
+        text = pa.DictionaryArray.from_arrays(codes, text.slice(5, 2))
+    if listed:
+        text = pa.ListArray.from_arrays(list(range(11)), text)
+    with pytest.raises(ManifestError, match="row 6, column 'a': text that is not UTF-8"):
+        held({"a": text})
+    # What lies beside a slice or is not in use is none of the table's.
+    held({"a": text.slice(0, 6)})
+
+
+@pytest.mark.parametrize("cell", ["nan", "NA", "NaN", " N/A "])
+def test_words_for_nothing_are_no_numbers(file, cell):
+    path = file("t.csv", f'y\n1\n"{cell}"\n3\n')
+    with pytest.raises(ManifestError, match=r"row 1.*no value"):
+        ManifestSource(path, {"y": "y"})
+    values = ManifestSource(path, {"y": {"name": "y", "null": "ignore"}}).column("y")
+    assert (values.tolist(), values.dtype) == ([1, -100, 3], np.int64)

@@ -1,14 +1,22 @@
-"""Columns of a table as asked for, ids, and columns that are read later."""
+"""Tables of every format, in files and in memory: columns, ids and files as asked for, or what to do."""
 
+import io
 import os
+import re
+from pathlib import Path, PurePosixPath
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from support.sources.tables import everything, held
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sources.tables import NAMES, everything, held, read_back, tables
 
-from lit_async_data.errors import ChangedError, ManifestError
-from lit_async_data.sources.table.table import TableReader
+from lit_async_data import ManifestSource
+from lit_async_data.errors import ChangedError, ConfigError, CorruptError, ManifestError, MissingError
+from lit_async_data.sources.table.table import Table, TableReader
 
 
 def test_text_comes_as_asked():
@@ -63,3 +71,184 @@ def test_a_table_that_can_be_read_once_is_held():
     table = pa.table({"y": [1, 2], "site": ["a", "b"]})
     reader = TableReader(pa.RecordBatchReader.from_batches(table.schema, table.to_batches()), None)
     assert [everything(reader.columns([name]), name) for name in table.column_names] == [[1, 2], ["a", "b"]]
+
+
+@pytest.mark.parametrize(("option", "value"), [("delimiter", ";"), ("encoding", "cp1252")])
+def test_forms_of_text_say_nothing_of_other_tables(option, value, file, parquet):
+    for given_table, what in (
+        (file("t.jsonl", '{"n": 1}\n'), r"\.jsonl files"),
+        (parquet(n=[1]), r"\.parquet files"),
+        (pa.table({"n": [1]}), "a table in memory"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{option}: does not apply to {what}, only to CSV and TSV files"):
+            ManifestSource(given_table, {"n": "n"}, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("t.xlsx", r"it is a spreadsheet; give pandas\.read_excel\('.*/t\.xlsx'\), or save it as CSV"),
+        ("T.XLS", r"it is a spreadsheet; give pandas\.read_excel"),
+        ("t.json", r"name a file of JSON lines \.jsonl; for a JSON array, give pandas\.read_json\('.*/t\.json'\)"),
+        ("t.zip", "it is an archive; unpack it"),
+        ("t.csv.bz2", "it is an archive; unpack it"),
+        ("t.feather", r"give pyarrow\.feather\.read_table\('.*/t\.feather'\)"),
+        ("t.txt", r"name it \.csv and set delimiter="),
+        ("t.pkl", r"\.ndjson\.gz$"),
+    ],
+)
+def test_files_of_other_kinds_say_what_reads_them(name, message, file):
+    path = file(name, b"anything")
+    with pytest.raises(ConfigError, match=rf"^table: {re.escape(path)} does not end in one of \.csv, .*{message}"):
+        Table.of(path, ["a"])
+
+
+def test_path_objects_are_paths():
+    given = pd.DataFrame({"path": [Path("/data/0.npy"), None, PurePosixPath("1.npy"), "2.npy"], "more": 4 * [1]})
+    assert everything(Table.of(given, ["path", "more"]), "path") == ["/data/0.npy", None, "1.npy", "2.npy"]
+
+
+def test_an_index_that_is_wanted_as_a_column_is_named():
+    frame = pd.DataFrame({"id": ["a", "b", "c"], "path": ["0.npy", "1.npy", "2.npy"]})
+    message = r"no column 'id'; .*; it is the index of the DataFrame; give frame\.reset_ind"
+    with pytest.raises(ManifestError, match=message):
+        Table.of(frame.set_index("id"), ["path", "id"])
+    with pytest.raises(ManifestError, match=r"no column 'id'; it has 'path'$"):
+        Table.of(frame[["path"]], ["path", "id"])
+    assert everything(Table.of(frame.set_index("id").reset_index(), ["path", "id"]), "id") == ["a", "b", "c"]
+
+
+@given(tables, st.booleans(), st.integers(1, 5))
+def test_parquet_is_what_was_written(rows, dictionary, group):
+    kinds = [pa.string(), pa.int64(), pa.float64(), pa.string()]
+    columns = {n: pa.array(v, k) for n, v, k in zip(NAMES, zip(*rows), kinds)}
+    pq.write_table(pa.table(columns), target := io.BytesIO(), group, use_dictionary=dictionary)
+    assert read_back("m.parquet", target.getvalue()) == rows
+
+
+@given(tables)
+def test_frames_are_what_they_were_made_of(rows):
+    polars = pytest.importorskip("polars")
+    kinds = {"text": "str", "whole": "Int64", "fraction": "Float64", "more": "str"}
+    columns = dict(zip(NAMES, zip(*rows)))
+    frame = pd.DataFrame({n: pd.Series(v, dtype=kinds[n]) for n, v in columns.items()}, index=range(len(rows)))
+    frame.index = [7] * len(rows)
+    types = [polars.String, polars.Int64, polars.Float64, polars.String]
+    other = polars.DataFrame({n: polars.Series(v, dtype=t) for (n, v), t in zip(columns.items(), types)})
+    for each in (frame, other, other.to_arrow()):
+        table = Table.of(each, NAMES)
+        assert list(zip(*(everything(table, name) for name in NAMES))) == rows
+
+
+def test_a_folder_and_a_pattern_are_read_in_the_order_of_paths(parquet, tmp_path):
+    parquet("in/b.parquet", a=["3", "4"], c=[1, 2])
+    parquet("in/a.parquet", a=["0", "1", "2"])
+    parquet("in/deep/x.parquet", a=["5"])
+    parquet("in/_old.parquet", a=["no"])
+    parquet("in/.hidden.parquet", a=["no"])
+    table = Table.of(tmp_path / "in", ["a"])
+    assert everything(table, "a") == list("012345")
+    assert table.origin.place(4) == (str(tmp_path / "in/b.parquet"), 1)
+    assert everything(Table.of(str(tmp_path / "in/[ab].parquet"), ["a"]), "a") == list("01234")
+
+
+def test_a_name_with_magic_characters_is_that_file(file):
+    assert everything(Table.of(file("m[1].csv", "a\nx\n"), ["a"]), "a") == ["x"]
+
+
+def test_files_of_different_types_are_an_error_that_names_both(parquet, tmp_path):
+    one, two = parquet("in/a.parquet", a=["x"]), parquet("in/b.parquet", a=[1])
+    with pytest.raises(ManifestError, match=r"column 'a': is string in .*, but int64 in ") as caught:
+        Table.of(tmp_path / "in", ["a"])
+    assert one in str(caught.value)
+    assert two in str(caught.value)
+    parquet("in/a.parquet", c=["x"])
+    with pytest.raises(ManifestError, match=r"b.parquet: has no column 'c'"):
+        Table.of(tmp_path / "in", ["c"])
+
+
+def test_a_file_without_any_value_fits_every_type(parquet, tmp_path):
+    parquet("in/a.parquet", a=pa.nulls(2))
+    parquet("in/b.parquet", a=[1])
+    parquet("in/c.parquet", a=pa.nulls(1))
+    assert everything(Table.of(tmp_path / "in", ["a"]), "a") == [None, None, 1, None]
+
+
+def test_a_file_that_is_none_or_is_damaged(file, parquet):
+    with pytest.raises(ManifestError, match="is not a readable Parquet file"):
+        Table.of(file("m.parquet", b"PAR1 nothing"), ["a"])
+    path = parquet(a=np.arange(1000))
+    with open(path, "r+b") as target:
+        target.seek(200)
+        target.write(b"\xa5" * 20)
+    with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
+        Table.of(path, ["a"])
+
+    # A changed value decodes, but does not fit the checksum.
+    options = {"use_dictionary": False, "compression": "none", "write_page_checksum": True}
+    pq.write_table(pa.table({"a": np.arange(1000)}), path, **options)
+    content = Path(path).read_bytes()
+    at = content.index(np.int64(500).tobytes())
+    Path(path).write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    with pytest.raises(CorruptError, match=r"m.parquet: does not decode"):
+        Table.of(path, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("given_path", "message"),
+    [("none.csv", "no such file"), ("n*.csv", "matches no file"), (".", r"no \.parquet .* by from_folder, or data=f")],
+)
+def test_missing_files(tmp_path, given_path, message):
+    with pytest.raises(MissingError, match=message):
+        Table.of(str(tmp_path / given_path), ["a"])
+
+
+class Stream:
+    """Nothing but the protocol."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def test_whatever_streams_arrow_is_a_table():
+    chunks = pa.chunked_array([["x"], [], ["y", None]])
+    table = Table.of(Stream(pa.table({"b": [1, 2, 3], "a": chunks})), ["a"])
+    assert everything(table, "a") == ["x", "y", None]
+    with pytest.raises(ManifestError, match="the table given: has no column 'c'"):
+        Table.of(Stream(pa.table({"b": [1]})), ["c"])
+
+
+@pytest.mark.parametrize(
+    ("thing", "advice"), [(3, ""), ({"a": [1]}, ""), (None, ""), (["a.csv"], r".*a pattern, .* or .* ConcatSource\(\[")]
+)
+def test_what_is_no_table(thing, advice):
+    with pytest.raises(ConfigError, match=f"table: {type(thing).__name__} is neither{advice}"):
+        Table.of(thing, ["a"])
+
+
+def test_frames_that_are_no_table():
+    polars = pytest.importorskip("polars")
+    with pytest.raises(ConfigError, match=r"table: a LazyFrame .*\.collect\(\)"):
+        Table.of(polars.DataFrame({"a": [1]}).lazy(), ["a"])
+    with pytest.raises(ManifestError, match="more than one column 'a'"):
+        Table.of(pd.DataFrame([[1, 2]], columns=["a", "a"]), ["a"])
+    with pytest.raises(ManifestError, match="no column 'a'; it has 0, 1"):
+        Table.of(pd.DataFrame([[1, 2]]), ["a"])
+    with pytest.raises(ManifestError, match="cannot be converted to Arrow"):
+        Table.of(pd.DataFrame({"a": [1, "x"]}, dtype=object), ["a"])
+    with pytest.raises(ManifestError, match="has no rows"):
+        Table.of(pd.DataFrame({"a": []}), ["a"])
+
+
+def test_filters_over_several_files_keep_the_rows_of_each(parquet, tmp_path):
+    for number, name in enumerate("abc"):
+        parquet(f"in/{name}.parquet", a=[f"{name}{row}" for row in range(10)], n=[number * row for row in range(10)])
+    table = Table.of(tmp_path / "in", ["a"], filters=[["n", ">", 8]])
+    assert everything(table, "a") == ["b9", "c5", "c6", "c7", "c8", "c9"]
+    assert [table.origin.place(row)[1] for row in range(6)] == [9, 5, 6, 7, 8, 9]
+    with pytest.raises(ManifestError, match=r"c.parquet, row 6, column 'a': 'c6' is not a number") as caught:
+        Table.of(tmp_path / "in", ["a"], filters=[["n", ">", 11]]).labels("a", kind="number")
+    assert (caught.value.file, caught.value.row) == (str(tmp_path / "in/c.parquet"), 6)

@@ -22,9 +22,8 @@ from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.table.formats import is_number, is_text_list, numpy_values
+from lit_async_data.sources.table.formats import NoColumnError, is_number, is_text_list, numpy_values, quoted
 from lit_async_data.sources.table.labels import Labels
-from lit_async_data.sources.table.row_origin import NoColumnError, quoted
 from lit_async_data.sources.table.table import Table, TableReader
 
 #: The owners of rows of the table: ``"file"``, ``"group"``, or ids; by the column, if that has another name.

@@ -20,8 +20,7 @@ from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
 from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
 from lit_async_data.sources.local_files import Exclude, StoredSamples, kept_samples
-from lit_async_data.sources.table.labels import Labels, in_order
-from lit_async_data.sources.table.text import no_classes, note_names, trim
+from lit_async_data.sources.table.labels import Labels, in_order, no_classes, note_names, trim
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from lit_async_data.sources.hdf5.schema.inspect import (
     member_of,
 )
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
-from lit_async_data.sources.table.text import INEXACT, MOST_CLASSES
+from lit_async_data.sources.table.labels import INEXACT, MOST_CLASSES
 
 if TYPE_CHECKING:
     import h5py

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lit_async_data.batch.spec import FieldSpec
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.sources.manifest.fields.fields import NpyDecoder, npy_header
+from lit_async_data.sources.manifest.fields import NpyDecoder, npy_header
 
 
 def decode(data, out):

@@ -12,7 +12,7 @@ from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions, ManifestSource
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, ManifestError, SourceError
-from lit_async_data.sources.manifest.fields import fields as hdf5_fields
+from lit_async_data.sources.manifest import fields as hdf5_fields
 
 
 @pytest.fixture

@@ -33,12 +33,10 @@ from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.images.image import Alignment, ImageDecoder, Places, Shown
 from lit_async_data.sources.images.image_shape import Draw, ImageShape
 from lit_async_data.sources.local_files import Exclude
-from lit_async_data.sources.manifest.fields.column import FILES, Column, Kind, kind_of, within
-from lit_async_data.sources.manifest.fields.rows import Paths, Rows
+from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of, within
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
-from lit_async_data.sources.table.formats import is_number
+from lit_async_data.sources.table.formats import NoColumnError, is_number, listed, quoted
 from lit_async_data.sources.table.labels import Labels
-from lit_async_data.sources.table.row_origin import NoColumnError, listed, quoted
 from lit_async_data.sources.table.table import Table, TableReader
 
 DATASET_COLUMN, DATASET = "dataset", "data"
