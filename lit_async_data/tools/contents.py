@@ -391,7 +391,7 @@ def _verified(each: Suggestion, tried: int) -> Suggestion:
                 break
         else:
             source[0]  # says what is wrong
-        for sample in probes(len(source), most=SHAPES).tolist() if each.call.source == "ManifestSource" else ():
+        for sample in probes(len(source), most=SHAPES).tolist() if each.call.source[:8] == "Manifest" else ():
             try:
                 source[sample]
             except AsyncDataError as error:
