@@ -70,6 +70,21 @@ class ComposedSource(Source):
             for source in self.inside:
                 stack.callback(source.close)
 
+    @property
+    def chunks(self) -> StorageLayout:
+        """The chunks of all sources inside; ``reading`` is that of the most expensive one."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> StorageLayout:
+        return self._composed([source.chunks for source in self.inside])
+
+    def layout(self) -> StorageLayout:
+        return self._composed([source.layout() for source in self.inside])
+
+    @abc.abstractmethod
+    def _composed(self, layouts: Sequence[StorageLayout]) -> StorageLayout: ...
+
     # -- code of the user --------------------------------------------------------------------------------------------
 
     @property
@@ -173,19 +188,7 @@ class ConcatSource(ComposedSource):
         first, *others = self.sources
         return first.name + (f" and {len(others)} more" if others else "")
 
-    @property
-    def chunks(self) -> StorageLayout:
-        """The chunks of all sources; ``reading`` is that of the most expensive one."""
-        return self._chunks
-
-    @functools.cached_property
-    def _chunks(self) -> StorageLayout:
-        return self._together([source.chunks for source in self.sources])
-
-    def layout(self) -> StorageLayout:
-        return self._together([source.layout() for source in self.sources])
-
-    def _together(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
+    def _composed(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
         runs = [
             run
             for source, layout in zip(self.sources, layouts, strict=True)
@@ -348,22 +351,12 @@ class SubsetSource(ComposedSource):
     def name(self) -> str:
         return f"{len(self):,} of {len(self.source):,} samples of {self.source.name}"
 
-    @property
-    def chunks(self) -> StorageLayout:
-        """The chunks: consecutive samples of the subset that share a chunk of the whole source form one."""
-        return self._chunks
-
-    @functools.cached_property
-    def _chunks(self) -> StorageLayout:
-        return self._selected_layout(self.source.chunks)
-
     def fingerprint(self) -> dict[str, int | str]:
         return super().fingerprint() | {"selected samples": digest(self.samples)}
 
-    def layout(self) -> StorageLayout:
-        return self._selected_layout(self.source.layout())
-
-    def _selected_layout(self, whole: StorageLayout) -> StorageLayout:
+    def _composed(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
+        """Consecutive samples of the subset that share a chunk of the whole source form one."""
+        (whole,) = layouts
         if not whole.runs:
             return whole
         if whole.order is None:

@@ -180,14 +180,6 @@ def root_of(table: Any) -> str:
     return folder_of(path) if is_pattern(path) else os.path.dirname(path)
 
 
-def check_options(id: Any, check_files: Any, *, allow_external: Any, image: Mapping[str, Any]) -> None:  # noqa: A002  # the user's word
-    if not (id is None or (isinstance(id, str) and id)):
-        raise ConfigError(f"{id!r} is not the name of a column", "id")
-    flag("allow_external", allow_external)
-    one_of("check_files", check_files, get_args(Check))
-    check_names(image, OPTIONS)
-
-
 class ManifestSource(Source):
     """Samples that a table names: labels in the table, and files that it gives the paths of. Thread-safe.
 
@@ -261,7 +253,11 @@ class ManifestSource(Source):
         encoding: str | None = None,
         **image: Any,
     ) -> None:
-        check_options(id, check_files, allow_external=allow_external, image=image)
+        if not (id is None or (isinstance(id, str) and id)):
+            raise ConfigError(f"{id!r} is not the name of a column", "id")
+        flag("allow_external", allow_external)
+        one_of("check_files", check_files, get_args(Check))
+        check_names(image, OPTIONS)
         shape = ImageShape(**image)
         columns, as_mapping = columns_of_fields(fields, shape)
         text_format = TextFormat.of(delimiter, encoding)
