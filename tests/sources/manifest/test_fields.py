@@ -254,6 +254,14 @@ def test_a_row_that_one_field_drops_counts_for_no_other():
     assert source.column("z").tolist() == [1, 2]
 
 
+def test_a_value_that_does_not_fit_is_named_by_the_id_of_its_row_also_behind_dropped_ones():
+    table = pa.table({"id": ["a", "b", "c"], "v": [[np.nan], [1.0], [2.0]], "y": [1, 2, 300], "f": [1.0, 2.0, 1e300]})
+    for name, dtype in (("y", "uint8"), ("f", "float32")):
+        fields = {"v": {"name": "v", "null": "drop"}, "y": {"name": name, "dtype": dtype}}
+        with pytest.raises(ManifestError, match=rf"row 2, id 'c', column '{name}': .* does not fit into {dtype}"):
+            ManifestSource(table, fields, id="id")
+
+
 def test_a_dropped_row_needs_no_value_that_fits():
     table = pa.table({"y": [1, None, 3], "v": [[1.0, 2.0], [3.0, 4.0], [5.0, None]]})
     fields = {"y": {"name": "y", "null": "drop", "dtype": "uint8"}, "v": {"name": "v", "null": "drop"}}
