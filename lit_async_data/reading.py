@@ -10,27 +10,23 @@ import itertools
 import numbers
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import IndexCache, in_one_file
-from lit_async_data.sources.hdf5.readers.base import Reader
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
 from lit_async_data.sources.hdf5.readers.part_reader import RECENT_BYTES, fastest_reader
+from lit_async_data.sources.hdf5.readers.readers import Reader
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, member_of
-from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
-from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors, h5py, open_h5py
+from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile
 from lit_async_data.system import OURS, usable_cores
 
-if TYPE_CHECKING:
-    import h5py
-
-Array = npt.NDArray[Any]
 Rows = slice | npt.ArrayLike | None
 # Fewer bytes are decoded in the calling thread. More are cut into blocks, several per thread: some take longer.
 # Two threads that copy uncompressed rows are slower than one: at random, by half.
@@ -56,8 +52,6 @@ def read(
         ...     read(folder + "/scan.h5:/data", [7, 0, -1])
         array([7, 0, 9])
     """
-    import h5py
-
     if isinstance(dataset, str):
         path, found, name = dataset.rpartition(":/")
         if not found:
@@ -167,14 +161,17 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
             with as_source_errors(str(stored), "cannot be read", file=self.path, dataset=dataset):
                 if not out.ndim:
                     out[()] = file.dataset(stored.name, 0)[()]
-                elif not isinstance(places, slice):
-                    assert isinstance(reader, ChunkedReader)
-                    reader.read_places(np.asarray(chosen), places, out)
-                elif isinstance(chosen, range):
-                    part = chosen[places]
-                    reader.read_ranges(np.array([part.start]), np.array([len(part)]), out[places])
+                elif isinstance(places, slice) and isinstance(chosen, range):
+                    part = np.array([chosen[places].start]), np.array([len(chosen[places])])
+                    file.cold = file.cold and reader.fetch(*part)
+                    reader.read_ranges(*part, out[places])
                 else:
-                    reader.read(chosen[places], out[places])
+                    wanted = np.asarray(chosen)
+                    file.cold = file.cold and reader.fetch(wanted[places], None)
+                    if isinstance(places, slice):
+                        reader.read(wanted[places], out[places])
+                    elif isinstance(reader, ChunkedReader):
+                        reader.read_places(wanted, places, out)
 
         several = len(blocks) > 1 and self._threads > 1
         each = (functools.partial(fill, places) for places in blocks)
@@ -211,7 +208,6 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
 
 
 def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
-    """The numbers of rows, from 0 on."""
     if not stored.shape and rows is not None:
         raise ConfigError(f"{stored} is a single value, which has none; leave them out", "rows")
     count = stored.rows if stored.shape else 1

@@ -32,6 +32,16 @@ def _module(name: str) -> Any:
         return None
 
 
+class Lazy:
+    """A module that is imported at the first use of one of its names."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
 resource = _module("resource")
 
 # What the names of the threads of this package begin with.
@@ -63,12 +73,10 @@ def usable_cores() -> int:
 
 
 def descriptor_limit() -> int:
-    """Descriptors that this process may have open."""
     return WINDOWS_DESCRIPTORS if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def memory() -> int:
-    """Bytes of memory of this machine."""
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return UNKNOWN_MEMORY
@@ -176,7 +184,6 @@ class ProcessGuard:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that built the guard."""
         return self.pid != os.getpid()
 
     def error(self, event: str, advice: str, *, file: str | None = None) -> WorkerError:

@@ -29,8 +29,8 @@ from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, e
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, image_format, member_of, members
 from lit_async_data.sources.hdf5.source import HDF5Source
-from lit_async_data.sources.hdf5.storage.external_files import refuse_external_link
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
+from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.terminal import indented, section, shapes, shortened, table
 

@@ -14,11 +14,9 @@ from support.threads.leaks import open_files
 
 from lit_async_data.errors import FormatError, MissingError
 from lit_async_data.sources.hdf5.index import index as cache
-from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.index.records import IndexKey
-from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
+from lit_async_data.sources.hdf5.index.index import IndexCache, IndexKey
 from lit_async_data.sources.hdf5.storage.failures import open_h5py
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile, OpenFiles
 from lit_async_data.sources.manifest import files as stored_file
 from lit_async_data.sources.manifest.files import RootDirectory, fetched
 
@@ -70,7 +68,7 @@ def no_hdf5(folder):
 
 def index(folder):
     with h5py.File(folder / "x.h5", "r") as file:
-        key = dataclasses.replace(IndexKey.of(file["x"]), mtime_ns=0, ctime_ns=0)  # not written just now
+        key = dataclasses.replace(IndexKey.of(file["x"]), state=(0, 0, 0, 0))  # not written just now
     kept = IndexCache(folder / "kept")
     try:
         kept.store(key, {"offsets": np.arange(4)})
@@ -82,14 +80,14 @@ def index(folder):
 def read(folder):
     path = str(folder / "old")
     files = OpenFiles([OpenFile(path, FileIdentity.of(os.stat(path)))])
-    ended = False
+    (file,), ended = files.files, False
     try:
-        assert files.use(0).during(lambda: os.pread(files[0].descriptor(), 100, 0)) == DATA
+        assert files.use(0).during(lambda: os.pread(file.descriptor(), 100, 0)) == DATA
         ended = True
-        files.close()
+        file.close()
     except KeyboardInterrupt:
         pass
-    files.close()
+    file.close()
     if not ended:
         raise KeyboardInterrupt
 

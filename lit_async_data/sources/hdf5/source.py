@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, contradict
-from lit_async_data.errors import ConfigError, FormatError, MissingError
+from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.options import ArrayLike
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
@@ -29,8 +29,7 @@ from lit_async_data.sources.contract.source import (
     whole_numbers,
 )
 from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_lengths
-from lit_async_data.sources.hdf5.parts.joined import JoinedTable, On, Unmatched
+from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_absent, with_lengths
 from lit_async_data.sources.hdf5.parts.part import (
     ChunkGrouping,
     PartRequest,
@@ -43,6 +42,9 @@ from lit_async_data.sources.hdf5.parts.part import (
     with_longest,
 )
 from lit_async_data.sources.hdf5.parts.samples import (
+    JoinedTable,
+    On,
+    Unmatched,
     check_distinct,
     checked_stride,
     drop_empty,
@@ -57,23 +59,21 @@ from lit_async_data.sources.hdf5.parts.samples import (
     with_values,
     without,
 )
-from lit_async_data.sources.hdf5.parts.selection import (
+from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
+from lit_async_data.sources.hdf5.schema.field import (
+    Field,
     FieldLike,
     PathLike,
     chosen_fields,
     chosen_files,
     chosen_layouts,
 )
-from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
-from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
+from lit_async_data.sources.hdf5.storage.open_file import FileIdentity
 from lit_async_data.sources.local_files import Exclude
 
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
-    """The files that a source has inspected, and its samples in them."""
-
     names: Mapping[str, str]  # of the files, by absolute path: the same when files are added, or all are moved
     identities: Mapping[str, FileIdentity]
     parts: Sequence[StoredPart]
@@ -210,8 +210,9 @@ class HDF5Source(Source):
             rows=rows if isinstance(rows, str) else None,
             stride=checked_stride(stride, rows),
             allow_external=allow_external,
+            alone=len(names) == 1,
         )
-        identities, found = _inspected(list(names), request, IndexCache(cache_dir), joined)
+        identities, found = _inspected(list(names), request, IndexCache(cache_dir))
         parts = with_lengths(named_alike(with_rows(found)), request)
         parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
         spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
@@ -249,13 +250,9 @@ class HDF5Source(Source):
     def spec(self) -> BatchSpec:
         return self._opened.spec
 
-    @property
+    @functools.cached_property
     def chunks(self) -> StorageLayout:
         """Which samples share chunks of the largest field, and how all fields are read."""
-        return self._chunks
-
-    @functools.cached_property
-    def _chunks(self) -> StorageLayout:
         grouping = self._grouping
         return StorageLayout(
             grouping.runs if any(run.rows > 1 for run in grouping.runs) else (),
@@ -394,16 +391,14 @@ def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None) -> d
 
 
 def _inspected(
-    paths: Sequence[str], request: PartRequest, cache: IndexCache, joined: JoinedTable | None
+    paths: Sequence[str], request: PartRequest, cache: IndexCache
 ) -> tuple[dict[str, FileIdentity], list[StoredPart]]:
     inspect = inspect_file if request.sample == "row" else inspect_groups
-    try:
-        found = {path: inspect(path, request, cache) for path in paths}
-    except MissingError as error:
-        raise (error if joined is None else joined.missing(error)) from error.__cause__
+    found = {path: inspect(path, request, cache) for path in paths}
     identities = {path: identity for path, (identity, _) in found.items()}
     check_distinct(identities)
-    return identities, [part for _, parts in found.values() for part in parts]
+    parts = [part for _, parts in found.values() for part in parts]
+    return identities, parts if request.sample == "row" else with_absent(parts, request)
 
 
 def _fits(part: StoredPart, grouping_key: str) -> bool:

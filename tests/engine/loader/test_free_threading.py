@@ -24,8 +24,7 @@ from lit_async_data.engine.supervisor import ThreadWorker, report_once
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
-from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile
+from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile
 from lit_async_data.testing import ArraySource
 
 

@@ -4,6 +4,7 @@ import functools
 import sys
 
 import h5py
+import numpy as np
 import pytest
 
 from lit_async_data.sources.images import formats
@@ -26,3 +27,19 @@ def path(tmp_path):
 def new(path):
     """That file, to be filled: ``with new() as file``."""
     return functools.partial(h5py.File, path, "w", libver=("earliest", "v110"))
+
+
+@pytest.fixture
+def patients(h5):
+    """Writes groups patient_1, patient_10, patient_2, in which every value encodes its place."""
+
+    def written(name="x.h5", counts={1: 4, 2: 5, 10: 3}, prefix=""):  # noqa: B006  # it is not changed
+        datasets = {}
+        for number, count in counts.items():
+            values, options = 100 * number + np.arange(count), {"chunks": (min(2, count), 3), "compression": "gzip"}
+            signal = np.repeat(values[:, None], 3, axis=1).astype("f4")
+            datasets[f"{prefix}patient_{number}/label"] = values
+            datasets[f"{prefix}patient_{number}/signal"] = {"data": signal, **options}
+        return h5(name, **datasets)
+
+    return written

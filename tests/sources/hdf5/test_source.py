@@ -220,24 +220,6 @@ def test_a_file_replaced_while_open_is_never_read_instead(old, storage):
         read(source, [0])
 
 
-class Trap(np.ndarray):
-    """An array that does something just before it is written to."""
-
-    def __setitem__(self, where, values):
-        self.act()
-        super().__setitem__(where, values)
-
-
-@pytest.mark.parametrize(("storage", "layout"), [("chunked", "NHWC"), ("gzip tiles", "NHWC"), ("contiguous", "HNWC")])
-def test_a_file_that_changes_in_the_middle_of_a_read_is_refused(old, storage, layout):
-    path = old(storage)
-    source = HDF5Source(path, {"x": "data"}, layout=layout)
-    out = np.zeros((2, *source.spec["x"].stored_shape), np.uint8).view(Trap)
-    out.act = lambda: lengthened(path)
-    with pytest.raises(ChangedError, match="grew"):
-        source.read_into(np.array([0, 1]), {"x": out})
-
-
 def test_a_missing_file_is_named(images):
     source = HDF5Source(images)
     os.unlink(images)

@@ -122,7 +122,6 @@ def written(path, storage="variable", images=IMAGES, **more):
         h5py.h5f.create(bytes(path), fcpl=sizes).close()
     with h5py.File(path, "a", userblock_size=512 if storage.endswith("user block") else None) as file:
         STORAGES[storage](file, images)
-        file["lengths"] = list(map(len, images))
         file["y"] = np.arange(len(images))
         for name, values in more.items():
             file[name] = values

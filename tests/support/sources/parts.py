@@ -2,7 +2,7 @@
 
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.part import PartRequest, inspect_file
-from lit_async_data.sources.hdf5.parts.selection import chosen_fields, chosen_layouts
+from lit_async_data.sources.hdf5.schema.field import chosen_fields, chosen_layouts
 
 
 def parts_of(path, fields, *, layout=None, group=None, cache_dir=None, allow_external=False):

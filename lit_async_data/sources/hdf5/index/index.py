@@ -1,52 +1,332 @@
-"""`Index`: where the chunks of a dataset lie in its file, kept in a cache.
+"""Where the chunks of a dataset lie in its file: the records of libhdf5, checked; the index made of them; its cache.
 
-With an index, chunks are read and decoded without libhdf5. Datasets that this might read wrongly are left to h5py:
-`unsupported_reason` says why.
-
-The head of a file describes the index; its body is a list of columns in plain text, and their values.
+libhdf5 does not check how many bytes a filter returns, and its scale-offset and n-bit filters do not check how many
+they receive: h5py returns heap memory in place of missing bytes. So chunks are checked here before h5py reads them.
+Records that no writer can have meant are an error; datasets whose records are merely unusual are left to h5py, and so
+are those that the index might read wrongly: `unsupported_reason` says why.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import math
 import os
+import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data import system
+from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.hdf5.index.records import (
-    Columns,
-    IndexKey,
-    checked_columns,
-    columns_of,
-    corners_known,
-    corrupt_error,
-    element_bytes,
-    grid_of,
+from lit_async_data.sources.hdf5.storage.codecs import (
+    DEFLATE,
+    FLETCHER32,
+    SHUFFLE,
+    SUM_BYTES,
+    Filter,
+    FilterPipeline,
+    filters_of,
+    is_found,
+    read_chunk,
 )
-from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, FilterPipeline, filters_of, is_found, read_chunk
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, as_source_errors, h5py
+from lit_async_data.sources.hdf5.storage.open_file import FileIdentity
 from lit_async_data.sources.local_files import CacheFolder, changed_recently, errno_of, retry_once
 
-if TYPE_CHECKING:
-    import h5py
+
+class Columns(NamedTuple):
+    """Where the chunks of a dataset are: 16 bytes per chunk, in grid order (last axis fastest)."""
+
+    offsets: npt.NDArray[np.int64]  # of each chunk in the file; -1 if it was never written
+    sizes: npt.NDArray[np.uint32]  # stored bytes of each chunk
+    masks: npt.NDArray[np.uint32]  # bit i means that filter i was skipped
 
 
-# Larger chunks are too large to be read ahead.
+@dataclasses.dataclass(frozen=True)
+class IndexKey:
+    """Identifies an index: a dataset, or a choice of groups, in one state of its file."""
+
+    path: str = dataclasses.field(compare=False)
+    name: str
+    # Inode, size, time of writing and of changes. The device number differs between machines and mounts.
+    state: tuple[int, ...]
+    layout: tuple[Any, ...] = ()  # type, shape, shape of the chunks, and numbers of the filters
+
+    @classmethod
+    def of(cls, dataset: h5py.Dataset) -> IndexKey:
+        state = FileIdentity.of(os.fstat(dataset.file.id.get_vfd_handle())).state
+        filters = tuple(each.number for each in filters_of(dataset))
+        layout = dataset.dtype.str, dataset.shape, dataset.chunks, filters
+        return cls(dataset.file.filename, dataset.name or "", state, layout)
+
+    def __str__(self) -> str:
+        return f"{self.path}:/{self.name.strip('/')}"
+
+
+NBIT, SCALEOFFSET = 5, 6  # as in h5py.h5z
+# Bytes before the values of a scale-offset chunk: bits per value, length of the minimum, and 16 for the minimum.
+SCALEOFFSET_HEAD = 21
+
+
+def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) -> None:
+    """Check that the chunks of a range of rows along an axis have all their bytes."""
+    filters, shape, chunk = filters_of(dataset), dataset.shape, dataset.chunks or ()
+    nbytes = math.prod(chunk) * dataset.dtype.itemsize
+    corners = [range(0, n, c) for n, c in zip(shape, chunk, strict=True)]
+    corners[axis] = range(first // chunk[axis] * chunk[axis], end, chunk[axis])
+    for corner in itertools.product(*corners):
+        try:
+            mask, stored = read_chunk(dataset, corner)
+        except LIBRARY_ERRORS:
+            continue  # the chunk was never written, or h5py will raise the same error
+        at_edge = any(at + c > n for at, c, n in zip(corner, chunk, shape, strict=True))
+        if at_edge and len(stored) == nbytes:
+            continue  # some datasets leave edge chunks unfiltered
+        try:
+            check_chunk_length(filters, mask, np.frombuffer(stored, np.uint8), nbytes)
+        except CorruptError as error:
+            of = f" of {len(stored)} bytes"
+            if corners_known(dataset):  # otherwise libhdf5 returns the offset of another chunk
+                with contextlib.suppress(*LIBRARY_ERRORS):
+                    of += f" at byte {dataset.id.get_chunk_info_by_coord(corner).byte_offset}"
+            raise corrupt_error(dataset, corner, str(error), of, int(corner[axis])) from error
+
+
+def check_chunk_length(filters: tuple[Filter, ...], mask: int, data: Bytes, nbytes: int) -> None:
+    """Check that a stored chunk decodes to ``nbytes`` at least; bit i of ``mask`` means a skipped filter i.
+
+    Accepts a chunk whose filters are unknown here.
+    """
+    applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
+    while applied:
+        last = applied.pop()
+        exact = _exact_size(applied, nbytes)
+        if last.number in (NBIT, SCALEOFFSET) and exact is not None and not _is_identity(last):
+            needed = _nbit_size(last, exact) if last.number == NBIT else _scaleoffset_size(last, data, exact)
+            if len(data) < needed:
+                raise CorruptError(f"only {len(data)} of {needed} bytes for filter {last.number}")
+            return  # from enough bytes, libhdf5 decodes all values
+        if last.number == SHUFFLE and not applied:
+            break  # shuffle keeps the size
+        if last.number == FLETCHER32:
+            data = data[: max(len(data) - SUM_BYTES, 0)]  # libhdf5 verifies the checksum
+        elif last.number == DEFLATE and exact is None:
+            try:
+                data = np.frombuffer(zlib.decompress(data.data), np.uint8)
+            except zlib.error as error:
+                raise CorruptError(str(error)) from error
+        elif not _is_identity(last):
+            codec = last.codec
+            if codec is None or codec.missing or (exact is None and last.changes_size):
+                return
+            data = codec.decode(data, len(data) if exact is None else exact, last.parameters)
+    if len(data) < nbytes:
+        raise CorruptError(f"{len(data)} bytes instead of {nbytes}")
+
+
+def _is_identity(each: Filter) -> bool:
+    """Whether n-bit or scale-offset stores values unchanged, because they need all their bits."""
+    parameters = each.parameters
+    if each.number == NBIT:
+        return len(parameters) > 1 and parameters[1] != 0
+    if each.number != SCALEOFFSET or len(parameters) < 5:
+        return False
+    return parameters[0] == 2 and parameters[1] == 8 * parameters[4]
+
+
+def _exact_size(applied: list[Filter], nbytes: int) -> int | None:
+    """Size of a chunk after these filters; None if it depends on the values."""
+    if any(each.changes_size and not _is_identity(each) for each in applied):
+        return None
+    return nbytes + int(SUM_BYTES * sum(each.number == FLETCHER32 for each in applied))
+
+
+def _nbit_size(nbit: Filter, nbytes: int) -> int:
+    """Bytes that n-bit reads. For numbers, its parameters end with: class, size, byte order, precision, offset."""
+    if len(nbit.parameters) < 8 or nbit.parameters[3] != 1:
+        return 0  # values are not numbers
+    values, size, bits = nbit.parameters[2], nbit.parameters[4], nbit.parameters[6]
+    if values * size != nbytes:
+        raise CorruptError(f"filter {NBIT} decodes to {values * size} bytes instead of {nbytes}")
+    return -(-values * bits // 8)
+
+
+def _scaleoffset_size(scaleoffset: Filter, data: Bytes, nbytes: int) -> int:
+    """Bytes that scale-offset reads. A chunk begins with the number of bits per value."""
+    parameters = scaleoffset.parameters
+    if len(parameters) < 5 or len(data) < SCALEOFFSET_HEAD:
+        return SCALEOFFSET_HEAD
+    values, size, bits = parameters[2], parameters[4], int.from_bytes(data[:4].tobytes(), "little")
+    if values * size != nbytes:
+        raise CorruptError(f"filter {SCALEOFFSET} decodes to {values * size} bytes instead of {nbytes}")
+    if bits > 8 * size:
+        raise CorruptError(f"its head claims {bits} bits per value, but a value has {size} bytes")
+    return SCALEOFFSET_HEAD - (-values * bits // 8)
+
+
+# From this many chunks on, the log reports that an index is being built, which takes seconds.
+MANY_CHUNKS = 2 * 10**6
+
+_log = logging.getLogger(__name__)
+
+
+def columns_of(dataset: h5py.Dataset) -> Columns | None:
+    """The chunk records of a dataset; None if they are unusual, so that h5py must read."""
+    columns, usual = checked_columns(dataset)
+    return columns if usual else None
+
+
+def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
+    """The chunk records of a dataset, and whether all are usual; in the order of the list if its corners are wrong.
+
+    Unusual are chunks of 4 GiB and more; addresses counted from the end of the user block, as before HDF5 1.14.4; and
+    mask bits beyond the filters, which libhdf5 ignores and some writers set.
+    """
+    chunk, grid, file = np.array(dataset.chunks), grid_of(dataset), dataset.file
+    chunks, known = math.prod(grid), corners_known(dataset)
+    if chunks >= MANY_CHUNKS:
+        _log.info("indexing up to %d chunks of %s:%s, 1 to 2 µs each", chunks, file.filename, dataset.name)
+    filters, nbytes = filters_of(dataset), math.prod(dataset.chunks or ()) * element_bytes(dataset)
+    records, end = records_of(dataset), os.fstat(file.id.get_vfd_handle()).st_size
+    corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
+    numbers = _chunk_numbers(dataset, corners, chunk, grid) if known else np.arange(len(records))
+    ends = offsets + sizes
+    impossible = {
+        "is listed twice, or behind a later one": (np.diff(numbers, prepend=-1) <= 0) | (numbers >= chunks),
+        "begins in the head of the file": offsets <= 0,
+        f"ends behind the {end} bytes of the file; was it truncated?": (ends > end) | (ends < offsets),
+        f"has the wrong size: a chunk has {nbytes} bytes before its filters, which are "
+        f"{', '.join(str(each.number) for each in filters) or 'none'}": ~_sizes_fit(filters, nbytes, sizes, masks),
+    }
+    for problem, wrong in impossible.items():
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise corrupt_error(dataset, corners[at], f"{problem} ({sizes[at]} bytes at byte {offsets[at]})")
+    columns = Columns(np.full(chunks, -1, np.int64), np.zeros(chunks, np.uint32), np.zeros(chunks, np.uint32))
+    columns.offsets[numbers], columns.sizes[numbers], columns.masks[numbers] = offsets, sizes, masks
+    _check_overlap(dataset, columns, chunk, grid)
+    small, inside = (sizes < 2**32).all(), (offsets > file.userblock_size).all()
+    return columns, bool(small and inside and (masks < 1 << len(filters)).all())
+
+
+def _sizes_fit(
+    filters: tuple[Filter, ...], nbytes: int, sizes: npt.NDArray[Any], masks: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    fits = sizes > 0
+    for mask in np.unique(masks).tolist() if masks.any() else [0]:
+        applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
+        if not any(each.changes_size for each in applied):
+            sums = SUM_BYTES * sum(each.number == FLETCHER32 for each in applied)
+            # Without checksums if the dataset leaves edge chunks unfiltered.
+            fits &= (masks != mask) | (sizes == nbytes + sums) | (sizes == nbytes)
+    return fits
+
+
+def corners_known(dataset: h5py.Dataset) -> bool:
+    """Whether libhdf5 lists the corners of chunks correctly.
+
+    HDF5 1.12 to 2.0 does not if a dataset is unlimited along one axis that is not the first.
+    """
+    unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
+    return len(unlimited) != 1 or unlimited == [0]
+
+
+def _chunk_numbers(
+    dataset: h5py.Dataset, corners: npt.NDArray[np.int64], chunk: npt.NDArray[Any], grid: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    """The number of each chunk in the grid."""
+    places, inside = np.divmod(corners, chunk)
+    outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
+    if outside.any():
+        raise corrupt_error(dataset, corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
+    return np.asarray(np.ravel_multi_index(tuple(places.T), grid), np.int64)
+
+
+def records_of(dataset: h5py.Dataset) -> npt.NDArray[np.int64]:
+    """The record of every written chunk, one row each: corner, filter mask, offset and size.
+
+    Takes about 1 µs per chunk; asking libhdf5 for one chunk after the other takes quadratic time.
+    """
+    records, path = array.array("q"), dataset.file.filename
+
+    def add(info: Any) -> None:
+        corner, mask, offset, size = info
+        try:
+            records.extend((*corner, mask, offset, size))
+        except OverflowError:
+            problem = f"lies where no file reaches ({size} bytes at byte {offset})"
+            raise corrupt_error(dataset, corner, problem) from None
+
+    problem = "has chunks that libhdf5 cannot list"
+    with as_source_errors(f"{path}:{dataset.name}", problem, file=path, dataset=dataset.name):
+        dataset.id.chunk_iter(add)
+    return np.asarray(records, np.int64).reshape(-1, len(dataset.shape) + 3)
+
+
+def corrupt_error(
+    dataset: h5py.Dataset, corner: Any, problem: str, of: str = "", row: int | None = None
+) -> CorruptError:
+    path, name, chunk = dataset.file.filename, dataset.name or "", tuple(int(n) for n in corner)
+    what = f"{path}:{name}, chunk {chunk}{of}: {problem}; the file is damaged: restore it, or write the dataset again"
+    return CorruptError(f"{what} from what can be read of it", file=path, dataset=name.strip("/"), row=row)
+
+
+def element_bytes(dataset: h5py.Dataset) -> int:
+    """Bytes of an element in the file: of one of variable length, those of its reference into the global heap."""
+    return stored_type(dataset, dataset.id.get_type())[1] if dataset.dtype.hasobject else int(dataset.dtype.itemsize)
+
+
+def stored_type(dataset: h5py.Dataset, kind: Any) -> tuple[Any, int]:
+    """A type of a dataset as its values lie in the file, without what lies in the global heap; and its bytes."""
+    size, dtype, what = kind.get_size(), kind.dtype, kind.get_class()
+    if not dtype.hasobject:
+        return dtype, size
+    if what == h5py.h5t.ARRAY:
+        return None, size // kind.get_super().get_size() * stored_type(dataset, kind.get_super())[1]
+    if what != h5py.h5t.COMPOUND:
+        # Length, address and number.
+        return None, size if what == h5py.h5t.REFERENCE else 8 + dataset.file.id.get_create_plist().get_sizes()[0]
+    members, grown = dict[str, tuple[Any, int]](), 0
+    # As if in memory: there, what refers to the heap may take fewer bytes, and what follows is moved.
+    for number in sorted(range(kind.get_nmembers()), key=kind.get_member_offset):
+        inner, name = kind.get_member_type(number), kind.get_member_name(number).decode(errors="surrogateescape")
+        member, nbytes = stored_type(dataset, inner)
+        members |= {} if member is None else {name: (member, kind.get_member_offset(number) + grown)}
+        grown += nbytes - inner.get_size()
+    formats, offsets = zip(*members.values(), strict=True) if members else ((), ())
+    record: dict[str, Any] = {"names": [*members], "formats": formats, "offsets": offsets, "itemsize": size + grown}
+    return np.dtype(record), size + grown  # type: ignore[call-overload]
+
+
+def _check_overlap(dataset: h5py.Dataset, columns: Columns, chunk: npt.NDArray[Any], grid: tuple[int, ...]) -> None:
+    written = np.flatnonzero(columns.offsets >= 0)
+    order = written[np.argsort(columns.offsets[written], kind="stable")]
+    begins = columns.offsets[order]
+    overlaps = begins[1:] < np.maximum.accumulate(begins + columns.sizes[order])[:-1]
+    if overlaps.any():
+        at = int(overlaps.argmax())
+        one, other = ((np.array(np.unravel_index(n, grid)) * chunk).tolist() for n in order[at : at + 2].tolist())
+        raise corrupt_error(dataset, other, f"overlaps chunk {tuple(one)} at byte {begins[at + 1]}")
+
+
+def grid_of(dataset: h5py.Dataset) -> tuple[int, ...]:
+    return tuple(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks or (), strict=True))
+
+
 MOST_CHUNK_BYTES = 2**30
-# An index takes 16 bytes per chunk (three times as many while it is built) and 1 to 2 µs. With more chunks it would
-# take more than 2.4 GB and a minute, in every process if it cannot be cached: worse than slow reading.
-MOST_CHUNKS = 5 * 10**7
-# Chunks that are compared with what libhdf5 reads: the first, the last and random ones.
+# An index takes 16 bytes per chunk, 100 and more while it is built, and 1 to 2 µs, in every process if it cannot be
+# cached: worse than slow reading.
+MOST_CHUNKS = 10**7
+# Chunks that are compared with what libhdf5 reads: the first, the last and others between.
 PROBES = 5
 NOT_FOUND = "is listed, but libhdf5 does not find it"
 # The one `unsupported_reason` that installing a library removes.
@@ -69,10 +349,7 @@ class ChunkIndex:
 
 
 def unsupported_reason(dataset: h5py.Dataset) -> str | None:
-    """Why h5py must read a dataset; None if its chunks may be indexed.
-
-    Looks at layout, type and filters only, before the index is built.
-    """
+    """Why h5py must read a dataset, by its layout, type and filters; None if its chunks may be indexed."""
     filters = filters_of(dataset)
     chunked = dataset.chunks is not None
     shapes = list(zip(dataset.shape, dataset.chunks or (), strict=chunked))
@@ -95,10 +372,7 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
 
 
 def check_unindexed(dataset: h5py.Dataset) -> None:
-    """Check the records of a dataset that h5py reads, and that libhdf5 finds each chunk that it lists.
-
-    In a damaged B-tree it may not find some, and h5py then reads fill values.
-    """
+    """Check the records of a dataset that h5py reads, and that libhdf5 finds each chunk, or h5py reads fill values."""
     if dataset.chunks is None or not in_one_file(dataset) or math.prod(grid_of(dataset)) > MOST_CHUNKS:
         return
     written = np.flatnonzero(checked_columns(dataset)[0].offsets >= 0)
@@ -112,27 +386,17 @@ def check_unindexed(dataset: h5py.Dataset) -> None:
                 raise corrupt_error(dataset, corner, NOT_FOUND)
 
 
-def _corner(number: int, grid: tuple[int, ...], chunk: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(n) * c for n, c in zip(np.unravel_index(number, grid), chunk, strict=True))
-
-
 def in_one_file(dataset: h5py.Dataset) -> bool:
     """Whether HDF5 stores everything in one file of the system, so that its offsets are offsets in that file."""
-    import h5py
-
     return bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
 def has_numpy_layout(dataset: h5py.Dataset) -> bool:
-    """Whether values are stored with the bytes that numpy has in memory."""
     dtype = dataset.dtype
     return dtype.kind in "SVO" or as_numpy(dataset.id.get_type(), dtype)
 
 
 def as_numpy(stored: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether values of a type of libhdf5 have the bytes of this type of numpy."""
-    import h5py
-
     # Enumerations are stored as their base integers, and h5py stores bool as an enumeration.
     if dtype.kind == "b" or h5py.check_enum_dtype(dtype):
         stored, dtype = stored.get_super(), np.dtype(np.int8) if dtype.kind == "b" else np.dtype(dtype.str)
@@ -140,10 +404,7 @@ def as_numpy(stored: Any, dtype: np.dtype[Any]) -> bool:
 
 
 def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
-    """The index of a dataset without an `unsupported_reason`; None if it is ambiguous and h5py must read.
-
-    Raises `CorruptError` if libhdf5 does not find chunks where it lists them.
-    """
+    """The index of a dataset without an `unsupported_reason`; None if it is ambiguous and h5py must read."""
     key = IndexKey.of(dataset)
     if (kept := cache.load(key)) is not None:
         with contextlib.suppress(CorruptError):
@@ -159,8 +420,6 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
 
 def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
     """The index with these columns, if probed chunks match and no chunk without a fill value is missing."""
-    import h5py
-
     fill, properties = None, dataset.id.get_create_plist()  # undefined, or never written: then every chunk must exist
     if dataset.dtype.hasobject:
         fill = None if properties.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED else 0  # refers to nothing
@@ -181,16 +440,13 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
 
     But in files with a user block, offsets count from its end before HDF5 1.14.4, and from the start of the file since.
     """
-    import secrets
-
     some_missing = index.offsets.min() < 0
     written = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
     if not len(written):
         return True
-    # Random, so that a forged index cannot leave the probed chunks intact.
-    between = np.random.default_rng(secrets.randbits(128)).integers(len(written), size=PROBES - 2).tolist()
-    for number in {int(written[each]) for each in (0, -1, *between)}:
-        corner = _corner(number, index.grid, index.shape)
+    for number in {int(written[int(each)]) for each in np.linspace(0, len(written) - 1, PROBES)}:
+        place = np.unravel_index(number, index.grid)
+        corner = tuple(int(n) * c for n, c in zip(place, index.shape, strict=True))
         handle, size, offset = dataset.file.id.get_vfd_handle(), int(index.sizes[number]), int(index.offsets[number])
         try:
             mask, stored = retry_once(functools.partial(read_chunk, dataset, corner))
@@ -210,7 +466,7 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
 def _edges_unfiltered(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     """Whether the chunks at the edges did not go through the filters, though their records say that they did.
 
-    A dataset may leave all of them unfiltered. They then have the size of unfiltered chunks, and do not decode.
+    They then have the size of unfiltered chunks, and do not decode.
     """
     if not index.filters.filters:
         return False
@@ -233,21 +489,17 @@ def _edges_unfiltered(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
 # Smaller indexes are built in 20 to 40 ms; they are not worth a file.
 FEWEST_CHUNKS = 2**14
 # Raise this when the columns or their meaning change.
-VERSION = 8
+VERSION = 9
 # Letters of the data file's name in the name of its index: few enough for any file system.
 NAME_SHOWN = 50
 
-Array = npt.NDArray[Any]
-
 
 class IndexCache:
-    """The cache in a folder, which is made if it does not exist; or no cache."""
-
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self._folder = None if folder is None else CacheFolder(folder, "index")
 
     def load(self, key: IndexKey) -> dict[str, Array] | None:
-        """The kept columns of a dataset in its current state, by name; None if no file holds them."""
+        """None if no file holds the columns of a dataset in its current state."""
         if self._folder is None:
             return None
         data = self._folder.load(str(key), _name(key), _head(key))
@@ -260,9 +512,9 @@ class IndexCache:
         return columns
 
     def store(self, key: IndexKey, columns: Mapping[str, Array]) -> None:
-        """Keep the columns of a dataset. Processes may do so at once, and failing to do so is no error."""
-        small = key.chunk and key.chunks < FEWEST_CHUNKS
-        if self._folder is None or small or changed_recently(key.mtime_ns, key.ctime_ns):
+        """Processes may do so at once, and failing to do so is no error."""
+        small = key.layout and math.prod(-(-n // c) for n, c in zip(*key.layout[1:3], strict=True)) < FEWEST_CHUNKS
+        if self._folder is None or small or changed_recently(*key.state[2:]):
             return
         listed = json.dumps([(name, each.dtype.str, len(each)) for name, each in columns.items()]).encode()
         body = b"".join([listed, b"\n", *(each.tobytes() for each in columns.values())])

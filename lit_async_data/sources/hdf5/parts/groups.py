@@ -1,7 +1,4 @@
-"""Groups, or datasets, that are samples: the datasets of one name in all of them become the chunks of one dataset.
-
-So the readers of chunks read them, from any number of groups and without libhdf5.
-"""
+"""Groups, or datasets, that are samples: the datasets of one name in all of them become the chunks of one dataset."""
 
 from __future__ import annotations
 
@@ -11,28 +8,28 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
-from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, length_key, listed_names
+from lit_async_data.batch.spec import TENSOR_TYPES, Array, FieldSpec, length_key, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.source import EACH
 from lit_async_data.sources.hdf5.index.index import (
     ChunkIndex,
     IndexCache,
+    IndexKey,
+    columns_of,
     has_numpy_layout,
     in_one_file,
     unsupported_reason,
 )
-from lit_async_data.sources.hdf5.index.records import Columns as ChunkColumns
-from lit_async_data.sources.hdf5.index.records import IndexKey, columns_of, superblock_bytes
-from lit_async_data.sources.hdf5.parts.joined import KEY
+from lit_async_data.sources.hdf5.index.index import Columns as ChunkColumns
 from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredPart, kept_field, of_group, value_of
-from lit_async_data.sources.hdf5.parts.selection import check_options, chosen_groups, names_in
+from lit_async_data.sources.hdf5.parts.samples import KEY
 from lit_async_data.sources.hdf5.parts.stored_field import (
     StoredField,
     WindowStarts,
@@ -49,25 +46,23 @@ from lit_async_data.sources.hdf5.schema.encoded import (
     padded_spec,
     place_of_image,
 )
-from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field
+from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, check_options, chosen_groups, names_in
 from lit_async_data.sources.hdf5.schema.inspect import (
     OpenGroup,
     StoredDataset,
     axes,
-    context_of,
     in_group,
     open_dataset,
 )
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.hdf5.storage.external_files import FileIdentity, external_files, refuse_external_link
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, open_h5py
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, context_of, h5py, open_h5py
+from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, external_files, refuse_external_link
 from lit_async_data.sources.local_files import natural
 
-Array = npt.NDArray[Any]
 Columns = dict[str, Array]  # of a field, by name; an entry for each sample
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
-# A field that this many first samples lack has a misspelt name; no more samples are listed.
+# A field that this many first samples of the only file lack has a misspelt name; no more samples are listed.
 MISSES = 1000
 # Options of fields where a group is a sample: fields have no rows then.
 OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null", *VARIABLE}
@@ -84,40 +79,69 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
         group = OpenGroup(file, path, "/", cache, allow_external=False)
-        state = identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns
         listed, kept_as = dict[str, Columns](), dict[str, IndexKey]()
         for key, each in request.fields.items():
             of = request.sample, request.group, *names_of.values(), key, each.attr, each.kind, each.decode
-            kept_as[key] = IndexKey(path, f"list of {of}", *state, "", (), (), ())
+            kept_as[key] = IndexKey(path, f"list of {of}", identity.state)
             listed[key] = cache.load(kept_as[key]) or {}
+        absent = dict[str, SourceError]()
         if not all(listed.values()):
-            listed = _listed(group, request, names_of)
+            listed, absent = _listed(group, request, names_of)
             for key in kept_as if all({"values", "offsets"} & {*each} for each in listed.values()) else ():
                 cache.store(kept_as[key], listed[key])
         names = next(iter(listed.values()))["names"]
         try:
-            stored = {key: _field(group, key, names_of[key], request, each) for key, each in listed.items()}
+            there = {key: each for key, each in listed.items() if key not in absent}
+            stored = {key: _field(group, key, names_of[key], request, each) for key, each in there.items()}
         except SourceError as error:
             raise of_group(error, names) from error.__cause__
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
     place = EACH if request.sample == "group" else next(iter(names_of.values()))
     lacking = {key: Lacking(each["lacking"], each["why"]) for key, each in listed.items() if len(each["lacking"])}
-    return identity, [StoredPart(path, place, stored, anchors, names=names, lacking=lacking)]
+    return identity, [StoredPart(path, place, stored, anchors, names=names, lacking=lacking, absent=absent)]
 
 
-def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]) -> dict[str, Columns]:
+def with_absent(parts: Sequence[StoredPart], request: PartRequest) -> list[StoredPart]:
+    """The parts, in which a field that none of its samples has is as in another part; nothing reads it."""
+    of_key = {key: field for part in reversed(parts) for key, field in part.fields.items()}
+    filled = list[StoredPart]()
+    for part in parts:
+        fields = dict(part.fields)
+        for key, error in part.absent.items():
+            if key not in of_key:
+                raise error
+            fields[key] = _absent(of_key[key], part)
+        filled.append(dataclasses.replace(part, fields={key: fields[key] for key in request.fields}, absent={}))
+    return filled
+
+
+def _absent(of: StoredField, part: StoredPart) -> StoredField:
+    stored, sequences = of.values, of.sequences
+    assert part.names is not None
+    count = len(part.names)
+    kept = None if stored.kept is None else np.full(count, IGNORED if of.text else 0, stored.dtype)
+    rows = dataclasses.replace(stored, path=part.path, shape=(count, *stored.shape[1:]), names=part.names, kept=kept)
+    if sequences:
+        first: Any = sequences
+        places, chunks = (np.repeat(each[:1], count, axis=0) for each in (first.references, first.chunks))
+        sequences = dataclasses.replace(sequences, rows=rows, references=places, chunks=chunks)
+    images = of.images and dataclasses.replace(of.images, rows=rows)
+    return dataclasses.replace(of, stored=rows, images=images, sequences=sequences)
+
+
+def _listed(
+    group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]
+) -> tuple[dict[str, Columns], dict[str, SourceError]]:
     """For each field, the samples that match, and where its datasets are, or the values of its attributes.
 
-    A sample that lacks the field has the entries of the first that has it.
+    A sample that lacks the field has the entries of the first that has it. Also why no sample has a field.
     """
-    import h5py
-
     if request.sample == "group":
         matches, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
     else:
         matches, above = _named_alike(group, names_of)
     names, shown = list[bytes](), time.monotonic()
-    listers = {key: _Lister(group, field) for key, field in request.fields.items()}
+    listers = {key: _Lister(group, field, alone=request.alone) for key, field in request.fields.items()}
     for number, name in enumerate(each.strip("/") for each in matches):
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
@@ -141,7 +165,14 @@ def _listed(group: OpenGroup, request: PartRequest, names_of: Mapping[str, str])
     if not names:
         pattern = next(iter(names_of.values())) if above else request.group
         raise MissingError(f"{group.path}: {pattern!r} matches no {request.sample}; check the name", file=group.path)
-    return {key: {"names": np.array(names), **lister.columns(len(names))} for key, lister in listers.items()}
+    found, absent = dict[str, Columns](), dict[str, SourceError]()
+    for key, lister in listers.items():
+        found[key] = {"names": np.array(names), "lacking": np.arange(len(names)), "why": np.zeros(len(names), "S1")}
+        try:
+            found[key] |= lister.columns(len(names))
+        except MissingError as error:
+            absent[key] = error
+    return found, absent
 
 
 def _names_of_samples(request: PartRequest) -> dict[str, str]:
@@ -164,8 +195,6 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
 
 def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[str], dict[str, tuple[Any, str]]]:
     """The names of samples by the first pattern, in natural order; for each field, its group and own name."""
-    import h5py
-
     above, found = dict[str, tuple[Any, str]](), list[str]()
     for key, name in names_of.items():
         path = name.partition("*")[0].rpartition("/")[0]
@@ -184,10 +213,8 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
 
 
 class _Lister:
-    """Lists a field of one sample after the other."""
-
-    def __init__(self, group: OpenGroup, field: Field) -> None:
-        self._group, self._field = group, field
+    def __init__(self, group: OpenGroup, field: Field, *, alone: bool) -> None:
+        self._group, self._field, self._alone = group, field, alone
         self._kind: _Values | _Images | _Places | None = None  # as the first sample with the field
         self._lacking, self._why = array.array("q"), list[bytes]()
         self._missing, self._unlike = list[tuple[Exception, str]](), ""  # of the first such sample
@@ -206,7 +233,7 @@ class _Lister:
                     open_dataset(group.file, group.path, full)  # says what is wrong
                 raise
             self._missing = self._missing or [(error, full)]
-            if self._kind is None and number == MISSES:
+            if self._kind is None and number == MISSES and self._alone:
                 self._raise_missing()
         else:
             self._kind = kind
@@ -239,15 +266,11 @@ class _UnlikeError(Exception):
 
 
 class _Values:
-    """The attributes, or the single texts, of one name."""
-
     def __init__(self, group: OpenGroup, field: Field) -> None:
         self._group, self._field, self._values = group, field, list[Any]()
         self._dtype: np.dtype[Any] | None = None  # of the first
 
     def add(self, node: Any, name: str, full: str) -> None:
-        import h5py
-
         low: Any = h5py
         attr = self._field.attr
         if attr:
@@ -267,8 +290,6 @@ class _Values:
 
 
 class _Images:
-    """Where the encoded images of one name are in the file."""
-
     def __init__(self, group: OpenGroup, _: Field) -> None:
         self._group, self._offsets, self._sizes = group, array.array("q"), array.array("I")
 
@@ -296,8 +317,6 @@ class _Places:
         self._places: Any = ChunkColumns(array.array("q"), array.array("I"), array.array("I"))  # type: ignore[arg-type]
 
     def add(self, node: Any, name: str, full: str) -> None:
-        import h5py
-
         group = self._group
         _refuse_link(group, node, name.encode(), full)
         found: Any = h5py.h5d.open(node, name.encode())
@@ -332,7 +351,6 @@ class _Places:
             places.extend(each)
 
     def columns(self, entries: Indices) -> Columns:
-        """Lengths, numbers and shapes of chunks; and the places of all chunks, sample by sample."""
         chunks = np.array(self._chunks).reshape(len(self._lengths), -1)[entries]
         every, found = np.array(self._counts, np.int64), {"lengths": np.array(self._lengths)[entries]}
         found |= {"counts": every[entries], "chunks": chunks.ravel()}
@@ -346,10 +364,8 @@ class _Places:
 def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, checked: bool = False) -> None:
     """Refuse a name that leads into another file, before it is opened; by handles, since there may be very many.
 
-    Checks every component of the name, or only the last if the caller has ``checked`` the others.
+    If the caller has ``checked`` the others, only the last component.
     """
-    import h5py
-
     low: Any = h5py
     if (b"/" in name and not checked) or (name and within.links.get_info(name).type != low.h5l.TYPE_HARD):
         refuse_external_link(group.file, full)
@@ -393,7 +409,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
     numbering, row = numbered_row(first, field, dataclasses.replace(stored.spec, dtype=native), stored, where)
     spec = delivered_spec(field, row, where)
     converted = (numbering and numbering.targets) or spec.dtype != stored.spec.dtype
-    conversion = Conversion(path, stored.name, numbering=numbering, names=names, null=field.null) if converted else None
+    conversion = Conversion(stored, numbering=numbering, null=field.null) if converted else None
     return StoredField(stored, spec, conversion=conversion, sequences=sequences if stored.shape[1:] else None)
 
 
@@ -414,7 +430,6 @@ def _coded_alike(group: OpenGroup, name: str, names: Any) -> Coded:
 
 
 def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:
-    """The parts, in which datasets of groups that differ in length, also from file to file, are padded."""
     for key, field in request.fields.items() if parts[0].names is not None else ():
         found = [part.fields[key].sequences for part in parts]
         lengths = np.unique(np.concatenate([each.lengths for each in found if each] or [np.ones(1, np.int64)]))
@@ -450,7 +465,8 @@ def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, colum
     if channel is not None:
         sample.insert(0, sample.pop(channel))
     dtype = first.dtype.newbyteorder("=")
-    spec = FieldSpec(tuple(sample), dtype if sample or dtype.kind not in "iu" else np.dtype(np.int64), channel)
+    labels = not sample and dtype.kind in "iu" and dtype != np.uint64  # as of `inspect_dataset`
+    spec = FieldSpec(tuple(sample), np.dtype(np.int64) if labels else dtype, channel)
     stored = StoredDataset(path, name, shape, first.dtype, 0, spec, filtered=first.filtered, names=names)
     ends = np.cumsum(counts)
     references = np.stack([lengths * (math.prod(shape[2:]) * dtype.itemsize), ends - counts, ends], axis=1)
@@ -468,10 +484,9 @@ def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, colum
 
 
 def _check_inside(group: OpenGroup, name: str, names: Array, index: ChunkIndex, ends: Indices) -> None:
-    """Check that the chunks of all samples lie in the file, behind its head."""
-    head = group.file.userblock_size + superblock_bytes(group.file)
+    head = group.file.userblock_size
     end = os.fstat(group.file.id.get_vfd_handle()).st_size
-    outside = (index.offsets >= 0) & ((index.offsets < head) | (index.offsets + index.sizes > end))
+    outside = (index.offsets >= 0) & ((index.offsets <= head) | (index.offsets + index.sizes > end))
     if outside.any():
         full = in_group(name, names, int(np.searchsorted(ends, outside.argmax(), side="right")))
         what = f"lies at byte {index.offsets[outside.argmax()]}, where it cannot be; the file is damaged: restore it"

@@ -1,7 +1,7 @@
 """`StoredPart`: the samples of a file or group, and the chunks that group them.
 
-Samples are grouped by the chunk they begin in. If they reach into the next chunk, that chunk is decoded for them, and
-again for its own samples. So several chunks form one group then, and only the last is decoded twice.
+Samples are grouped by the chunk they begin in. If they reach into the next chunk, several chunks form one group, of
+which only the last is decoded twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.parts.selection import chosen_groups
 from lit_async_data.sources.hdf5.parts.stored_field import (
     Span,
     StoredField,
@@ -34,10 +33,10 @@ from lit_async_data.sources.hdf5.parts.stored_field import (
 )
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, numbered
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
-from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, Tables, in_group, member_of, members
-from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, FileIdentity
-from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, open_h5py
+from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, h5py, open_h5py
+from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, FileIdentity
 
 # Chunks per group for each chunk that samples reach into. A quarter of the chunks is then decoded twice.
 CHUNKS_PER_RUN = 4
@@ -48,7 +47,7 @@ MIN_SHARE = 0.1
 
 
 class ChunkGrouping(NamedTuple):
-    """How the samples of one field share chunks; the first three as in `StorageLayout`."""
+    """The first three as in `StorageLayout`."""
 
     runs: tuple[ChunkRun, ...]
     spread: float
@@ -57,10 +56,9 @@ class ChunkGrouping(NamedTuple):
 
 
 def grouping_key(part: StoredPart) -> str:
-    """The key of the field whose chunks group the samples: the largest field.
+    """The largest field, or the largest compressed one of several samples per chunk with a tenth of its bytes.
 
-    If other fields are compressed in chunks of several samples and have at least a tenth of its bytes, the largest of
-    those: what needs no decoding can be read in any order.
+    What needs no decoding can be read in any order.
     """
     sizes = {key: field.spec.nbytes for key, field in part.fields.items()}
     decoded = {
@@ -72,7 +70,6 @@ def grouping_key(part: StoredPart) -> str:
 
 
 def group_samples(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
-    """Group the samples of all parts by the chunks of one field."""
     if all(_is_plain(part, key) for part in parts):
         runs = tuple(ChunkRun(part.rows, part.fields[key].values.chunk_rows) for part in parts)
         return ChunkGrouping(runs, 1.0, 1, 1)
@@ -107,7 +104,7 @@ def _grouping(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> Chu
 
 
 def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[Indices, Indices, Indices]:
-    """For each group of samples that begin in the same chunks: its number of samples, and its first and last chunk."""
+    """For each group of samples that begin in the same chunks: its samples, and its first and last chunk."""
     field, count = part.fields[key], part.anchors.count
     rows = field.values.chunk_rows
     begins = _group_starts(part, key, chunks_per_run)
@@ -143,7 +140,6 @@ def _runs(counts: Indices) -> Iterator[ChunkRun]:
 
 
 def _count_distinct(firsts: Indices, lasts: Indices) -> int:
-    """Number of chunks in the union of ranges of chunks."""
     order = np.argsort(firsts, kind="stable")
     ends = np.maximum.accumulate(lasts[order])
     seen_to = np.append(firsts[order][:1] - 1, ends[:-1])
@@ -152,14 +148,9 @@ def _count_distinct(firsts: Indices, lasts: Indices) -> int:
 
 log = logging.getLogger(__name__)
 
-OUTSIDE = b"refers to a place outside of the file; restore the file"
-READ_BY_H5PY = "%s: is read by h5py, one thread at a time: %s"
-
 
 @dataclasses.dataclass(frozen=True)
 class PartRequest:
-    """The user's choices for each part."""
-
     fields: Mapping[str, Field]
     layouts: Mapping[str, str]  # letters of the axes, by batch key, where given
     group: str | Sequence[str] | None
@@ -167,6 +158,7 @@ class PartRequest:
     rows: str | None  # name of a dataset with row numbers or a mask, or None
     stride: int
     allow_external: bool
+    alone: bool = True  # whether there is one file
 
 
 class Lacking(NamedTuple):
@@ -178,8 +170,6 @@ class Lacking(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredPart:
-    """One part of a source."""
-
     path: str
     group: str  # the group in it; ``"/"`` for the root; with a ``*`` if a group or dataset is a sample
     fields: Mapping[str, StoredField]
@@ -189,6 +179,7 @@ class StoredPart:
     # The row of the table of each row, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
     lacking: Mapping[str, Lacking] = dataclasses.field(default_factory=dict)  # by field
+    absent: Mapping[str, SourceError] = dataclasses.field(default_factory=dict)  # why no row has a field
 
     @property
     def rows(self) -> int:
@@ -196,12 +187,10 @@ class StoredPart:
 
     @property
     def own_rows(self) -> Indices:
-        """The row of each sample."""
         return self.anchors.rows(np.arange(self.anchors.count))
 
     @property
     def anchor_range(self) -> Span:
-        """The first and the last row whose windows lie inside the part."""
         return anchor_range(self.rows, [field.inside for field in self.fields.values()])
 
     @property
@@ -217,7 +206,7 @@ class StoredPart:
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
     def dataset_key(self, stored: StoredDataset) -> str:
-        """A key for the dataset in all groups; includes the sample axis, which fields may choose differently."""
+        """One for the dataset in all groups; with the sample axis, which fields may choose differently."""
         return f"{stored.name.strip('/').removeprefix(self.group.strip('/') + '/')} {stored.axis}"
 
     def spans(self) -> dict[str, Span | None]:
@@ -249,7 +238,6 @@ class StoredPart:
         return None
 
     def lacks(self, key: str, anchors: Indices) -> Indices:
-        """The rows of samples that a field cannot read."""
         rows = self.fields[key].own(anchors)
         return rows[np.isin(rows, self.lacking[key].rows if key in self.lacking else [])]
 
@@ -258,24 +246,18 @@ class StoredPart:
         what = why[np.searchsorted(rows, row)].decode()
         kind = CorruptError if self.names is None else FormatError if what else MissingError
         whole = dataclasses.replace(stored, names=self.names)  # with the names of all samples
-        return kind(f"{whole.at(row)}: {what or 'is missing; write it'}", file=self.path, dataset=stored.name, row=row)
+        return whole.error(kind, what or "is missing; write it", row)
 
     def group_of(self, row: int) -> str:
         return self.group if self.names is None else in_group(self.group, self.names, row)
 
     def rows_of_table(self) -> Indices:
-        """The row of the table of each sample."""
         assert self.table_rows is not None
         rows = self.own_rows
         return self.table_rows[rows if len(self.table_rows) > 1 else np.zeros_like(rows)]
 
     def column(self, name: str, *, allow_external: bool) -> tuple[npt.NDArray[Any], Coded]:
-        """The value of a dataset with one axis at the row of every sample, and the names of numbers.
-
-        Text stays text; categories are text, and None where there is no value.
-        """
-        import h5py
-
+        """The value of a dataset with one axis at the row of every sample; None of categories without one."""
         where = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
             group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
@@ -295,7 +277,6 @@ class StoredPart:
         return self.path if self.group == "/" else f"{self.path}:/{self.group}"
 
     def at(self, rows: Indices) -> StoredPart:
-        """A copy of this part with samples at other rows."""
         first, last = self.anchor_range
         wrong = (rows < first) | (rows > last)
         if wrong.any():
@@ -311,7 +292,7 @@ class StoredPart:
 
 
 def of_group(error: SourceError, names: npt.NDArray[np.bytes_] | None) -> SourceError:
-    """An error of a row, with the name of its own dataset, if a group or dataset is a sample."""
+    """An error of a row that is a group, with the name of its own dataset."""
     if names is not None and error.row is not None and error.dataset is not None:
         error.dataset = in_group(error.dataset, names, error.row)
     return error
@@ -343,7 +324,8 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         if field.attr:
             fields[key] = inspect_attribute(group, key, field, rows)
     lost = {key: of.sequences.lost for key, of in (fields | of_anchors).items() if of.sequences}
-    lacking = {key: Lacking(own, np.array([OUTSIDE] * len(own))) for key, own in lost.items() if len(own)}
+    outside = b"refers to a place outside of the file; restore the file"
+    lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}
     part = StoredPart(
         group.path, group.group, fields, WindowStarts.within(rows, spans, request.stride), lacking=lacking
     )
@@ -391,9 +373,7 @@ def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool
 
 
 def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
-    """The value of an attribute of an object of libhdf5, as an array without axes: a number, or bytes of text."""
-    import h5py
-
+    """The attribute of an object of libhdf5, as an array without axes: a number, or bytes of text."""
     where = f"{path}:/{name}: its attribute {field.attr!r}"
     context: dict[str, Any] = {"file": path, "dataset": name}
     try:
@@ -432,7 +412,7 @@ def kept_field(
         return numbered_field(dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes), field, where)
     numbering, row = numbered_row(Coded(name, enumerated(values.dtype)), field, stored.spec, stored, where)
     spec = delivered_spec(field, row, where)
-    convert = Conversion(path, name, numbering=numbering, names=names)
+    convert = Conversion(stored, numbering=numbering)
     kept = convert(values.astype(native), np.arange(len(values)), spec.dtype).astype(spec.dtype)
     return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
 
@@ -515,11 +495,10 @@ def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it", name: str = 
 
 
 def log_warnings(part: StoredPart) -> None:
-    """Warn of datasets that are slow to read, and of packed values that are delivered as stored."""
     fields = [each for field in part.fields.values() for each in field.channels or (field,)]
     slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
     for name, reason in slow.items():
-        log.warning(READ_BY_H5PY, name, reason)
+        log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
     packed = {str(field.stored): field.packed for field in fields if field.packed}
     for name, attributes in packed.items():
         listed = ", ".join(attributes)
@@ -527,7 +506,7 @@ def log_warnings(part: StoredPart) -> None:
 
 
 def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts, in which samples of variable length are padded to the longest sample of all."""
+    """The parts, in which samples of variable length are padded to the longest of all."""
     padded = list[StoredPart]()
     for part in parts:
         fields = dict(part.fields)
@@ -541,7 +520,6 @@ def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
 
 
 def common_fields(parts: Sequence[StoredPart]) -> dict[str, FieldSpec]:
-    """The fields of all parts, with the meanings of numbers in any of them."""
     known = {key: field.spec for key, field in parts[0].fields.items()}
     for part in parts:
         _check_compatible(part, parts[0], known)

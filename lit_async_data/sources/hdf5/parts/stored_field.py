@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import FieldSpec, length_key, mask_key
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.index.index import check_unindexed
 from lit_async_data.sources.hdf5.schema.categories import (
     PACKING,
     Coded,
@@ -37,42 +36,35 @@ from lit_async_data.sources.hdf5.schema.encoded import (
 )
 from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
-from lit_async_data.sources.hdf5.storage.codecs import check_filters
-from lit_async_data.sources.hdf5.storage.failures import NoSamplesError
-
-if TYPE_CHECKING:
-    import h5py
+from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
 
 Span = tuple[int, int]
 # Lookup tables are kept in memory, one per file. This is their largest size.
 TABLE_BYTES = 256 * 2**20
 LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
-# Kinds of groups, for messages.
 RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class WindowStarts:
-    """Anchors at equal steps, or chosen ones. Immutable."""
+    """Anchors at equal steps, or chosen ones."""
 
-    def __init__(self, first: int, stride: int, count: int, chosen: Indices | None = None) -> None:
-        self.first = first
-        self.stride = stride
-        self.count = count
-        self.chosen = chosen
+    first: int
+    stride: int
+    count: int
+    chosen: Indices | None = None
 
     @classmethod
     def within(cls, rows: int, spans: Sequence[Span], stride: int) -> WindowStarts:
-        """Anchors at equal steps whose windows, one span for each field, lie inside a part of ``rows`` rows."""
+        """Those whose windows, one span for each field, lie inside a part."""
         first, last = anchor_range(rows, spans)
         return cls(first, stride, max((last - first) // stride + 1, 0))
 
     @classmethod
     def at(cls, chosen: Indices) -> WindowStarts:
-        """Anchors at chosen rows."""
         return cls(0, 1, len(chosen), chosen)
 
     def rows(self, samples: Indices) -> Indices:
-        """The rows of samples, counted from the start of the part."""
         if self.chosen is not None:
             return self.chosen[samples]
         if self.first == 0 and self.stride == 1:
@@ -80,7 +72,7 @@ class WindowStarts:
         return self.first + samples * self.stride
 
     def fingerprint(self, rows: int) -> int:
-        """A number that differs between choices of anchors in a part of this many rows; 0 if all rows are anchors."""
+        """Differs between choices of anchors; 0 if all rows are."""
         if self.chosen is not None:
             return zlib.crc32(self.chosen.tobytes()) + 1
         whole = (self.first, self.stride, self.count) == (0, 1, rows)
@@ -106,8 +98,6 @@ def anchor_range(rows: int, spans: Sequence[Span]) -> Span:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredField:
-    """One field of one part."""
-
     stored: StoredDataset | StoredRanges
     spec: FieldSpec
     span: Span = (0, 1)  # first row of a sample and the end, relative to its anchor
@@ -131,7 +121,6 @@ class StoredField:
 
     @property
     def plain(self) -> bool:
-        """Whether a sample is a stored row, without conversion."""
         return self.span == (0, 1) and self.conversion is None and not (self.windowed or self.fill or self.left)
 
     def lengths_of(self, rows: Indices) -> Indices:
@@ -142,12 +131,10 @@ class StoredField:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts, or names of classes, that its numbers stand for."""
         return self.spec.texts or self.spec.classes
 
     @property
     def values(self) -> StoredDataset:
-        """The dataset that holds the values."""
         return self.stored.values if isinstance(self.stored, StoredRanges) else self.stored
 
     @property
@@ -159,7 +146,6 @@ class StoredField:
 
     @property
     def inside(self) -> Span:
-        """The rows around an anchor that must lie in the part."""
         return (0, 1) if self.pad else self.span
 
     @property
@@ -170,12 +156,10 @@ class StoredField:
 
     @property
     def length(self) -> int:
-        """The number of rows that are read for a sample."""
         length = self.span[1] - self.span[0]
         return min(length, self.stored.rows) if self.pad else length
 
     def own(self, anchors: Indices) -> Indices:
-        """The rows of its dataset that belong to anchors."""
         return anchors if self.at is None else self.at[1][np.searchsorted(self.at[0], anchors)]
 
     def begins(self, anchors: Indices) -> Indices:
@@ -199,9 +183,7 @@ class StoredField:
 
 
 def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
-    """Inspect a field of one part. Padded samples bring a field of their lengths, padded windows one of their mask."""
-    import h5py
-
+    """Padded samples bring a field of their lengths, padded windows one of their mask."""
     name, where = group.name(field.dataset), f"fields.{key}"
     if field.stacked:
         return _stacked(key, layout, [inspect_field(group, key, each, layout) for each in field.stacked])
@@ -237,9 +219,7 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     row = dataclasses.replace(row, dtype=packing.dtype if packing else native)
     numbering, row = numbered_row(coded, field, row, stored, where)
     conversion = Conversion(
-        group.path,
-        stored.name,
-        member=stored.member,
+        stored,
         column=field.column if table is None else None,
         table=table,
         packing=packing,
@@ -304,9 +284,7 @@ def _lookup_table(group: OpenGroup, stored: StoredDataset, column: int | None, w
             what = f"{stored} takes {stored.nbytes:,} bytes, but a lookup table is kept in memory and may take"
             cure = "store the values of each row as a dataset"
             raise ConfigError(f"{what} {TABLE_BYTES:,} at most; {cure}", f"{where}.lookup")
-        table: Any = group.file[stored.name]
-        check_filters(table, group.path, stored.name)
-        check_unindexed(table)
+        table = group.whole(f"/{stored.name.strip('/')}", "")
         values = np.moveaxis(stored.member.of(table[...]) if stored.member else table[...], stored.axis, 0)
         values = values if column is None else values[:, column]
         group.tables[key] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
@@ -315,7 +293,7 @@ def _lookup_table(group: OpenGroup, stored: StoredDataset, column: int | None, w
 
 def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing:
     path, name = dataset.file.filename, str(dataset.name)
-    context: dict[str, Any] = {"file": path, "dataset": name, "place": f"{path}:{name}"}
+    context = context_of(path, name)
     if dataset.dtype.kind not in "iuf":
         raise FormatError(f"holds {dataset.dtype}, which mask_and_scale does not apply to; leave it out", **context)
     if not any(each in dataset.attrs for each in PACKING):
@@ -372,14 +350,13 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
 
 def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredField:
     spec = delivered_spec(field, stored.spec, where)
-    cast = Conversion(stored.path, stored.name, names=stored.names) if spec.dtype != stored.dtype else None
-    return StoredField(stored, spec, conversion=cast, text=field)
+    return StoredField(stored, spec, conversion=Conversion(stored) if spec.dtype != stored.dtype else None, text=field)
 
 
 def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None) -> StoredField:
     if layout is not None:
         raise ConfigError(f"{layout!r} for {key}: images have their channels first; leave it out", "layout")
-    images = inspect_images(group, field, f"fields.{key}")
+    images = inspect_images(group, field)
     spec = images.decoder.spec
     if field.rows is not None:
         spec = FieldSpec((field.rows, *spec.shape), spec.dtype, channel=3, lead=1)
@@ -420,7 +397,6 @@ def _inspect_ranges(
 
 
 def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:
-    """A field of padded samples, and the field of their lengths."""
     if isinstance(found, StoredRanges):
         sequences, lengths = None, None if found.columns else found.lengths
     else:
@@ -429,8 +405,7 @@ def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences)
     spec = delivered_spec(field, found.spec, f"fields.{key}")
     if lengths is not None:
         spec = dataclasses.replace(spec, padded=field.pad_side)
-    names = sequences and sequences.rows.names
-    conversion = Conversion(stored.path, stored.name, names=names) if spec.dtype != found.spec.dtype else None
+    conversion = Conversion(stored) if spec.dtype != found.spec.dtype else None
     left = field.pad_side == "left"
     of_key = StoredField(stored, spec, conversion=conversion, sequences=sequences, fill=field.fill, left=left)
     return {key: of_key} | ({} if lengths is None else {length_key(key): StoredField(stored, LENGTH, lengths=lengths)})
@@ -449,9 +424,8 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
         if dtype.kind == "c" and to.kind != "c":
             raise ConfigError(f"{to} cannot hold complex numbers; give a complex type", f"{where}.dtype")
     if not _holds(to, field.fill):
-        raise ConfigError(
-            f"{field.fill!r} is not a value of {to}; give another dtype, or another value", f"{where}.fill"
-        )
+        what = f"{field.fill!r} is not a value of {to}; give another dtype, or another value"
+        raise ConfigError(what, f"{where}.fill")
     # Only where no value can be lost, since a cast on the device is not checked.
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None

@@ -1,7 +1,4 @@
-"""Readers of chunks: decoded slabs, and how long they are kept.
-
-A *slab* is a range of rows that is decoded together: the chunks that share these rows, as one array, rows first.
-"""
+"""Readers of chunks: decoded slabs, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -15,19 +12,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lit_async_data.order.chunk_order import distinct_of
+from lit_async_data.batch.spec import Array
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels, pieces, touched
+from lit_async_data.sources.hdf5.readers.readers import Reader, grouped, pieces, touched
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.system import POLL_S, Gate
 
-Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
 
 # Groups of chunks that are distinguished: the current one, the next, and earlier ones that slow workers still read.
@@ -38,7 +33,7 @@ Cached = collections.deque[tuple[int, Array, Indices] | None]
 
 
 class Room:
-    """The bytes that loaders have reserved for slabs, and the lock of all slabs."""
+    """The bytes that loaders have reserved, and the lock of all slabs."""
 
     def __init__(self) -> None:
         # Garbage collection can close a loader, and give its room back, while its thread holds the lock.
@@ -71,16 +66,13 @@ class ChunkCache:
         self._kept: list[KeptSlabs] = []
 
     def recent(self, dataset: str) -> RecentSlabs:
-        """The recent slabs of a dataset, in all files."""
         return self._recent.setdefault(dataset, RecentSlabs(dataset, self.room))
 
     def kept(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> KeptSlabs:
-        """The kept slabs of a dataset of one file; see `KeptSlabs`."""
         self._kept.append(KeptSlabs(samples, rows, shape, dtype, self.room))
         return self._kept[-1]
 
     def reserve(self, recent: Mapping[str, int], kept: int) -> Reservation:
-        """Add room for recent slabs of each dataset, and for kept ones."""
         key = object()
         reservation = Reservation(functools.partial(self._give_back, key))
         self.room.reserved[key] = recent, kept
@@ -153,10 +145,9 @@ class RecentSlabs:
     def get(
         self, key: Hashable, decode: Callable[[], Array], *, wait: bool, chunk_group: ChunkGroup | None = None
     ) -> Array | None:
-        """A slab, decoded now for a group of chunks, and without a lock, if it is not cached.
+        """A slab, decoded now and without a lock if it is not cached; without ``wait``, None if another thread does.
 
-        None if another thread is decoding it and ``wait`` is false. The group is None if the slab is read at once, or
-        the order has none.
+        The group of chunks is None if the slab is read at once, or the order has none.
         """
         own = None
         try:  # from here on, so that no interrupt leaves a gate that others wait for
@@ -183,7 +174,7 @@ class RecentSlabs:
                 own.open()
 
     def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
-        """Look up slabs by their numbers, each with the places that need it; returns the cached ones and the others."""
+        """The cached slabs, each with the places that need it; and the others."""
         cached: Cached = collections.deque()
         others = []
         with self._lock:
@@ -229,7 +220,7 @@ class RecentSlabs:
 
 
 class KeptSlabs:
-    """Slabs of a dataset of one file that are kept for good, as many as fit, in one table of rows. Thread-safe."""
+    """Slabs of a dataset of one file, as many as fit, in one table of rows. Thread-safe."""
 
     def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: Room) -> None:
         self._rows, self._shape, self._dtype = rows, shape, dtype
@@ -240,11 +231,10 @@ class KeptSlabs:
         # an old table with new places while another clears and refills the cache.
         self._content: tuple[Array, Indices] | None = None
         self._next = 0  # place of the next slab
-        self._refused = False  # whether the system had no memory for the table
 
     @property
     def enabled(self) -> bool:
-        return self._room.kept > 0 and not self._refused
+        return self._room.kept > 0
 
     def missing(self, numbers: Indices) -> Indices:
         found = self._found(numbers)
@@ -257,12 +247,8 @@ class KeptSlabs:
             return None
         return found[0][found[1] * self._rows : (found[1] + 1) * self._rows]
 
-    def copy_rows(self, rows: Indices, out: Array, check: Callable[[Array, Indices], Array]) -> Indices | None:
-        """Copy the cached ones of some rows to their places in ``out``.
-
-        Returns the places of the others; None if there are none. ``check`` converts values, of these rows, whose dtype
-        is not that of ``out``.
-        """
+    def copy_rows(self, rows: Indices, out: Array) -> Indices | None:
+        """Copy the cached ones of some rows to their places in ``out``; the places of the others, None if none are."""
         if self._content is None:
             return np.arange(len(rows))
         slabs, inside = np.divmod(rows, self._rows)
@@ -276,7 +262,7 @@ class KeptSlabs:
             table.take(table_rows, axis=0, out=out, mode="clip")
             return None
         if cached.any():
-            out[cached] = check(table[table_rows[cached]], rows[cached])
+            out[cached] = table[table_rows[cached]]
         return None if cached.all() else np.flatnonzero(~cached)
 
     def put(self, number: int, slab: Array) -> None:
@@ -296,9 +282,8 @@ class KeptSlabs:
         if self._content is None or len(self._content[0]) == self._next * self._rows < most * self._rows:
             # When a table is full and another loader has added room, a larger one starts empty.
             self.clear()
-            self._content = self._new_table(most)
-        if self._content is None:
-            return None
+            table = np.empty((most * self._rows, *self._shape), self._dtype)
+            self._content = table, np.full(self._slabs, -1, np.int64)
         table, place = self._content
         begin = self._next * self._rows
         fits = self._room.taken + self._slab_bytes <= self._room.kept
@@ -308,45 +293,27 @@ class KeptSlabs:
         self._room.taken += self._slab_bytes
         return begin
 
-    def _new_table(self, slabs: int) -> tuple[Array, Indices] | None:
-        if self._refused:
-            return None
-        try:
-            return np.empty((slabs * self._rows, *self._shape), self._dtype), np.full(self._slabs, -1, np.int64)
-        except MemoryError as error:
-            self._refused = True
-            log.warning(
-                "cache_bytes: %s; chunks of one dataset are decoded each time; choose a smaller cache_bytes", error
-            )
-            return None
-
     def clear(self) -> None:
         """Drop all slabs. Hold the lock."""
         self._room.taken -= self._next * self._slab_bytes
         self._content, self._next = None, 0
 
     def _found(self, numbers: Any) -> tuple[Array, Any] | None:
-        """The table, and the places of slabs in it."""
-        # 1. A thread writes a slab, and then its place. 2. Another sees the place, but not yet the slab: a processor
-        # such as ARM may make writes of one thread visible to others in another order. The GIL prevented that; without
-        # it, only a lock that both threads take does. See test_places_are_read_and_written_under_the_lock.
+        # A processor such as ARM may show another thread the place of a slab before the slab itself. The GIL prevented
+        # that; without it, only a lock that both threads take does.
         if (content := self._content) is None:
             return None
         with self._lock:
             return content[0], content[1][numbers]
 
 
-# Rows of this size and more are copied one by one; a fancy index would copy each twice. With 64 chunks at a time, rows
-# of 12 KiB then take 0.6 of the time.
+# Rows of this size and more are copied one by one; a fancy index would copy each twice.
 ONE_BY_ONE = 4096
 
 
 class ChunkedReader(Reader):
-    """Copies rows from slabs, which it decodes on first use."""
-
     def __init__(self, stored: StoredDataset, decoder: SlabDecoder, cache: ChunkCache, name: str) -> None:
         self.decoder = decoder
-        self._stored = stored
         self._native = native = stored.dtype.newbyteorder("=")
         rows = min(decoder.rows, stored.rows)
         self._recent = cache.recent(name)
@@ -364,28 +331,21 @@ class ChunkedReader(Reader):
         self._name = object()  # not the reader itself, which would make a reference cycle with the cache
 
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
-        missing = self._kept.copy_rows(
-            rows, out, lambda values, which: checked_labels(values, self._stored, out.dtype, which)
-        )
+        missing = self._kept.copy_rows(rows, out)
         if missing is not None:
             self.read_places(rows, missing, out)
 
     def read_places(self, rows: Indices, missing: Indices, out: Array) -> None:
-        """Fill some places of the batch only, from slabs that are not kept for good."""
-        if self.decoder.cold:
-            self.decoder.fetch(distinct_of(rows[missing] // self.rows))
+        """Fill some places of the batch, from slabs that are not kept for good."""
         if self._single_rows:
             self._read_single_rows(rows, missing, out)
             return
-        same = self._native == out.dtype
-        groups = [(number, missing[where]) for number, where in _group_by_slab(rows[missing] // self.rows)]
+        groups = [(number, missing[where]) for number, where in grouped(rows[missing] // self.rows)]
         # One call for all that are cached. They leave the queue one by one, so that this thread holds no evicted slab.
         cached, others = self._recent.cached(self._name, groups)
         for number, slab, where in itertools.chain(iter(cached.popleft, None), self._iter_slabs(others)):
             inside = rows[where] - number * self.rows
-            if not same:
-                out[where] = checked_labels(slab[inside], self._stored, out.dtype, rows[where])
-            elif len(where) == 1:
+            if len(where) == 1:
                 out[where[0]] = slab[inside[0]]
             elif self._large:
                 for at, row in zip(where.tolist(), inside.tolist(), strict=True):
@@ -399,17 +359,14 @@ class ChunkedReader(Reader):
             super().read_ranges(firsts, counts, out)
             return
         cut = pieces(firsts, counts, self.rows)
-        if self.decoder.cold:
-            self.decoder.fetch(distinct_of(cut.chunk))
         begins, ends, firsts_out = cut.inside, cut.inside + cut.rows, cut.where
-        for _, slab, which in self._iter_slabs(_group_by_slab(cut.chunk)):
+        for _, slab, which in self._iter_slabs(grouped(cut.chunk)):
             for piece in which.tolist():
                 begin, end, first = int(begins[piece]), int(ends[piece]), int(firsts_out[piece])
                 out[first : first + end - begin] = slab[begin:end]
             del slab
 
     def _iter_slabs(self, slabs: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
-        """Yields slabs in any order, each with the places that need it."""
         left = collections.deque(slabs)
         postponed = 0
         while left:
@@ -440,8 +397,7 @@ class ChunkedReader(Reader):
                 self._kept.put(int(rows[where]), out[where : where + 1])
             return
         for where in missing.tolist():
-            slab = self._decode(int(rows[where]))
-            out[where] = checked_labels(slab, self._stored, out.dtype, rows[where : where + 1])[0]
+            out[where] = self._decode(int(rows[where]))[0]
 
     def fetch(self, firsts: Indices, counts: Indices | None, /) -> bool:
         numbers = self._missing(firsts, counts, None)
@@ -457,12 +413,5 @@ class ChunkedReader(Reader):
             self._recent.get((self._name, number), decode, wait=False, chunk_group=chunk_group)
 
     def _missing(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None) -> Indices:
-        """The slabs of these rows that are not cached; the others are assigned to the group."""
+        """The slabs that are not cached; the others are assigned to the group."""
         return self._recent.missing(self._name, self._kept.missing(touched(firsts, counts, self.rows)), chunk_group)
-
-
-def _group_by_slab(numbers: Indices) -> list[tuple[int, Indices]]:
-    """The distinct slab numbers, each with its places in ``numbers``."""
-    order = np.argsort(numbers, kind="stable")
-    edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(numbers)] if len(numbers) else [0]
-    return [(int(numbers[order[begin]]), order[begin:end]) for begin, end in itertools.pairwise(edges)]

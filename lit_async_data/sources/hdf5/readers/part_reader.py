@@ -9,13 +9,13 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import BatchSpec
+from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import FormatError, SourceError
 from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
 from lit_async_data.order.due import ChunkGroup
@@ -25,35 +25,39 @@ from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
 from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart, of_group
 from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
-from lit_async_data.sources.hdf5.readers.base import H5pyReader, KeptReader, Reader, StridedReader
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
-from lit_async_data.sources.hdf5.readers.field_reader import FieldReader, MaskReader, PaddedReader, SparseReader
-from lit_async_data.sources.hdf5.readers.sequences import GroupSequenceReader, GroupsReader, ImageReader, SequenceReader
+from lit_async_data.sources.hdf5.readers.readers import (
+    BLOCK_BYTES,
+    FieldReader,
+    GroupSequenceReader,
+    GroupsReader,
+    H5pyReader,
+    ImageReader,
+    KeptReader,
+    MaskReader,
+    PaddedReader,
+    Reader,
+    SequenceReader,
+    SparseReader,
+    StridedReader,
+    grouped,
+)
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder, RawReader, is_raw
 from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
-from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
 from lit_async_data.sources.hdf5.storage.failures import source_error
-from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
+from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile, OpenFiles
 from lit_async_data.sources.images.image import Alignment, Places
 
-Array = npt.NDArray[Any]
 T = TypeVar("T")
-# Bytes of samples that are read into a temporary block of one part, and copied to their places in the batch.
-BLOCK_BYTES = 2**20
 
 
 Choice = Literal["kept", "raw", "strided", "chunks", "h5py chunks", "h5py rows", "h5py groups"]
 
 
 def choice(stored: StoredDataset, *, mapped: bool) -> Choice:
-    """The fastest reader that fits a dataset, in a file that may be ``mapped`` into memory or not.
-
-    ``"raw"``: rows are copied as they are stored. ``"strided"``: they are copied piece by piece, since the first axis
-    does not count samples. ``"chunks"``: chunks are read and decoded without libhdf5. ``"h5py chunks"``, ``"h5py
-    rows"``, ``"h5py groups"``: libhdf5 reads them under its lock. ``"kept"``: they are in memory.
-    """
+    """The fastest way to read a dataset: as it is stored, piece by piece, chunks without libhdf5, or by libhdf5."""
     if stored.kept is not None:
         return "kept"
     if is_raw(stored):
@@ -66,27 +70,16 @@ def choice(stored: StoredDataset, *, mapped: bool) -> Choice:
 
 
 def fastest_reader(stored: StoredDataset, file: OpenFile, cache: ChunkCache, name: str) -> Reader:
-    """The reader of a dataset; it caches chunks by ``name``, which groups of several files may share."""
-    match choice(stored, mapped=file.mapped):
-        case "raw":
-            return RawReader(stored, file)
-        case "strided":
-            return StridedReader(stored, file)
-        case "chunks" | "h5py chunks":
-            index = stored.index
-            decoder = H5pySlabDecoder(stored, file) if index is None else IndexedSlabDecoder(stored, index, file)
-            return ChunkedReader(stored, decoder, cache, name)
-        case "h5py rows":
-            return H5pyReader(stored, file)
-        case "h5py groups":
-            return GroupsReader(stored, file)
-        case "kept":
-            return KeptReader(stored.kept)
+    """It caches chunks by ``name``, which groups of several files may share."""
+    way, index = choice(stored, mapped=file.mapped), stored.index
+    if "chunks" in way:
+        decoder = H5pySlabDecoder(stored, file) if index is None else IndexedSlabDecoder(stored, index, file)
+        return ChunkedReader(stored, decoder, cache, name)
+    of = {"raw": RawReader, "strided": StridedReader, "h5py rows": H5pyReader, "h5py groups": GroupsReader}
+    return of[way](stored, file)
 
 
 class PartReader:
-    """Reads one part. Thread-safe."""
-
     def __init__(self, part: StoredPart, file: OpenFile, cache: ChunkCache) -> None:
         self._part, self._file, self._cache = part, file, cache
         # The reader of each dataset. Fields of one dataset share it, so that it is decoded once.
@@ -103,8 +96,10 @@ class PartReader:
     def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> dict[str, Places]:
         """Fill arrays with samples, counted from the start of the part; the keys select random crops.
 
-        Returns what the images show of fields that share their draw, by sample and row of its window.
+        Returns what images that share their draw show, by sample and row of its window.
         """
+        if self._file.cold:
+            self.fetch(samples, out)
         rows, shown = self._part.anchors.rows(samples), dict[str, Places]()
         for key, array in out.items():
             own = self._part.fields[key].own(rows)
@@ -126,19 +121,19 @@ class PartReader:
             raise of_row(FormatError(f"{field.values.at(row)}: {what}"), field.values, row)
         return shown
 
-    def fetch(self, samples: Indices) -> bool:
-        """Have the kernel read samples from the disk; returns whether some of them were not in memory."""
-        rows = self._part.anchors.rows(samples)
-        return any([reader.fetch(own, None) for reader, own in self._with_rows(rows)])  # noqa: C419  # each of them
+    def fetch(self, samples: Indices, keys: Iterable[str] | None = None) -> bool:
+        found = [reader.fetch(own, None) for reader, own in self._with_rows(samples, keys)]
+        self._file.cold = any(found)
+        return self._file.cold
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
-        rows = self._part.anchors.rows(samples)
-        for reader, own in self._with_rows(rows):
+        for reader, own in self._with_rows(samples):
             reader.decode(own, None, chunk_group)
 
-    def _with_rows(self, rows: Indices) -> Iterator[tuple[Reader, Indices]]:
-        for key, field in self._part.fields.items():
-            own = field.own(rows)
+    def _with_rows(self, samples: Indices, keys: Iterable[str] | None = None) -> Iterator[tuple[Reader, Indices]]:
+        rows = self._part.anchors.rows(samples)
+        for key in self.fields if keys is None else keys:
+            own = self._part.fields[key].own(rows)
             if key in self._part.lacking:
                 own = np.setdiff1d(own, self._part.lacking[key].rows)
             yield from ((reader, own) for _, reader in self.fields[key] if len(own))
@@ -180,68 +175,6 @@ class PartReader:
 RECENT_BYTES = 16 * 2**20
 
 
-class DecodeMemory:
-    """The memory of decoded chunks, over all parts. Immutable."""
-
-    def __init__(
-        self,
-        readers: Sequence[Mapping[str, Reader]],
-        grouping: ChunkGrouping,
-        parts: Sequence[StoredPart],
-        grouping_key: str,
-    ) -> None:
-        field = parts[0].fields[grouping_key]
-        self._grouping = grouping
-        self._spans = parts[0].spans()
-        # The datasets of that field, and the rows around an anchor that it reads.
-        self._own = {parts[0].dataset_key(dataset) for dataset in field.datasets}
-        self._own_span = None if isinstance(field.stored, StoredRanges) else field.reach
-        if self._own_span is None:
-            self._reach = max((run.rows for run in grouping.runs), default=1) * max(
-                part.anchors.stride for part in parts
-            )
-        else:
-            self._reach = grouping.max_slabs * max(part.fields[grouping_key].values.chunk_rows for part in parts)
-        self._datasets: dict[str, list[Reader]] = {}
-        for part in readers:
-            for name, reader in part.items():
-                self._datasets.setdefault(name, []).append(reader)
-
-    def needs(self, chunks: int) -> MemoryNeeds:
-        readers = [reader for readers in self._datasets.values() for reader in readers]
-        return MemoryNeeds(
-            sum(self.room(chunks).values()),
-            max((reader.thread_bytes for reader in readers), default=0),
-            sum(reader.cacheable_bytes for reader in readers),
-        )
-
-    def room(self, chunks: int) -> dict[str, int]:
-        """Bytes of decoded chunks of each dataset that stay between batches."""
-        return {name: self._room(name, chunks) for name in self._datasets}
-
-    def _room(self, name: str, chunks: int) -> int:
-        cached = [reader for reader in self._datasets[name] if reader.slab_bytes]
-        if not cached:
-            return 0
-        slab, whole = max(each.slab_bytes for each in cached), sum(each.cacheable_bytes for each in cached)
-        if not chunks:
-            return min(max(2 * slab, RECENT_BYTES), whole)
-        slabs = self._slabs(name, min(each.rows for each in cached))
-        return whole if slabs is None else min(chunks * slabs * slab, whole)
-
-    def _slabs(self, name: str, rows: int) -> int | None:
-        """The largest number of slabs of a dataset that the samples of one group read; None if unknown."""
-        span = self._spans.get(name)  # none of flat bytes of images
-        if name in self._own and span == self._own_span:
-            return self._grouping.max_slabs
-        if span is None:
-            return None
-        extra = span[1] - span[0] - 1
-        if not extra and rows % self._reach == 0:
-            return 1  # groups of samples never cross the borders of its slabs
-        return -(-(self._reach + extra) // rows) + 1
-
-
 class PartReaders:
     """Reads samples of all parts. Thread-safe."""
 
@@ -254,7 +187,7 @@ class PartReaders:
         *,
         mapped: bool,
     ) -> None:
-        self._stored = stored
+        self._stored, self._grouping, self._grouping_key = stored, grouping, grouping_key
         # The first sample of each part, and the end of the last.
         self.starts = np.cumsum([0] + [part.anchors.count for part in stored])
         external: dict[str, set[Any]] = {path: set() for path in files}
@@ -270,25 +203,26 @@ class PartReaders:
         )
         self.cache = ChunkCache()
         self.parts = [
-            PartReader(part, self._files[number], self.cache)
+            PartReader(part, self._files.files[number], self.cache)
             for part, number in zip(stored, self._file_of, strict=True)
         ]
-        self._memory = DecodeMemory([part.datasets for part in self.parts], grouping, stored, grouping_key)
+        self._datasets = dict[str, list[Reader]]()
+        for name, reader in itertools.chain(*(part.datasets.items() for part in self.parts)):
+            self._datasets.setdefault(name, []).append(reader)
         self._layout = None if grouping.max_slabs == 1 else ChunkExtents(grouping.runs)
 
     @property
     def reading(self) -> Reading:
-        """How the slowest field is read; as in `StorageLayout`."""
         readers = (each for part in self.parts for each in itertools.chain(*part.fields.values()))
         return slowest(reader.reading for _, reader in readers)
 
-    def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None = None) -> None:
+    def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None = None) -> None:
         if len(self._stored) == 1:
             self._read_part(0, samples, out, keys)
             return
         sample_bytes = sum(array.nbytes for array in out.values()) // len(samples)
         block = max(BLOCK_BYTES // max(sample_bytes, 1), 1)
-        blocks: dict[str, npt.NDArray[Any]] = {}
+        blocks: dict[str, Array] = {}
         for part, where in self.by_part(samples):
             if len(where) == len(samples):
                 self._read_part(part, samples, out, keys)
@@ -314,16 +248,8 @@ class PartReaders:
         grouped: Indices = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
         return grouped
 
-    def by_part(self, samples: Indices) -> Iterator[tuple[int, Indices]]:
-        """The parts of samples, each with the places of its samples."""
-        if not samples.size:
-            return
-        parts = np.searchsorted(self.starts, samples, side="right") - 1
-        order = np.argsort(parts, kind="stable")
-        ordered = parts[order]
-        edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(parts)]
-        for begin, end in itertools.pairwise(edges):
-            yield int(ordered[begin]), order[begin:end]
+    def by_part(self, samples: Indices) -> list[tuple[int, Indices]]:
+        return grouped(np.searchsorted(self.starts, samples, side="right") - 1)
 
     def check_first(self, spec: BatchSpec) -> None:
         """Check the images of the first good sample that belong together."""
@@ -334,7 +260,7 @@ class PartReaders:
             alignment.check_modes(found[0])
             self.close()
 
-    def _read_part(self, part: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
+    def _read_part(self, part: int, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> None:
         own = samples - self.starts[part]
         try:
             self._during(part, PartReader.read, own, out, keys)
@@ -366,17 +292,51 @@ class PartReaders:
         return [self._during(part, call, samples[where] - self.starts[part]) for part, where in self.by_part(samples)]
 
     def memory(self, chunks: int) -> MemoryNeeds:
-        return self._memory.needs(chunks)
+        readers = list(itertools.chain(*self._datasets.values()))
+        return MemoryNeeds(
+            sum(self._room(name, chunks) for name in self._datasets),
+            max((reader.thread_bytes for reader in readers), default=0),
+            sum(reader.cacheable_bytes for reader in readers),
+        )
+
+    def _room(self, name: str, chunks: int) -> int:
+        """Bytes of decoded chunks of a dataset that stay between batches."""
+        cached = [reader for reader in self._datasets[name] if reader.slab_bytes]
+        if not cached:
+            return 0
+        slab, whole = max(each.slab_bytes for each in cached), sum(each.cacheable_bytes for each in cached)
+        if not chunks:
+            return min(max(2 * slab, RECENT_BYTES), whole)
+        slabs = self._slabs(name, min(each.rows for each in cached))
+        return whole if slabs is None else min(chunks * slabs * slab, whole)
+
+    def _slabs(self, name: str, rows: int) -> int | None:
+        """The largest number of slabs of a dataset that the samples of one group read; None if unknown."""
+        grouping, first, span = self._grouping, self._stored[0], self._stored[0].spans().get(name)
+        fields = [part.fields[self._grouping_key] for part in self._stored]
+        own_span = None if isinstance(fields[0].stored, StoredRanges) else fields[0].reach
+        if span == own_span and name in map(first.dataset_key, fields[0].datasets):
+            return grouping.max_slabs
+        if span is None:  # flat bytes of images, too
+            return None
+        reach = grouping.max_slabs * max(field.values.chunk_rows for field in fields)
+        if own_span is None:
+            reach = max((run.rows for run in grouping.runs), default=1) * max(p.anchors.stride for p in self._stored)
+        extra = span[1] - span[0] - 1
+        if not extra and rows % reach == 0:
+            return 1  # groups of samples never cross the borders of its slabs
+        return -(-(reach + extra) // rows) + 1
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        self._files.check_process()  # before taking a lock, which a thread may have held when this process was forked
-        return self.cache.reserve(self._memory.room(chunks), cache_bytes)
+        for file in self._files.files:  # before taking a lock, which a thread may have held when this process forked
+            file.check_process()
+        return self.cache.reserve({name: self._room(name, chunks) for name in self._datasets}, cache_bytes)
 
     def close(self) -> None:
-        """Close every file and drop what was decoded. Reading opens files again."""
-        if self._files.forked:
+        if any(file.forked for file in self._files.files):
             return  # handles belong to the parent, and a lock may have been held when it forked
-        self._files.close()
+        for file in self._files.files:
+            file.close()
         self.cache.clear()
 
 
@@ -389,10 +349,7 @@ NewReader = Callable[[Sequence[StoredPart]], PartReaders]
 
 
 def with_categories(parts: Sequence[StoredPart], new_reader: NewReader, *, drop: bool) -> list[StoredPart]:
-    """The parts without samples to ``drop``; else an error where a sample has no value, or a name that is no class.
-
-    A sample that cannot be read is left for its batch.
-    """
+    """The parts without samples to ``drop``; else an error where a sample has no value, or a name that is no class."""
     found = list(parts)
     for key in parts[0].fields if LOOKS.get() else ():
         fields = [part.fields[key] for part in found]

@@ -1,9 +1,4 @@
-"""Where rows come from: contiguous bytes, or slabs of chunks.
-
-Reads contiguous values and chunks without filters, from a map of the file or, for large rows, by ``pread``.
-
-A *slab* is a range of rows that is decoded together: the chunks that share these rows.
-"""
+"""Where rows come from: contiguous bytes, or slabs, which are the chunks that share a range of rows."""
 
 from __future__ import annotations
 
@@ -11,26 +6,22 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from lit_async_data.batch.spec import Bytes
+from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import Reading
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.index.index import ChunkIndex
-from lit_async_data.sources.hdf5.readers.base import Reader, checked_labels, h5py_rows, pieces
+from lit_async_data.sources.hdf5.readers.readers import Reader, h5py_rows, pieces
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, unshuffle
-from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile, ReadAhead
+from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 
-Array = npt.NDArray[Any]
-# Pieces of this size and more are copied one by one, smaller ones by an index, this many bytes at a time. From 6 B to
-# 128 KiB, this takes 0.4 to 0.9 of the time of torch's index_select, which a reader process would have to import.
+# Pieces of this size and more are copied one by one, smaller ones by an index, this many bytes at a time.
 _ONE_BY_ONE = 8192
 _GATHERED_BYTES = 2**18
 # Pieces of different sizes that have fewer bytes on average are copied row by row, in one call.
@@ -38,7 +29,6 @@ _ROW_BY_ROW = 2048
 
 
 def is_raw(stored: StoredDataset) -> bool:
-    """Whether each row of a dataset is contiguous in the file."""
     if stored.axis != 0:
         return False
     if stored.offset is not None:
@@ -61,23 +51,18 @@ class RawReader(Reader):
         self._mapped = file.mapped and self._row_bytes < PREAD_BYTES
         # Rows that are contiguous: all of them, or those of a chunk.
         self._chunk_rows = stored.rows if stored.index is None else stored.index.shape[0]
-        self._ahead = ReadAhead(file)
 
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
-        if self._ahead.cold:
-            self.fetch(rows, None)
         stored = self._stored
         as_stored = out.dtype == self._native
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
-            out[...] = checked_labels(values, stored, out.dtype, rows)  # delivered as int64
+            out[...] = values  # delivered as int64
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
-        if self._ahead.cold:
-            self.fetch(firsts, counts)
         target = out.view(np.uint8).reshape(len(out), self._row_bytes)
         apart = not out.flags.c_contiguous
         cut = pieces(firsts, counts, self._chunk_rows)
@@ -91,17 +76,15 @@ class RawReader(Reader):
         else:
             spans = zip(begins.tolist(), cut.where.tolist(), (cut.where + cut.rows).tolist(), strict=True)
             for begin, first, end in spans:
-                self._read_piece(begin, target[first:end])
+                piece = target[first:end]
+                if begin < 0:
+                    piece[...] = self._fill()
+                elif self._mapped:
+                    piece.reshape(-1)[...] = self._file.map()[begin : begin + piece.size]
+                else:
+                    self._file.read_at(begin, piece.reshape(-1))
         if not self._stored.dtype.isnative:
             out.byteswap(inplace=True)
-
-    def _read_piece(self, begin: int, out: Bytes) -> None:
-        if begin < 0:
-            out[...] = self._fill()
-        elif self._mapped:
-            out.reshape(-1)[...] = self._file.map()[begin : begin + out.size]
-        else:
-            self._file.read_at(begin, out.reshape(-1))
 
     def _fill(self) -> Bytes:
         stored = self._stored
@@ -110,9 +93,9 @@ class RawReader(Reader):
 
     def fetch(self, firsts: Indices, counts: Indices | None, /) -> bool:
         if counts is None:
-            return self._ahead.fetch(self._offsets(firsts), self._row_bytes)
+            return self._file.fetch(self._offsets(firsts), self._row_bytes)
         cut = pieces(firsts, counts, self._chunk_rows)
-        return self._ahead.fetch(self._offsets(cut.chunk * self._chunk_rows + cut.inside), cut.rows * self._row_bytes)
+        return self._file.fetch(self._offsets(cut.chunk * self._chunk_rows + cut.inside), cut.rows * self._row_bytes)
 
     def _offsets(self, rows: Indices) -> Indices:
         """Offset in the file of each row; -1 if it was never written."""
@@ -152,7 +135,7 @@ class RawReader(Reader):
 
 
 def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
-    """Copy pieces of equal length from any offsets to the rows of a C-contiguous array of bytes."""
+    """Copy pieces of equal length to the rows of a C-contiguous array of bytes."""
     if not out.size:
         return
     length = out.shape[1]
@@ -174,7 +157,7 @@ COPY_BYTES = 64 * 1024
 
 
 class IndexedSlabDecoder:
-    """Finds chunks by an index and decodes them in the calling thread, without a lock."""
+    """Decodes in the calling thread, without a lock."""
 
     reading: Reading = "decoded"
 
@@ -183,7 +166,6 @@ class IndexedSlabDecoder:
         self._index = index
         self._file = file
         self.rows = index.shape[stored.axis]
-        self._ahead = ReadAhead(file)
         # Numbers of the chunks of slab 0, and the step to those of the next slab.
         places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
         self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
@@ -209,17 +191,12 @@ class IndexedSlabDecoder:
             made = max(made, 2 * slab)
         return int(index.sizes.max()) + int(made)
 
-    @property
-    def cold(self) -> bool:
-        return self._ahead.cold
-
     def fetch(self, numbers: Indices) -> bool:
-        """Have the kernel read the chunks of slabs; returns whether some of them were not in memory."""
         chunks = (self._first + numbers[:, None] * self._stride).ravel()
-        return self._ahead.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
+        return self._file.fetch(self._index.offsets[chunks], self._index.sizes[chunks].astype(np.int64))
 
     def decode(self, number: int) -> Array:
-        """A slab: an array of shape ``(n, *stored sample shape)`` in native byte order."""
+        """A slab, in native byte order."""
         stored = self._stored
         count = min(self.rows, stored.rows - number * self.rows)
         if self.plain:
@@ -239,7 +216,6 @@ class IndexedSlabDecoder:
         return self._native(slab)
 
     def chunk(self, number: int) -> Array:
-        """The values of a chunk, as stored."""
         index, stored = self._index, self._stored
         offset, size = int(index.offsets[number]), int(index.sizes[number])
         if offset < 0:
@@ -264,7 +240,7 @@ class IndexedSlabDecoder:
         if index.filters.shuffle_itemsize > 1:
             self._read_planes(numbers[usual], usual, target)
         else:
-            self._copy(numbers[usual], self._decode_usual, usual.tolist(), target)
+            self._copy(numbers[usual], lambda data: index.filters.decode(data, 0), usual.tolist(), target)
         # Once for all of them: these chunks are single samples, and may be small.
         decoded = len(usual) * target.shape[1]
         CLOCK.decoded(time.perf_counter() - began, int(index.sizes[numbers[usual]].sum()), decoded)
@@ -279,9 +255,8 @@ class IndexedSlabDecoder:
     def _read_planes(self, chosen: Indices, where: Indices, target: Bytes) -> None:
         """Decode chunks, and unshuffle several of them at once.
 
-        numpy releases the GIL for every copy, however short. If another thread takes it, this one must sleep and be
-        woken, which takes longer than the copy. With four such copies per chunk of 16 KiB, two threads were no faster
-        than one.
+        numpy releases the GIL for every copy, and getting it back takes longer than a short one: with four copies per
+        chunk of 16 KiB, two threads were no faster than one.
         """
         itemsize = self._index.filters.shuffle_itemsize
         together = max(PLANES_BYTES // target.shape[1], 1)
@@ -300,7 +275,6 @@ class IndexedSlabDecoder:
                 target[places] = values
 
     def _copy(self, chosen: Indices, decode: Callable[[Bytes], Bytes], places: Sequence[int], target: Bytes) -> None:
-        """Decode chunks into rows of an array of bytes."""
         index, nbytes = self._index, target.shape[1]
         small = nbytes < COPY_BYTES and target.flags.c_contiguous
         view = target.data.cast("B") if small else target.data
@@ -314,9 +288,6 @@ class IndexedSlabDecoder:
                 view[place * nbytes : (place + 1) * nbytes] = decoded.data
             else:
                 target[place] = decoded
-
-    def _decode_usual(self, data: Bytes) -> Bytes:
-        return self._index.filters.decode(data, 0)
 
     def _native(self, values: Array) -> Array:
         return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
@@ -335,7 +306,6 @@ class H5pySlabDecoder:
     """Decodes through h5py, under its lock: for filters that only libhdf5 knows."""
 
     reading: Reading = "locked"
-    cold = False
 
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
         self._stored = stored

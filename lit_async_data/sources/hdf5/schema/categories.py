@@ -1,6 +1,6 @@
 """Stored numbers that stand for names or for no value, and what is delivered for them.
 
-AnnData's formats since 0.6, HDF5 enumerations, NetCDF's flags (CF conventions, 3.5), and tables of pandas name them.
+AnnData's formats since 0.7, HDF5 enumerations, NetCDF's flags (CF conventions, 3.5), and tables of pandas name them.
 """
 
 from __future__ import annotations
@@ -10,32 +10,27 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, FieldSpec
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, few
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.schema.encoded import encoding
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import (
-    Member,
+    Located,
     OpenGroup,
     StoredDataset,
     find_member,
     image_format,
-    in_group,
     member_of,
 )
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, context_of, h5py
 from lit_async_data.sources.table.labels import INEXACT, MOST_CLASSES
-
-if TYPE_CHECKING:
-    import h5py
-
 
 # Delivered numbers of a `Numbering` before they are checked: of no value, of a name that is no class, of no name.
 MISSING, UNLISTED, UNNAMED = (int(np.iinfo(np.int64).min) + each for each in range(3))
@@ -45,8 +40,6 @@ _FALSE_TRUE = ("FALSE", "TRUE")  # as h5py stores booleans
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Coded:
-    """The dataset of numbers of a field, and their names."""
-
     name: str  # of the dataset, and the member of its values
     names: Mapping[int, str] = dataclasses.field(default_factory=dict)  # of numbers; empty if the file has no names
     missing: tuple[int, ...] = ()  # numbers that stand for no value
@@ -55,7 +48,7 @@ class Coded:
     is_open: bool = False  # whether there may be numbers without a name, as beside NetCDF's flags
 
     def texts(self, numbers: Array, file: str, missing: str | None = None) -> Array:
-        """The name of each number, one for each row; ``missing`` where there is no value."""
+        """The name of each number; ``missing`` where there is no value."""
         known = {**self.names, **dict.fromkeys(self.missing, missing)}
         wrong = np.isin(numbers, list(known), invert=True) if self.place else np.zeros(len(numbers), bool)
         if wrong.any():
@@ -67,9 +60,7 @@ class Coded:
 
 
 def find_coded(group: OpenGroup, name: str) -> Coded:
-    """Where the numbers of a field of this name are, with the names that the file has for them."""
-    import h5py
-
+    """Where the numbers of a field are, with the names that the file has for them."""
     of, member = group.split(name)
     node, full = group.node(of), f"/{name.strip('/')}"
     above = None if member else group.node(full.rpartition("/")[0] or "/")
@@ -85,7 +76,7 @@ def find_coded(group: OpenGroup, name: str) -> Coded:
     if not isinstance(node, h5py.Dataset):
         return Coded(name)
     with contextlib.suppress(*LIBRARY_ERRORS):  # a type that numpy lacks, which `inspect_dataset` names
-        dtype = find_member(node, member, {"file": group.path, "dataset": of})[1].dtype if member else node.dtype
+        dtype = find_member(node, member, context_of(group.path, of))[1].dtype if member else node.dtype
     if names := enumerated(dtype):
         return Coded(name, names, _fills(node, names))
     place = _place(group, of, member, node) if dtype.kind in "iu" else ""
@@ -95,31 +86,19 @@ def find_coded(group: OpenGroup, name: str) -> Coded:
 
 def _place(group: OpenGroup, name: str, member: str, node: h5py.Dataset) -> str:
     """The dataset with the names of codes that are no group of categories; empty if there is none."""
-    import h5py
-
-    parent, _, last = f"/{name.strip('/')}".rpartition("/")
     if len(node.attrs) and isinstance(reference := node.attrs.get("categories"), h5py.Reference) and reference:
-        named: Any = group.file[reference]
+        named: Any = group.file[reference]  # AnnData 0.7
         return str(named.name)
-    places = [f"{parent}/__categories/{last}"]  # AnnData 0.7
-    if member:
-        places = [f"/uns/{member}_categories", f"{parent}/meta/{member}/meta/table.values"]  # AnnData 0.6, pandas
-    elif group.node(f"{parent}/__categories") is None:
-        return ""
-    return next((each for each in places if group.node(group.split(each)[0]) is not None), "")
+    place = f"/{name.strip('/').rpartition('/')[0]}/meta/{member}/meta/table.values"  # pandas
+    return place if member and group.node(group.split(place)[0]) is not None else ""
 
 
 def enumerated(dtype: np.dtype[Any]) -> dict[int, str]:
-    """The names of the numbers of an enumeration; none of another type."""
-    import h5py
-
     found = h5py.check_enum_dtype(dtype) if dtype.kind in "iu" else None
     return {number: text for text, number in (found or {}).items()}
 
 
 def _categories(group: OpenGroup, name: str, place: str) -> Coded:
-    import h5py
-
     node = group.node(place)
     nullable = isinstance(node, h5py.Group) and encoding(node) == "nullable"
     dataset, path = group.whole_member(f"{place}/values" if nullable else place, "")
@@ -164,7 +143,6 @@ class Numbering:
 
     @classmethod
     def of(cls, coded: Coded, classes: Sequence[str] | None, dtype: np.dtype[Any]) -> Numbering:
-        """By the classes of the user, or else of the file, if its numbers begin with 0 and have no gaps."""
         names, places = coded.names, {text: number for number, text in enumerate(classes or ())}
         if dtype.kind == "b" and not {each.upper() for each in places}.isdisjoint(_FALSE_TRUE):
             names = dict(enumerate(next((c for c in places if c.upper() == each), each) for each in _FALSE_TRUE))
@@ -217,12 +195,7 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
 
 
 def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
-    """Whether a field is numbers of the text of a dataset, or of a member of it; encoded images are none.
-
-    Categories are text if the user says so, else classes.
-    """
-    import h5py
-
+    """Whether a field is numbers of text; encoded images are none, and categories if the user says so."""
     of, member = group.split(name)
     node = group.node(of)
     if isinstance(node, h5py.Group) and encoding(node) in ("categorical", "nullable"):
@@ -231,7 +204,7 @@ def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
         return is_text or field.kind == "text"
     if field.lookup is not None or not isinstance(node, h5py.Dataset):
         return False
-    kind: Any = find_member(node, member, {"file": group.path, "dataset": of})[1]
+    kind: Any = find_member(node, member, context_of(group.path, of))[1]
     if not isinstance(kind, h5py.h5t.TypeStringID):
         return field.kind in ("class", "text") and isinstance(kind, h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID)
     return bool(member) or not image_format(node)
@@ -254,10 +227,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
 def numbered(
     values: npt.NDArray[Any], field: Field, stored: StoredDataset, where: str
 ) -> tuple[npt.NDArray[np.int64], FieldSpec]:
-    """A number for each text, and the field with their names: the user's classes, or all texts.
-
-    `IGNORED` stands for empty text, unless that is a class.
-    """
+    """A number for each text, `IGNORED` for an empty one that is no class; and the field with their names."""
     floats = field.kind == "text" and values.dtype.kind == "f"  # as MATLAB stores whole numbers
     if floats and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():
         values = values.astype(np.int64)
@@ -271,9 +241,8 @@ def numbered(
     texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in numbers]
     names = tuple(field.classes or filter(None, texts))
     if not field.classes and field.kind != "text" and len(names) > MOST_CLASSES:
-        raise ConfigError(
-            f"{stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'", f"{where}.kind"
-        )
+        what = f"{stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'"
+        raise ConfigError(what, f"{where}.kind")
     places = {name: number for number, name in enumerate(names)}
     found = np.array([places.get(text, -1 if text else IGNORED) for text in texts], np.int64)[codes]
     unknown = np.flatnonzero(found == -1)
@@ -284,16 +253,14 @@ def numbered(
 
 
 def named(spec: FieldSpec, field: Field | None, names: tuple[str, ...]) -> FieldSpec:
-    """A field whose numbers stand for these names."""
     if field and field.kind == "text":
         return dataclasses.replace(spec, texts=names)
     return dataclasses.replace(spec, classes=names)
 
 
-def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, ...], cure: str) -> FormatError:
+def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, ...], cure: str) -> SourceError:
     listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
-    what = f"{text!r} is not one of {listed}{did_you_mean(text, names)}; {cure}"
-    return FormatError(f"{stored.at(row)}: {what}", file=stored.path, dataset=stored.name, row=row)
+    return stored.error(FormatError, f"{text!r} is not one of {listed}{did_you_mean(text, names)}; {cure}", row)
 
 
 # NetCDF attributes of packed values.
@@ -312,7 +279,7 @@ class Packing:
 
     @classmethod
     def of(cls, dataset: h5py.Dataset, dtype: npt.DTypeLike | None = None) -> Packing:
-        """The packing that the attributes of a dataset describe (NetCDF users' guide), for the wanted element type."""
+        """As attributes of a dataset say (NetCDF users' guide), for the wanted element type."""
         stored = dataset.dtype.newbyteorder("=")
         wide = (stored.kind in "iu" and stored.itemsize > 2) or stored == np.float64
         requested = np.dtype(dtype or bool)
@@ -326,7 +293,6 @@ class Packing:
         )
 
     def unpack(self, values: Array) -> Array:
-        """The unpacked values; NaN where missing."""
         missing = np.zeros(values.shape, np.bool_)
         for value in self.missing:  # one by one, in the stored type: an array of markers could become floats
             missing |= values == value
@@ -353,7 +319,6 @@ def _as_stored(value: Any, stored: np.dtype[Any]) -> Any:
 
 
 def attribute(dataset: h5py.Dataset, name: str, default: Any = None) -> Any:
-    """The value of an attribute. NetCDF stores a single value as an array of one."""
     if name not in dataset.attrs:
         return default
     value = np.asarray(dataset.attrs[name]).reshape(-1)
@@ -367,11 +332,9 @@ def attribute(dataset: h5py.Dataset, name: str, default: Any = None) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conversion:
-    """Turns stored values into delivered ones. Immutable; thread-safe."""
+    """Turns stored values into delivered ones. Thread-safe."""
 
-    file: str
-    dataset: str
-    member: Member | None = None  # the member of compound values; None if values are not compound
+    stored: Located  # what is converted, a member of it if it has one
     column: int | None = None  # the column of each row; None for all
     table: Array | None = None  # table to look values up in; None if the values themselves are delivered
     packing: Packing | None = None  # how values are packed; None if they are not unpacked
@@ -381,7 +344,6 @@ class Conversion:
     null: str = "error"
     last_row: int | None = None  # the last row of the dataset, if a sample is a window of rows, on axis 1; else None
     step: int = 1  # rows from one row of a window to the next
-    names: Any = None  # as of `StoredDataset`
 
     @property
     def doubtful(self) -> bool:
@@ -391,14 +353,10 @@ class Conversion:
         return UNLISTED in found or (self.null != "ignore" and (masked or MISSING in found))
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
-        """Convert the values of samples, shape (n, …) in native byte order, to a dtype.
-
-        ``rows`` has the first row of each sample, for `FormatError` to name a row whose value is outside the table or
-        the classes, is missing, or would be changed by the cast.
-        """
+        """Convert values, shape (n, …) in native byte order; ``rows`` has the first row of each sample, for errors."""
         places: Array | None = None
-        if self.member is not None:
-            values = self.member.of(values)
+        if self.stored.member is not None:
+            values = self.stored.member.of(values)
         if self.column is not None:
             values = values[..., self.column]
         if self.table is not None:
@@ -462,7 +420,5 @@ class Conversion:
         row = int(rows[place[0]])
         if self.last_row is not None:  # windows may be padded
             row = min(max(row + int(place[1]) * self.step, 0), self.last_row)
-        name = f"{self.dataset.strip('/')}{self.member or ''}, row {row}"
-        where = f"{self.file}:/{name if self.names is None else in_group(self.dataset, self.names, row)}"
         what = f"{values[place]} {problem}; {cure}correct the file, or leave such rows out with rows="
-        raise FormatError(what, place=where, file=self.file, dataset=self.dataset, row=row)
+        raise self.stored.error(FormatError, what, row)

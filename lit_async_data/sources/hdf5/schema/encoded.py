@@ -1,8 +1,4 @@
-"""Samples of variable length and encoded images, in the forms that writers give them.
-
-AnnData's on-disk format 0.1.0 to 0.2.0 defines all groups but those of variable length. Other samples of variable
-length are in the global heap of a file, or each is a dataset in a group of its own.
-"""
+"""Samples of variable length and encoded images, in the forms that writers give them (AnnData's 0.1.0 to 0.2.0)."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,29 +17,28 @@ from lit_async_data.batch.spec import TENSOR_TYPES, Bytes, FieldSpec
 from lit_async_data.errors import CorruptError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.checks import first_good
-from lit_async_data.sources.hdf5.index.index import ChunkIndex, check_unindexed
-from lit_async_data.sources.hdf5.index.records import IndexKey
+from lit_async_data.sources.hdf5.index.index import ChunkIndex, IndexKey
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
-from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline, check_filters
-from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, refuse_external_link
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError, as_source_errors
-from lit_async_data.sources.hdf5.storage.global_heap import GlobalHeap
+from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, StoredDataset
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
+from lit_async_data.sources.hdf5.storage.failures import (
+    LIBRARY_ERRORS,
+    NoSamplesError,
+    as_source_errors,
+    context_of,
+    h5py,
+)
+from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, refuse_external_link
 from lit_async_data.sources.images.image import ImageDecoder
 from lit_async_data.sources.local_files import natural
 
-if TYPE_CHECKING:
-    import h5py
-
-
-# The datasets of each kind of group.
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
 TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StoredRanges:
+class StoredRanges(Located):
     """A field whose samples are ranges of stored elements, in the order of the samples."""
 
     path: str
@@ -62,16 +57,8 @@ class StoredRanges:
         return np.diff(self.offsets)
 
     def places(self, rows: Indices) -> tuple[Indices, Indices]:
-        """The first element of each row, and its number of elements."""
         begins = self.offsets[rows]
         return begins, self.offsets[rows + 1] - begins
-
-    @property
-    def external(self) -> ExternalFiles:
-        return self.values.external + (() if self.columns is None else self.columns.external)
-
-    def __str__(self) -> str:
-        return f"{self.path}:/{self.name.strip('/')}"
 
 
 def encoding(group: h5py.Group) -> str:
@@ -86,16 +73,14 @@ def encoding(group: h5py.Group) -> str:
 
 
 def inspect_sparse(group: OpenGroup, name: str) -> StoredRanges:
-    """Inspect a sparse matrix stored by rows (``data``, ``indices``, ``indptr``), which are delivered dense."""
-    attributes, context = group.file[name].attrs, _context(group, name)
+    attributes, context = group.file[name].attrs, context_of(group.path, name)
     shape = [int(n) for n in np.asarray(attributes.get("shape", attributes.get("h5sparse_shape", ()))).ravel()]
     if len(shape) != 2 or min(shape) < 1:
         kind = NoSamplesError if shape[:1] == [0] else FormatError
         raise kind(f"is a sparse matrix of shape {tuple(shape)}, which holds no samples; leave it out", **context)
     with _some_values(shape[0], context):
         values, columns = (group.inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
-    group.inspect_dataset(f"{name.rstrip('/')}/{SPARSE[2]}")  # checks that it can be read
-    offsets = _offsets(group, name, SPARSE[2], shape[0], values.rows)
+    offsets = _offsets(group, f"{name.rstrip('/')}/{SPARSE[2]}", shape[0], values.rows)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         what = f"has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}"
         raise FormatError(f"{what}; a sparse matrix must have one integer index for each value", **context)
@@ -104,30 +89,23 @@ def inspect_sparse(group: OpenGroup, name: str) -> StoredRanges:
 
 
 def inspect_variable(group: OpenGroup, name: str, *, most: int | None) -> StoredRanges:
-    """Inspect samples of variable length, which are delivered padded to ``most`` rows, or to the longest."""
     values_name, ends_name = (f"{name.rstrip('/')}/{part}" for part in VARIABLE)
     ends = group.inspect_dataset(ends_name)
-    with _some_values(ends.rows - 1, _context(group, name)):
+    with _some_values(ends.rows - 1, context_of(group.path, name)):
         values = group.inspect_dataset(values_name)
-    offsets = _offsets(group, name, VARIABLE[1], None, values.rows)
+    offsets = _offsets(group, ends_name, None, values.rows)
     row = FieldSpec(values.spec.stored_shape, values.dtype.newbyteorder("="))
     found = StoredRanges(group.path, name, offsets, values, None, row)
     return dataclasses.replace(found, spec=padded_spec(found.lengths, most, row, found))
 
 
-def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: StoredDataset | StoredRanges) -> FieldSpec:
-    """The field of samples of these lengths, padded to ``most`` rows, or to the longest."""
+def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: Located) -> FieldSpec:
     longest = int(lengths.max())
     if most is not None and longest > most:
         place = int((lengths > most).argmax())
-        where = f"{stored}, row {place}" if isinstance(stored, StoredRanges) else stored.at(place)
-        what = f"{where}: has {lengths[place]} values, more than max_length {most}; the longest has {longest}"
-        raise FormatError(f"{what}: raise max_length to that", file=stored.path, dataset=stored.name, row=place)
+        what = f"has {lengths[place]} values, more than max_length {most}; the longest has {longest}"
+        raise stored.error(FormatError, f"{what}: raise max_length to that", place)
     return FieldSpec((max(longest if most is None else most, 1), *row.shape), row.dtype, ragged=most is None)
-
-
-def _context(group: OpenGroup, name: str) -> dict[str, Any]:
-    return {"file": group.path, "dataset": name, "place": f"{group.path}:/{name.strip('/')}"}
 
 
 @contextlib.contextmanager
@@ -141,19 +119,14 @@ def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
         raise FormatError(f"has {rows} rows without a single value; leave it out", **context) from error
 
 
-def _offsets(group: OpenGroup, above: str, name: str, rows: int | None, elements: int) -> Indices:
+def _offsets(group: OpenGroup, name: str, rows: int | None, elements: int) -> Indices:
     """The begin of each sample and the end of the last, checked, since nothing else would notice wrong ones."""
-    import h5py
-
-    own = _context(group, f"{above.rstrip('/')}/{name}")
-    dataset: Any = group.file.get(own["dataset"])
-    if not isinstance(dataset, h5py.Dataset) or dataset.ndim != 1 or dataset.dtype.kind not in "iu":
-        raise FormatError(f"has no {name} of one axis of integers; add them", **_context(group, above))
+    own, dataset = context_of(group.path, name), group.whole(f"/{name.strip('/')}", "")
+    if dataset.ndim != 1 or dataset.dtype.kind not in "iu":
+        raise FormatError("has not one axis of integers; write it so", **own)
     if dataset.shape[0] < 2 or (rows is not None and dataset.shape[0] != rows + 1):
         needed = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
         raise FormatError(f"has {dataset.shape[0]} values; it must have {needed}", **own)
-    check_filters(dataset, group.path, own["dataset"])
-    check_unindexed(dataset)
     offsets: Indices = dataset[...].astype(np.int64)
     begins, ends = offsets[:-1], offsets[1:]
     wrong = (begins > ends) | (ends > elements)
@@ -190,8 +163,6 @@ class StoredSequences:
 
 def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
     """The type of the elements of sequences; None if a dataset holds none. Text is one if its bytes are asked for."""
-    import h5py
-
     try:
         dtype = dataset.dtype
     except LIBRARY_ERRORS:  # a type that numpy lacks, which `inspect_dataset` names
@@ -209,8 +180,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
     if stored.offset is None and stored.index is None:
         why = stored.slow if stored.external or dataset.chunks else "none was ever written"
         cure = "write them into another file, or as a group of values and offsets"
-        what = f"holds values of variable length that cannot be read, since {why}; {cure}"
-        raise FormatError(what, file=group.path, dataset=name, place=str(stored))
+        raise stored.error(FormatError, f"holds values of variable length that cannot be read, since {why}; {cure}")
     stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
     heap = GlobalHeap.of(dataset.file)
     references = _references(group, stored, dataset, heap)
@@ -223,18 +193,18 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
 
 
 def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, heap: GlobalHeap) -> Indices:
-    """The references of a dataset, as of `GlobalHeap`; those in many chunks are kept for the next opening."""
+    """Those in many chunks are kept for the next opening."""
     key = dataclasses.replace(IndexKey.of(dataset), name=f"{dataset.name} references")
-    found = group.cache.load(key) if key.chunk else None
+    found = group.cache.load(key) if dataset.chunks else None
     if found is None:
         found = {"references": heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle())).ravel()}
-        if key.chunk:
+        if dataset.chunks:
             group.cache.store(key, found)
     return found["references"].reshape(-1, 3)
 
 
 def _stored_references(stored: StoredDataset, file: int) -> Bytes:
-    """The references of a dataset as bytes, shape (rows, bytes), read without libhdf5, which would follow them."""
+    """The references as bytes, shape (rows, bytes), read without libhdf5, which would follow them."""
     index = stored.index
     if stored.offset is not None:
         return np.frombuffer(system.pread(file, stored.nbytes, stored.offset), np.uint8).reshape(stored.shape)
@@ -245,9 +215,7 @@ def _stored_references(stored: StoredDataset, file: int) -> Bytes:
         try:
             decoded = index.filters.decode(np.frombuffer(data, np.uint8), int(index.masks[number]))
         except CorruptError as error:
-            row = number * index.shape[0]
-            what = f"{stored}, row {row}: {error}; restore the file"
-            raise CorruptError(what, file=stored.path, dataset=stored.name, row=row) from error
+            raise stored.error(CorruptError, f"{error}; restore the file", number * index.shape[0]) from error
         chunks[number] = decoded.view(np.uint8).ravel()
     return chunks.reshape(-1, stored.shape[1])[: stored.rows]
 
@@ -257,14 +225,12 @@ NO_IMAGE = "does not hold one image in this file, as uint8 on one axis or as one
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredImages:
-    """Rows that are encoded images."""
-
     # The bytes of images, or references to these. If images are the datasets of a group, each is a chunk; its offset is
     # −1 if h5py must read it.
     rows: StoredDataset
     decoder: ImageDecoder
     swapped: bool  # whether red and blue change places
-    # Bytes of each image; int64, shape (rows,). None: a row ends with its image, or with zeros behind it.
+    # Bytes of each image, if they lie one after the other; int64. None: a row ends with its image, or zeros behind it.
     lengths: Indices | None
     names: tuple[str, ...]  # the datasets in a group; empty for a dataset
     heap: GlobalHeap | None  # what references lead to; None if rows hold the bytes, or h5py must read them
@@ -273,10 +239,7 @@ class StoredImages:
     ranges: StoredRanges | None = None
 
 
-def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
-    """Inspect the rows of a field, and the first image if it gives the size of all."""
-    import h5py
-
+def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
     name, names, heap, ranges, known = group.name(field.dataset), tuple[str, ...](), None, None, None
     node: Any = group.node(name)
     begins = np.empty(0, np.int64)
@@ -286,7 +249,7 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
         values, sizes = ranges.values, known.astype(np.uint32)
         if values.dtype != np.uint8 or len(values.shape) > 1:
             what = f"holds {values.dtype} {values.shape}, not the bytes of images as uint8 on one axis; write these"
-            raise FormatError(f"{values}: {what}", file=group.path, dataset=values.name)
+            raise values.error(FormatError, what)
         alone, node = values.offset is not None, group.file[values.name]
         places = np.full(len(sizes), -1) if values.offset is None else values.offset + begins
         stored = datasets_as_rows(group.path, name, places, sizes, slow=values.slow, external=values.external)
@@ -299,7 +262,6 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
             alone = stored.offset is None and stored.index is None
             heap = None if alone else GlobalHeap.of(node.file)
             stored = dataclasses.replace(stored, chunk_rows=1, filtered=False)  # references are small
-    lengths = known if field.lengths is None else _lengths(group, field.lengths, stored, where)
 
     def bytes_of(row: int, node: Any = node) -> bytes:
         begin, size = -1, stored.shape[1]
@@ -314,18 +276,15 @@ def inspect_images(group: OpenGroup, field: Field, where: str) -> StoredImages:
         return data.ljust(size, b"\0") if not names and node.dtype.kind == "S" else data  # numpy cuts text at zeros
 
     return StoredImages(
-        stored, _decoder(field, stored, bytes_of), field.channels == "BGR", lengths, names, heap, alone, ranges
+        stored, _decoder(field, stored, bytes_of), field.channels == "BGR", known, names, heap, alone, ranges
     )
 
 
 def images_in_groups(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:
-    """Images that are datasets, each in a group of its own."""
     return StoredImages(stored, _decoder(field, stored, bytes_of), field.channels == "BGR", None, (), None, alone=True)
 
 
 def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> ImageDecoder:
-    """The decoder of all images. Unless the user gives their size, the first good image in 16 rows gives it."""
-
     def attempt(row: int) -> ImageDecoder:
         where = stored.at(row)
         try:
@@ -343,16 +302,15 @@ def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:
 
 
 def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> StoredDataset:
-    node, where = group.file[name], f"{group.path}:/{name.strip('/')}"
+    node, context = group.file[name], context_of(group.path, name)
     if not names:
-        raise NoSamplesError("holds no images; leave it out", file=group.path, dataset=name, place=where)
+        raise NoSamplesError("holds no images; leave it out", **context)
     if node.file.filename != group.file.filename:
-        what = f"is in {node.file.filename}; give that file as path"
-        raise FormatError(what, file=group.path, dataset=name, place=where)
+        raise FormatError(f"is in {node.file.filename}; give that file as path", **context)
     found = {each: place_of_image(group, node.id, name, each) for each in names}
     for each in (each for each, place in found.items() if place is None):
-        what = f"{where}/{each}: {NO_IMAGE}; move it to another group"
-        raise FormatError(what, file=group.path, dataset=name)
+        context["place"] += f"/{each}"
+        raise FormatError(f"{NO_IMAGE}; move it to another group", **context)
     places = np.array([*found.values()], np.int64)
     return datasets_as_rows(group.path, name, places[:, 0], places[:, 1].astype(np.uint32))
 
@@ -368,10 +326,8 @@ def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[
 def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int] | None:
     """Offset and size of the image that a dataset holds, if it may; the offset is −1 if h5py must read it.
 
-    By handles, in a tenth of the time that h5py's objects take: there may be very many.
+    By handles, in a tenth of the time of h5py's objects: there may be very many.
     """
-    import h5py
-
     low: Any = h5py
     h5d, h5f, h5l, h5o, h5t = low.h5d, low.h5f, low.h5l, low.h5o, low.h5t
     linked = within.links.get_info(each.encode()).type != h5l.TYPE_HARD
@@ -389,12 +345,3 @@ def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple
     plain = not variable and stored.get_layout() == h5d.CONTIGUOUS
     offset: int | None = dataset.get_offset() if plain else None
     return (-1, 0) if offset is None else (offset, int(dataset.get_storage_size()))
-
-
-def _lengths(group: OpenGroup, name: str, stored: StoredDataset, where: str) -> Indices:
-    dataset = group.whole(name, f"{where}.lengths: ")
-    if dataset.shape != (stored.rows,) or dataset.dtype.kind not in "iu":
-        has = f"{group.path}:{dataset.name} has dtype {dataset.dtype} and shape {dataset.shape}"
-        what = f"not an integer for each of {stored.rows} images; leave it out, since an image knows where it ends"
-        raise FormatError(f"{where}.lengths: {has}, {what}", file=group.path, dataset=name)
-    return np.asarray(dataset[...], np.int64)

@@ -1,20 +1,27 @@
-"""`Field`: the part of a batch that comes from a dataset; a frozen dataclass that validates itself."""
+"""`Field`, and the user's choice of files, groups, fields and layouts."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import fnmatch
 import functools
 import numbers
+import os
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.options import check_names
+from lit_async_data.sources.hdf5.storage.failures import h5py
+from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
 from lit_async_data.sources.images.image_shape import ImageOptions, ImageShape
+from lit_async_data.sources.local_files import files_matching, folder_of, is_pattern, natural
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +71,6 @@ class Field(ImageOptions):
             ``offsets``, or each is a dataset in it, in natural order.
         channels: What an ordinary decoder makes of the stored images. ``"BGR"``: red and blue change places, since RGB
             arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
-        lengths: A dataset with the number of bytes of each image. None: an image ends before the zeros behind it.
         fill: Value of padding, also of samples of variable length, such as −100 for labels that a loss leaves out.
         separator: In a column of the source's ``table``, separates several classes in one cell, which become a
             vector of 0 and 1, or the numbers of a vector.
@@ -105,21 +111,22 @@ class Field(ImageOptions):
     null: Literal["error", "ignore", "drop", "zero"] = "error"
     decode: Literal["image"] | None = None
     channels: Literal["RGB", "BGR"] = "RGB"
-    lengths: str | None = None
     separator: str | None = None
 
     def __post_init__(self) -> None:
         self._stack(self.name)
-        for name in ("name", "lookup", "lengths", "attr")[bool(self.stacked) :]:
+        for name in ("name", "lookup", "attr")[bool(self.stacked) :]:
             value = getattr(self, name)
             left_out = self.attr and value in ("", "/") if name == "name" else value is None
             if not (isinstance(value, str) and value.strip("/")) and not left_out:
                 raise ConfigError(f"{value!r} is not the name of a dataset", name)
         if self.column is not None:
-            self._set("column", _integer("column", self.column, 0))
+            self._set("column", whole_number("column", self.column, 0))
         if self.max_length is not None:
-            self._set("max_length", _integer("max_length", self.max_length, 1))
-        self._set("fill", _number("fill", self.fill))
+            self._set("max_length", whole_number("max_length", self.max_length, 1))
+        fill: Any = self.fill
+        if not isinstance(fill, numbers.Real):
+            raise ConfigError(f"{fill!r} is not a number", "fill")
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
         _check_combination(self)
@@ -128,7 +135,7 @@ class Field(ImageOptions):
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
             raise ConfigError(f"{self.mask_and_scale!r} is not true or false", "mask_and_scale")
-        for name in _VALUES if self.decode else ("channels", "lengths", *IMAGE):
+        for name in _VALUES if self.decode else ("channels", *IMAGE):
             if name != "fill" and getattr(self, name) != _DEFAULTS[name]:
                 what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
                 raise ConfigError(what, name)
@@ -254,16 +261,10 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _integer(name: str, value: Any, least: int) -> int:
+def whole_number(name: str, value: Any, least: int) -> int:
     if not _is_integer(value) or value < least:
         raise ConfigError(f"{value!r} is not a whole number from {least} on", name)
     return int(value)
-
-
-def _number(name: str, value: object) -> object:
-    if not isinstance(value, numbers.Real):
-        raise ConfigError(f"{value!r} is not a number", name)
-    return value
 
 
 def _tensor_type(given: Any) -> np.dtype[Any] | None:
@@ -300,3 +301,114 @@ def _class_names(given: Any) -> tuple[str, ...] | None:
     if len(set(given)) < len(given):
         raise ConfigError(f"{list(given)} holds a name twice", "classes")
     return tuple(given)
+
+
+PathLike = str | os.PathLike[str]
+#: A field as the user may give it.
+FieldLike = str | Field | Mapping[str, Any] | Sequence[str | Field | Mapping[str, Any]]
+
+
+def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
+    """The files that a path, a glob or a list of these names, by absolute path.
+
+    The source may outlive the working folder. The other name of each file stays the same when files are added or all of
+    them are moved: the path below the folder of the glob, or the file name; the absolute path if two are the same.
+    """
+    given: Any = [path] if isinstance(path, str | os.PathLike) else path
+    if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
+        raise ConfigError(f"{path!r} is not a file, a glob or a list of these", "path")
+    chosen: dict[str, str] = {}
+    for item in [os.path.abspath(os.path.expanduser(item)) for item in given]:
+        pattern = is_pattern(item)
+        folder = folder_of(item) if pattern else os.path.dirname(item)
+        for file in files_matching(item) if pattern else [item]:
+            if file in chosen:
+                raise ConfigError(f"{file} is named twice, so its samples would count twice; name it once", "path")
+            chosen[file] = os.path.relpath(file, folder)
+    alike = {name for name, times in collections.Counter(chosen.values()).items() if times > 1}
+    return {file: file if name in alike else name for file, name in chosen.items()}
+
+
+def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tuple[dict[str, Field], bool]:
+    if isinstance(fields, Mapping):
+        pairs = list(fields.items())
+    elif isinstance(fields, Sequence) and not isinstance(fields, str):
+        listed = [Field.of(each, f"fields.{number}.") for number, each in enumerate(fields)]
+        pairs = [(each.attr or each.dataset, each) for each in listed]
+    else:
+        pairs = []
+    if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
+        example = f"; write {{'x': {fields!r}}}" if isinstance(fields, str) and fields else ""
+        what = f"{fields!r} is not a mapping from batch key to dataset name or a list of names{example}"
+        raise ConfigError(what, "fields")
+    chosen = {key: Field.of(each, f"fields.{key}.") for key, each in pairs}
+    if len(chosen) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise ConfigError(f"{names} names a dataset twice; give a mapping with a key for each", "fields")
+    return chosen, isinstance(fields, Mapping)
+
+
+def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where: str) -> None:
+    for key, field in fields.items():
+        if field.stacked:
+            raise ConfigError(f"several datasets are no field {where}; give each a key", f"fields.{key}")
+        for option in dataclasses.fields(field):
+            if option.name not in options and getattr(field, option.name) != option.default:
+                raise ConfigError(f"does not apply {where}; leave it out", f"fields.{key}.{option.name}")
+
+
+def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None, *, allow_external: bool) -> list[str]:
+    """The groups of a file that match, in natural order for a pattern. Opens none of them."""
+    for name in ([group] if isinstance(group, str) else group or ()) if not allow_external else ():
+        refuse_external_link(file, str(name))
+    if isinstance(group, str) or not isinstance(group, Sequence) or not group:
+        return _matching_groups(file, path, group)
+    chosen = [name for each in group for name in _matching_groups(file, path, each)]
+    name, times = collections.Counter(chosen).most_common(1)[0]
+    if times > 1:
+        raise ConfigError(f"{name} is named twice, so its samples would count twice; name it once", "group")
+    return chosen
+
+
+def _matching_groups(file: h5py.File, path: str, group: Any) -> list[str]:
+    import glob
+
+    if group is None or group == "/":
+        return ["/"]
+    if not isinstance(group, str) or not group.strip("/"):
+        raise ConfigError(f"{group!r} is not the name of a group or a pattern such as patient_* or run_[123]", "group")
+    name = group.strip("/")
+    above, _, last = name.rpartition("/")
+    if glob.has_magic(above):
+        rest = f"; write the rest before names: group={above!r}, fields={{KEY: '{last}/NAME'}}"
+        rest = "" if glob.has_magic(last) or "/" in above else rest
+        raise ConfigError(f"{group!r}: only the last component of a name may have wildcards{rest}", "group")
+    if not glob.has_magic(last) or (above or "/") not in file:
+        if name not in file:
+            raise MissingError(f"{path}: has no group {name!r}; check group=", file=path, dataset=name)
+        return [name]
+    matches = sorted(fnmatch.filter(names_in(file[above or "/"], path), last), key=natural)
+    if not matches:
+        raise MissingError(f"{path}: {group!r} matches none of its groups; check group=", file=path)
+    return [f"{above}/{each}" if above else each for each in matches]
+
+
+def names_in(group: Any, path: str) -> list[str]:
+    """The names in a group; h5py gives those that are not UTF-8 as bytes, and does not open them by text."""
+    names = list(group)
+    for name in names:
+        if isinstance(name, bytes):
+            what = f"holds the name {name!r}, which is not UTF-8; rename it, as by h5py: group.move(OLD, NEW)"
+            raise FormatError(f"{path}:{group.name}: {what}", file=path, dataset=group.name)
+    return names
+
+
+def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> dict[str, str]:
+    """The letters of the axes by batch key, where given. A single string belongs to the first key."""
+    if not isinstance(layout, str | Mapping | None):
+        raise ConfigError(f"{layout!r} is neither letters nor a mapping from batch key to letters", "layout")
+    chosen = {keys[0]: layout} if isinstance(layout, str) else dict(layout or {})
+    for key in chosen:
+        if key not in keys:
+            raise ConfigError(f"{key!r} is not one of the fields {', '.join(keys)}", "layout")
+    return chosen

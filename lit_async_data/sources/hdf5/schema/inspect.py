@@ -8,13 +8,13 @@ import functools
 import logging
 import math
 import posixpath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data import system
-from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec
+from lit_async_data.batch.spec import TENSOR_TYPES, Array, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources.contract.checks import FIRST_SAMPLES
 from lit_async_data.sources.hdf5.index.index import (
@@ -22,25 +22,22 @@ from lit_async_data.sources.hdf5.index.index import (
     ChunkIndex,
     IndexCache,
     as_numpy,
+    check_chunk_lengths,
     check_unindexed,
+    element_bytes,
     has_numpy_layout,
     in_one_file,
     index_of,
+    stored_type,
     unsupported_reason,
 )
-from lit_async_data.sources.hdf5.index.records import check_chunk_lengths, element_bytes, stored_type, superblock_bytes
 from lit_async_data.sources.hdf5.storage.codecs import available, check_filters, filters_of
-from lit_async_data.sources.hdf5.storage.external_files import ExternalFiles, external_files, refuse_external_link
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError, context_of, h5py
+from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, external_files, refuse_external_link
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.local_files import retry_once
 
-if TYPE_CHECKING:
-    import h5py
-
-
-#: Lookup tables by dataset name, column and axis.
-Tables = dict[tuple[str, int | None, int], npt.NDArray[Any]]
+Tables = dict[tuple[str, int | None, int], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +50,6 @@ class OpenGroup:
     tables: Tables = dataclasses.field(default_factory=dict)  # lookup tables that have been read so far
 
     def name(self, given: str) -> str:
-        """The name of a dataset from the root of the file."""
         return given if given.startswith("/") or self.group == "/" else f"{self.group.strip('/')}/{given}"
 
     def _check_links(self, name: str) -> None:
@@ -74,36 +70,72 @@ class OpenGroup:
         self._check_links(name)
         try:
             dataset = open_dataset(self.file, self.path, name, "; name one of these")
-        except SourceError as error:
-            raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
-        external_files(dataset, self.file, name, allowed=self.allow_external)
-        check_filters(dataset, self.path, name)
-        # Of text of any length, libhdf5 stores references, whose size h5py does not tell.
-        if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
-            try:
+            external_files(dataset, self.file, name, allowed=self.allow_external)
+            check_filters(dataset, self.path, name)
+            # Of text of any length, libhdf5 stores references, whose size h5py does not tell.
+            if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
                 check_unindexed(dataset)
                 check_chunk_lengths(dataset, 0, 0, dataset.shape[0])
-            except CorruptError as error:
-                raise CorruptError(f"{what}{error}", file=self.path, dataset=name) from error
+        except SourceError as error:
+            raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
         return dataset
 
     def whole_member(self, name: str, what: str) -> tuple[h5py.Dataset, tuple[str, ...]]:
-        """A dataset as of `whole`, and the names on the way to a member of its values, if the name says one."""
+        """As `whole`, and the names on the way to a member, if the name says one."""
         of, member = self.split(self.name(name))
         dataset = self.whole(f"/{of.strip('/')}" if member else name, what)
-        return dataset, find_member(dataset, member, {"file": self.path, "dataset": of})[0] if member else ()
+        return dataset, find_member(dataset, member, context_of(self.path, of))[0] if member else ()
 
     def inspect_dataset(
         self, name: str, member: str = "", layout: str | None = None, *, images: bool = False, in_heap: bool = False
     ) -> StoredDataset:
+        """A dataset that can be a field, or a ``member`` of its values.
+
+        With ``images``, its rows hold bytes; they, or references to them in the global heap, become uint8 on an axis.
+        With ``in_heap``, so do references to values of variable length, and compound values.
+        """
         self._check_links(name)
-        options: dict[str, Any] = {"cache": self.cache, "allow_external": self.allow_external, "member": member}
-        return inspect_dataset(self.file, self.path, name, layout, **options, images=images, in_heap=in_heap)
+        dataset = open_dataset(self.file, self.path, name, ADVICE)
+        context = context_of(self.path, name)
+        external = external_files(dataset, self.file, name, allowed=self.allow_external)
+        path_to, kind = find_member(dataset, member, context)
+        if images:
+            _check_images(dataset, context)
+        elif in_heap:
+            _check_in_heap(dataset, context)
+        else:
+            _check_values(dataset, kind, dict(context, place=context["place"] + f".{member}" * bool(member)))
+        shape = tuple(int(n) for n in dataset.shape)
+        # Some programs write all that is empty with shape (0,).
+        axis, channel = (0, None) if shape == (0,) else axes(layout, shape, context["place"])
+        if math.prod(shape) == 0:
+            error = FormatError if shape[axis] else NoSamplesError
+            raise error(f"has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
+        elements, inner = kind.dtype.subdtype or (kind.dtype, ())
+        row = [n for position, n in enumerate((*shape, *inner)) if position != axis]
+        if channel is not None:
+            row.insert(0, row.pop(channel))
+        if images or in_heap:
+            elements, row = np.dtype(np.uint8), row or [element_bytes(dataset)]
+        dtype = elements.newbyteorder("=")
+        if not row and dtype.kind in "iu" and dtype != np.uint64:  # of which int64 cannot hold all
+            dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
+        spec, taken = FieldSpec(tuple(row), dtype, channel), None
+        if member:
+            record, size = stored_type(dataset, dataset.id.get_type())
+            taken, elements = Member(path_to, elements, record, spec), np.dtype(np.uint8)
+            spec = FieldSpec((*shape[:axis], *shape[axis + 1 :], size), elements)
+        offset, index, slow = _place(dataset, self.cache, context, external)
+        if member or ((images or in_heap) and len(shape) == 1):
+            shape = (*shape, spec.shape[-1])
+            index = index and _of_bytes(index, shape[-1])
+        more: dict[str, Any] = {"offset": offset, "index": index, "external": external, "slow": slow, "member": taken}
+        more["chunk_rows"] = min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1
+        more["filtered"] = dataset.id.get_create_plist().get_nfilters() > 0
+        return StoredDataset(self.path, name, shape, elements, axis, spec, **more)
 
     def split(self, name: str) -> tuple[str, str]:
         """The dataset that a name begins with, and a member of its values; none if a dataset has the whole name."""
-        import h5py
-
         end = len(name)
         while self.node(name) is None and (end := name.rfind(".", 0, end)) > 0:
             node = self.node(name[:end])
@@ -112,9 +144,7 @@ class OpenGroup:
         return name, ""
 
     def inspect_any(self, name: str) -> StoredDataset:
-        """As `inspect_dataset`; also a dataset that can be no field, such as text or no value at all, for h5py."""
-        import h5py
-
+        """Also a dataset that can be no field, such as text or no value at all, for h5py."""
         node = self.node(name)
         if not isinstance(node, h5py.Dataset) or (
             node.size and node.shape and (node.dtype.kind, node.dtype.itemsize) in TENSOR_TYPES
@@ -130,9 +160,6 @@ class OpenGroup:
         return StoredDataset(self.path, name, shape, dtype, 0, spec, None, chunk, external=external)
 
 
-Array = npt.NDArray[Any]
-
-
 @dataclasses.dataclass(frozen=True)
 class Member:
     """A member: the names on the way to it, its stored type, the stored type of the record, and the values of a row."""
@@ -146,7 +173,6 @@ class Member:
         return f".{'.'.join(self.path)}"
 
     def of(self, records: Array) -> Array:
-        """The member of records, or of their bytes on the last axis; in native byte order."""
         values = member_of(records if records.dtype.names else records.view(self.record)[..., 0], self.path)
         return values.astype(self.dtype.newbyteorder("="), copy=False)
 
@@ -155,9 +181,7 @@ def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tu
     """The names on the way to a member, and its type in libhdf5; without a name, the type of whole values."""
     found = members(dataset.dtype if name else np.dtype(bool))
     if name not in found:
-        where = f"{context['file']}:/{context['dataset'].strip('/')}"
-        what = f"has no member {name!r}; its members are {', '.join(found)}"
-        raise MissingError(what, **dict(context, place=where))
+        raise MissingError(f"has no member {name!r}; its members are {', '.join(found)}", **context)
     kind = dataset.id.get_type()
     for each in found[name]:
         kind = kind.get_member_type(kind.get_member_index(each.encode(errors="surrogateescape")))
@@ -187,17 +211,31 @@ log = logging.getLogger(__name__)
 PROBED_VALUES = 512
 # How the attribute NAME of a NetCDF dimension without a variable begins, in the NetCDF-4 format specification.
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
-# Enough to tell any format of images.
 HEAD_BYTES = 16
-# Names that an error message lists when a dataset is missing.
 NAMES_SHOWN = 12
 ADVICE = "; choose datasets by fields={…}, as python -m lit_async_data inspect suggests"
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredDataset:
-    """One dataset of one file."""
+class Located:
+    path: str
+    name: str
+    names: Any = None
+    member: Member | None = None
 
+    def __str__(self) -> str:
+        return f"{self.path}:/{self.name.strip('/')}{self.member or ''}"
+
+    def at(self, row: int) -> str:
+        """A row, for messages; its own dataset, if it is one."""
+        return f"{self}, row {row}" if self.names is None else f"{self.path}:/{in_group(self.name, self.names, row)}"
+
+    def error(self, kind: type[SourceError], what: str, row: int | None = None) -> SourceError:
+        place = str(self) if row is None else self.at(row)
+        return kind(what, place=place, file=self.path, dataset=self.name, row=row)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredDataset(Located):
     path: str
     name: str
     shape: tuple[int, ...]
@@ -226,104 +264,19 @@ class StoredDataset:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def __str__(self) -> str:
-        return f"{self.path}:/{self.name.strip('/')}{self.member or ''}"
-
-    def at(self, row: int) -> str:
-        """A row, for messages; its own dataset, if it is one."""
-        return f"{self}, row {row}" if self.names is None else f"{self.path}:/{in_group(self.name, self.names, row)}"
-
 
 def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
     """A name with the group or dataset of a row in place of its ``*``."""
     return name.replace("*", names[row].decode(errors="surrogateescape"), 1).strip("/")
 
 
-def inspect_dataset(
-    file: h5py.File,
-    path: str,
-    name: str,
-    layout: str | None,
-    *,
-    cache: IndexCache,
-    allow_external: bool,
-    images: bool = False,
-    in_heap: bool = False,
-    member: str = "",
-) -> StoredDataset:
-    """Inspect one dataset of an open file, and check that it, or a ``member`` of its values, can be a field.
-
-    With ``images``, its rows hold bytes; they, or references to them in the global heap, become uint8 on an axis. With
-    ``in_heap``, its values have variable lengths, and the references to them become that; and so do compound values.
-    """
-    dataset = open_dataset(file, path, name, ADVICE)
-    context = context_of(path, name)
-    external = external_files(dataset, file, name, allowed=allow_external)
-    path_to, kind = find_member(dataset, member, context)
-    if images:
-        _check_images(dataset, context)
-    elif in_heap:
-        _check_in_heap(dataset, context)
-    else:
-        _check_values(dataset, kind, dict(context, place=context["place"] + f".{member}" * bool(member)))
-    shape = tuple(int(n) for n in dataset.shape)
-    # Some programs write all that is empty with shape (0,).
-    axis, channel = (0, None) if shape == (0,) else axes(layout, shape, context["place"])
-    if math.prod(shape) == 0:
-        error = FormatError if shape[axis] else NoSamplesError
-        raise error(f"has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
-    elements, inner = kind.dtype.subdtype or (kind.dtype, ())
-    row = [n for position, n in enumerate((*shape, *inner)) if position != axis]
-    if channel is not None:
-        row.insert(0, row.pop(channel))
-    if images or in_heap:
-        elements, row = np.dtype(np.uint8), row or [element_bytes(dataset)]
-    dtype = elements.newbyteorder("=")
-    if not row and dtype.kind in "iu":
-        dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
-    spec, taken = FieldSpec(tuple(row), dtype, channel), None
-    if member:
-        record, size = stored_type(dataset, dataset.id.get_type())
-        taken, elements = Member(path_to, elements, record, spec), np.dtype(np.uint8)
-        spec = FieldSpec((*shape[:axis], *shape[axis + 1 :], size), elements)
-    offset, index, slow = (None, None, "other files hold its values") if external else _place(dataset, cache, context)
-    if member or ((images or in_heap) and len(shape) == 1):
-        shape = (*shape, spec.shape[-1])
-        index = index and _of_bytes(index, shape[-1])
-    place: dict[str, Any] = {"offset": offset, "index": index, "external": external, "slow": slow}
-    chunk_rows = min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1
-    filtered = dataset.id.get_create_plist().get_nfilters() > 0
-    return StoredDataset(
-        path, name, shape, elements, axis, spec, chunk_rows=chunk_rows, filtered=filtered, member=taken, **place
-    )
-
-
 def _of_bytes(index: ChunkIndex, width: int) -> ChunkIndex:
-    """The index of the bytes of values, on an axis of their own."""
     fill = np.frombuffer(index.fill.tobytes(), np.uint8) if isinstance(index.fill, np.void) else 0
     return dataclasses.replace(index, shape=(*index.shape, width), grid=(*index.grid, 1), fill=fill)
 
 
-def context_of(path: str, name: str) -> dict[str, Any]:
-    """Where a dataset is, as errors say it."""
-    return {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
-
-
 def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, int | None]:
-    """The axis that counts samples, and the axis of channels among the others.
-
-    Args:
-        layout: One letter per stored axis, N for samples and C for channels; None for samples first.
-        shape: The stored shape.
-        where: Name of the dataset, for messages.
-
-    Raises:
-        ConfigError: The letters do not fit the shape.
-
-    Example:
-        >>> axes("HWCN", (64, 48, 3, 100), "x.h5:/data")
-        (3, 2)
-    """
+    """The axis N, which counts samples, and C, of channels, among the others. Without a layout, samples come first."""
     if layout is None:
         return 0, None
     letters = layout if isinstance(layout, str) and layout.isalpha() and layout == layout.upper() else ""
@@ -339,8 +292,6 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
 
 def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5py.Dataset:
     """A dataset of an open file. A `MissingError` suggests similar names, or else gives the advice."""
-    import h5py
-
     context = context_of(path, name)
     try:
         node = file[name]
@@ -354,9 +305,6 @@ def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5p
 
 
 def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: str) -> SourceError:
-    """Why h5py does not find a dataset: no link has this name, the link is broken, or the dataset is damaged."""
-    import h5py
-
     context, said = context_of(path, name), "".join(map(str, error.args))  # str() of a KeyError is quoted
     try:
         link = file.get(name, getlink=True)
@@ -378,10 +326,7 @@ def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: s
 
 
 def _suggestion(file: h5py.File, name: str, advice: str) -> str:
-    """A suggestion for the name of a missing dataset."""
     import difflib
-
-    import h5py
 
     if "*" in name:
         return "; if each dataset that the * stands for is a sample: sample='dataset'"
@@ -416,9 +361,6 @@ def _names_of(group: h5py.Group) -> list[str]:
 
 
 def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any]) -> None:
-    """Check that tensors can hold the values of a dataset, which are, or whose member is, of a type of libhdf5."""
-    import h5py
-
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
         raise FormatError(f"holds {what}; give a dataset with one value per sample", **context)
@@ -450,9 +392,8 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any]) -> 
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES or dtype.subdtype:
         raise FormatError(f"holds {dtype}, which no tensor can hold; store it as another type", **context)
     if member and not as_numpy(kind, dtype):
-        raise FormatError(
-            f"holds numbers with unusual bits, which compound values must not; store it as {dtype}", **context
-        )
+        what = f"holds numbers with unusual bits, which compound values must not; store it as {dtype}"
+        raise FormatError(what, **context)
 
 
 def _check_in_heap(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
@@ -463,8 +404,6 @@ def _check_in_heap(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
 
 
 def _check_images(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
-    import h5py
-
     dtype = dataset.dtype
     plain = dtype.kind in "SV" and dtype.names is None and not dtype.subdtype
     variable = h5py.check_vlen_dtype(dtype) in (np.uint8, np.int8) or h5py.check_string_dtype(dtype) is not None
@@ -490,9 +429,11 @@ def image_format(dataset: h5py.Dataset) -> str:
 
 
 def _place(
-    dataset: h5py.Dataset, cache: IndexCache, context: dict[str, Any]
+    dataset: h5py.Dataset, cache: IndexCache, context: dict[str, Any], external: ExternalFiles
 ) -> tuple[int | None, ChunkIndex | None, str | None]:
     """Where the values of a dataset are: their offset, or the index of chunks; or else why h5py must read them."""
+    if external:
+        return None, None, "other files hold its values"
     offset = dataset.id.get_offset()
     offset = None if offset == dataset.file.userblock_size - 1 else offset  # if none was ever written
     if offset is not None and dataset.chunks is None and in_one_file(dataset):
@@ -512,11 +453,9 @@ def _place(
 
 def _check_offset(dataset: h5py.Dataset, offset: int, context: dict[str, Any]) -> None:
     """Raise `CorruptError` if contiguous values begin in the head of the file, which h5py would return as values."""
-    head = dataset.file.userblock_size + superblock_bytes(dataset.file)
-    if offset < head:
-        what = f"its values begin at byte {offset}, in the head of the file, which has {head} bytes; the file is"
-        cure = "damaged: restore it, or write the dataset again from what can be read of it"
-        raise CorruptError(f"{what} {cure}", **context)
+    if offset <= dataset.file.userblock_size:
+        what = f"its values begin at byte {offset}, in the head of the file; the file is damaged: restore it"
+        raise CorruptError(f"{what}, or write the dataset again from what can be read of it", **context)
 
 
 def _is_verified(dataset: h5py.Dataset, offset: int) -> bool:

@@ -1,15 +1,10 @@
-"""Filters of chunks: decoders of this package, of plugins, and of optional libraries.
+"""Chunks as they are stored, and the filters that are undone here.
 
-Before version 3.16, h5py does not take its lock for these. Another thread may then be inside libhdf5 at the same
-time, which makes reads fail, and can end the process: https://github.com/h5py/h5py/pull/2764.
+Before version 3.16, h5py does not take its lock for chunks. Another thread may then be inside libhdf5 at the same time,
+which makes reads fail, and can end the process: https://github.com/h5py/h5py/pull/2764.
 
-The extra ``codecs`` installs the library, which is imported when a file needs it. It releases the GIL and never writes
-beyond its output buffer. The lengths that a chunk declares are checked here first: c-blosc trusts them, and reads
-beyond the chunk.
-
-Deflate, shuffle and fletcher32 need no other library. Filters are undone in reverse order.
 A decoded chunk has exactly its number of bytes: h5py returns uninitialised memory behind too few, and too many are
-refused before they are allocated.
+refused before they are allocated. The lengths that a chunk declares are checked first: c-blosc trusts them.
 """
 
 from __future__ import annotations
@@ -19,35 +14,32 @@ import dataclasses
 import functools
 import importlib
 import struct
-import zlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import deflate
 import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, context_of, h5py
 from lit_async_data.sources.local_files import errno_of
+from lit_async_data.system import Lazy
 
-if TYPE_CHECKING:
-    import h5py
+_objects = Lazy("h5py._objects")  # has the lock of libhdf5
+imagecodecs = Lazy("imagecodecs")
 
 
 def read_chunk(dataset: h5py.Dataset, corner: tuple[int, ...]) -> tuple[int, bytes]:
-    """The filter mask and the stored bytes of the chunk at a corner. Bit i of the mask means a skipped filter i."""
-    from h5py._objects import phil
-
-    with phil:
+    """The filter mask, whose bit i means a skipped filter i, and the stored bytes of a chunk."""
+    with _objects.phil:
         return cast("tuple[int, bytes]", dataset.id.read_direct_chunk(corner))
 
 
 def is_found(dataset: h5py.Dataset, corner: tuple[int, ...]) -> bool:
-    """Whether libhdf5 finds the chunk at a corner. Reads only its index, unless the chunk has a single byte."""
-    from h5py._objects import phil
-
+    """Whether libhdf5 finds a chunk. Reads only its index, unless the chunk has a single byte."""
     try:
-        with phil:
+        with _objects.phil:
             dataset.id.read_direct_chunk(corner, out=bytearray(1))
     except ValueError:  # h5py has found it, and it does not fit
         return True
@@ -59,46 +51,37 @@ def is_found(dataset: h5py.Dataset, corner: tuple[int, ...]) -> bool:
 
 
 def write_chunk(dataset: h5py.Dataset, corner: tuple[int, ...], mask: int, data: bytes) -> None:
-    """Write what `read_chunk` has read from another dataset with the same filters."""
-    from h5py._objects import phil
-
-    with phil:
+    with _objects.phil:
         dataset.id.write_direct_chunk(corner, data, mask)
 
 
 def available(number: int) -> bool:
-    """Whether libhdf5 has a filter in this process. Imports hdf5plugin, which registers filters, if it may help."""
-    import h5py
-
-    return bool(h5py.h5z.filter_avail(number) or (_imported() and h5py.h5z.filter_avail(number)))
+    """Whether libhdf5 has a filter in this process, also by hdf5plugin, which registers filters."""
+    return bool(h5py.h5z.filter_avail(number) or (_importable("hdf5plugin") and h5py.h5z.filter_avail(number)))
 
 
 def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
     """Check that libhdf5 can decode a dataset in this process, which may have fewer filters than its parent."""
     if dataset.is_virtual:
-        _imported()  # the filters are those of other datasets
+        _importable("hdf5plugin")  # the filters are those of other datasets
     properties = dataset.id.get_create_plist()
     for number, _, _, known in map(properties.get_filter, range(properties.get_nfilters())):
         if not available(number):
             named = f"{known.decode(errors='replace').partition(';')[0] or 'without a name'} ({number})"
-            raise FormatError(
-                f"cannot be decoded without the HDF5 filter {named}; {_advice()}",
-                place=f"{path}:/{name.strip('/')}",
-                file=path,
-                dataset=name,
-            )
+            what = f"cannot be decoded without the HDF5 filter {named}; {_advice()}"
+            raise FormatError(what, **context_of(path, name))
 
 
 def _advice() -> str:
     instead = "set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
-    if not _imported():
+    if not _importable("hdf5plugin"):
         return f"pip install hdf5plugin, which is imported where it is needed; or {instead}"
     return f"hdf5plugin does not have it: {instead}"
 
 
-def _imported() -> bool:
+def _importable(library: str) -> bool:
     with contextlib.suppress(ImportError):
-        importlib.import_module("hdf5plugin")
+        importlib.import_module(library)
         return True
     return False
 
@@ -117,36 +100,6 @@ _BLOSC_HEADER = 16
 _HEADER = struct.Struct(">QI")
 
 
-def is_installed() -> bool:
-    try:
-        _library()
-    except ImportError:
-        return False
-    return True
-
-
-def is_supported(number: int, parameters: tuple[int, ...]) -> bool:
-    """Whether a filter with these parameters can be decoded here."""
-    if number == BITSHUFFLE:
-        return (
-            len(parameters) >= 3
-            and parameters[2] > 0
-            and _block_compression(parameters) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
-        )
-    return number in DECODERS
-
-
-def changes_size(number: int, parameters: tuple[int, ...]) -> bool:
-    """Whether a filter with these parameters changes the number of bytes."""
-    return number != BITSHUFFLE or _block_compression(parameters) != PLAIN_BLOCKS
-
-
-def _library() -> Any:
-    import imagecodecs
-
-    return imagecodecs
-
-
 def _decode_into(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
     if not len(data):
         raise CorruptError("no bytes at all")  # liblzf reads the first byte without checking
@@ -159,25 +112,21 @@ def _decode_into(out: Bytes, decode: Callable[..., Any], data: Any, **options: i
     return out
 
 
-def _lzf(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return _decode_into(np.empty(nbytes, np.uint8), _library().lzf_decode, data)
-
-
-def _zstd(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return _decode_into(np.empty(nbytes, np.uint8), _library().zstd_decode, data)
+def _plain(name: str) -> Decoder:
+    return lambda data, nbytes, _: _decode_into(np.empty(nbytes, np.uint8), getattr(imagecodecs, name), data)
 
 
 def _lz4(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
     """Blocks with their stored lengths in front. A block with the length of its content is not compressed."""
     _block_bytes(data, nbytes)
-    return _decode_into(np.empty(nbytes, np.uint8), _library().lz4h5_decode, data)
+    return _decode_into(np.empty(nbytes, np.uint8), imagecodecs.lz4h5_decode, data)
 
 
 def _blosc(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
     """A header that ends with the length of the chunk, followed by the data of c-blosc."""
     if len(data) < _BLOSC_HEADER or int.from_bytes(data[_BLOSC_HEADER - 4 : _BLOSC_HEADER], "little") > len(data):
         raise CorruptError(f"{len(data)} bytes, fewer than its header declares")
-    return _decode_into(np.empty(nbytes, np.uint8), _library().blosc_decode, data, numthreads=1)
+    return _decode_into(np.empty(nbytes, np.uint8), imagecodecs.blosc_decode, data, numthreads=1)
 
 
 def _bitshuffle(data: Bytes, nbytes: int, parameters: tuple[int, ...]) -> Bytes:
@@ -185,12 +134,10 @@ def _bitshuffle(data: Bytes, nbytes: int, parameters: tuple[int, ...]) -> Bytes:
     block = (parameters[3] if len(parameters) > 3 else 0) * itemsize
     if _block_compression(parameters) != PLAIN_BLOCKS:
         block = _block_bytes(data, nbytes)
-        data = _decompress_blocks(
-            data, np.empty(nbytes, np.uint8), block, _BIT_GROUP * itemsize, _block_compression(parameters)
-        )
+        data = _decompress_blocks(data, np.empty(nbytes, np.uint8), block, itemsize, _block_compression(parameters))
     # As a memoryview: for an array, the decoder takes the size of a value from its dtype.
     options = {"itemsize": itemsize, "blocksize": block // itemsize}
-    return _decode_into(np.empty(nbytes, np.uint8), _library().bitshuffle_decode, data.data, **options)
+    return _decode_into(np.empty(nbytes, np.uint8), imagecodecs.bitshuffle_decode, data.data, **options)
 
 
 def _block_compression(parameters: tuple[int, ...]) -> int:
@@ -207,13 +154,14 @@ def _block_bytes(data: Bytes, nbytes: int) -> int:
     return int(block)
 
 
-def _decompress_blocks(data: Bytes, out: Bytes, block: int, group: int, compression: int) -> Bytes:
-    """Decompress bitshuffle's blocks: full blocks, a shorter one of whole groups, and uncompressed trailing bytes.
+def _decompress_blocks(data: Bytes, out: Bytes, block: int, itemsize: int, compression: int) -> Bytes:
+    """Full blocks, a shorter one of whole groups, and uncompressed trailing bytes.
 
-    All full blocks take one call, since each call releases and takes the GIL. They fill ``out`` only if every block has
-    the length that the header declares.
+    All full blocks take one call, since each releases and takes the GIL. They fill ``out`` only if every block has the
+    length that the header declares.
     """
-    full, whole = len(out) // block * block, len(out) // group * group
+    full, group = len(out) // block * block, _BIT_GROUP * itemsize
+    whole = len(out) // group * group
     view, at = data.data, _HEADER.size
     blocks: list[memoryview] = []
     for begin in range(0, max(full, whole), block):
@@ -234,25 +182,20 @@ def _decompress_blocks(data: Bytes, out: Bytes, block: int, group: int, compress
 
 
 def _zstd_blocks(out: Bytes, blocks: list[memoryview], _length: int) -> None:
-    _decode_into(out, _library().zstd_decode, b"".join(blocks))
+    _decode_into(out, imagecodecs.zstd_decode, b"".join(blocks))
 
 
 def _lz4_blocks(out: Bytes, blocks: list[memoryview], length: int) -> None:
     """Decode blocks as a chunk of the lz4 filter, which takes a block of full length for an uncompressed one."""
-    library = _library()
     if len(blocks) == 1:
-        _decode_into(out, library.lz4_decode, blocks[0])
+        _decode_into(out, imagecodecs.lz4_decode, blocks[0])
         return
     pieces: list[Any] = [_HEADER.pack(len(out), length)]
     for block in blocks:
         pieces.append(len(block).to_bytes(4, "big"))
         same = len(block) == length
-        pieces.append(_decode_into(np.empty(length, np.uint8), library.lz4_decode, block).data if same else block)
-    _decode_into(out, library.lz4h5_decode, b"".join(pieces))
-
-
-NAMES = {LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd"}
-DECODERS: dict[int, Decoder] = {LZF: _lzf, BLOSC: _blosc, LZ4: _lz4, BITSHUFFLE: _bitshuffle, ZSTD: _zstd}
+        pieces.append(_decode_into(np.empty(length, np.uint8), imagecodecs.lz4_decode, block).data if same else block)
+    _decode_into(out, imagecodecs.lz4h5_decode, b"".join(pieces))
 
 
 # As in h5py.h5z, which a reader process does not import.
@@ -260,40 +203,16 @@ DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 # Bytes of the checksum that fletcher32 appends to a chunk.
 SUM_BYTES = 4
 # Words per step of the checksum, and the weight of each. Their weighted sum stays below 2**45, which float64 represents
-# exactly. A step takes 256 KiB of temporaries; smaller ones would release the GIL more often.
+# exactly. Smaller steps would release the GIL more often.
 _SUM_WORDS = 2**15
 _WEIGHTS = np.arange(_SUM_WORDS, 0, -1, dtype=np.float64)
 
 
-def inflate_with_zlib(data: Any, nbytes: int) -> Any:
-    inflater = zlib.decompressobj()
-    try:
-        return inflater.decompress(data, nbytes + 1)
-    except zlib.error as error:
-        raise CorruptError(str(error)) from error
-
-
-def _choose_inflate() -> Callable[[Any, int], Any]:
-    """The function that inflates: of libdeflate, 2 to 3 times as fast as zlib, if installed."""
-    try:
-        import deflate
-    except ImportError:
-        return inflate_with_zlib
-
-    def inflate(data: Any, nbytes: int) -> Any:
-        try:
-            return deflate.zlib_decompress(data, nbytes)
-        except deflate.DeflateError as error:
-            raise CorruptError(f"not {nbytes} bytes of deflate: {error}") from error
-
-    return inflate
-
-
-_inflate = _choose_inflate()
-
-
 def _undo_deflate(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
-    return np.frombuffer(_inflate(data, nbytes), np.uint8)
+    try:
+        return np.frombuffer(deflate.zlib_decompress(data, nbytes), np.uint8)
+    except deflate.DeflateError as error:
+        raise CorruptError(f"not {nbytes} bytes of deflate: {error}") from error
 
 
 def _undo_fletcher32(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
@@ -312,10 +231,6 @@ def fletcher32(data: Bytes) -> int:
     """Fletcher's checksum as HDF5 computes it: two ones'-complement sums over big-endian words of 16 bits.
 
     The second sum weights each word by the number of words from it to the end (Fletcher, IEEE Trans. Comm. 30, 1982).
-
-    Example:
-        >>> hex(fletcher32(np.arange(5, dtype=np.uint8)))
-        '0x8090604'
     """
     if len(data) % 2:
         data = np.append(data, np.uint8(0))
@@ -330,15 +245,11 @@ def fletcher32(data: Bytes) -> int:
 
 
 def _folded(total: int) -> int:
-    """A ones'-complement sum of 16 bits, which is 0 only if the total is 0."""
     return (total - 1) % 0xFFFF + 1 if total else 0
 
 
 def unshuffle(planes: Bytes, out: Bytes) -> None:
-    """Turn byte planes into values, for several chunks in one call.
-
-    From uint8 of shape (chunks, bytes per value, values) to shape (chunks, values × bytes per value).
-    """
+    """Turn byte planes, (chunks, bytes per value, values), into values, (chunks, values × bytes per value)."""
     count, itemsize, _ = planes.shape
     columns = out.reshape(count, -1, itemsize)
     for byte in range(itemsize):
@@ -361,45 +272,47 @@ def _undo_shuffle(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Byt
 
 
 class Codec(NamedTuple):
-    """Undoes a filter."""
-
     name: str
     decode: Decoder
     extra: str | None = None  # the extra of this package that installs the library, if the filter needs one
 
     @property
     def missing(self) -> bool:
-        """Whether the library is not installed."""
-        return self.extra is not None and not is_installed()
+        return self.extra is not None and not _importable("imagecodecs")
 
 
 CODECS = {
     SHUFFLE: Codec("shuffle", _undo_shuffle),
     DEFLATE: Codec("deflate", _undo_deflate),
     FLETCHER32: Codec("fletcher32", _undo_fletcher32),
-    **{number: Codec(NAMES[number], decode, "codecs") for number, decode in DECODERS.items()},
+    LZF: Codec("lzf", _plain("lzf_decode"), "codecs"),
+    BLOSC: Codec("blosc", _blosc, "codecs"),
+    LZ4: Codec("lz4", _lz4, "codecs"),
+    BITSHUFFLE: Codec("bitshuffle", _bitshuffle, "codecs"),
+    ZSTD: Codec("zstd", _plain("zstd_decode"), "codecs"),
 }
 
 
 class Filter(NamedTuple):
-    """One filter of a dataset, with its parameters as stored."""
-
     number: int
     parameters: tuple[int, ...] = ()
 
     @property
     def codec(self) -> Codec | None:
         """The codec that undoes the filter; None if only libhdf5 can."""
-        codec = CODECS.get(self.number)
-        known = is_supported(*self) if codec and codec.extra else True
+        given, known = self.parameters, True
         if self.number == SHUFFLE:
-            known = not self.parameters or (len(self.parameters) == 1 and self.parameters[0] > 0)
-        return codec if known else None
+            known = not given or (len(given) == 1 and given[0] > 0)
+        elif self.number == BITSHUFFLE:
+            of_blocks = _block_compression(given) in (PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS)
+            known = len(given) >= 3 and given[2] > 0 and of_blocks
+        return CODECS.get(self.number) if known else None
 
     @property
     def changes_size(self) -> bool:
         """Whether the filter changes the number of bytes by more than a checksum."""
-        return self.number not in (SHUFFLE, FLETCHER32) and changes_size(*self)
+        plain = self.number == BITSHUFFLE and self.codec and _block_compression(self.parameters) == PLAIN_BLOCKS
+        return self.number not in (SHUFFLE, FLETCHER32) and not plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -409,10 +322,7 @@ class FilterPipeline:
     nbytes: int
 
     def decode(self, stored: Bytes, mask: int) -> Bytes:
-        """Decode a chunk, or raise `CorruptError`. Holds no lock meanwhile; thread-safe.
-
-        Bit i of ``mask`` means that filter i was skipped.
-        """
+        """Decode a chunk, or raise `CorruptError`. Thread-safe. Bit i of ``mask`` means that filter i was skipped."""
         return self._run(stored, self._steps_of(mask) if mask else self._steps)
 
     def decode_to_planes(self, stored: Bytes) -> Bytes:
@@ -436,11 +346,10 @@ class FilterPipeline:
 
     @functools.cached_property
     def _steps(self) -> list[tuple[Decoder, int, tuple[int, ...]]]:
-        # The steps of nearly every chunk. Computing them per chunk would cost a tenth of decoding a small one.
         return self._steps_of(0)
 
     def _steps_of(self, mask: int) -> list[tuple[Decoder, int, tuple[int, ...]]]:
-        """The steps that decode a chunk: the function, the number of bytes it returns, and its parameters."""
+        """Functions, with the number of bytes that each returns, and its parameters."""
         applied = [each for number, each in enumerate(self.filters) if not mask >> number & 1]
         nbytes = self.nbytes + SUM_BYTES * sum(each.number == FLETCHER32 for each in applied)
         steps = []
@@ -452,7 +361,6 @@ class FilterPipeline:
 
 
 def filters_of(dataset: h5py.Dataset) -> tuple[Filter, ...]:
-    """The filters of a dataset, in the order of writing."""
     properties = dataset.id.get_create_plist()
     found = (properties.get_filter(number) for number in range(properties.get_nfilters()))
     return tuple(Filter(number, tuple(parameters)) for number, _, parameters, _ in found)

@@ -11,7 +11,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
@@ -19,7 +19,9 @@ from lit_async_data.sources import local_files
 from lit_async_data.sources.local_files import errno_of, opening, retry_once
 
 if TYPE_CHECKING:
-    import h5py
+    import h5py as h5py  # noqa: PLC0414  # other modules of this room take it from here
+else:
+    h5py = system.Lazy("h5py")
 
 # What h5py raises for any failure of libhdf5, and what numpy and the system raise while they read.
 LIBRARY_ERRORS = (OSError, RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError)
@@ -46,6 +48,10 @@ REMEDIES = {
 
 class NoSamplesError(FormatError):
     """A dataset or group has no rows. A part in which all fields have none is left out."""
+
+
+def context_of(path: str, name: str) -> dict[str, Any]:
+    return {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
 
 
 def source_error(
@@ -78,10 +84,7 @@ def _error_text(error: BaseException) -> str:
 def as_source_errors(
     where: str, problem: str, *, file: str, dataset: str | None = None, row: int | None = None
 ) -> Iterator[None]:
-    """Turn errors of h5py, numpy and the system into `SourceError`; arguments as of `source_error`.
-
-    Errors of this package pass unchanged.
-    """
+    """Turn errors of h5py, numpy and the system into `source_error`; those of this package pass unchanged."""
     try:
         yield
     except AsyncDataError:
@@ -91,8 +94,6 @@ def as_source_errors(
 
 
 def open_h5py(path: str) -> h5py.File:
-    import h5py
-
     try:
         status = os.stat(path)
     except OSError as error:

@@ -14,8 +14,7 @@ from lit_async_data import ChangedError, ConfigError, HDF5Source
 from lit_async_data.sources import local_files
 from lit_async_data.sources.hdf5.index import index
 from lit_async_data.sources.hdf5.index import index as index_cache
-from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.index.records import IndexKey
+from lit_async_data.sources.hdf5.index.index import IndexCache, IndexKey
 
 VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)
 

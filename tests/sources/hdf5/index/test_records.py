@@ -1,16 +1,20 @@
-"""The places of chunks in a file: believed, left to h5py, or an error that names the chunk."""
+"""The places of chunks in a file, and their lengths: believed, left to h5py, or an error that names the chunk."""
 
 import os
+import zlib
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from support.files.damage import LOCKED, STORED, check_refused, key_of, made, patch, read_all
+from hypothesis import given
+from hypothesis import strategies as st
+from support.files.damage import LOCKED, ODD, STORED, VALUES, check_refused, key_of, made, patch, read_all
 from support.sources.oracle import read_from
 
 from lit_async_data import CorruptError, HDF5Source
-from lit_async_data.sources.hdf5.index import records
+from lit_async_data.sources.hdf5.index import index
+from lit_async_data.sources.hdf5.storage.codecs import Filter, fletcher32
 
 
 def read(path, samples):
@@ -23,17 +27,14 @@ def chunked(h5, *, shape=(20, 6), chunks=(4, 6), **options):
 
 
 def records_in(path):
-    rows = []
     with h5py.File(path) as file:
-        records.records_of(file["data"], rows.extend)
-    return np.array(rows)
+        return index.records_of(file["data"])
 
 
 def columns_from(path, rows, monkeypatch):
-    """The columns made of records, two at a time."""
-    monkeypatch.setattr(records, "records_of", lambda _, consume: [consume(rows[i : i + 2]) for i in (0, 2, 4)])
+    monkeypatch.setattr(index, "records_of", lambda _: rows)
     with h5py.File(path) as file:
-        return records.columns_of(file["data"])
+        return index.columns_of(file["data"])
 
 
 @pytest.mark.parametrize(("size", "usual"), [(2**32 - 1, True), (2**32, False)])
@@ -56,7 +57,7 @@ def with_user_block(tmp_path):
     ("place", "change", "said"),
     [
         ((0, 3), lambda rows: rows[1, 3] + 1, r"chunk \(0, 0\): overlaps chunk \(4, 0\) at byte \d+"),
-        ((4, 3), lambda rows: 47, r"chunk \(16, 0\): begins in the head of the file \(\d+ bytes at byte 47\)"),
+        ((4, 3), lambda rows: 0, r"chunk \(16, 0\): begins in the head of the file \(\d+ bytes at byte 0\)"),
         ((4, 3), lambda rows: 2**62, r"chunk \(16, 0\): ends behind the \d+ bytes of the file; was it truncated"),
         ((4, 4), lambda rows: 2**32, r"chunk \(16, 0\): ends behind"),
         (
@@ -111,17 +112,6 @@ def test_a_mask_of_all_ones_is_left_to_h5py(h5):
     assert (read(path, np.arange(20)) == values).all()
 
 
-def test_records_are_checked_in_blocks_and_a_chunk_may_be_in_one_only(h5, monkeypatch):
-    path, values = chunked(h5, compression="gzip")
-    monkeypatch.setattr(records, "BLOCK", 2)
-    assert HDF5Source(path, ["data"]).chunks.reading == "decoded"
-    assert (read(path, np.arange(20)) == values).all()
-    rows = records_in(path)
-    rows[4, :2] = rows[0, :2]
-    with pytest.raises(CorruptError, match=r"chunk \(0, 0\): is listed twice"):
-        columns_from(path, rows, monkeypatch)
-
-
 @pytest.mark.parametrize(("libver", "nbytes"), [("earliest", 40), ("earliest", 120), ("v110", 40)])
 @pytest.mark.parametrize(
     "options",
@@ -150,9 +140,7 @@ def test_an_uncompressed_chunk_of_the_wrong_size_is_damage(tmp_path, options, nb
 
 @pytest.mark.parametrize("options", [{}, {"maxshape": (20, None)}], ids=["index", "h5py"])
 @pytest.mark.parametrize("unusual", [0, 2**32 - 1])
-def test_every_chunk_is_checked_even_if_others_are_unusual(tmp_path, monkeypatch, options, unusual):
-    """In blocks, from a callback of libhdf5; an unusual record hides no impossible one."""
-    monkeypatch.setattr(records, "BLOCK", 1)
+def test_an_unusual_record_hides_no_impossible_one(tmp_path, options, unusual):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("data", (20, 6), "i4", chunks=(4, 6), **options)
@@ -177,8 +165,6 @@ def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
     ("column", "corner", "message"),
     [
         (0, 20, r", chunk \(20, 0\): is listed twice"),
-        (0, 10**6, r", chunk \(1000000, 0\): is listed, but no chunk begins there"),
-        (1, 12, r", chunk \(25, 12\): is listed, but no chunk begins there"),
         (0, 2**63 // 5 * 5 + 5, r", chunk \(\d+, 0\): lies where no file reaches"),
     ],
 )
@@ -190,17 +176,105 @@ def test_an_impossible_corner_is_damage_where_h5py_reads_it_too(tmp_path, kind, 
     check_refused(path, message)
 
 
-@pytest.mark.parametrize(("user_block", "begin"), [(0, 8), (0, 95), (512, 8)])
 @pytest.mark.parametrize("kind", STORED)
-def test_a_chunk_in_the_superblock_is_damage(tmp_path, user_block, begin, kind):
+def test_a_chunk_at_address_0_is_damage(tmp_path, kind):
     path = tmp_path / "x.h5"
-    info = made(path, **STORED[kind], userblock_size=user_block)
-    patch(path, key_of(path, info, user_block) + 32, "<Q", (begin - user_block) % 2**64)
-    check_refused(path, rf", chunk \(25, 0\): begins in the head of the file \({info.size} bytes at byte {begin}\)")
+    info = made(path, **STORED[kind])
+    patch(path, key_of(path, info) + 32, "<Q", 0)
+    check_refused(path, rf", chunk \(25, 0\): begins in the head of the file \({info.size} bytes at byte 0\)")
 
 
-@pytest.mark.parametrize(("libver", "begin"), [("earliest", 96), ("v110", 48)])
-def test_the_length_of_the_superblock_is_known(tmp_path, libver, begin):
-    with h5py.File(tmp_path / "x.h5", "w", libver=libver) as file:
-        assert records.superblock_bytes(file) == begin
-    assert (tmp_path / "x.h5").read_bytes()[begin : begin + 4] in (b"OHDR", b"\1\0\1\0")  # of the root group
+@pytest.mark.parametrize(("kind", "whole"), [("scale-offset", 97), ("n-bit", 91)])
+@pytest.mark.parametrize("fewer", [1, 0, -1, -20, -56, -88])
+def test_a_packed_chunk_of_too_few_bytes_is_damage(tmp_path, kind, whole, fewer):
+    path = tmp_path / "x.h5"
+    info = made(path, **LOCKED[kind])
+    needed = whole - 1  # libhdf5 writes one byte that it does not read
+    assert info.size == whole
+    patch(path, key_of(path, info), "<I", needed + fewer)
+    if fewer >= 0:
+        assert (read_all(path) == VALUES).all()
+        return
+    check_refused(
+        path, rf", chunk \(25, 0\) of {needed + fewer} bytes at byte {info.byte_offset}: only {needed + fewer} of"
+    )
+
+
+def shuffled(data):
+    whole = len(data) // 4 * 4
+    return np.frombuffer(data[:whole], np.uint8).reshape(-1, 4).T.tobytes() + data[whole:]
+
+
+AFTERWARDS = {
+    "gzip": zlib.compress,
+    "shuffle": shuffled,
+    "fletcher32": lambda data: data + fletcher32(np.frombuffer(data, np.uint8)).to_bytes(4, "little"),
+}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["scaleoffset", "gzip"],
+        ["scaleoffset", "shuffle", "gzip", "fletcher32"],
+        ["scaleoffset", "fletcher32"],
+        ["nbit", "gzip"],
+        ["nbit", "fletcher32", "gzip"],
+        ["gzip"],
+        ["gzip", "shuffle", "fletcher32"],
+    ],
+    ids=" ".join,
+)
+def test_a_chunk_that_decodes_to_too_few_bytes_is_damage_where_h5py_reads_it_too(tmp_path, names):
+    """Its checksums are right: the writer gave the filters too few bytes."""
+    path, alone, content = tmp_path / "x.h5", tmp_path / "alone.h5", VALUES[25:30].tobytes()
+    dtype = ODD if "nbit" in names else "<i4"
+    made(path, names, dtype, maxshape=(50, None), libver="v110")
+    if names[0] != "gzip":
+        made(alone, names[:1], dtype)
+        names = names[1:]
+        with h5py.File(alone) as file:
+            content = file["data"].id.read_direct_chunk((25, 0))[1]
+    for cut in (len(content), 40):
+        stored = content[:cut]
+        for name in names:
+            stored = AFTERWARDS[name](stored)
+        with h5py.File(path, "r+") as file:
+            file["data"].id.write_direct_chunk((25, 0), stored)
+        if cut != 40:
+            assert (read_all(path) == VALUES).all()
+    check_refused(path, r", chunk \(25, 0\) of \d+ bytes: (only 40 of|40 bytes instead of 120)")
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([("i1", 1), ("u2", 2), (">i4", 4), ("u8", 8)]),
+    st.integers(1, 40),
+    st.sampled_from([None, 0, 5]),
+)
+def test_a_healthy_packed_chunk_is_never_refused(first, last, dtype, count, fill):
+    name, size = dtype
+    values = np.linspace(first % 2 ** (8 * size - 1), last % 2 ** (8 * size - 1), count).astype(name)
+    with h5py.File("x.h5", "w", driver="core", backing_store=False) as file:
+        dataset = file.create_dataset("data", data=values, chunks=(count,), scaleoffset=0, fillvalue=fill)
+        index.check_chunk_lengths(dataset, 0, 0, count)
+        floats = file.create_dataset("floats", data=values.astype("f8"), chunks=(count,), scaleoffset=3)
+        index.check_chunk_lengths(floats, 0, 0, count)
+
+
+@pytest.mark.parametrize(
+    ("filter_", "head", "message"),
+    [
+        (Filter(index.SCALEOFFSET, (2, 0, 30, 0, 4)), 33, "33 bits per value, but a value has 4 bytes"),
+        (Filter(index.SCALEOFFSET, (2, 0, 29, 0, 4)), 20, "116 bytes instead of 120"),
+        (Filter(index.NBIT, (8, 0, 29, 1, 4, 0, 24, 0)), 0, "116 bytes instead of 120"),
+        (Filter(index.NBIT, (8, 1, 30, 1, 4, 0, 32, 0)), 0, "96 bytes instead of 120"),
+        (Filter(index.SCALEOFFSET, (2, 32, 30, 0, 4)), 0, "96 bytes instead of 120"),  # stored unchanged
+    ],
+)
+def test_the_head_of_a_packed_chunk_must_fit_the_dataset(filter_, head, message):
+    data = np.frombuffer(head.to_bytes(4, "little") + bytes(92), np.uint8)
+    with pytest.raises(CorruptError, match=message):
+        index.check_chunk_length((filter_,), 0, data, 120)
+    index.check_chunk_length((filter_,), 1, np.zeros(120, np.uint8), 120)  # without the filter

@@ -157,16 +157,36 @@ def test_a_group_of_another_type_is_told_and_named_when_read(edit, said, tmp_pat
     assert caplog.text.count(f"1 of 12 samples cannot be read: {tmp_path}/x.h5:/{dataset}: ") == 2
 
 
-@pytest.mark.parametrize("on_its_own", [False, True])
-def test_a_file_without_a_field_is_an_error(on_its_own, tmp_path):
-    for name in ("a", "b"):
+@pytest.mark.parametrize(
+    "where",
+    [("{}/{}", {"sample": "group", "group": "s*"}), ("{1}", {"sample": "group"}), ("{1}/{0}", {"sample": "dataset"})],
+)
+@pytest.mark.parametrize("longer", [0, 1])
+@pytest.mark.parametrize("properties", [{}, {"chunks": True, "compression": "gzip"}])
+def test_a_file_that_lacks_a_field_has_lost_samples(where, longer, properties, tmp_path, caplog):
+    place, options = where
+    for name, lacks in [("a", "x"), ("b", "y"), ("c", "")]:
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             for sample in ("s1", "s2"):
-                place = "" if on_its_own else f"{sample}/"
-                for key in {"n", "x"} - {"x" if name == "b" else ""} - {*file}:
-                    file[f"{place}{key}"] = 1
-    with pytest.raises(MissingError, match=r"b\.h5: has no dataset '(s1/)?x'"):
-        opened(tmp_path / "*.h5", {"n": "n", "x": "x"}, group=None if on_its_own else "s*")
+                values = {"n": ord(name), "y": name, "x": np.full((3 + longer * (name == "c"), 2), ord(name))}
+                for key in values.keys() - {lacks} - {*file}:
+                    of = properties if key == "x" else {}
+                    file.create_dataset(place.format(sample, key), data=values[key], **of)
+    names = {key: place.format("*", key).removeprefix("*/") for key in "nyxz"}
+    fields = {"n": names["n"], "y": Field(names["y"], classes=["a", "c"]), "x": names["x"]}
+    source = HDF5Source(tmp_path / "*.h5", fields, **options)
+    each = len(source) // 3
+    said = [(str(each), of, place.format("s1", key)) for of, key in [("a", "x"), ("b", "y")]]
+    assert re.findall(r"(\d) of \d samples cannot be read: \S+/(.)\.h5:/(\S+): is missing", caplog.text) == said
+    for sample in range(2 * each):
+        with pytest.raises(MissingError, match="is missing; write it") as raised:
+            source.__getitems__([sample, len(source) - 1])
+        assert (raised.value.file, raised.value.sample_id) == (str(tmp_path / f"{'ab'[sample // each]}.h5"), sample)
+    for of in (source, HDF5Source(tmp_path / "*.h5", fields, exclude=[*range(2 * each)], **options)):
+        for sample in of.__getitems__(range(len(of) - each, len(of))):
+            assert (sample["n"], sample["y"], sample["x"].tolist()) == (ord("c"), 1, [[ord("c")] * 2] * (3 + longer))
+    with pytest.raises(MissingError, match=r"a\.h5: has no dataset '\S*z"):
+        HDF5Source(tmp_path / "*.h5", {**fields, "z": names["z"]}, **options)
 
 
 LACKING, LEFT = (0, 5, 6, 7), [1, 2, 3, 4, 8, 9, 10, 11]
@@ -261,9 +281,9 @@ def test_a_place_beyond_the_file_is_refused(tmp_path, monkeypatch):
     once = groups._listed
 
     def listed(*given):
-        found = once(*given)
+        found, absent = once(*given)
         found["x"]["offsets"][5] = 2**40
-        return found
+        return found, absent
 
     monkeypatch.setattr(groups, "_listed", listed)
     with pytest.raises(CorruptError, match=r"x\.h5:/s5/image: lies at byte 1099511627776"):

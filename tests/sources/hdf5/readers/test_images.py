@@ -4,8 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
-from support.files.encoded_images import IMAGES, MOST, PIXELS, ROWS, SIDES, STORAGES, field, picture, written
-from support.sources.oracle import read, read_from, refused_when_read
+from support.files.encoded_images import IMAGES, PIXELS, ROWS, SIDES, STORAGES, field, picture, written
+from support.sources.oracle import read, read_from
 from torch.utils.data import DataLoader
 
 from lit_async_data import AsyncLoader, ConfigError, CorruptError, FormatError, HDF5Source, ManifestSource
@@ -26,9 +26,9 @@ def samples_of(path, options, **of_source):
     return read(source, last_first) | {"spec": source.spec["x"].shape}
 
 
-@pytest.mark.parametrize(("memory_map", "lengths"), [(True, None), (False, "lengths")])
-def test_every_storage_equals_plain_decoding(path, memory_map, lengths):
-    found = samples_of(path, {"lengths": lengths}, memory_map=memory_map)
+@pytest.mark.parametrize("memory_map", [True, False])
+def test_every_storage_equals_plain_decoding(path, memory_map):
+    found = samples_of(path, {}, memory_map=memory_map)
     assert found["spec"] == (3, *SIDES)
     np.testing.assert_array_equal(found["x"], PIXELS[::-1])
 
@@ -154,9 +154,3 @@ def test_a_bad_image_is_left_out_as_the_loader_says_also_the_first(tmp_path, sto
         batch = next(iter(loader))
     assert batch["index"].tolist() == list(range(1, ROWS - 1))
     np.testing.assert_array_equal(batch["x"], PIXELS[2:])
-
-
-@pytest.mark.parametrize("length", [-1, MOST + 1])
-def test_a_length_beyond_its_row_is_named(tmp_path, length):
-    path = written(tmp_path / "x.h5", "padded", n=[*map(len, IMAGES[:7]), length, *map(len, IMAGES[8:])])
-    assert refused_when_read(CorruptError, ["row 7", str(length), MOST], path, field(lengths="n"), [7]).row == 7

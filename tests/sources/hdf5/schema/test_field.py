@@ -1,10 +1,15 @@
-"""Fields as people write them: wrong options and values are named."""
+"""What users may ask for: fields, files, groups and layouts."""
 
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
 import pytest
 from support.files.stored_fields import ROWS, numbers
 from support.sources.oracle import check, refused
 
-from lit_async_data import ConfigError, Field
+from lit_async_data import ConfigError, Field, FormatError, HDF5Source, MissingError
 
 
 def test_a_field_is_a_name_a_field_or_a_mapping(h5):
@@ -49,3 +54,99 @@ def test_a_wrong_option_of_a_field_is_named(h5, key, wrong, said):
 def test_options_that_do_not_fit_joined_samples_are_named(option, name):
     with pytest.raises(ConfigError, match=f"^{name}: "):
         Field("x", **{"ragged": "concat"} | option)
+
+
+FIELDS = {"x": "signal", "y": "label"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "labels"),
+    [("patient_?", [100, 200]), ("*_10", [1000]), ("patient_1*", [100, 1000]), ("*", [100, 200, 1000])],
+)
+def test_a_pattern_is_of_the_letters_that_file_names_have(patients, pattern, labels):
+    model = check(patients(counts={1: 1, 2: 1, 10: 1}), FIELDS, group=pattern)
+    assert model.values["y"].tolist() == labels
+
+
+def test_a_pattern_reaches_one_level_only(patients):
+    path = patients(counts={1: 2, 3: 2})
+    with h5py.File(path, "r+") as file:
+        file["patient_1/patient_2/label"] = np.arange(7)
+        file["more/patient_4/label"] = np.arange(7)
+        file["other"] = np.arange(7)
+    assert check(path, {"y": "label"}, group="patient_*").values["y"].tolist() == [100, 101, 300, 301]
+
+
+@pytest.mark.parametrize("above", ["study", "/study", "study/train"])
+def test_the_levels_above_a_pattern_are_names(patients, above):
+    path = patients(prefix=above.strip("/") + "/")
+    model = check(path, FIELDS, group=above + "/patient_*")
+    assert [group for _, group, _ in model.parts] == [f"/{above.strip('/')}/patient_{n}" for n in (1, 2, 10)]
+
+
+def test_a_link_to_a_group_matches_by_its_own_name(patients):
+    path = patients(counts={1: 2})
+    with h5py.File(path, "r+") as file:
+        file["elsewhere/label"] = np.array([7, 8, 9])
+        file["patient_0"] = h5py.SoftLink("/elsewhere")
+    assert check(path, {"y": "label"}, group="patient_*").values["y"].tolist() == [7, 8, 9, 100, 101]
+
+
+def test_a_list_of_groups_and_patterns_is_taken_in_its_order(patients):
+    path = patients()
+    model = check(path, FIELDS, group=["patient_10", "patient_?"])
+    assert [name for _, name, _ in model.parts] == ["/patient_10", "/patient_1", "/patient_2"]
+    refused(MissingError, ["patient_3"], path, FIELDS, group=["patient_1", "patient_3"])
+    refused(ConfigError, ["group: patient_1 is named twice"], path, FIELDS, group=["patient_1", "patient_*"])
+    refused(ConfigError, ["group: []"], path, FIELDS, group=[])
+    refused(ConfigError, ["group: 3"], path, FIELDS, group=["patient_1", 3])
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("patient_*", ["patient_2", "signal"]),
+        ("patient_2", ["patient_2", "signal"]),
+        ("patient_3", ["patient_3"]),
+        ("study/patient_*", ["study"]),
+        ("nobody_*", ["nobody_*"]),
+    ],
+)
+def test_a_group_or_a_dataset_that_is_not_there_is_named_with_its_file(patients, group, said):
+    paths = [patients(f"{name}.h5", {1: 4, 2: 5}) for name in "ab"]
+    with h5py.File(paths[0], "r+") as file:
+        del file["patient_2/signal"]
+    refused(MissingError, [paths[0], *said], paths, FIELDS, group=group)
+
+
+def test_the_names_of_parts_differ_and_outlive_a_move_and_more_files(patients, tmp_path):
+    paths = [patients(f"site{n}.h5") for n in (1, 2)]
+
+    def names(*files):
+        return [part.name for part in HDF5Source(list(files), FIELDS, group="patient_*").parts]
+
+    before = names(*paths)
+    assert len(set(before)) == 6
+    assert names(paths[0]) == before[:3]
+    assert names(paths[1]) == before[3:]
+    (tmp_path / "moved").mkdir()
+    assert names(*[shutil.move(path, tmp_path / "moved") for path in paths]) == before
+
+
+@pytest.mark.parametrize("options", [{"group": "s*", "sample": "group"}, {"group": "*"}, {"sample": "dataset"}])
+def test_names_that_are_not_text_are_an_error_and_not_left_out(options, tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["s1/x"], file["sx"] = [1], [1]
+        file.create_dataset(b"s\xe9", data=[1])
+    with pytest.raises(FormatError, match=r"x\.h5:/: holds the name b's\\xe9', which is not UTF-8; rename it"):
+        HDF5Source(tmp_path / "x.h5", {"x": "x" if "group" in options else "s*"}, **options)
+
+
+def test_a_list_takes_files_globs_and_path_objects_in_its_own_order(h5, tmp_path):
+    one, _, ten = (h5(f"scan{number}.h5", y=[number] * 2) for number in (1, 2, 10))
+    source = HDF5Source([ten, Path(one), str(tmp_path / "scan[2].h5")], ["y"])
+    assert source.column("y").tolist() == [10, 10, 1, 1, 2, 2]
+
+
+def test_a_name_with_the_letters_of_a_glob_is_a_name_if_there_is_such_a_file(h5):
+    assert len(HDF5Source(h5("scan[1]*.h5", data=np.arange(3)), ["data"])) == 3

@@ -22,8 +22,6 @@ REFUSED = {
     "falling offsets": (CorruptError, ["o/offsets, row 0", "9 to 4"], {"name": "o"}),
     "nothing": (MissingError, ["has no dataset 'z'"], {"name": "z"}),
     "no first image": (FormatError, ["text, row 0: begins with b'abc'", "unless image_size=(height"], {"name": "text"}),
-    "lengths of another shape": (FormatError, ["fields.x.lengths", "23 images"], {"lengths": "two"}),
-    "no lengths": (MissingError, ["fields.x.lengths", "'z'"], {"lengths": "z"}),
     "a layout": (ConfigError, ["layout", "leave it out"], {"layout": {"x": "NC"}}),
     "a column": (ConfigError, ["fields.x.column: does not apply to images"], {"column": 1}),
     "values with a size": (ConfigError, ["fields.x.image_size: needs decode"], {"decode": None, "image_size": 8}),
@@ -38,7 +36,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_meant_is_refused(tmp_path, case):
     kind, words, options = REFUSED[case]
-    more = {"mixed/a": np.frombuffer(IMAGES[0], "u1"), "mixed/b": 1.5, "text": np.array([b"abc"] * ROWS), "two": [1, 2]}
+    more = {"mixed/a": np.frombuffer(IMAGES[0], "u1"), "mixed/b": 1.5, "text": np.array([b"abc"] * ROWS)}
     more |= {"n/values": [1] * 4, "n/offsets": [0, 4], "o/values": np.zeros(9, "u1"), "o/offsets": [9, 4]}
     path = written(tmp_path / "x.h5", **more)
     given = {"name": "x", "decode": "image", **options}
@@ -122,7 +120,6 @@ def test_options_of_images_in_groups(tmp_path):
     for each, more, message in [
         (Field("photo", decode="image"), {"layout": "HWC"}, "images have their channels first"),
         (Field("photo", decode="image", window=(0, 2)), {}, "window: does not apply where a group is a sample"),
-        (Field("photo", decode="image", lengths="n"), {}, "lengths: does not apply where a group is a sample"),
     ]:
         with pytest.raises(ConfigError, match=message):
             HDF5Source(tmp_path / "x.h5", {"x": each}, **options, **more)

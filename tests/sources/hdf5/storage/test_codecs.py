@@ -33,13 +33,6 @@ from lit_async_data.sources.hdf5.storage.codecs import (
     write_chunk,
 )
 
-
-@pytest.fixture(params=["libdeflate", "zlib"])
-def inflater(request, monkeypatch):
-    if request.param == "zlib":
-        monkeypatch.setattr(codecs, "_inflate", codecs.inflate_with_zlib)
-
-
 filters = st.lists(st.sampled_from([SHUFFLE, DEFLATE, FLETCHER32]), unique=True)  # in any order
 
 
@@ -86,7 +79,6 @@ def test_the_checksum_is_exact_over_many_words(monkeypatch):
     assert fletcher32(data) == whole == checksum(data.tobytes())
 
 
-@pytest.mark.usefixtures("inflater")
 @pytest.mark.parametrize(
     ("which", "stored"),
     [

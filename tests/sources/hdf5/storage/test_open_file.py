@@ -3,25 +3,31 @@
 import errno
 import mmap
 import os
+import pickle
 import resource
+import shutil
 import threading
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from support.files.encoded_images import field, picture, written
 from support.files.hdf5 import stored_spans
 from support.files.system_calls import failing
-from support.sources.oracle import orders, read
+from support.sources.oracle import orders, read, refused_when_read
 from support.threads.interrupts import interrupted
 from support.threads.leaks import open_files
 
 from lit_async_data import AsyncLoader, ChangedError, HDF5Source, SourceError
 from lit_async_data.engine.pipeline.sample_reader import Ahead
+from lit_async_data.errors import CorruptError
 from lit_async_data.order.due import Shares
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage import open_file as readahead
-from lit_async_data.sources.hdf5.storage.external_files import FileIdentity
+from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, GlobalHeap
 from lit_async_data.testing import ArraySource
 
 
@@ -161,7 +167,7 @@ def test_large_pieces_are_fetched_in_several_calls(monkeypatch, tmp_path):
     (tmp_path / "x").write_bytes(b"x")
     kernel = Kernel(monkeypatch)
     file = opened(tmp_path / "x")
-    readahead.ReadAhead(file).fetch(np.array([100, -1]), 2 * readahead.MAX_FETCH_BYTES + 1)
+    file.fetch(np.array([100, -1]), 2 * readahead.MAX_FETCH_BYTES + 1)
     file.close()
     sizes = [end - begin for begin, end in kernel.fetched]
     assert sizes == [readahead.MAX_FETCH_BYTES, readahead.MAX_FETCH_BYTES, 1]
@@ -171,8 +177,8 @@ def test_one_thread_at_a_time_has_pieces_fetched(tmp_path, monkeypatch):
     """1. The main thread asks for its first piece. 2. Another thread comes to the lock. 3. Both go on."""
     (tmp_path / "x").write_bytes(b"x")
     file = opened(tmp_path / "x")
-    ahead, lock, here, came = readahead.ReadAhead(file), threading.Lock(), [], threading.Event()
-    other = threading.Thread(target=lambda: ahead.fetch(np.array([0, 20, 40]), 10))
+    lock, here, came = threading.Lock(), [], threading.Event()
+    other = threading.Thread(target=lambda: file.fetch(np.array([0, 20, 40]), 10))
 
     class Spied:
         def __enter__(self):
@@ -189,10 +195,10 @@ def test_one_thread_at_a_time_has_pieces_fetched(tmp_path, monkeypatch):
             assert came.wait(60)
         here.append(threading.current_thread())
 
-    monkeypatch.setattr(ahead, "_lock", Spied())
+    monkeypatch.setattr(file, "_fetching", Spied())
     monkeypatch.setattr(readahead, "is_cold", lambda descriptor, offset: True)
     monkeypatch.setattr(os, "posix_fadvise", fetched)
-    ahead.fetch(np.array([0, 20, 40]), 10)
+    file.fetch(np.array([0, 20, 40]), 10)
     other.join()
     file.close()
     assert here == [threading.main_thread()] * 3 + [other] * 3
@@ -245,3 +251,140 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this():
     wanted = [schedule.plan(1).batch(step).tolist() for step in range(4)]
     # The batches in between are fetched later, once.
     assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]
+
+
+COUNT = 400
+IDENTICAL = np.random.default_rng(0).integers(0, 100, (COUNT, 8), dtype=np.int32)
+WAYS = {
+    "copied": {},
+    "decoded": {"chunks": (10, 8), "compression": "gzip"},
+    "locked": {"chunks": (10, 8), "scaleoffset": 8},
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def path(h5, request):
+    return h5(data={"data": IDENTICAL, **request.param})
+
+
+def rewritten(path):
+    """Flips one bit of each stored byte of the values; size and mtime stay the same."""
+    before = os.stat(path)
+    with open(path, "r+b") as file:
+        content = bytearray(file.read())
+        for begin, size in stored_spans(path):
+            content[begin : begin + size] = bytes(byte ^ 1 for byte in content[begin : begin + size])
+        file.seek(0)
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = os.stat(path)
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    # The ctime advances in ticks of a few milliseconds.
+    while os.stat(path).st_ctime_ns == before.st_ctime_ns:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_file_rewritten_with_its_old_time_is_an_error(path):
+    source = HDF5Source(path, ["data"])
+    assert (read(source, np.arange(COUNT))["data"] == IDENTICAL).all()
+    rewritten(path)
+    said = r"x\.h5: was written to and its modification time set back, .* since the source was built; build"
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        with pytest.raises(ChangedError, match=said):
+            read(each, np.arange(10))
+        each.close()
+
+
+def test_a_file_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
+    """1. The file is checked. 2. It is rewritten with its old mtime. 3. Values are read. 4. It is checked again."""
+    source = HDF5Source(path, ["data"])
+    once = PartReader.read
+    monkeypatch.setattr(PartReader, "read", lambda *asked: (rewritten(path), once(*asked)))
+    with pytest.raises(ChangedError, match="set back"):
+        read(source, np.arange(10))
+
+
+CHANGES = {
+    "renamed": lambda path: os.rename(path, path + "2"),
+    "unlinked": os.unlink,
+    "replaced": lambda path: os.replace(shutil.copy2(path, path + "2"), path),
+    "linked": lambda path: os.link(path, path + "2"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_open_file_with_other_names_is_read_on(path, change):
+    source = HDF5Source(path, ["data"])
+    read(source, [0])
+    CHANGES[change](path)
+    for _ in range(2):
+        assert (read(source, np.arange(COUNT))["data"] == IDENTICAL).all()
+
+
+def test_a_ctime_alone_is_a_change_while_the_file_is_in_its_place(tmp_path):
+    path, other = str(tmp_path / "x"), str(tmp_path / "y")
+    for each in (path, other):
+        Path(each).write_bytes(b"1234")
+    was = FileIdentity.of(os.stat(path))
+    later = was._replace(ctime_ns=was.ctime_ns + 1)
+    assert was.difference(was, path) is None
+    assert "or its permissions" in was.difference(later, path)
+    for names in (later._replace(links=0), later._replace(links=2)):
+        assert was.difference(names, path) is None
+    for elsewhere in (other, path + "3"):  # renamed, and another file in its place or none
+        assert was.difference(later, elsewhere) is None
+    for mtime in (was.mtime_ns - 1, was.mtime_ns + 1):
+        assert was.difference(later._replace(mtime_ns=mtime, links=2), path) == "was written to"
+    assert was.difference(later._replace(size=3, mtime_ns=5), path) == "shrank from 4 to 3 bytes"
+    assert was.difference(FileIdentity.of(os.stat(other)), path) == "was replaced by another file"
+
+
+def test_after_a_change_of_its_names_a_file_may_not_be_rewritten_either(path):
+    source = HDF5Source(path, ["data"])
+    read(source, [0])
+    os.link(path, path + "2")
+    read(source, [0])
+    rewritten(path)
+    with pytest.raises(ChangedError, match="set back"):
+        read(source, [0])
+
+
+@pytest.mark.parametrize("storage", ["variable", "of other addresses", "variable behind a user block"])
+def test_the_global_heap_equals_h5py(tmp_path, storage):
+    """Many values of one collection, collections of one value, and the holes of values that were written again."""
+    rng, path = np.random.default_rng(0), written(tmp_path / "x.h5", storage, images=[b"?"] * 300)
+    with h5py.File(path, "a") as file:
+        for size in (40, 300, 9000):
+            for row in rng.integers(300, size=200):
+                file["x"][row] = rng.integers(0, 255, rng.integers(size), dtype=np.uint8)
+        values, offset = file["x"][...], file["x"].id.get_offset()
+        address_bytes, length_bytes = file.id.get_create_plist().get_sizes()
+    data = np.fromfile(path, np.uint8)
+    references = data[offset : offset + 300 * (8 + address_bytes)].reshape(300, -1)
+    heap = GlobalHeap(length_bytes, 512 if storage.endswith("user block") else 0, len(data))
+    for reference, value in zip(heap.references(references).tolist(), values, strict=True):
+        np.testing.assert_array_equal(heap.value(reference, lambda at, n: data[at : at + n], ""), value)
+
+
+DAMAGES = {
+    "to nowhere": (lambda data, at, _: data[at + 4 : at + 12].fill(0x7F), "outside of the file"),
+    "to another place": (lambda data, at, _: data[at + 4 : at + 5].fill(0x30), "no collection"),
+    "to another object": (lambda data, at, _: data[at + 12 : at + 16].fill(9), "missing"),
+    "of another length": (lambda data, at, _: data[at : at + 1].__iadd__(1), "but it has"),
+    "to a damaged collection": (lambda data, _, heap: data[heap : heap + 4].fill(0), "no collection"),
+    "to a collection that is too long": (lambda data, _, heap: data[heap + 8 : heap + 16].fill(0x7F), "no collection"),
+    "to an object that is too long": (lambda data, _, heap: data[heap + 24 : heap + 30].fill(0x7F), "missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_reference_or_heap_is_named_by_its_row(tmp_path, damage):
+    path = written(tmp_path / "x.h5", images=[picture(number, sides=(40, 50)) for number in range(4)])
+    with h5py.File(path) as file:
+        at = file["x"].id.get_offset() + 2 * 16
+    data = np.fromfile(path, np.uint8)
+    change, said = DAMAGES[damage]
+    change(data, at, int.from_bytes(data[at + 4 : at + 12].tobytes(), "little"))
+    data.tofile(path)
+    error = refused_when_read(CorruptError, ["row 2", said], path, field(image_size=9), [2])
+    assert (error.row, error.sample_id) == (2, 2)
