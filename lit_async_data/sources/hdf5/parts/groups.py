@@ -28,7 +28,7 @@ from lit_async_data.sources.hdf5.index.index import (
     unsupported_reason,
 )
 from lit_async_data.sources.hdf5.index.index import Columns as ChunkColumns
-from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredPart, kept_field, of_group, value_of
+from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredPart, kept_field, value_of
 from lit_async_data.sources.hdf5.parts.samples import KEY
 from lit_async_data.sources.hdf5.parts.stored_field import (
     StoredField,
@@ -90,11 +90,8 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
             for key in kept_as if all({"values", "offsets"} & {*each} for each in listed.values()) else ():
                 cache.store(kept_as[key], listed[key])
         names = next(iter(listed.values()))["names"]
-        try:
-            there = {key: each for key, each in listed.items() if key not in absent}
-            stored = {key: _field(group, key, names_of[key], request, each) for key, each in there.items()}
-        except SourceError as error:
-            raise of_group(error, names) from error.__cause__
+        there = {key: each for key, each in listed.items() if key not in absent}
+        stored = {key: _field(group, key, names_of[key], request, each) for key, each in there.items()}
     anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
     place = EACH if request.sample == "group" else next(iter(names_of.values()))
     lacking = {key: Lacking(each["lacking"], each["why"]) for key, each in listed.items() if len(each["lacking"])}
@@ -448,11 +445,8 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
     if sequences is None or key in request.layouts or field.classes or length_key(key) in request.fields:
         needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
         raise ConfigError(f"{of_key.stored}: samples of variable length {needs}; change these", f"fields.{key}")
-    try:
-        row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
-        spec = padded_spec(sequences.lengths, field.max_length, row, of_key.values)
-    except FormatError as error:
-        raise of_group(error, part.names) from error
+    row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
+    spec = padded_spec(sequences.lengths, field.max_length, row, of_key.values)
     return padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
 
 

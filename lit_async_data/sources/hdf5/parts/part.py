@@ -224,11 +224,13 @@ class StoredPart:
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
         """The first of these samples that reads a row (or an element) of a dataset; None if none does."""
         anchors = self.anchors.rows(among)
+        names: dict[str, Any] = {} if self.names is None else {"names": self.names}
         for field in self.fields.values():
             first, last = field.extent(anchors)
+            own = [dataclasses.replace(each, **names).dataset(row) for each in field.datasets]
             if isinstance(field.stored, StoredRanges) and dataset == field.stored.name:
                 first = last = field.own(anchors)  # rows of the sparse matrix itself
-            elif dataset not in [each.name for each in field.datasets]:
+            elif dataset not in own:
                 continue
             reads = (first <= row) & (row <= last)
             if field.step > 1:
@@ -289,13 +291,6 @@ class StoredPart:
                 span = f"; windows inside them need rows {first} to {last}, others Field(pad='last')"
             raise ConfigError(f"{row} {what}{'' if first == 0 and last == self.rows - 1 else span}", "rows")
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
-
-
-def of_group(error: SourceError, names: npt.NDArray[np.bytes_] | None) -> SourceError:
-    """An error of a row that is a group, with the name of its own dataset."""
-    if names is not None and error.row is not None and error.dataset is not None:
-        error.dataset = in_group(error.dataset, names, error.row)
-    return error
 
 
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:

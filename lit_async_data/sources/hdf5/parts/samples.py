@@ -18,7 +18,7 @@ from lit_async_data.errors import ConfigError, FormatError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.parts.part import StoredPart, of_group, row_numbers
+from lit_async_data.sources.hdf5.parts.part import StoredPart, row_numbers
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
 from lit_async_data.sources.hdf5.schema.field import Field, FieldLike, check_options, whole_number
@@ -94,12 +94,12 @@ class JoinedTable:
         own: list[Indices] = [part.fields[KEY].values.kept for part in parts]
         at = [(part, row) for part, each in zip(parts, own, strict=True) for row in np.flatnonzero(each < 0).tolist()]
         if at:
-            (part, row), stored = at[0], at[0][0].fields[KEY].values
+            row, stored = at[0][1], at[0][0].fields[KEY].values
             skipped = self._skip and len(at) < sum(map(len, own))
             what = "no id" + f", as in {len(at)} rows in all" * (len(at) > 1)
             what += "; write it" * (not skipped)
             what += ", or set unmatched='skip' to leave such samples out" * (not self._skip)
-            error = of_group(stored.error(FormatError, what, row), part.names)
+            error = stored.error(FormatError, what, row)
             if not skipped:
                 raise error
             _log.warning("%s; their samples are left out", error)
@@ -358,7 +358,7 @@ def warn_of_lacking(parts: Sequence[StoredPart], name: str) -> None:
         lacking = [(part, row) for part in parts for row in part.lacks(key, part.own_rows).tolist()]
         if lacking:
             (part, row), total = lacking[0], sum(part.anchors.count for part in parts)
-            error = of_group(part.lack(key, row), part.names)
+            error = part.lack(key, row)
             if len(lacking) == total:
                 raise error
             cure = "list such samples in exclude=, or set on_error"
@@ -397,13 +397,13 @@ def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
 def renamed(part: StoredPart, names: Mapping[str, Sequence[str]], cure: str = "") -> StoredPart:
     """A part with text numbered by other names. Those of the user stay."""
     others = {key: tuple(names[key]) for key, own in found_names(part).items() if tuple(names.get(key, own)) != own}
-    fields = {key: _renamed(part, part.fields[key], wanted, cure) for key, wanted in others.items()}
+    fields = {key: _renamed(part.fields[key], wanted, cure) for key, wanted in others.items()}
     return dataclasses.replace(part, fields={**part.fields, **fields})
 
 
-def _renamed(part: StoredPart, field: StoredField, names: tuple[str, ...], cure: str) -> StoredField:
+def _renamed(field: StoredField, names: tuple[str, ...], cure: str) -> StoredField:
     def unknown(row: int, text: str) -> SourceError:
-        return of_group(unknown_text(field.values, row, text, names, cure), part.names)
+        return unknown_text(field.values, row, text, names, cure)
 
     kept = Labels(field.values.kept, field.spec.classes, texts=field.spec.texts).of_classes(names, unknown).values
     stored = dataclasses.replace(field.values, kept=kept)
@@ -437,8 +437,8 @@ def _with_values(part: StoredPart) -> StoredPart:
             every = np.unique(own[lacks]).tolist()
             listed = f"row{'s' * (len(every) > 1)} {few(every)}"
             what = f"no text in {listed}; write it, or set null='ignore' (−100) or null='drop'"
-            where = {"file": part.path, "dataset": field.values.name, "row": every[0]}
-            place = field.stored if part.names is None else field.values.at(every[0])
-            raise of_group(FormatError(f"{place}: {what}", **where), part.names)
+            place = str(field.stored) if part.names is None else field.values.at(every[0])
+            where = {"file": part.path, "dataset": field.values.dataset(every[0]), "row": every[0]}
+            raise FormatError(what, place=place, **where)
         part = part.at(rows[~lacks.any(axis=1)])
     return part

@@ -22,7 +22,7 @@ from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
-from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart, of_group
+from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart
 from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
@@ -267,9 +267,7 @@ class PartReaders:
         except SourceError as error:
             if error.row is not None and error.sample_id is None:
                 sample = self._stored[part].sample(error.dataset, error.row, own)
-                cause, error = error.__cause__, of_group(error, self._stored[part].names)
                 error.sample_id = None if sample is None else int(self.starts[part]) + sample
-                raise error from cause
             raise
 
     def _during(self, part: int, call: Callable[..., T], *given: Any) -> T:

@@ -21,7 +21,7 @@ from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.index.index import check_chunk_lengths
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
-from lit_async_data.sources.hdf5.schema.inspect import StoredDataset, in_group
+from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.open_file import HEAD, OpenFile
@@ -330,8 +330,9 @@ class GroupsReader(Reader):
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         for place, row in enumerate(rows.tolist()):
-            with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=stored.name, row=row):
-                dataset = self._file.dataset(in_group(stored.name, stored.names, row), 0, kept=False)
+            name = stored.dataset(row)
+            with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=name, row=row):
+                dataset = self._file.dataset(name, 0, kept=False)
                 if dataset.chunks:
                     check_chunk_lengths(dataset, 0, 0, len(dataset))
                 out[place] = retry_once(functools.partial(dataset.__getitem__, ()))
@@ -356,7 +357,7 @@ class SequenceReader(Reader):
             try:
                 values = self._values(row)
             except CorruptError as error:
-                raise CorruptError(str(error), file=stored.path, dataset=stored.name, row=row) from error.__cause__
+                raise of_row(error, stored, row) from error.__cause__
             out[place, : len(values)] = values
         CLOCK.decoded(time.perf_counter() - began, int(self._pieces(rows)[1].sum()), out.nbytes)
 
@@ -425,8 +426,7 @@ class ImageReader(Reader):
             block = rows[first : first + self._block]
             bytes_of = self._bytes_of(block)
             for place, row in enumerate(block.tolist()):
-                where = f"{self._stored}/{images.names[row]}" if images.names else self._stored.at(row)
-                pixels = out[first + place]
+                where, pixels = self._stored.at(row), out[first + place]
                 try:
                     data = self._image(bytes_of(place, where), row)
                     began = time.perf_counter()
@@ -462,14 +462,12 @@ class ImageReader(Reader):
         return lambda place, where: heap.value(references[place], self._file.bytes_at, where)
 
     def _alone(self, row: int, where: str) -> Bytes:
-        stored, index, names = self._stored, self._stored.index, self._images.names
+        stored, index = self._stored, self._stored.index
         if index is not None and index.offsets[row] >= 0:
             return self._file.bytes_at(int(index.offsets[row]), int(index.sizes[row]))
         with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name):
-            name = f"{stored.name}/{names[row]}" if names else stored.name  # in a group, too many to keep open
-            if stored.names is not None:
-                name, names = in_group(stored.name, stored.names, row), (stored.name,)
-            value = self._file.dataset(name, 0, kept=not names)[() if names else row]
+            own = stored.names is not None  # too many to keep open
+            value = self._file.dataset(stored.dataset(row), 0, kept=not own)[() if own else row]
             return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
 
     def fetch(self, rows: Indices, _: Indices | None, /) -> bool:

@@ -299,7 +299,7 @@ class IndexedSlabDecoder:
         row, advice = corner[stored.axis], "restore the file, or copy what can be read of it"
         where = f"{stored}, chunk {corner}" if stored.names is None else f"{stored.at(row)}, chunk {corner[1:]}"
         what = f"{where} at byte {index.offsets[number]}: {error}; {advice}"
-        return CorruptError(what, file=stored.path, dataset=stored.name, row=row)
+        return CorruptError(what, file=stored.path, dataset=stored.dataset(row), row=row)
 
 
 class H5pySlabDecoder:

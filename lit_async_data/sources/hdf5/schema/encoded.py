@@ -232,7 +232,6 @@ class StoredImages:
     swapped: bool  # whether red and blue change places
     # Bytes of each image, if they lie one after the other; int64. None: a row ends with its image, or zeros behind it.
     lengths: Indices | None
-    names: tuple[str, ...]  # the datasets in a group; empty for a dataset
     heap: GlobalHeap | None  # what references lead to; None if rows hold the bytes, or h5py must read them
     alone: bool  # whether images are read one by one, and not their rows together
     # Where the bytes are, if images lie one after the other.
@@ -240,7 +239,7 @@ class StoredImages:
 
 
 def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
-    name, names, heap, ranges, known = group.name(field.dataset), tuple[str, ...](), None, None, None
+    name, heap, ranges, known = group.name(field.dataset), None, None, None
     node: Any = group.node(name)
     begins = np.empty(0, np.int64)
     if isinstance(node, h5py.Group) and encoding(node) == "variable":
@@ -254,8 +253,7 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
         places = np.full(len(sizes), -1) if values.offset is None else values.offset + begins
         stored = datasets_as_rows(group.path, name, places, sizes, slow=values.slow, external=values.external)
     elif isinstance(node, h5py.Group):
-        names = tuple(sorted(node, key=natural))
-        stored, alone = _inspect_group(group, name, names), True
+        stored, alone = _inspect_group(group, name), True
     else:
         stored, alone, node = group.inspect_dataset(name, images=True), False, group.file[name]
         if node.dtype.kind == "O":
@@ -265,23 +263,22 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
 
     def bytes_of(row: int, node: Any = node) -> bytes:
         begin, size = -1, stored.shape[1]
-        if stored.index is not None and (names or ranges):
+        if stored.index is not None and (stored.names is not None or ranges):
             begin, size = int(stored.index.offsets[row]), int(stored.index.sizes[row])
         elif stored.offset is not None and node.dtype.kind != "O":
             begin = stored.offset + row * size
         if begin >= 0:  # as they are; h5py cuts text at a zero
             return system.pread(node.file.id.get_vfd_handle(), size, begin)
-        at = row if known is None else slice(begins[row], begins[row] + known[row])
-        data = np.asarray(node[names[row]][()] if names else node[at]).tobytes()
-        return data.ljust(size, b"\0") if not names and node.dtype.kind == "S" else data  # numpy cuts text at zeros
+        if stored.names is not None:
+            return np.asarray(node.file[stored.dataset(row)][()]).tobytes()
+        data = np.asarray(node[row if known is None else slice(begins[row], begins[row] + known[row])]).tobytes()
+        return data.ljust(size, b"\0") if node.dtype.kind == "S" else data  # numpy cuts text at zeros
 
-    return StoredImages(
-        stored, _decoder(field, stored, bytes_of), field.channels == "BGR", known, names, heap, alone, ranges
-    )
+    return StoredImages(stored, _decoder(field, stored, bytes_of), field.channels == "BGR", known, heap, alone, ranges)
 
 
 def images_in_groups(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:
-    return StoredImages(stored, _decoder(field, stored, bytes_of), field.channels == "BGR", None, (), None, alone=True)
+    return StoredImages(stored, _decoder(field, stored, bytes_of), field.channels == "BGR", None, None, alone=True)
 
 
 def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> ImageDecoder:
@@ -298,11 +295,12 @@ def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], byte
 
 
 def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:
-    return type(error)(str(error), file=stored.path, dataset=stored.name, row=row)
+    return type(error)(str(error), file=stored.path, dataset=stored.dataset(row), row=row)
 
 
-def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> StoredDataset:
+def _inspect_group(group: OpenGroup, name: str) -> StoredDataset:
     node, context = group.file[name], context_of(group.path, name)
+    names = sorted(node, key=natural)
     if not names:
         raise NoSamplesError("holds no images; leave it out", **context)
     if node.file.filename != group.file.filename:
@@ -312,7 +310,8 @@ def _inspect_group(group: OpenGroup, name: str, names: tuple[str, ...]) -> Store
         context["place"] += f"/{each}"
         raise FormatError(f"{NO_IMAGE}; move it to another group", **context)
     places = np.array([*found.values()], np.int64)
-    return datasets_as_rows(group.path, name, places[:, 0], places[:, 1].astype(np.uint32))
+    own = np.array([each.encode(errors="surrogateescape") for each in names])
+    return datasets_as_rows(group.path, f"{name}/*", places[:, 0], places[:, 1].astype(np.uint32), names=own)
 
 
 def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[Any], **more: Any) -> StoredDataset:

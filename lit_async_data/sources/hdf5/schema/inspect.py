@@ -225,13 +225,18 @@ class Located:
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}{self.member or ''}"
 
+    def dataset(self, row: int | None) -> str:
+        """The name of the dataset of a row, which may be its own."""
+        if self.names is None or row is None or row >= len(self.names):
+            return self.name
+        return in_group(self.name, self.names, row)
+
     def at(self, row: int) -> str:
-        """A row, for messages; its own dataset, if it is one."""
-        return f"{self}, row {row}" if self.names is None else f"{self.path}:/{in_group(self.name, self.names, row)}"
+        return f"{self}, row {row}" if self.names is None else f"{self.path}:/{self.dataset(row)}"
 
     def error(self, kind: type[SourceError], what: str, row: int | None = None) -> SourceError:
         place = str(self) if row is None else self.at(row)
-        return kind(what, place=place, file=self.path, dataset=self.name, row=row)
+        return kind(what, place=place, file=self.path, dataset=self.dataset(row), row=row)
 
 
 @dataclasses.dataclass(frozen=True)

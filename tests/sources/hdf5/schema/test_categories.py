@@ -146,6 +146,8 @@ def test_categories_are_names_where_samples_are_grouped(tmp_path, kind):
     assert (names_of(ids), ids.spec["y"].texts) == (TRUE, ("B", "NK", "T"))
     missing = write(tmp_path / "missing.h5", kind, ["B", "T"], ["T", None])
     assert HDF5Source(missing, {"x": "x"}).column(KINDS[kind]).tolist() == ["T", None]
+    with pytest.raises(ConfigError, match=r"groups: y\S* has no value \(None\) for sample 1 "):
+        split(HDF5Source(missing, {"x": "x"}), {"train": 0.5, "val": 0.5}, groups=KINDS[kind])
 
 
 @pytest.mark.parametrize("kind", [enumeration, apart, flags])
@@ -307,16 +309,21 @@ def test_channels_of_categories_and_values_of_anchors(tmp_path):
     assert names_of(HDF5Source(path, {"y": Field("y", lookup="who", classes=["T", "B"])})) == list("BTTB")
 
 
-def test_a_code_without_a_category_is_refused_where_it_is_read(tmp_path):
-    path = write(tmp_path / "x.h5", anndata_07, ["B", "T"], "BTT")
+@pytest.mark.parametrize(
+    ("kind", "codes", "names"), [(anndata, "y/codes", "y/categories"), (anndata_07, "y", "__categories/y")]
+)
+@pytest.mark.parametrize("bad", [-2, 2, 9])
+def test_a_code_without_a_category_is_refused_where_it_is_read(tmp_path, kind, codes, names, bad):
+    path = write(tmp_path / "x.h5", kind, ["B", "T"], "BTT")
     with h5py.File(path, "a") as file:
-        file["y"][1] = 9
+        file[codes][1] = bad
     source = HDF5Source(path, {"x": "x", "y": Field("y", classes=["T", "B"])})
     assert source[2]["y"] == 0
-    with pytest.raises(FormatError, match="y, row 1: 9 is not one of its 2 classes"):
+    with pytest.raises(FormatError, match=f"{codes}, row 1: {bad} is not one of its 2 classes"):
         source[1]
-    with pytest.raises(CorruptError, match="/__categories/y: has 2 names, but there is code 9"):
-        source.column("/y")
+    for ask in (lambda: source.column("/y"), lambda: HDF5Source(path, {"y": Field("y", kind="text")})):
+        with pytest.raises(CorruptError, match=f"/{names}: has 2 names, but there is code {bad}"):
+            ask()
 
 
 def test_null_needs_names(tmp_path):

@@ -14,7 +14,7 @@ from support.files.stored_fields import AT, ROWS, numbers
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, check, refused, refused_sooner_or_later
 
-from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, SourceError, split
+from lit_async_data import CorruptError, Field, FormatError, HDF5Source, SourceError
 
 
 @pytest.mark.parametrize(
@@ -70,23 +70,6 @@ def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes(h5,
     assert model.values["y"].dtype == np.int64
     assert HDF5Source(path, ["cells/type"]).spec["cells/type"].classes == ("B", "NK", "T")
     check(path, {"y": "type"}, group="cells")
-
-
-@pytest.mark.parametrize("bad", [-2, -1, 3])
-def test_a_code_without_a_category_names_its_row(h5, bad):
-    codes = (np.arange(ROWS) % 3).astype("i1")
-    codes[AT] = bad
-    path = h5(data=numbers((ROWS, 2)))
-    add_categorical(path, "type", codes)
-    refused_sooner_or_later(SourceError, [path, "type", AT], path, {"y": "type"})
-    if bad == -1:
-        with pytest.raises(ConfigError, match=rf"groups: type has no value \(None\) for sample {AT} "):
-            split(HDF5Source(path, ["data"]), {"train": 0.5, "val": 0.5}, groups="type")
-    else:
-        with pytest.raises(CorruptError, match=f"type/categories: has 3 names, but there is code {bad}"):
-            HDF5Source(path, ["data"]).column("type")
-        with pytest.raises(CorruptError, match=f"code {bad}"):
-            HDF5Source(path, {"y": Field("type", kind="text")})
 
 
 def add_csr(path, matrix, *, name="X", kind="csr_matrix", index="i4", backwards=False, **options):

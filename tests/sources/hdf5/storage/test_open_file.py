@@ -159,6 +159,20 @@ def test_nothing_in_memory_is_fetched_and_few_rows_are_probed(h5, monkeypatch, o
     assert kernel.asked == asked  # the last probe found its rows in memory
 
 
+def test_only_fields_that_are_read_are_fetched_and_until_all_of_them_are_in_memory(h5, monkeypatch):
+    path = h5(data=VALUES, labels=np.arange(50))
+    source = HDF5Source(path)
+    kernel, (begin, _) = Kernel(monkeypatch), stored_spans(path, "labels")[0]
+    read(source, [7], ["labels"])
+    assert kernel.fetched == [(begin + 7 * 8, begin + 8 * 8)]
+    read(source, [7])  # finds the labels in memory, and no data
+    asked = kernel.asked
+    read(source, [7])
+    read(source, [7])
+    source.close()
+    assert (kernel.asked, len(kernel.fetched)) == (asked + 2, 2)
+
+
 def opened(path):
     return open_file.OpenFile(str(path), FileIdentity.of(path.stat()))
 
