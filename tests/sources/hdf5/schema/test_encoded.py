@@ -50,6 +50,12 @@ def test_offsets_cut_all_values_in_their_order_or_are_refused(path, offsets, row
         assert sorted(filter(None, source[number]["x"].tolist())) == [*range(begin + 1, end + 1)]
 
 
+@pytest.mark.parametrize("offsets", [[[0, 3]], [0.0, 3.0]], ids=str)
+def test_offsets_are_integers_on_one_axis(h5, offsets):
+    path = h5(**{"x/values": np.arange(3), "x/offsets": offsets})
+    refused(FormatError, [f"{path}:/x/offsets: has not one axis of integers"], path, {"x": "x"})
+
+
 def add_categorical(path, name, codes):
     with h5py.File(path, "a") as file:
         group = file.create_group(name)
