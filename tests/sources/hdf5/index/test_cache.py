@@ -171,7 +171,11 @@ def test_the_index_of_a_changed_file_is_built_again_and_the_log_says_so(path, fo
 
 
 @pytest.mark.parametrize("column", ["offsets", "sizes", "masks"])
-@pytest.mark.parametrize("forge", [lambda column: column[::-1] + 1, lambda column: column[::-1]], ids=["wrong", "swap"])
+@pytest.mark.parametrize(
+    "forge",
+    [lambda column: column[::-1] + 1, lambda column: column[::-1], lambda column: np.append(column[:-1], [7])],
+    ids=["wrong", "swap", "last"],
+)
 def test_an_intact_but_wrong_index_is_built_again(path, folder, built, column, forge):
     opened(path, folder)
     key, cache = key_of(path), IndexCache(folder)

@@ -2,6 +2,7 @@
 
 import pickle
 
+import h5py
 import numpy as np
 import pytest
 from support.files.encoded_images import IMAGES, PIXELS, ROWS, SIDES, STORAGES, field, picture, written
@@ -154,3 +155,14 @@ def test_a_bad_image_is_left_out_as_the_loader_says_also_the_first(tmp_path, sto
         batch = next(iter(loader))
     assert batch["index"].tolist() == list(range(1, ROWS - 1))
     np.testing.assert_array_equal(batch["x"], PIXELS[2:])
+
+
+def test_an_element_with_a_number_beyond_the_images_beside_it_is_named(tmp_path):
+    path = written(tmp_path / "x.h5", "a dataset for each", IMAGES[:2])
+    with h5py.File(path, "a") as file:
+        file["w/offsets"] = [0, 20, 40]
+        values = file.create_dataset("w/values", data=np.arange(40), chunks=(10,), compression="gzip")
+        values.id.write_direct_chunk((30,), b"?")
+    with pytest.raises(CorruptError, match=r"w/values, chunk \(30,\)") as caught:
+        read(HDF5Source(path, field() | {"w": "w"}), [0, 1])
+    assert (caught.value.dataset, caught.value.row, caught.value.sample_id) == ("w/values", 30, 1)
