@@ -147,9 +147,9 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
         taken, there = min(size, left), os.stat(other).st_size
         end, left = offset + taken, left - taken
         if taken and there < end:
-            what = f"takes bytes {offset} to {end} of {other}, which has {there}, and libhdf5 would read zeros behind"
-            cure = f"them; restore that file, or, if zeros are right: truncate -s {end} {other}"
-            raise CorruptError(f"{what} {cure}", **context)
+            what = f"takes bytes {offset} to {end} of {other}, which has {there}"
+            cure = f"restore that file, or, if zeros are right: truncate -s {end} {other}"
+            raise CorruptError(f"{what}, and libhdf5 would read zeros behind them; {cure}", **context)
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%b" in part.file_name or "%b" in part.dset_name:
@@ -173,9 +173,10 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
             except OSError as error:
                 raise _absent(*key, context) from error
         if _is_short(part, shapes[key], dataset.shape):
-            what = f"takes values from {other}:/{part.dset_name.strip('/')} that its shape {shapes[key]} does not have"
+            where = f"{other}:/{part.dset_name.strip('/')}"
             cure = "restore that file, or write the virtual dataset again"
-            raise CorruptError(f"{what}, and libhdf5 would read other bytes; {cure}", **context)
+            what = f"takes values from {where} that its shape {shapes[key]} does not have, "
+            raise CorruptError(f"{what}and libhdf5 would read other bytes; {cure}", **context)
 
 
 def _is_short(part: Any, source: tuple[int, ...], virtual: tuple[int, ...]) -> bool:
