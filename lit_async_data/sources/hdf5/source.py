@@ -250,9 +250,13 @@ class HDF5Source(Source):
     def spec(self) -> BatchSpec:
         return self._opened.spec
 
-    @functools.cached_property
+    @property
     def chunks(self) -> StorageLayout:
         """Which samples share chunks of the largest field, and how all fields are read."""
+        return self._chunks
+
+    @functools.cached_property
+    def _chunks(self) -> StorageLayout:
         grouping = self._grouping
         return StorageLayout(
             grouping.runs if any(run.rows > 1 for run in grouping.runs) else (),

@@ -299,8 +299,8 @@ def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:
 
 
 def _inspect_group(group: OpenGroup, name: str) -> StoredDataset:
-    node, context = group.file[name], context_of(group.path, name)
-    names = sorted(node, key=natural)
+    node: Any = group.file[name]
+    names, context = sorted(node, key=natural), context_of(group.path, name)
     if not names:
         raise NoSamplesError("holds no images; leave it out", **context)
     if node.file.filename != group.file.filename:
