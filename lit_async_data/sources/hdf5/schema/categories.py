@@ -86,11 +86,16 @@ def find_coded(group: OpenGroup, name: str) -> Coded:
 
 def _place(group: OpenGroup, name: str, member: str, node: h5py.Dataset) -> str:
     """The dataset with the names of codes that are no group of categories; empty if there is none."""
+    parent, _, last = f"/{name.strip('/')}".rpartition("/")
     if len(node.attrs) and isinstance(reference := node.attrs.get("categories"), h5py.Reference) and reference:
-        named: Any = group.file[reference]  # AnnData 0.7
+        named: Any = group.file[reference]
         return str(named.name)
-    place = f"/{name.strip('/').rpartition('/')[0]}/meta/{member}/meta/table.values"  # pandas
-    return place if member and group.node(group.split(place)[0]) is not None else ""
+    places = [f"{parent}/__categories/{last}"]  # AnnData 0.7
+    if member:
+        places = [f"/uns/{member}_categories", f"{parent}/meta/{member}/meta/table.values"]  # AnnData 0.6, pandas
+    elif group.node(f"{parent}/__categories") is None:
+        return ""
+    return next((each for each in places if group.node(group.split(each)[0]) is not None), "")
 
 
 def enumerated(dtype: np.dtype[Any]) -> dict[int, str]:

@@ -26,6 +26,16 @@ def anndata_07(file, codes, names):
     file["y"].attrs["categories"] = file.create_dataset("__categories/y", data=names, dtype=TEXT).ref
 
 
+def copied_07(file, codes, names):  # by a program that copies no references
+    anndata_07(file, codes, names)
+    del file["y"].attrs["categories"]
+
+
+def anndata_06(file, codes, names):
+    file["y"] = np.array([*zip(codes, codes)], [("cell", "i1"), ("n", "i4")])
+    file.create_dataset("uns/cell_categories", data=names, dtype=TEXT)
+
+
 def nullable_names(file, codes, names):
     anndata(file, codes, [*range(len(names))])
     del file["y/categories"]
@@ -70,10 +80,12 @@ def member(file, codes, names):
 KINDS = {
     anndata: "y",
     anndata_07: "y",
+    copied_07: "y",
     nullable_names: "y",
     enumeration: "y",
     apart: "y",
     flags: "y",
+    anndata_06: "y.cell",
     pandas: "y/table.cell",
     member: "y.cell",
 }
@@ -135,7 +147,7 @@ def test_a_missing_value_is_never_a_number(tmp_path, kind):
     assert source("drop", window=(-1, 1)).column("x").tolist() == [3]
 
 
-@pytest.mark.parametrize("kind", [anndata, anndata_07, nullable_names, pandas])
+@pytest.mark.parametrize("kind", [anndata, anndata_07, copied_07, nullable_names, anndata_06, pandas])
 def test_categories_are_names_where_samples_are_grouped(tmp_path, kind):
     paths = [write(tmp_path / f"{n}.h5", kind, *each) for n, each in enumerate(FILES)]
     source = HDF5Source(paths, {"x": "x"})
