@@ -21,9 +21,6 @@ from lit_async_data.engine.verdict import Loader, Verdict, Watch
 from lit_async_data.lightning.compat import Replacement, pl, rank_zero_only
 from lit_async_data.lightning.loops import driven_loaders
 from lit_async_data.options import Balanced
-from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.chunk_order import ChunkOrder
-from lit_async_data.order.weights import WeightedChunkOrder
 from lit_async_data.sources.contract.source import described
 
 log = logging.getLogger(__name__)
@@ -210,10 +207,6 @@ class Verdicts:
         return found.sentence(who, f"{waited.total_s:.1f} s", prefix)
 
 
-# Bytes of a sample that batches by length keep: its length, its bucket, and its place in the order of two epochs.
-LENGTH_BYTES = 8 + 2 + 2 * 8
-
-
 def summary_lines(loader: AsyncLoader) -> list[str]:
     """Three lines: samples and fields; batch, steps and the cost of the shuffle; workers and memory."""
     source, options, footprint = loader.source, loader.options, loader.footprint
@@ -254,7 +247,8 @@ def _seed(loader: AsyncLoader) -> str:
 def _shuffle(loader: AsyncLoader) -> str:
     order, source, amplification = loader.order, loader.source, loader.footprint.amplification
     if order.buckets is not None:
-        return f"{order.shuffle}, {_by_length(loader, order.buckets)}"
+        bounds = order.buckets.bounds
+        return f"{order.shuffle}, batches by length, padded to one of {len(bounds)} lengths up to {bounds[-1]:,}"
     if order.shuffle == "none":
         return "none"
     if order.chunk_order is not None:
@@ -263,10 +257,7 @@ def _shuffle(loader: AsyncLoader) -> str:
         groups = math.ceil(order.batch_size * order.world_size / (chunks.width * chunks.rows))
         stored = chunks.chunks * source.chunks.chunks_per_run
         several = min(groups * own * source.chunks.chunks_per_run, order.batch_size, stored)
-        return (
-            f"chunk: a batch draws from about {several:,} of {stored:,} chunks; "
-            f"{_decoding_cost(loader, chunks, amplification)}"
-        )
+        return f"chunk: a batch draws from about {several:,} of {stored:,} chunks; {_decoding_cost(loader)}"
     rows = source.chunks.rows
     if rows == 1:
         often = "each time it is drawn" if loader.options.drawn else "once per epoch"
@@ -279,30 +270,10 @@ def _shuffle(loader: AsyncLoader) -> str:
     )
 
 
-def _by_length(loader: AsyncLoader, buckets: Buckets) -> str:
-    (padding, mixed), held, decoded = buckets.padding(loader.order.batch_size), LENGTH_BYTES, ""
-    if loader.order.chunk_order is not None:
-        held += 2 * 8  # and the place by chunks
-        decoded = f"{loader.footprint.amplification:.1f} samples are decoded for each one used; "
-    return (
-        f"batches by length, padded to one of {len(buckets.bounds)} lengths up to {buckets.bounds[-1]:,}: "
-        f"{padding:.0%} of all elements are padding, {mixed:.0%} in batches of any samples; {decoded}"
-        f"lengths and order take {readable(held * len(buckets.lengths))}"
-    )
-
-
-def _decoding_cost(loader: AsyncLoader, order: ChunkOrder | WeightedChunkOrder, amplification: float) -> str:
+def _decoding_cost(loader: AsyncLoader) -> str:
     chunks, held = loader.source.chunks, loader.footprint.budget.decoded
     if not held:
         return "files of one folder are read together" if chunks.reading == "decoded" else "nothing is decoded"
     which = "every chunk" if chunks.largest else "every chunk of the largest field"
-    decoded = order.ranks_per_chunk(loader.world_size)
-    often = "once per epoch" if decoded == 1 else f"by {decoded:.2g} ranks each"
-    again = (
-        f", and {chunks.spread - 1:.2f} of them again for samples that reach into the next chunk"
-        if chunks.spread > 1 and amplification != 1
-        else ""
-    )
-    if loader.options.drawn:
-        again += f", {amplification:.1f} samples for each one used"
-    return f"{which} is decoded {often}{again}; decoded chunks take {readable(held)}"
+    often = "once" if loader.footprint.amplification == 1 else f"{loader.footprint.amplification:.1f} times"
+    return f"{which} is decoded {often} per epoch; decoded chunks take {readable(held)}"

@@ -24,13 +24,7 @@ CANDIDATES, BUCKETS = 256, 16
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Buckets:
-    """Which samples may share a batch, by their lengths. Immutable.
-
-    Example:
-        >>> buckets = Buckets.of(np.array([1, 9, 2, 8, 2]), 4, elements=16, given=[2, 9])
-        >>> buckets.sizes.tolist(), [part.tolist() for part in buckets.batches(None)]
-        ([4, 1], [[0, 2, 4, 1, 3], [0, 3, 4, 5]])
-    """
+    """Which samples may share a batch, by their lengths. Immutable."""
 
     lengths: Indices  # the length of each sample; int64
     bounds: Indices  # the longest sample of each bucket, to which its samples are padded; ascending
@@ -45,14 +39,11 @@ class Buckets:
         given: int | npt.ArrayLike = BUCKETS,
         ids: Callable[[Indices], Indices] = np.asarray,
     ) -> Buckets:
-        """Buckets for samples of some lengths; a ConfigError if one is longer than the last, or than a batch may be.
+        """A ConfigError if a sample is longer than the last bucket, or than a batch may be.
 
-        Args:
-            lengths: Of all samples.
-            batch_size: Most samples of a batch.
-            elements: Most elements of a batch, padding included; None for any number.
-            given: The bounds of the buckets, or their number, with the bounds that need the least padding.
-            ids: What samples are called in errors.
+        A batch has at most ``elements``, padding included; None for any number. ``given`` are the bounds of the
+        buckets, or their number, with the bounds that need the least padding; ``ids`` is what samples are called in
+        errors.
         """
         known = np.asarray(lengths, np.int64)
         bounds = _least_padding(known, given) if isinstance(given, int) else np.unique(np.asarray(given, np.int64))
@@ -87,7 +78,7 @@ class Buckets:
 
     @property
     def elements(self) -> int:
-        """The most elements that a batch takes, padding included."""
+        """The most that a batch takes, padding included."""
         return int((self.sizes * self.bounds).max())
 
     @property
@@ -100,7 +91,7 @@ class Buckets:
         return int(self.bounds[self.numbers[samples].max()])
 
     def batches(self, key: int | None, order: Indices | None = None) -> tuple[Indices, Indices]:
-        """The samples of an epoch, batch after batch, and the edges of the batches; without a key, as stored.
+        """The samples, batch after batch, and the edges of the batches; without a key, as stored.
 
         With an ``order`` of all samples, batches are sorted by the position of their last sample in it.
         """
@@ -118,15 +109,6 @@ class Buckets:
         firsts, rows = firsts[turns], rows[turns]
         edges = np.concatenate([[0], np.cumsum(rows)])
         return samples[places[every + np.repeat(firsts - edges[:-1], rows)]], edges
-
-    def padding(self, batch_size: int) -> tuple[float, float]:
-        """The share of all elements that is padding: in these buckets; in shuffled batches, padded to their longest."""
-        count = len(self.lengths)
-        mixed = self.lengths[Permutation(count, 0)(np.arange(count))]
-        starts = np.arange(0, count, batch_size)
-        taken = np.maximum.reduceat(mixed, starts) @ np.diff(np.append(starts, count))
-        real = self.lengths.sum()
-        return 1 - real / (self.counts @ self.bounds), 1 - real / max(taken, 1)
 
 
 def _least_padding(lengths: Indices, buckets: int) -> Indices:

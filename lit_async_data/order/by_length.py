@@ -15,7 +15,6 @@ import numpy as np
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.permutation import Indices, derived_key
 from lit_async_data.order.plan import SUBSTITUTES, EpochPlan
 
@@ -26,12 +25,6 @@ class LengthPlan(EpochPlan):
 
     ``batch_size`` is the most that a batch has. ``drop_last`` drops the batches that do not fill a step of all ranks;
     otherwise the last ones are split until each rank has one.
-
-    Example:
-        >>> buckets = Buckets.of(np.array([1, 9, 2, 8, 2]), 2, elements=None, given=[2, 9])
-        >>> plan = LengthPlan(length=5, batch_size=2, shuffle="none", seed=0, epoch=0, world_size=2, buckets=buckets)
-        >>> [plan.batch(step).tolist() for step in range(len(plan))]
-        [[0, 2], [1]]
     """
 
     buckets: Buckets = dataclasses.field(compare=False)
@@ -106,31 +99,14 @@ class LengthPlan(EpochPlan):
         assert self.chunk_order is not None
         return self.chunk_order.places_of(group)  # each rank has samples of each chunk
 
-    def amplification(self, per_chunk: int) -> float:
-        """Samples decoded per sample that this rank uses, if chunks stay until the group after theirs is used up.
-
-        A sample that comes later decodes one of the ``per_chunk`` stored chunks that make a chunk here.
-        """
-        order, counts, places = self.chunk_order, np.diff(self._edges), self._ordered[2][self._ordered[0]]
-        assert order is not None
-        lasts = np.repeat(places[self._edges[1:] - 1], counts)
-        own = np.repeat(np.arange(len(counts)) % self.world_size == self.rank, counts)
-        chunks, fronts = (order.located(each[own])[0] for each in (places[self._edges[0] : self._edges[-1]], lasts))
-        late = fronts // order.width - chunks // order.width
-        visits = len(distinct_of(chunks[late <= 1])), len(distinct_of((chunks * order.groups + late)[late > 1]))
-        return (visits[0] + visits[1] / per_chunk) * self.length / (order.chunks * len(chunks))
-
     def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:
-        """As in `EpochPlan`, but of the same bucket.
-
-        Every second attempt also accepts shorter samples, because a bucket may hold only one.
-        """
+        """Of the same bucket; every second attempt also of a shorter one, because a bucket may hold only one."""
         numbers, own = self.buckets.numbers, self.buckets.numbers[self._ordered[0][position]]
         alike = np.flatnonzero((numbers <= own) | alone if attempt % 2 else numbers == own)
         return int(alike[derived_key(self._key, SUBSTITUTES, position, attempt) % len(alike)])
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Which positions, over all ranks, make the batch of a step of this rank."""
+        """Over all ranks, unlike `EpochPlan.bounds`."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
         number = step * self.world_size + self.rank
@@ -138,12 +114,7 @@ class LengthPlan(EpochPlan):
 
 
 def _shared(edges: Indices, ranks: int, *, drop_last: bool, longest: int = 0) -> Indices:
-    """Splits the last batches until each step has one for every rank; takes and returns the edges of batches.
-
-    Example:
-        >>> _shared(np.array([0, 4, 8, 12, 16]), 3, drop_last=False).tolist()
-        [0, 4, 8, 12, 13, 14, 16]
-    """
+    """Splits the last batches until each step has one for every rank; takes and returns the edges of batches."""
     steps, rest = divmod(len(edges) - 1, ranks)
     if not rest:
         return edges

@@ -17,7 +17,6 @@ permutation finds these groups; they are kept sorted. A last group of fewer than
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,19 +54,8 @@ class ChunkOrder:
     takes O(runs + odd chunks) of memory; a chunk is odd if it does not have the most frequent number of rows. An uneven
     group adds O(width · (log width + e)) to a block that touches it and in which chunks run out at e positions.
 
-    Positions are integers in ``range(length)``, else an IndexError; positions and results are int64 of shape (n,).
-
-    Args:
-        runs: The samples of each file. Samples and chunks are numbered across files.
-        width: Chunks of a group, ≥ 1; capped at the number of chunks.
-        key: 64 bits that select the order.
-
-    Example:
-        >>> order = ChunkOrder([ChunkRun(samples=6, rows=2)], width=2, key=0)
-        >>> order.samples(np.arange(6)).tolist()
-        [0, 2, 1, 3, 5, 4]
-        >>> order.first_of(order.places_of(group=0)).tolist(), order.first_of(order.places_of(group=1)).tolist()
-        ([0, 2], [4])
+    Positions are integers in ``range(length)``, else an IndexError. Samples and chunks are numbered across ``runs``, of
+    which there is one for each file; ``width`` is the chunks of a group.
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, key: int) -> None:
@@ -99,13 +87,7 @@ class ChunkOrder:
         return self.group(int(places[0]) // self.width)
 
     def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """Returns the places, in the order of chunks, of the chunks of a group, as they are dealt.
-
-        Args:
-            group: Number of the group.
-            begin: First position in the group that counts; with ``step``, this selects the positions of one rank.
-            step: Distance of the positions that count; 1 for all. Only chunks of the first round are returned.
-        """
+        """The places of the chunks of a group, as they are dealt; of one rank with its first position and its step."""
         first = self.group(group).number * self.width
         return np.arange(first, min(first + self.width, self.chunks))[begin::step]
 
@@ -113,7 +95,7 @@ class ChunkOrder:
         return self._layout.extents(self._chunks_at(places))[0]
 
     def located(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Returns the place of its chunk in the order of chunks, and the tick, of each position."""
+        """The place of its chunk in the order of chunks, and the tick, of each position."""
         positions = np.asarray(positions, np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= self.length):
             raise IndexError(f"position outside an order of {self.length} samples")
@@ -128,17 +110,8 @@ class ChunkOrder:
             places[inside], ticks[inside] = self._located_unevenly(positions[inside], before[inside])
         return places, ticks
 
-    def ranks_per_chunk(self, world_size: int) -> float:
-        """Returns how many ranks decode each chunk.
-
-        Position q goes to rank ``q % W``, and the samples of a chunk are ``width`` positions apart. So they go to
-        ``W / gcd(W, width)`` ranks, but to no more than the chunk has samples. (In uneven groups, where chunks run
-        out, a chunk may go to more ranks.)
-        """
-        return min(world_size // math.gcd(world_size, self.width), self.rows)
-
     def _located_unevenly(self, positions: Indices, uneven: Indices) -> tuple[Indices, Indices]:
-        """Does the same as `located` for positions in uneven groups.
+        """As `located`, in uneven groups.
 
         A chunk of n rows is closed from tick n on. With the m chunks of a group sorted by their rows, i of them are
         closed from tick n_i on, and ``n_1 + … + n_i + (m − i)·n_i`` samples come before it. The stretch of positions
@@ -162,7 +135,7 @@ class ChunkOrder:
         return self._uneven[distinct[group[which]]] * self.width + chunk, tick[which] + offset // count[which]
 
     def _rows_of(self, groups: Indices) -> Indices:
-        """The rows of each chunk of these groups, shape (groups, width); 0 for chunks that the last group lacks."""
+        """Of each chunk of these groups, shape (groups, width); 0 for chunks that the last group lacks."""
         places = groups[:, None] * self.width + np.arange(self.width)
         rows, exists = np.zeros_like(places), places < self.chunks
         rows[exists] = self._layout.extents(self._chunks_at(places[exists]))[1]
@@ -189,11 +162,7 @@ class ChunkOrder:
 
 
 class ChunkExtents:
-    """First sample and number of samples of every chunk. Immutable; safe to use from any thread.
-
-    Stores pieces of equal chunks: one per run, and another for a short last chunk. Samples and chunks are numbered
-    across runs.
-    """
+    """Where each chunk begins and ends, in pieces of equal chunks: one per run, another for its short last chunk."""
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:
         samples, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
@@ -208,19 +177,18 @@ class ChunkExtents:
         self.usual_rows = int(sizes[np.bincount(which, self._counts).argmax()])
 
     def extents(self, chunks: Indices) -> tuple[Indices, Indices]:
-        """Returns first sample and number of samples of each chunk; int64, both of the shape of ``chunks``."""
+        """The first sample, and the number of samples."""
         piece = np.searchsorted(self._chunks, chunks, side="right") - 1
         rows = self._rows[piece]
         return self._samples[piece] + (chunks - self._chunks[piece]) * rows, rows
 
     def chunks_of(self, samples: Indices) -> Indices:
-        """Returns the chunk of each sample; int64, of the shape of ``samples``."""
         piece = np.searchsorted(self._samples, samples, side="right") - 1
         chunks: Indices = self._chunks[piece] + (samples - self._samples[piece]) // self._rows[piece]
         return chunks
 
     def odd_chunks(self) -> tuple[Indices, Indices]:
-        """Returns the odd chunks, and how many samples each has above ``usual_rows`` (negative below)."""
+        """The odd chunks, and how many samples each has above ``usual_rows`` (negative below)."""
         odd = np.flatnonzero(self._rows != self.usual_rows)
         counts = self._counts[odd]
         starts = np.repeat(self._chunks[odd] - (np.cumsum(counts) - counts), counts)

@@ -22,13 +22,6 @@ class Shares:
     * If the order goes by chunks, the chunks of a group fall to the readers in turn, and so do the samples of a batch.
     * If a reader keeps chunks, or the order goes by samples, the chunks fall to the readers as they are stored: to the
       same one in each epoch.
-
-    Example:
-        >>> plan = EpochPlan(length=8, batch_size=4, shuffle="none", seed=0, epoch=0)
-        >>> samples = plan.batch(1)
-        >>> from lit_async_data.order.chunk_order import ChunkRun
-        >>> Shares(ChunkExtents([ChunkRun(samples=8, rows=3)])).readers(plan, 4, samples, 2).tolist()
-        [1, 1, 0, 0]
     """
 
     chunks: ChunkExtents | None  # which samples share chunks; None if each is stored alone, for a single reader
@@ -36,18 +29,18 @@ class Shares:
 
     @property
     def rows(self) -> int:
-        """Samples of most chunks."""
+        """Of most chunks."""
         return 1 if self.chunks is None else self.chunks.usual_rows
 
     def readers(self, plan: EpochPlan, first: int, samples: Indices, readers: int) -> Indices:
-        """Returns the reader of each sample, from this rank's position ``first`` on; int64, shape (n,)."""
+        """The reader of each sample, from this rank's position ``first`` on."""
         if plan.chunk_order is not None:
             return self.readers_of(plan, plan.chunk_places(first, samples), readers)
         assert self.chunks is not None
         return self.chunks.chunks_of(samples) % readers
 
     def readers_of(self, plan: EpochPlan, places: Indices, readers: int) -> Indices:
-        """Returns the readers of the chunks at places in the order of chunks.
+        """The readers of the chunks at places in the order of chunks.
 
         If ``world_size`` divides the chunks of a group, a rank reads every ``world_size``-th chunk, and only those are
         shared among its readers.
@@ -59,13 +52,13 @@ class Shares:
         return places // plan.world_size % readers
 
     def own(self, plan: EpochPlan, first: int, samples: Indices, share: Share) -> Indices:
-        """Returns the places of the samples that one reader reads, ascending; see `readers`."""
+        """The places of the samples that one reader reads, ascending."""
         if share.readers == 1:
             return np.arange(len(samples))
         return np.flatnonzero(self.readers(plan, first, samples, share.readers) == share.reader)
 
     def end_with(self, schedule: Schedule, batch: BatchIndex) -> bool:
-        """Whether chunks end with a batch: none is read for it and for later ones. True in storage order only."""
+        """Whether no chunk is read for a batch and for later ones. True in storage order only."""
         plan, following = schedule.plan(batch.epoch), schedule.following(batch)
         if self.chunks is None or plan.shuffle != "none" or plan.buckets is not None or plan.order is not None:
             return False
@@ -87,19 +80,8 @@ def due(
     positions. There is memory for two groups: nothing falls due before the last group but one has been read, or after
     its own group has. In storage order, the next chunk that begins at or after ``end`` falls due.
 
-    Returns:
-        One sample of each chunk that this rank begins with, and that falls to ``share``, by group; None where there are
-        no groups.
-
-    Example:
-        >>> import functools
-        >>> from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
-        >>> shuffled = {"shuffle": "chunk", "shuffle_chunks": 4, "runs": (ChunkRun(16, 2),), "seed": 0}
-        >>> schedule = Schedule(functools.partial(EpochPlan, length=16, batch_size=2, **shuffled), shuffled=True)
-        >>> schedule.plan(0).samples(np.arange(8, 12)).tolist()
-        [2, 10, 14, 12]
-        >>> due(schedule, BatchIndex(0, 1), BatchIndex(0, 3), Shares(ChunkExtents([ChunkRun(16, 2)])))
-        [((0, 1), array([10, 14]))]
+    Returns one sample of each chunk that this rank begins with, and that falls to ``share``, by group; None where there
+    are no groups.
     """
     plan = schedule.plan(end.epoch)
     position = _position(plan, end)
@@ -140,7 +122,7 @@ def _due_of(
 
 
 def _position(plan: EpochPlan, key: BatchIndex) -> int:
-    """The position of a batch in this epoch; its start or end if the batch is of an earlier or later one."""
+    """Of a batch in this epoch; its start or end if the batch is of an earlier or later one."""
     if key.epoch != plan.epoch:
         return 0 if key.epoch < plan.epoch else plan.length
     return plan.front(key.step)

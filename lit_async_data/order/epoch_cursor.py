@@ -41,8 +41,6 @@ class Segment(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an epoch is continued."""
-
     epoch: int  # the epoch, as ``set_epoch`` names it
     position: int = 0  # samples of the epoch that are done, over all ranks
     over: bool = False  # whether nothing remains of the epoch
@@ -145,8 +143,6 @@ StepsWanted = Callable[[], tuple[int | None, int | None]]
 
 
 class CursorState(NamedTuple):
-    """Where the consumer is."""
-
     epoch: int = -1  # epoch of the last pass begun; -1 before the first. Without a shuffle, the number of the pass
     step: int = 0  # next step of that pass
     fresh: bool = True  # whether the next batch begins a pass
@@ -219,11 +215,7 @@ class EpochCursor:
         return _coming(self.state)
 
     def place(self, done: int | None = None) -> Place:
-        """The place of the next batch. May be called from any thread.
-
-        Args:
-            done: Steps of the pass that count as done; None for those that were handed out, which are the most.
-        """
+        """The place of the next batch, or behind ``done`` steps of the pass. May be called from any thread."""
         state = self.state  # read once: the consumer may go on
         if state.between:
             return _coming(state)
@@ -244,14 +236,14 @@ class EpochCursor:
 
     @property
     def upcoming(self) -> BatchIndex | None:
-        """The key of the next batch, or None if the pass is over. Changes only with `state`."""
+        """None if the pass is over. Changes only with `state`."""
         state = self.state
         if state.fresh:
             return None if self.coming.over else BatchIndex(self._next_epoch, 0)
         return BatchIndex(state.epoch, state.step) if state.step < state.steps else None
 
     def after(self, key: BatchIndex) -> CursorState:
-        """Returns the state after the batch of this key, which is the upcoming one."""
+        """The state after the batch of this key, which is the upcoming one."""
         state = self.state
         requested, origin, saved, steps = state.requested, state.origin, state.saved, state.steps
         if state.fresh:  # this pass uses up the request, and the place that was saved

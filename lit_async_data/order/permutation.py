@@ -4,8 +4,6 @@ An alternating Feistel network over the smallest power of two that holds n, with
 "Ciphers with arbitrary finite domains", CT-RSA 2002): a value outside ``range(n)`` is permuted again until it falls
 inside. The round function is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). This is a shuffle, not
 a cipher: it is statistically fair, but not secure.
-
-`Permutation` is one permutation. `Permutations` evaluates many at once, for a block of positions in any of them.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def hash64(word: int) -> int:
 
 
 def derived_key(*words: int) -> int:
-    """Derives a 64-bit key from several integers. A change in any of them gives an unrelated key."""
+    """A 64-bit key of several integers. A change in any of them gives an unrelated key."""
     key = 0
     for word in words:
         key = hash64((key + _GOLDEN + hash64(word & _WORD)) & _WORD)
@@ -43,7 +41,7 @@ def derived_key(*words: int) -> int:
 
 
 def derived_keys(first: npt.ArrayLike, second: npt.ArrayLike) -> Words:
-    """Computes ``derived_key(first, second)`` for each pair of 64-bit words of two arrays, which are broadcast."""
+    """``derived_key(first, second)`` for each pair of 64-bit words of two arrays, which are broadcast."""
     # At least one axis: numpy warns when a scalar wraps around, but not when the words of an array do.
     one, two = (np.atleast_1d(np.asarray(words, np.uint64)) for words in (first, second))
     golden = np.uint64(_GOLDEN)
@@ -61,13 +59,6 @@ class Permutation:
 
     A call costs about 50 ns per index in blocks of 4096 or more, for 10⁶ elements as for 10¹². It costs at least
     100 µs, even for one index: ask for blocks.
-
-    Example:
-        >>> shuffled = Permutation(5, key=1)
-        >>> sorted(shuffled(np.arange(5)).tolist())
-        [0, 1, 2, 3, 4]
-        >>> shuffled.inverse(shuffled(np.arange(5))).tolist()
-        [0, 1, 2, 3, 4]
     """
 
     def __init__(self, n: int, key: int) -> None:
@@ -76,7 +67,7 @@ class Permutation:
         self._network = _Network(np.array([n], np.uint64), np.array([(n - 1).bit_length()], np.uint64), keys)
 
     def __call__(self, positions: npt.ArrayLike) -> Indices:
-        """Returns the elements at positions in ``range(n)``, else an IndexError; int64, of the same shape."""
+        """An IndexError for positions outside of ``range(n)``."""
         return self._walked(positions, _FORWARD)
 
     def inverse(self, elements: npt.ArrayLike) -> Indices:
@@ -92,11 +83,8 @@ class Permutation:
 class Permutations:
     """Many permutations, each with its own range and key. Immutable; safe to call from any thread.
 
-    A permutation of more than 32 elements equals the `Permutation` with that n and key. A smaller one sorts its
-    elements by the hashes that its key gives them: in so small a range most steps of a cycle walk would fall outside.
-
-    In a block of 4096, a position costs 15 to 65 ns for up to 32 elements or just under a power of two, and up to
-    180 ns just above one. ``n`` and ``keys`` have a number for each permutation.
+    One of more than 32 elements equals the `Permutation` with that n and key. A smaller one sorts its elements by the
+    hashes that its key gives them: in so small a range most steps of a cycle walk would fall outside.
     """
 
     def __init__(self, n: npt.ArrayLike, keys: npt.ArrayLike) -> None:
@@ -104,7 +92,7 @@ class Permutations:
         self._keys = np.asarray(keys, np.uint64)
 
     def __call__(self, positions: npt.ArrayLike, which: npt.ArrayLike) -> Indices:
-        """Returns the elements at positions, each in the range of its permutation, ``which``; all of shape (m,)."""
+        """The elements at positions, each in the range of its permutation, ``which``; all of shape (m,)."""
         positions, which = np.asarray(positions, np.int64), np.asarray(which, np.int64)
         n = self.n[which]
         if positions.size and (positions.min() < 0 or (positions >= n).any()):
@@ -140,10 +128,7 @@ class Permutations:
 class _Network:
     """The Feistel network and the cycle walks through it, for a block of m values.
 
-    Args:
-        n: Number of elements, shared by all values or one per value; shape (1,) or (m,).
-        bits: Bits that hold ``n - 1``; shape as ``n``.
-        keys: Key of each round; shape (ROUNDS, 1) or (ROUNDS, m).
+    ``n`` and ``bits`` have shape (1,) or (m,), ``keys`` (ROUNDS, 1) or (ROUNDS, m).
     """
 
     def __init__(self, n: Words, bits: Words, keys: Words) -> None:
@@ -154,7 +139,7 @@ class _Network:
         self._high_mask = (one << (bits - self._low_bits)) - one
 
     def walked(self, values: Indices, rounds: range) -> Indices:
-        """Returns where the walks from these values end. The order of ``rounds`` gives the direction."""
+        """Where the walks from these values end. The order of ``rounds`` gives the direction."""
         out = self.step(values.astype(np.uint64), rounds)
         outside = np.flatnonzero(out >= self.n)
         while outside.size:

@@ -1,12 +1,6 @@
-"""The order: which samples make which batch, as pure functions of integers.
+"""The order: which samples make which batch, as pure functions of integers. See docs/design/order.md.
 
-`EpochPlan` holds the batches of one epoch and one rank. It reads no data, starts no threads, and its only state is a
-cache. `Schedule` chains the epochs to one endless order.
-
-The order of an epoch depends only on (length, chunks, seed, epoch, shuffle, shuffle_chunks). Position 0 is where the
-epoch begins, or where a resume continues it. For W ranks and B samples per rank, position q belongs to step
-``q // (W·B)`` and to rank ``q % W``. So rank r has the positions ``r, r + W, r + 2W, …``, and step s takes the elements
-``[s·B, (s + 1)·B)`` of this list.
+For W ranks and B samples per rank, position q of an epoch belongs to step ``q // (W·B)`` and to rank ``q % W``.
 """
 
 from __future__ import annotations
@@ -23,14 +17,14 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
-from lit_async_data.order.weights import WeightedChunkOrder, WeightedOrder, Weights
+from lit_async_data.order.weights import WeightedChunkOrder, Weights, uniform
 
 # Positions computed at a time: a permutation costs 100 to 400 µs per call, even for one position.
 BLOCK = 16384
 # Cached blocks. The loader asks for a batch twice: to fetch its files ahead, and later to read it.
 CACHED_BLOCKS = 4
 
-# Separates the keys of substitutes from those of the order.
+# Keys of substitutes, apart from those of the order.
 SUBSTITUTES = 6
 # Attempts at a substitute from the same group of chunks; a group may have none, as where a damaged chunk is all of it.
 WITHIN_GROUP = 32
@@ -40,13 +34,7 @@ Order = Literal["none", "chunk", "global"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The batches of one epoch for one rank. Safe to use from any thread.
-
-    Example:
-        >>> plan = EpochPlan(length=10, batch_size=4, shuffle="none", seed=0, epoch=0)
-        >>> [plan.batch(step).tolist() for step in range(len(plan))]
-        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    """
+    """The batches of one epoch for one rank. Safe to use from any thread."""
 
     length: int  # samples of the epoch: those in the source, or, with ``weights``, the number to draw
     batch_size: int  # samples per batch and rank
@@ -98,12 +86,12 @@ class EpochPlan:
 
     @property
     def remaining(self) -> int:
-        """Samples of the epoch over all ranks, from ``start`` on."""
+        """Over all ranks, from ``start`` on."""
         return self.length - self.start
 
     @property
     def capacity(self) -> int:
-        """The most samples that a batch can have: ``batch_size``, or 2 if a short last step joins batches of 1."""
+        """The most samples of a batch: ``batch_size``, or 2 if a short last step joins batches of 1."""
         return max(self.batch_size, 2) if self.world_size > 1 else self.batch_size
 
     @property
@@ -111,14 +99,14 @@ class EpochPlan:
         return -(-(self.remaining - self.rank) // self.world_size)
 
     def __len__(self) -> int:
-        """Batches of the epoch, the same on every rank."""
+        """The same on every rank."""
         full, rest = divmod(self.remaining, self.batch_size * self.world_size)
         if self.drop_last or not rest or (rest < self.world_size and self.batch_size == 1):
             return full
         return full + 1
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Returns ``[first, end)``: which of this rank's positions make the batch of a step.
+        """``[first, end)`` of this rank's positions that make the batch of a step.
 
         A last step of m < W samples would give some ranks an empty batch. So it is joined to the step before, and the
         two are split again: ⌈B/2⌉ samples per rank in the first, the rest in the second. With B = 1 they stay one step.
@@ -139,27 +127,23 @@ class EpochPlan:
 
     @functools.cached_property
     def _whole_steps(self) -> int:
-        """Steps at the beginning that have ``batch_size`` samples on every rank, and do not join the last one."""
+        """Steps that have ``batch_size`` samples on every rank, and do not join the last one."""
         return self.remaining // (self.batch_size * self.world_size) - 1
 
     def count(self, step: int) -> int:
-        """Samples in the batch of a step on this rank, ≥ 1."""
+        """≥ 1."""
         if 0 <= step < self._whole_steps:
             return self.batch_size
         first, end = self.bounds(step)
         return end - first
 
     def position(self, steps: int) -> int:
-        """Returns the position of the epoch, over all ranks, behind its first steps.
-
-        Behind the last step it is the end of the epoch, samples that ``drop_last`` drops included.
-        """
+        """Over all ranks, behind the first steps; behind all of them, also behind what ``drop_last`` drops."""
         if steps == len(self):
             return self.length
         return self.start + (self.bounds(steps - 1)[1] if steps else 0) * self.world_size
 
     def steps_to(self, position: int) -> int:
-        """Returns how many steps it takes from the start to this position, over all ranks."""
         return min(len(self), -(-(position - self.start) // (self.batch_size * self.world_size)))
 
     def drops_all(self, position: int) -> bool:
@@ -167,11 +151,11 @@ class EpochPlan:
         return self.drop_last and self.length - position < self.batch_size * self.world_size
 
     def batch(self, step: int) -> Indices:
-        """The samples of a step on this rank, by their numbers in the source, in the order of the batch."""
+        """By their numbers in the source, in the order of the batch."""
         return self.stretch(step, 1)[0]
 
     def positions(self, step: int) -> Indices:
-        """The places of the samples of a step in the whole order, over all ranks; int64."""
+        """The places of the samples of a step in the whole order, over all ranks."""
         first, end = self.bounds(step)
         return self.start + np.arange(first, end) * self.world_size + self.rank
 
@@ -180,7 +164,7 @@ class EpochPlan:
         return int(self.positions(step)[0])
 
     def chunk_places(self, first: int, samples: Indices) -> Indices:
-        """The place in the order of chunks of each of the samples at this rank's positions from ``first`` on."""
+        """The places in the order of chunks of the samples at this rank's positions from ``first`` on."""
         assert self.chunk_order is not None
         local = np.arange(first, first + len(samples))
         return self.chunk_order.located(local * self.world_size + self.rank + self.start)[0]
@@ -199,17 +183,12 @@ class EpochPlan:
         return int(self.samples(np.array([first + drawn - self.start]))[0])
 
     def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
-        """Returns the batches of consecutive steps together.
-
-        Returns:
-            The samples of all batches in order, and ``count + 1`` edges: batch i is ``samples[edges[i]:edges[i + 1]]``.
-        """
+        """The samples of ``count`` batches, and their edges: batch i is ``samples[edges[i]:edges[i + 1]]``."""
         bounds = [self.bounds(number) for number in range(step, step + count)]
         first, end = bounds[0][0], bounds[-1][1]
         return self._block(first, end), [begin - first for begin, _ in bounds] + [end - first]
 
     def _block(self, first: int, end: int) -> Indices:
-        """The samples at this rank's positions ``[first, end)``."""
         for begin, block in self._cache:
             if begin <= first and end <= begin + len(block):
                 return block[first - begin : end - begin]
@@ -219,14 +198,14 @@ class EpochPlan:
         return block[: end - first]
 
     def samples(self, positions: Indices) -> Indices:
-        """Returns the samples at positions of the whole order, over all ranks, counted from ``start``."""
+        """The samples at positions of the whole order, over all ranks, counted from ``start``."""
         if self.shuffle == "none":
             return positions + self.start
         if self.chunk_order is not None:
             return self.numbered(self.chunk_order.samples(positions + self.start))
         key = self._key
         if self.weights is not None:
-            return WeightedOrder(self.weights, self.length, key).samples(positions + self.start)
+            return self.weights.drawn(uniform(derived_key(key, 0), positions + self.start))
         return Permutation(self.length, key)(positions + self.start)
 
     @property
@@ -250,7 +229,7 @@ class EpochPlan:
 
     @functools.cached_property
     def chunk_order(self) -> ChunkOrder | WeightedChunkOrder | None:
-        """The order of this epoch over places in storage order; None if it does not go by chunks."""
+        """Of this epoch, over places in storage order; None if it does not go by chunks."""
         if self.shuffle != "chunk" or not self.runs:  # without chunks, "chunk" is the global shuffle
             return None
         key = self._key
@@ -275,30 +254,19 @@ ALL = Share(0, 1)
 
 
 class Limits(NamedTuple):
-    """Which part of each epoch the consumer will take.
-
-    A sanity check before training takes fewer steps than the epochs after it. A resumed epoch begins at a later
-    position than those after it.
-    """
+    """Which part of each epoch the consumer will take: fewer steps in a sanity check, a later start after a resume."""
 
     epoch: int = 0  # epoch of the current pass
     steps: int | None = None  # most steps of this epoch; None for all
     later: int | None = None  # most steps of the epochs after it; None for all
     start: int = 0  # position at which this epoch begins; other epochs begin at 0
 
-    def of(self, epoch: int) -> int | None:
-        return self.later if epoch > self.epoch else self.steps
-
 
 class Schedule:
     """The endless order of batches: after the last step of an epoch comes the first of the next.
 
-    Any thread may read it: nothing of it changes but the cached plans.
-
-    Args:
-        plan: Builds the plan of an epoch from the keyword arguments ``epoch`` and ``start``.
-        shuffled: Whether epochs differ. If not, they are only counted, and ``set_epoch`` changes nothing: batches read
-            ahead for the next epoch serve any other.
+    Any thread may read it: nothing of it changes but the cached plans. Epochs that are not ``shuffled`` are only
+    counted, and ``set_epoch`` changes nothing: batches read ahead for the next epoch serve any other.
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
@@ -320,11 +288,11 @@ class Schedule:
         return limited
 
     def keyed(self, seed: int) -> Schedule:
-        """Returns another order of the same samples, without limits."""
+        """Another order of the same samples, without limits."""
         return Schedule(functools.partial(self._build, seed=seed), shuffled=self.shuffled)
 
     def plan(self, epoch: int) -> EpochPlan:
-        """Returns the plan of an epoch, from where it begins. The plans of neighbouring epochs are cached."""
+        """From where the epoch begins. The plans of neighbouring epochs are cached."""
         start = self.limits.start if epoch == self.limits.epoch else 0
         plan = self._plans.get((epoch, start))
         if plan is None:
@@ -351,8 +319,7 @@ class Schedule:
 def amplification(length: int, chunk_rows: int, batch_size: int) -> float:
     """Samples decoded per sample used, under a global shuffle.
 
-    A batch of B samples drawn from C chunks needs ``C·(1 − (1 − 1/C)^B)`` chunks on average, and a chunk is always
-    decoded completely.
+    A batch of B samples drawn from C chunks needs ``C·(1 − (1 − 1/C)^B)`` chunks on average, each decoded completely.
     """
     chunks = -(-length // chunk_rows)
     needed = chunks * (1 - (1 - 1 / chunks) ** batch_size) if chunks > 1 else 1.0

@@ -1,13 +1,6 @@
-"""Weights of samples, and orders in which samples are drawn by them, with replacement.
+"""Weights of samples, and orders in which samples are drawn by them, with replacement. See docs/design/order.md.
 
-The sample at a position is a pure function of (weights, key, position). Key and position give two uniform numbers, and
-a search in the cumulative sum of the weights maps those to a sample. So any position can be computed directly, alone or
-in a block, and ranks need not communicate.
-
-* `Weights` are checked and summed up once, and shared by all epochs.
-* `WeightedOrder` draws from all samples at each position.
-* `WeightedChunkOrder` draws by the same weights from one group of chunks after another, so that each chunk is decoded
-  in one visit. Groups get positions of the epoch in proportion to their weights; only this share is not random.
+The sample at a position is a pure function of (weights, key, position), so that ranks need not communicate.
 """
 
 from __future__ import annotations
@@ -47,7 +40,7 @@ class SampleClasses(NamedTuple):
 
     @classmethod
     def of(cls, given: npt.ArrayLike, option: str) -> SampleClasses:
-        """The classes in an array, as `class_weights` takes it."""
+        """Of an array as `class_weights` takes it."""
         array = _as_array(option, given, axes=(1, 2))
         if array.ndim == 2:
             has = np.asarray(array == 1)
@@ -113,11 +106,11 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
 
 
 class WeighedChunks(NamedTuple):
-    """The chunks with a weight: first sample, number of samples and sum of weights; each of shape (chunks,)."""
+    """The chunks with a weight."""
 
-    firsts: Indices
+    firsts: Indices  # their first samples
     rows: Indices
-    sums: Floats
+    sums: Floats  # of their weights
     usual_rows: int
 
 
@@ -126,16 +119,6 @@ class Weights:
 
     Takes 8 bytes per sample. Probabilities are exact to about ``n · 1e-16``. A sample may never be drawn if its weight
     is less than 1e-16 of the sum of those before it.
-
-    Raises:
-        ConfigError: A weight is negative or not a finite number, none is above 0, or their number is wrong.
-
-    Example:
-        >>> Weights([1, 0, 3]).edges.tolist()
-        [0.0, 1.0, 1.0, 4.0]
-        >>> Weights([1, -1])
-        Traceback (most recent call last):
-        lit_async_data.errors.ConfigError: weights: sample 1 has -1.0; each must be a finite number from 0 on
     """
 
     def __init__(self, weights: npt.ArrayLike, samples: int | None = None) -> None:
@@ -154,7 +137,7 @@ class Weights:
         self._chunks: tuple[tuple[ChunkRun, ...], WeighedChunks] | None = None
 
     def drawn(self, numbers: Floats) -> Indices:
-        """Maps uniform random numbers to samples, in proportion to the weights."""
+        """The samples of numbers in [0, 1), in proportion to the weights."""
         values = _scaled(self.edges[0], self.edges[-1], numbers)
         low = (np.searchsorted(self._coarse, values, side="right") - 1) * _COARSE
         return _bisected(self.edges, low, np.minimum(low + _COARSE, self.samples), values)
@@ -189,10 +172,10 @@ def drawn_between(edges: Floats, low: Indices, high: Indices, numbers: Floats) -
 
 
 def _bisected(edges: Floats, low: Indices, high: Indices, values: Floats) -> Indices:
-    """Finds the last i for each value with ``edges[i] <= value``.
+    """The last i for each value with ``edges[i] <= value``.
 
-    The same as ``np.searchsorted`` from the right, minus one; but it searches only between an edge that is at most the
-    value and one above it, which takes half the time.
+    As ``np.searchsorted`` from the right, minus one; but it searches only between an edge that is at most the value and
+    one above it, which takes half the time.
     """
     while low.size and (high - low).max() > 1:
         middle = (low + high) >> 1
@@ -202,7 +185,7 @@ def _bisected(edges: Floats, low: Indices, high: Indices, values: Floats) -> Ind
 
 
 def uniform(key: int, positions: Indices) -> Floats:
-    """A uniform number in [0, 1) for each position, with all 53 bits of a float64."""
+    """In [0, 1), with all 53 bits of a float64."""
     return (derived_keys(key, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -234,39 +217,12 @@ def _all(kind: type, labels: npt.NDArray[Any]) -> bool:
     return labels.dtype.kind == "O" and all(isinstance(label, kind) for label in labels)
 
 
-class WeightedOrder:
-    """Samples drawn by weight, with replacement, independently. Immutable; safe to call from any thread.
-
-    A block of 16384 positions takes 4 to 5 ms for 10⁶ samples. `samples` is as in `ChunkOrder`.
-    """
-
-    def __init__(self, weights: Weights, length: int, key: int) -> None:
-        self.length = length
-        self._weights = weights
-        self._key = derived_key(key, 0)
-
-    def samples(self, positions: npt.ArrayLike) -> Indices:
-        return self._weights.drawn(uniform(self._key, _checked_positions(positions, self.length)))
-
-
 class WeightedChunkOrder:
     """Samples drawn by weight, with replacement, from a few chunks at a time. Immutable; safe to call from any thread.
 
-    A keyed permutation orders the chunks, and the result is cut into groups of ``width`` chunks. Each group gets
-    positions in proportion to its weight, rounded at random so that the mean over keys is exact. Each position draws a
-    chunk of its group by weight, and then a sample of that chunk by weight. Chunks without weight and groups without
-    positions are left out.
-
-    Over many keys a sample is drawn ``length · weight / sum`` times on average, as in `WeightedOrder`. The members are
-    those of `ChunkOrder`, with the same arguments, attributes and errors.
-
-    Example:
-        >>> runs, weights = [ChunkRun(samples=6, rows=2)], Weights([1, 1, 0, 0, 3, 1])
-        >>> order = WeightedChunkOrder(runs, 1, weights, length=9, key=0)
-        >>> order.samples(np.arange(9)).tolist()
-        [0, 1, 0, 4, 4, 5, 4, 4, 4]
-        >>> order.first_of(order.places_of(group=0)).tolist(), order.first_of(order.places_of(group=1)).tolist()
-        ([0], [4])
+    Groups of chunks get positions in proportion to their weights, rounded at random so that the mean over keys is
+    exact. Each position draws a chunk of its group by weight, and then a sample of that chunk by weight. Chunks without
+    weight and groups without positions are left out. The members are those of `ChunkOrder`.
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, weights: Weights, length: int, key: int) -> None:
@@ -312,35 +268,6 @@ class WeightedChunkOrder:
         first, end = self._firsts[places], self._firsts[places] + self._rows[places]
         return places, drawn_between(self._sample_edges, first, end, uniform(self._row_key, checked)) - first
 
-    def ranks_per_chunk(self, world_size: int) -> float:
-        """Returns how many ranks decode a chunk on average, among the chunks that any rank decodes.
-
-        Ranks share positions round-robin, and each position draws by itself: every rank decodes a chunk that is drawn
-        often.
-        """
-        return float(self._expected_ranks(world_size).sum() / self._expected_ranks(1).sum())
-
-    def amplification(self) -> float:
-        """Returns how many samples are decoded per sample used, on average in this epoch on one rank.
-
-        That is (chunks decoded) · (their mean rows) / length: below 1 if a long epoch uses samples more than once,
-        above 1 if a short epoch uses only a few samples of each chunk.
-        """
-        return float(np.sum(self._expected_ranks(1) * self._rows) / self.length)
-
-    def _expected_ranks(self, world_size: int) -> Floats:
-        """The expected number of ranks that draw from each chunk.
-
-        A rank with n positions in a group misses a chunk that has the share p of the group with the probability
-        ``(1 − p)ⁿ``. Of the group's c positions, ``c % W`` ranks get one more than the others.
-        """
-        group = np.arange(self.chunks) // self.width
-        weights = np.maximum(np.diff(self._chunk_edges[self._cuts]), np.nextafter(0, 1))  # some add nothing to the sum
-        missed = 1 - np.diff(self._chunk_edges) / weights[group]
-        count, longer = (part[group] for part in np.divmod(self._positions, world_size))
-        expected: Floats = world_size - longer * missed ** (count + 1) - (world_size - longer) * missed**count
-        return expected
-
     def _groups_of(self, positions: Indices) -> Indices:
         return np.searchsorted(self._ends, positions, side="right")
 
@@ -354,8 +281,7 @@ class WeightedChunkOrder:
         bounds = np.floor(shares * self.length + shift).astype(np.int64)
         # A float cannot hold the length of a very long epoch, and a last group may add nothing to the rounded sum.
         bounds[shares == 1] = self.length
-        self._cuts, self._positions = cuts, np.diff(bounds)  # of all groups, also of those without positions
-        nonempty = np.flatnonzero(self._positions)
+        nonempty = np.flatnonzero(np.diff(bounds))
         self._begins, self._ends = bounds[nonempty], bounds[nonempty + 1]
         self._places = np.stack([cuts[nonempty], cuts[nonempty + 1]], axis=1)
 

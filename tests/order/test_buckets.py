@@ -56,11 +56,6 @@ def test_epochs_put_other_samples_together():
     assert not one & two
 
 
-def test_padding_is_counted_in_buckets_and_in_any_batches():
-    buckets = Buckets.of(np.array([10, 10, 10, 90]), 4, None, [10, 90])
-    assert buckets.padding(4) == (0.0, pytest.approx(1 - 120 / 360))
-
-
 @pytest.mark.parametrize(
     ("elements", "given", "option", "text"),
     [

