@@ -8,9 +8,7 @@ see `system_refusal` in `engine/resources/workers.py`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
 import importlib
 import mmap
 import os
@@ -18,18 +16,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from lit_async_data.errors import WorkerError
 
-
-def _module(name: str) -> Any:
-    """A module of Python's library, or None on Windows, which lacks some."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 
 class Lazy:
@@ -41,8 +33,6 @@ class Lazy:
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._name), name)
 
-
-resource = _module("resource")
 
 # What the names of the threads of this package begin with.
 OURS = "lit_async_data"
@@ -66,7 +56,7 @@ _seeking = threading.Lock()
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; at least 1. Where the system does not say (macOS), all that there are."""
+    """At least 1. Where the system does not say (macOS), all that there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -77,6 +67,7 @@ def descriptor_limit() -> int:
 
 
 def memory() -> int:
+    """Bytes of this machine."""
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return UNKNOWN_MEMORY
@@ -100,22 +91,6 @@ def read_at_random(mapped: mmap.mmap) -> None:
         mapped.madvise(mmap.MADV_RANDOM)
 
 
-def resident(mapped: npt.NDArray[np.uint8], begin: int, nbytes: int) -> npt.NDArray[np.bool_]:
-    """For each page of a mapped file, whether it may be in memory. Reads nothing; all True where no system says it.
-
-    Linux says that all pages are in memory if this user neither owns the file nor may write to it.
-    """
-    first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-    found = np.ones(-(-(begin + nbytes - first) // mmap.PAGESIZE), np.uint8)
-    if (mincore := _mincore()) is not None and mincore(
-        ctypes.c_void_p(mapped.ctypes.data + first),
-        ctypes.c_size_t(begin + nbytes - first),
-        ctypes.c_void_p(found.ctypes.data),
-    ):
-        raise OSError(ctypes.get_errno(), "mincore failed")
-    return (found & 1).astype(np.bool_)
-
-
 def is_cold(descriptor: int, offset: int) -> bool | None:
     """Whether a byte of a file is not in memory; None if the system cannot tell."""
     if not NO_WAIT:
@@ -132,27 +107,19 @@ def is_cold(descriptor: int, offset: int) -> bool | None:
     return False
 
 
-@functools.cache
-def _mincore() -> Any:
-    """The function of the C library, or None on Windows."""
-    return None if resource is None else ctypes.CDLL(None, use_errno=True).mincore
-
-
 def after_fork_in_child(call: Callable[[], Any]) -> None:
-    """Have a function called in each forked child, where the system can fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
 
 
 def _seek_and_read(descriptor: int, size: int, offset: int) -> bytes:
-    """`os.pread` for systems without it: one thread at a time, since a descriptor has one position."""
+    """One thread at a time, since a descriptor has one position."""
     with _seeking:
         os.lseek(descriptor, offset, os.SEEK_SET)
         return os.read(descriptor, size)
 
 
 def _read_into_parts(descriptor: int, parts: Sequence[Any], offset: int) -> int:
-    """`os.preadv` for systems without it."""
     done = 0
     for part in parts:
         view = memoryview(part).cast("B")
@@ -187,7 +154,6 @@ class ProcessGuard:
         return self.pid != os.getpid()
 
     def error(self, event: str, advice: str, *, file: str | None = None) -> WorkerError:
-        """Returns the error to raise in a fork."""
         pids = f"in process {self.pid} and cannot be used in its fork {os.getpid()}"
         return WorkerError(f"{event} {pids}: {advice}", file=file)
 
@@ -201,17 +167,12 @@ class Gate:
         self._closed.acquire()
 
     def open(self) -> None:
-        """Lets all threads pass from now on. Idempotent."""
         self._opened = True
         with contextlib.suppress(RuntimeError):  # it was open
             self._closed.release()
 
     def wait(self, timeout: float) -> bool:
-        """Waits until the gate is open, at most ``timeout`` seconds.
-
-        Returns:
-            Whether it is open. If an interrupt hits another thread that passes, this one may wait the whole time.
-        """
+        """Whether it is open. If an interrupt hits another thread that passes, this one may wait the whole time."""
         if not self._opened and self._closed.acquire(timeout=timeout):
             with contextlib.suppress(RuntimeError):  # `open` was called again meanwhile
                 self._closed.release()

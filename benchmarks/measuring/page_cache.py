@@ -14,8 +14,6 @@ from typing import Self
 
 import numpy as np
 
-from lit_async_data import system
-
 # Bytes per read when measuring the sequential rate of a disk.
 PIECE = 8 * 2**20
 MADV_PAGEOUT = 21
@@ -52,7 +50,12 @@ class Pages:
         return min(resident * self.size // seen, self.size)
 
     def _resident(self, begin: int, length: int) -> int:
-        return int(system.resident(self._map, begin, length).sum()) * mmap.PAGESIZE
+        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        found = np.zeros(-(-(begin + length - first) // mmap.PAGESIZE), np.uint8)
+        address, nbytes = self._map.ctypes.data + first, begin + length - first
+        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_void_p(found.ctypes.data)):
+            raise OSError(ctypes.get_errno(), "mincore failed")
+        return int((found & 1).sum()) * mmap.PAGESIZE
 
     def drop(self, begin: int = 0, length: int = 0) -> None:
         """Drop pages that no process has mapped."""

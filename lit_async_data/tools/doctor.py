@@ -13,17 +13,12 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import mmap
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 import lit_async_data  # of which torch, which takes a second to import, is imported when a loader is built
-from lit_async_data import system
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.engine.resources.plan import cores
 from lit_async_data.errors import ConfigError, counted
@@ -36,14 +31,10 @@ from lit_async_data.tools.terminal import as_json, indented, section, shapes, ta
 
 # Of settings whose rates are this close, the simpler one is taken: measurements differ by as much.
 CLOSE = 0.9
-# The most files of a table that are dropped from the page cache.
-MOST_FILES = 20_000
 # A slow loader is measured for at most this many times the seconds that it should take.
 MOST_TIMES = 4
 # Groups of the chunk shuffle that a measurement spans: work comes with each new group.
 GROUPS = 2
-# After the page cache was dropped: files to probe, places in each, and the share that may still be in memory.
-FILES, PLACES, LEFT = 64, 16, 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (64)")
     add_source_arguments(parser)
     add("--seconds", type=float, default=1.0, metavar="S", help="for each measurement (1); more is more exact")
-    add("--warm", action="store_true", help="leave the page cache alone: other programs are using these files")
     add("--json", action="store_true", help="print values for programs; docs/tools/doctor.md says which")
 
 
@@ -61,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{arguments.seconds} is not from 0.05 to 600", "seconds")
     options, call = LoaderOptions(batch_size=arguments.batch_size), given_call(arguments.files, arguments)
     with contextlib.closing(call.build()) as source:
-        report = examination(source, options, arguments.seconds, cold=not arguments.warm)
+        report = examination(source, options, arguments.seconds)
         ragged = [json.dumps(key) for key, field in source.spec.fields.items() if field.ragged]
     changed = "".join(f", {name}={json.dumps(value)}" for name, value in report["options"].items())
     loader = f"loader = AsyncLoader(source, LoaderOptions(batch_size={arguments.batch_size}{changed}))"
@@ -74,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A measured setting, with all files in the page cache; docs/tools/doctor.md describes the values."""
+    """A measured setting; docs/tools/doctor.md describes the values."""
 
     shuffle: str
     shuffle_chunks: int
@@ -87,20 +77,19 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    samples_per_s: float  # of a loop that does nothing else; 0 if the one epoch is too short to measure
+    samples_per_s: float  # of a loop that does nothing else
     read_mb_per_s: float  # of one reader while it reads
     decode_mb_per_s: float  # of one reader while it decodes
     decoding: float  # the share of the readers' time that decoding takes
     decoded_bytes: float  # for each sample
 
 
-def examination(source: Source, given: LoaderOptions, seconds: float, *, cold: bool) -> dict[str, Any]:
-    """Measure a source; also from the disk, if its files may leave the page cache. ``--json`` prints it as it is."""
+def examination(source: Source, given: LoaderOptions, seconds: float) -> dict[str, Any]:
     found, whole = list[tuple[Trial, Rate]](), source.memory().cacheable / len(source)
     for options in _settings(source, given):
         # The first look brings what this order reads into the page cache.
         if not found or found[-1][0].shuffle != options.shuffle:
-            measured(lit_async_data.AsyncLoader(source, options), seconds / 2, once=True)
+            measured(lit_async_data.AsyncLoader(source, options), seconds / 2)
         loader = lit_async_data.AsyncLoader(source, options)
         rate, plan = measured(loader, seconds), loader.footprint
         decoded = rate.decoded_bytes / whole if whole else 1.0
@@ -111,10 +100,8 @@ def examination(source: Source, given: LoaderOptions, seconds: float, *, cold: b
     trial, warm = found[chosen]
     decided = {"shuffle": trial.shuffle, "workers": trial.workers}
     changed: dict[str, Any] = {name: value for name, value in decided.items() if value != getattr(given, name)}
-    options = dataclasses.replace(given, **changed)
-    from_disk, why_not = _cold(source, options, warm, seconds) if cold else (None, "left out (--warm)")
     return {
-        "version": 4,  # raised if a key changes its meaning or goes
+        "version": 5,  # raised if a key changes its meaning or goes
         "source": source.name,
         "samples": len(source),
         "batch": {key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in source.spec.items()},
@@ -124,15 +111,13 @@ def examination(source: Source, given: LoaderOptions, seconds: float, *, cold: b
         "trials": trials,
         "chosen": chosen,
         "warm": warm,
-        "cold": from_disk,
-        "why_not_cold": why_not,
         "options": changed,
         "override": " ".join(override(f"loader.{name}", value) for name, value in changed.items()),
     }
 
 
 def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
-    """The settings to measure: each shuffle with all workers, and with fewer."""
+    """Each shuffle with all workers, and with fewer."""
     most = lit_async_data.AsyncLoader(source, dataclasses.replace(given, shuffle="auto")).footprint.workers.most
     numbers = sorted({most, max(most // 2, 1), 1} - {0}, reverse=True) or [0]
     kinds: list[Shuffle] = ["chunk", "global", "none"] if source.chunks.rows > 1 else ["global", "none"]
@@ -142,20 +127,6 @@ def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
             yield dataclasses.replace(base, workers=workers)
 
 
-def _cold(source: Source, options: LoaderOptions, warm: Rate, seconds: float) -> tuple[Rate | None, str]:
-    """The same setting with the files that it reads on the disk; or why that cannot be measured."""
-    with lit_async_data.AsyncLoader(source, options) as loader:
-        wanted = min(int(2 * MOST_TIMES * seconds * warm.samples_per_s) + options.batch_size, loader.order.length)
-        places = source.locate(source.ids(loader.order.samples(np.arange(wanted))))
-    paths = list(dict.fromkeys(getattr(each, "path", None) or each.file for each in places))[:MOST_FILES]
-    source.close()  # the pages of mapped files would stay
-    if not dropped(paths):
-        return None, "the system keeps the files in the page cache, or does not tell"
-    rate = measured(lit_async_data.AsyncLoader(source, options), seconds, once=True)
-    too_few = "the samples are too few: most are read or decoded with the first batches"
-    return (rate, "") if rate.samples_per_s else (None, too_few)
-
-
 def best(trials: Sequence[Trial]) -> int:
     """The number of the fastest trial that shuffles; of trials with close rates, the one with the fewest workers."""
     most = max(trial.samples_per_s for trial in trials if trial.shuffle != "none")
@@ -163,19 +134,16 @@ def best(trials: Sequence[Trial]) -> int:
     return trials.index(min(close, key=lambda trial: (trial.workers, -trial.samples_per_s)))
 
 
-def measured(loader: lit_async_data.AsyncLoader, seconds: float, *, once: bool = False) -> Rate:
+def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
     """Take batches of a new loader as fast as they come, and close it.
 
-    The first batch of each reader does not count: with it, a reader imports what it decodes with. Nor does, of one
-    epoch, what was read or decoded ahead with the first batches; and if that was more than half, nothing counts.
+    The first batch of each reader does not count: with it, a reader imports what it decodes with.
     """
     order = loader.order.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0
-    least = loader.order.length if once else least
     first, taken, since, now, before = max(loader.footprint.workers.threads, 1), 0, 0.0, 0.0, Work()
     with loader:
-        epochs = [loader] if once else itertools.repeat(loader)
-        for number, batch in enumerate(itertools.chain.from_iterable(epochs), 1):
+        for number, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader)), 1):
             if number > first:
                 now, taken = time.perf_counter(), taken + samples_in(batch)
                 if now - since >= MOST_TIMES * seconds or (now - since >= seconds and taken >= least):
@@ -184,12 +152,8 @@ def measured(loader: lit_async_data.AsyncLoader, seconds: float, *, once: bool =
                 before, since = loader.stats().read, time.perf_counter()
         total, sample_bytes = loader.stats().read, max(loader.source.spec.nbytes, 1)
     work, decoded, samples = total.minus(before), total.decoded, total.bytes // sample_bytes
-    if once:
-        count = min(taken, work.bytes // sample_bytes)
-        count = min(count, samples * work.decoded // decoded) if decoded else count
-        taken = count if count > taken / 2 else 0  # otherwise the time is mostly that of handing out what was there
     return Rate(
-        taken / (now - since) if taken else 0.0,
+        taken / (now - since),
         work.read.mb_per_s,
         work.decode.mb_per_s,
         work.decode_s / work.seconds if work.seconds else 0.0,
@@ -198,30 +162,10 @@ def measured(loader: lit_async_data.AsyncLoader, seconds: float, *, once: bool =
 
 
 def samples_in(batch: Any) -> int:
-    """Samples in a batch: a mapping, a tuple or an array."""
+    """In a mapping, a tuple or an array."""
     while not hasattr(batch, "shape"):
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return int(batch.shape[0])
-
-
-def dropped(paths: Sequence[str]) -> bool:
-    """Drop files, which no process has mapped, from the page cache; and return whether the system says that it did."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    for path in paths:
-        with open(path, "rb", buffering=0) as file:
-            os.fsync(file.fileno())  # what was written just now stays otherwise
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    left = list[bool]()
-    for path in paths[:: max(len(paths) // FILES, 1)]:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            try:
-                mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-            except (OSError, ValueError):  # it cannot be mapped, or is empty
-                continue
-            left += [bool(system.resident(mapped, at, 1)[0]) for at in range(0, size, max(size // PLACES, 2**20))]
-    return bool(left) and sum(left) <= LEFT * len(left)
 
 
 def text_of(report: dict[str, Any]) -> str:
@@ -238,13 +182,12 @@ def text_of(report: dict[str, Any]) -> str:
         )
         for number, trial in enumerate(report["trials"])
     ]
-    cold = f"not measured: {report['why_not_cold']}" if report["cold"] is None else _rate(report["cold"])
     lines = [
         f"{report['source']}   {counted(report['samples'], 'sample')} · {shapes(report['batch'])} · {how}",
         "",
         *table(rows),
     ]
-    lines += section("Rates of this setting", [f"from memory: {_rate(report['warm'])}", f"from the disk: {cold}"])
+    lines += section("Rates of this setting, from memory", [_rate(report["warm"])])
     lines += ["", "Use", *indented(report["python"].splitlines())]
     lines += indented([f"{report['command']} {report['override']}".rstrip()])
     return "\n".join([*lines, ""])

@@ -1,8 +1,6 @@
 """`doctor`: it measures what loaders do and chooses a setting; every line that it prints can be used."""
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,6 @@ from support.files import examples
 
 from lit_async_data import AsyncLoader, LoaderOptions
 from lit_async_data.__main__ import main
-from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools import doctor
 from lit_async_data.tools.doctor import Trial, best, measured
@@ -31,19 +28,16 @@ def as_json(capsys):
 
 @pytest.fixture
 def photos(folder):
-    rows = ["path,label"]
     for number in range(12):
         path = Path("photos", "ab"[number % 2], f"{number}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 10), (number, 0, 0)).save(path)
-        rows.append(f"{path},{number % 2}")
-    Path("photos.csv").write_text("\n".join(rows) + "\n")
 
 
 @pytest.mark.parametrize("arguments", [["scan.h5"], ["photos", "--image-size", "16", "12", "--resize", "crop"]])
 def test_the_python_lines_run(arguments, as_json, photos):
     examples.images("scan.h5")
-    report = as_json(*arguments, "--batch-size", "8", "--warm")
+    report = as_json(*arguments, "--batch-size", "8")
     names = {}
     exec(report["python"], names)
     with names["loader"] as loader:
@@ -58,12 +52,11 @@ def test_a_report_in_words(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "measured", lambda *_, **__: rate)
     with h5py.File("tokens.h5", "w") as file:
         file["x/values"], file["x/offsets"] = np.arange(40), [0, 5, 20, 40]
-    assert main(["doctor", "tokens.h5", "--warm"]) == 0
+    assert main(["doctor", "tokens.h5"]) == 0
     assert '))  # batch_by="x" puts samples of like length together' in capsys.readouterr().out
-    assert main(["doctor", "scan.h5", "--warm"]) == 0
+    assert main(["doctor", "scan.h5"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "from memory: 12,300 samples/s; each reader 210 MB/s while reading, 380 MB/s while decoding" in text
-    assert "from the disk: not measured: left out (--warm)" in text
+    assert "from memory · 12,300 samples/s; each reader 210 MB/s while reading, 380 MB/s while decoding" in text
     assert " 12,300 2.0 " in text  # each image is decoded twice
     assert "python train.py data=hdf5 data.train.path=scan.h5" in text
 
@@ -91,7 +84,7 @@ def test_wrong_input_is_one_line(arguments, message, capsys):
 def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(as_json, monkeypatch):
     monkeypatch.setattr("lit_async_data.engine.resources.plan.cores", lambda ranks=None: 4)
     examples.images("scan.h5", samples=600)
-    report = as_json("scan.h5", "--batch-size", "16", "--warm")
+    report = as_json("scan.h5", "--batch-size", "16")
     assert report["batch"] == {"x": {"dtype": "uint8", "shape": [3, 16, 12]}, "y": {"dtype": "int64", "shape": []}}
     trials = [(each["shuffle"], each["workers"]) for each in report["trials"]]
     assert trials == [*(("chunk", n) for n in (4, 2, 1)), *(("global", n) for n in (4, 2, 1)), ("none", 4)]
@@ -119,58 +112,6 @@ def test_the_first_batch_of_every_reader_is_left_out(workers):
     assert loader.stats().batches == workers + 12  # epoch after epoch
     with pytest.raises(Exception, match="closed"):
         next(loader)
-
-
-class Ahead(contextlib.ExitStack):
-    """A loader of eight batches of four bytes, of which some are read and decoded when the first is handed out."""
-
-    order = SimpleNamespace(chunk_order=None, length=32)
-    footprint = SimpleNamespace(workers=SimpleNamespace(threads=1))
-    source = SimpleNamespace(spec=SimpleNamespace(nbytes=1))
-
-    def __init__(self, batches, decoded):
-        super().__init__()
-        first = Work(4.0, decode_s=4.0, decoded=decoded, bytes=4 * batches)
-        self._read = iter([first, Work(5.0, decode_s=5.0, decoded=80, bytes=32)])
-
-    def __iter__(self):
-        return iter([np.zeros(4)] * 8)
-
-    def stats(self):
-        return SimpleNamespace(read=next(self._read))
-
-
-@pytest.mark.usefixtures("ticking")
-@pytest.mark.parametrize(
-    ("batches", "decoded", "rate"),
-    [
-        (4, 10, 16 / 7),  # only what was read meanwhile
-        (2, 40, 16 / 7),  # only what was decoded meanwhile
-        (5, 10, 0.0),  # most was read with the first batch
-        (4, 45, 0.0),  # most was decoded with it
-    ],
-)
-def test_from_the_disk_only_what_was_read_and_decoded_meanwhile_counts(batches, decoded, rate):
-    assert measured(Ahead(batches, decoded), 60.0, once=True).samples_per_s == rate
-
-
-def test_files_are_dropped_from_the_page_cache_unless_told_otherwise(as_json, photos, monkeypatch):
-    dropped = []
-    monkeypatch.setattr(doctor, "dropped", lambda paths: bool(dropped.extend(paths)))
-    report = as_json("photos.csv", "--warm")
-    assert (dropped, report["cold"], report["why_not_cold"]) == ([], None, "left out (--warm)")
-    report = as_json("photos.csv")
-    assert {os.path.relpath(each) for each in dropped} == {str(each) for each in Path("photos").rglob("*.png")}
-    assert report["cold"] is None
-    assert report["why_not_cold"] == "the system keeps the files in the page cache, or does not tell"
-
-
-@pytest.mark.parametrize("resident", [False, True])
-def test_files_count_as_dropped_only_if_they_left_memory(folder, monkeypatch, resident):
-    (folder / "file").write_bytes(bytes(5000))
-    (folder / "empty").touch()
-    monkeypatch.setattr(doctor.system, "resident", lambda mapped, begin, nbytes: np.array([resident]))
-    assert doctor.dropped(["file", "empty"]) is (hasattr(os, "posix_fadvise") and not resident)
 
 
 def trial(shuffle="global", workers=1, rate=100.0, *, amplification=1.0):
