@@ -246,10 +246,6 @@ class BatchSpec(Mapping[str, FieldSpec]):
         """Converts values by key to a batch: a dict or a tuple."""
         return dict(values) if self.as_mapping else tuple(map(values.__getitem__, self.fields))
 
-    def with_field(self, key: str, field: FieldSpec) -> BatchSpec:
-        """Returns this spec with one more field at the end."""
-        return BatchSpec({**self.fields, key: field}, as_mapping=self.as_mapping)
-
 
 def longest_of(specs: Sequence[BatchSpec]) -> BatchSpec:
     """The first of these, with the meanings of all, and with the longest length of samples of variable length."""

@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
+from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.batch.statistics import FieldStatistics, first_measured
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import ArrayLike
 
 Fields = str | int | Sequence[str | int]
-# Devices without streams.
-HOSTS = ("cpu", "mps", "meta", "xla")
-_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+_TYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class ToFloat:
@@ -44,10 +42,10 @@ class ToFloat:
         self.fields = _checked_fields(fields)
         if dtype not in _TYPES:
             raise ConfigError(f"{dtype!r} is not one of {', '.join(_TYPES)}", "dtype")
-        self.dtype = _TYPES[dtype]
+        self.dtype: torch.dtype = getattr(torch, dtype)
 
     def __repr__(self) -> str:
-        return f"ToFloat({self.fields and list(self.fields)}, dtype={_name(self.dtype)!r})"
+        return f"ToFloat({self.fields and list(self.fields)}, dtype={str(self.dtype).removeprefix('torch.')!r})"
 
     def __call__(self, batch: Any) -> Any:
         """Returns a new dict or tuple with these fields converted. Tensors keep their memory format.
@@ -147,19 +145,6 @@ class Normalize:
         scaling.constants(torch.empty(1, *field.shape[field.concat :], device="meta"), torch.float32)  # do they fit?
         return tuple(axis + int(field.concat and axis >= 0) for axis in scaling.axis)
 
-    def lines(self, spec: BatchSpec) -> list[str]:
-        """How many means each field has, and along which axes of its samples, for people."""
-        found, names = [], list(spec)
-        for key, scaling in self._scalings.items():
-            name = key if isinstance(key, str) else (names[key or 0 :][:1] or [""])[0]
-            if name in spec:
-                shape, count, axes = spec[name].shape[spec[name].concat :], scaling.count, scaling.axis or ()
-                means = f"{count:,} means, one for each place on axis {', '.join(map(str, axes))}"
-                found.append(f"normalize {name}: {means if count > 1 else '1 mean for all'} of {shape}")
-                if axes == (0,) and count > 4 and len(shape) > 2 and shape[-1] in (1, 3, 4):
-                    found[-1] += f"; if axis {len(shape) - 1} holds the channels, name it by axis= or by the layout"
-        return found
-
     def __repr__(self) -> str:
         fields = self.fields and list(self.fields)
         shown = ", ".join(dict.fromkeys(map(str, self._scalings.values())))
@@ -241,7 +226,7 @@ class _Scaling:
         self.axis = tuple(axis) if isinstance(axis, Sequence) else None if axis is None else (axis,)
         if self.count > 1 and len(self.axis or ()) != arrays[0].ndim:
             raise ConfigError(f"{axis!r} is not one for each of the {arrays[0].ndim} axes of mean and std", "axis")
-        self._arrays, self._by_device = arrays, dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Any]]()
+        self._arrays, self._by_device = arrays, dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]]()
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_by_device": {}}
@@ -253,19 +238,11 @@ class _Scaling:
 
     def constants(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """1 / std and mean / std on the device of a batch, with its axes."""
-        device = values.device
-        if (device, dtype) not in self._by_device:
-            # The host waits for no stream, unless a graph is captured, which would repeat the copy. Pageable memory is
-            # read before `to` returns.
-            waits = device.type in HOSTS or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
-            scale, shift = (torch.tensor(each).to(dtype).to(device, non_blocking=not waits) for each in self._arrays)
-            event = None if waits else torch.accelerator.current_stream(device).record_event(torch.Event(device=device))
-            self._by_device[device, dtype] = scale, shift, event
-        scale, shift, copied = self._by_device[device, dtype]
-        if copied is not None and copied.query():
-            self._by_device[device, dtype] = scale, shift, None
-        elif copied is not None:  # this stream may be another one
-            torch.accelerator.current_stream(device).wait_event(copied)
+        key = values.device, dtype
+        if key not in self._by_device:  # a copy that the host waits for, once: other streams need no event
+            scale, shift = (torch.tensor(each).to(dtype).to(values.device) for each in self._arrays)
+            self._by_device[key] = scale, shift
+        scale, shift = self._by_device[key]
         if scale.numel() == 1:
             return scale.reshape(()), shift.reshape(())
         axes = [axis + 1 if axis >= 0 else axis + values.ndim for axis in self.axis or ()]
@@ -295,10 +272,6 @@ def _check_spread(key: Any, found: FieldStatistics) -> None:
         if np.any(wrong):
             where = f" at {tuple(np.argwhere(wrong)[0].tolist())} of axis {found.axis}" if found.axis else ""
             raise ConfigError(f"{key!r} has {what}{where}, so it cannot be normalised; {advice}", "statistics")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return next(name for name, each in _TYPES.items() if each == dtype)
 
 
 def _compute_dtype(dtype: torch.dtype, values: Tensor) -> torch.dtype:

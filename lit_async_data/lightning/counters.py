@@ -5,7 +5,6 @@ Checked with Lightning 2.5.5 and 2.6.6. A later version may lack a name that beg
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,24 +15,23 @@ COUNTERS = ("ready", "started", "processed", "completed")
 
 
 def batches(trainer: pl.Trainer) -> Any:
-    """The `COUNTERS` of batches of this epoch of training."""
+    """The `COUNTERS` of this epoch of training."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # Any: its annotations name another class of counters
     return progress.current
 
 
 def trained(trainer: pl.Trainer) -> int:
-    """The batches of the epoch that were trained on; right in every hook, and after an error."""
+    """Of this epoch; right in every hook, and after an error."""
     return int(batches(trainer).processed)
 
 
 def epoch(trainer: pl.Trainer) -> int:
-    """The epoch that Lightning names to samplers."""
+    """As Lightning names it to samplers."""
     progress: Any = trainer.fit_loop.epoch_progress
     return int(progress.current.processed)
 
 
 def is_last(trainer: pl.Trainer) -> bool:
-    """Whether the batch that was taken last is the last of the epoch."""
     return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
 
 
@@ -96,7 +94,7 @@ def loops_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def loaded_checkpoint(trainer: Any) -> Mapping[str, Any]:
-    """The checkpoint that a run begins with, of which Lightning shows a DataModule only its own part."""
+    """Of which Lightning shows a DataModule only its own part."""
     return getattr(getattr(trainer, "_checkpoint_connector", None), "_loaded_checkpoint", None) or {}
 
 
@@ -106,17 +104,15 @@ def unread_states(trainer: pl.Trainer) -> Sequence[Any]:
 
 
 def pass_states_on(trainer: pl.Trainer) -> None:
-    """Have Lightning give the training loaders their states, if it has not."""
     getattr(trainer.fit_loop, "_load_combined_loader_states", int)()
 
 
 def loaders_of(loop: Any) -> Sequence[Any]:
-    """The loaders that a loop iterates over."""
     return getattr(getattr(loop, "_combined_loader", None), "flattened", ())
 
 
 def iterators_of(loop: Any) -> Sequence[Any]:
-    """The iterators over `loaders_of`, once they have begun."""
+    """Empty until they have begun."""
     return getattr(getattr(getattr(loop, "_combined_loader", None), "_iterator", None), "iterators", ())
 
 
@@ -127,11 +123,3 @@ def loops_that_run(trainer: Any) -> Iterator[tuple[Any, bool]]:
         yield trainer.fit_loop.epoch_loop.val_loop, False
     else:
         yield getattr(trainer, f"{trainer.state.fn.value}_loop"), False
-
-
-def check_workers(trainer: pl.Trainer, loader: Any) -> None:
-    """Run Lightning's check of the workers of a DataLoader."""
-    connector = importlib.import_module(f"{pl.__name__}.trainer.connectors.data_connector")
-    check = getattr(connector, "_worker_check", None)
-    if check is not None and trainer.state.stage is not None:
-        check(trainer, loader, f"{trainer.state.stage.dataloader_prefix}_dataloader")

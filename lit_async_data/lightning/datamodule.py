@@ -24,7 +24,7 @@ from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.display import normalizing_lines, print_line, summary_lines
+from lit_async_data.lightning.display import print_line, summary_lines
 from lit_async_data.lightning.resume import reopen_epoch
 from lit_async_data.lightning.stages import (
     STAGES,
@@ -101,9 +101,9 @@ class AsyncDataModule(pl.LightningDataModule):
         device_transform: Called with each batch on its device, on the stream that copies; likewise for each stage.
         statistics: ``"train"`` normalises a field by its mean and std in training, in all stages: the fields of a
             `Normalize` as ``device_transform``, whose ``axis`` and ``dtype`` are kept and whose numbers do not matter
-            then, or the first that holds no labels. The lines before training say how many means each has.
-            They are found when the first loader is built; ranks share the work. They are those of the source, before
-            host transforms, which then must not scale or shift the values.
+            then, or the first that holds no labels. They are found
+            when the first loader is built, by rank 0. They are those of the source, before host transforms, which then
+            must not scale or shift the values.
         cache_dir: Keeps them, as in `statistics`.
         force_resume: Whether to resume in the middle of an epoch at the same position though its order is another one
             now: other data, seed, shuffle or weights.
@@ -156,7 +156,11 @@ class AsyncDataModule(pl.LightningDataModule):
         self._split_line = ""
         if any(each is not None for each in (source, split, fold, *cut.values())):
             by_stage, self._split_line = split_sources(source, by_stage, split, fold, folds, **cut)
-        self._set_sources(by_stage)
+        self.sources = with_training_classes(checked_sources(by_stage))
+        check_same_classes(self.sources)
+        if not self.sources["val"]:
+            # A DataModule has all four hooks, so Lightning believes that there is a validation loader.
+            warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
@@ -170,16 +174,6 @@ class AsyncDataModule(pl.LightningDataModule):
         self.normalize: Normalize | None = None
         self._statistics = statistics and (device_transform, cache_dir)
         self.force_resume = force_resume
-        self._begin()
-
-    def _set_sources(self, by_stage: Mapping[str, Any]) -> None:
-        self.sources = with_training_classes(checked_sources(by_stage))
-        check_same_classes(self.sources)
-        if not self.sources["val"]:
-            # A DataModule has all four hooks, so Lightning believes that there is a validation loader.
-            warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
-
-    def _begin(self) -> None:
         # The fields that come out of host hooks, and the source that they were found with.
         self._found: tuple[Source, BatchSpec] | None = None
         self._logged = set[str]()
@@ -409,7 +403,7 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """What each stage will read and how, and how much memory that takes, in a few lines."""
-        lines, memory, normalizing = [], 0, dict[str, None]()
+        lines, memory = [], 0
         for stage in STAGES:
             if stage not in stages:
                 continue
@@ -418,13 +412,11 @@ class AsyncDataModule(pl.LightningDataModule):
                 loader.footprint.budget.check()
                 memory += loader.footprint.budget.total
                 lines += [f"{stage if n == 0 else '':<8}{line}" for n, line in enumerate(summary_lines(loader))]
-                transform = self._transforms["device_transform"][stage]
-                normalizing |= dict.fromkeys(normalizing_lines(transform, loader))
         if not lines:
             return f"no data for {', '.join(stages)}"
         if self._split_line and "train" in stages:
             lines.insert(0, f"{'split':<8}{self._split_line}")
-        return "\n".join([*lines, *normalizing, f"{'memory':<8}{readable(memory)} in all"])
+        return "\n".join([*lines, f"{'memory':<8}{readable(memory)} in all"])
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{stage} {sum(map(len, each)):,}" for stage, each in self.sources.items() if each)
@@ -460,7 +452,7 @@ class AsyncDataModule(pl.LightningDataModule):
         return evaluation_options(stage, self._options, self._overrides[stage])
 
     def _take_loaders(self, stage: Stage) -> list[AsyncLoader]:
-        """The loaders that `describe` built for a stage, or new ones."""
+        """The loaders that `describe` built, or new ones."""
         loaders = self._build_loaders(stage)
         self._described.pop(stage, None)
         return [loader for _, loader in loaders]
@@ -479,8 +471,7 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
         if self._statistics and self.normalize is None:
-            source, trained = self.sources["train"][0], self.trainer is not None
-            self.normalize = normalizing(source, self.spec, *self._statistics, trained=trained)
+            self.normalize = normalizing(self.sources["train"][0], self.spec, *self._statistics, self.trainer)
             self._transforms["device_transform"] = stage_transforms("device_transform", self.normalize)
         loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
         wiring = loader._wiring

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from lit_async_data.batch.transforms import Normalize
-from lit_async_data.engine.hooks.calls import Function, Hook
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.engine.stats import LoaderStats, Wait
@@ -39,9 +36,8 @@ def quiet(level: int = logging.INFO) -> bool:
 def print_line(line: str, level: int = logging.INFO) -> None:
     """Log a line on rank 0 by this package's logger alone, unless it is empty or `quiet` holds.
 
-    Where a program has set up no logging, it goes to stderr, as Lightning's lines do. On a terminal, a bar that is
-    shown is drawn again below the line: bars of tqdm and of rich would otherwise have the line behind them, and rich
-    would overwrite its end.
+    Where a program has set up no logging, it goes to stderr, as Lightning's lines do. On a terminal, a bar of tqdm is
+    drawn again below the line.
     """
     if line and not quiet(level):
         with contextlib.ExitStack() as stack:
@@ -51,7 +47,6 @@ def print_line(line: str, level: int = logging.INFO) -> None:
             for handler in _handlers():
                 if getattr(handler.stream, "isatty", bool)():
                     stack.enter_context(tqdm.external_write_mode(file=handler.stream))
-                    stack.enter_context(_by_rich(handler))
             log.log(level, "%s", line)
 
 
@@ -62,19 +57,6 @@ def _handlers() -> Iterator[logging.StreamHandler[Any]]:
         logger = logger.parent if logger.propagate else None
 
 
-@contextlib.contextmanager
-def _by_rich(handler: logging.StreamHandler[Any]) -> Iterator[None]:
-    """Write to what rich has put in the place of a terminal while it shows a bar, which prints above it."""
-    stream = handler.stream
-    for current in (sys.stderr, sys.stdout):
-        if getattr(current, "rich_proxied_file", None) is stream:
-            handler.setStream(current)
-    try:
-        yield
-    finally:
-        handler.setStream(stream)
-
-
 class QueueGauge:
     """Shows in Lightning's progress bar, of whatever class, how full the queues of training are. No logger sees it."""
 
@@ -82,13 +64,11 @@ class QueueGauge:
         self._replacement: Replacement | None = None
 
     def attach(self, trainer: pl.Trainer) -> None:
-        """Add to the ``get_metrics`` of the Trainer's progress bar, if it has one."""
         self.detach()
         if trainer.progress_bar_callback is not None:
             self._replacement = Replacement(trainer.progress_bar_callback, "get_metrics", _with_fill)
 
     def detach(self) -> None:
-        """Restore the bar; see `Replacement.undo`."""
         if self._replacement is not None:
             self._replacement.undo()
         self._replacement = None
@@ -110,8 +90,6 @@ NOTICEABLE = 0.1
 
 
 class EpochWaits:
-    """Adds up the steps of one epoch of training."""
-
     def __init__(self, stats: Sequence[LoaderStats] = ()) -> None:
         self.summary = Wait()
         self.wall_s = self._ended_s = 0.0  # of the steps so far, and when the last one ended
@@ -148,14 +126,10 @@ class EpochWaits:
 
 
 class Verdicts:
-    """Watches the loops of one Trainer.
-
-    Attributes:
-        evaluated: How long each evaluation loop waited, over all its runs, by stage.
-    """
+    """Watches the loops of one Trainer."""
 
     def __init__(self) -> None:
-        self.evaluated: dict[str, Wait] = {}
+        self.evaluated: dict[str, Wait] = {}  # over all runs of each evaluation loop, by stage
         self._watches: dict[str, Watch] = {}
         self._said: dict[tuple[str, str, str], float] = {}  # the last share of each stage, cause and hint
 
@@ -163,7 +137,6 @@ class Verdicts:
         self._watches[stage] = Watch(loaders)
 
     def release(self) -> None:
-        """Let the loaders go: the run is over."""
         self._watches.clear()
 
     def epoch(self, trainer: pl.Trainer, device: torch.device, who: str, wall_s: float) -> str:
@@ -185,7 +158,7 @@ class Verdicts:
         return f"epoch {trainer.current_epoch}: {line}" if line else ""
 
     def end(self, trainer: Any, stage: str) -> str:
-        """A loop of evaluation has ended: its line, empty if there is nothing new to say."""
+        """The line of a loop of evaluation that has ended; empty if there is nothing new to say."""
         if (watch := self._watches.pop(stage, None)) is None:
             return ""
         found = watch.verdict()
@@ -223,14 +196,8 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     ]
 
 
-def normalizing_lines(transform: Function | None, loader: AsyncLoader) -> list[str]:
-    """A line for each field that a ``device_transform`` normalises."""
-    normalize = transform and Hook(transform, "").function
-    return [f"device  {line}" for line in normalize.lines(loader.spec)] if isinstance(normalize, Normalize) else []
-
-
 def _drawing(loader: AsyncLoader) -> str:
-    """How samples are drawn with replacement; empty if they are not."""
+    """Empty if samples are not drawn with replacement."""
     options = loader.options
     if not options.drawn:
         return ""
@@ -239,7 +206,7 @@ def _drawing(loader: AsyncLoader) -> str:
 
 
 def _seed(loader: AsyncLoader) -> str:
-    """The seed; empty if nothing depends on it."""
+    """Empty if nothing depends on it."""
     schedule = loader._wiring.schedule
     return f"seed {schedule.seed}, " if schedule.shuffled or loader.order.shuffle != "none" else ""
 

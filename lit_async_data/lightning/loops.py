@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader, Pass
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
+from lit_async_data.errors import AsyncDataError
 from lit_async_data.lightning import counters
 from lit_async_data.lightning.compat import pl
 
@@ -20,7 +21,7 @@ USERS, EVALUATION, TRAINING = 0, 1, 2
 
 
 def loaders_in(nested: Any) -> list[Any]:
-    """The loaders inside the lists and mappings that Lightning accepts in place of a loader, in its order."""
+    """Those inside the lists and mappings that Lightning accepts in place of a loader, in its order."""
     if isinstance(nested, Mapping | list | tuple):
         inside = nested.values() if isinstance(nested, Mapping) else nested
         return [loader for each in inside for loader in loaders_in(each)]
@@ -28,12 +29,10 @@ def loaders_in(nested: Any) -> list[Any]:
 
 
 def driven_loaders(nested: Any) -> list[DrivenLoader]:
-    """This package's loaders inside the lists and mappings that Lightning accepts in place of a loader."""
     return [loader for loader in loaders_in(nested) if isinstance(loader, AsyncLoader | PrefetchedLoader)]
 
 
 def is_only(nested: Any) -> bool:
-    """Whether a loader, in the lists and mappings that Lightning accepts, is the only one."""
     return len(loaders_in(nested)) == 1
 
 
@@ -59,8 +58,7 @@ def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) 
 def steps_wanted(reference: weakref.ref[pl.Trainer], stage: str, number: int) -> tuple[int | None, int | None]:
     """The batches that the Trainer will take of an evaluation pass, and of each later pass; None for all.
 
-    The Trainer knows them only when the pass begins. `number` is the loader's place among those of its stage. See
-    `training_steps` for training.
+    The Trainer knows them only when the pass begins. `number` is the loader's place among those of its stage.
     """
     trainer = reference()
     if trainer is None or trainer.state.status != "running":
@@ -69,6 +67,21 @@ def steps_wanted(reference: weakref.ref[pl.Trainer], stage: str, number: int) ->
         later = _finite(getattr(trainer, f"num_{stage}_batches")[number])
         return _finite(trainer.num_sanity_val_batches[number]) if trainer.sanity_checking else later, later
     return None, None
+
+
+def on_rank_zero(trainer: pl.Trainer, work: Callable[[], Any], what: str) -> Any:
+    """What the work on rank 0 returns, on every rank. If it fails, all raise an error, and none waits for it."""
+    found = failed = None
+    try:
+        found = work() if trainer.is_global_zero else None
+    except Exception as error:  # noqa: BLE001  # raised below, when the others know of it
+        failed = error
+    found, heard = trainer.strategy.broadcast((found, failed and f"{type(failed).__name__}: {failed}"))
+    if failed is not None:
+        raise failed
+    if heard is not None:
+        raise AsyncDataError(f"{what}: rank 0 failed: {heard}")
+    return found
 
 
 def _finite(limit: float) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import h5py
@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.errors import AsyncDataError, ConfigError, MissingError
+from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
-from lit_async_data.lightning.loops import loaders_in
+from lit_async_data.lightning.loops import loaders_in, on_rank_zero
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
@@ -37,8 +37,6 @@ Values = npt.NDArray[Any] | list[Any]
 
 
 class Field(NamedTuple):
-    """What is written for each sample under one name."""
-
     dtype: np.dtype[Any] | None  # None for text
     shape: tuple[int, ...]  # of one sample
 
@@ -66,7 +64,7 @@ class TablePart:
         self._writer = arrow("parquet").ParquetWriter(path, self._schema)
 
     def write(self, columns: Mapping[str, Values]) -> None:
-        """Add rows; values are copied."""
+        """Values are copied."""
         arrays = [_arrow_array(columns[field.name], field.type) for field in self._schema]
         self._kept.append(arrow().Table.from_arrays(arrays, schema=self._schema))
         self._rows += self._kept[-1].num_rows
@@ -85,7 +83,7 @@ class TablePart:
         self._writer.close()
 
     def merge(self, paths: Sequence[str], target: str, total: int) -> None:
-        """Write the rows of the parts of all ranks, ``total`` in all, in the order of the dataset."""
+        """In the order of the dataset."""
         with arrow("parquet").ParquetWriter(target, self._schema) as writer:
             for number in range(-(-total // len(paths) // self._group_rows)):
                 tables = [_row_group(path, number) for path in paths]
@@ -176,9 +174,7 @@ class PredictionWriter(pl.Callback):
     takes), ``file`` and ``row``; ``group`` if samples are in groups of HDF5 files; ``id`` and ``path`` if a table has
     them. With several sources the files are ``predictions_0``, ``predictions_1``, ….
 
-    Each rank writes into ``PATH.partial``, on a file system that all nodes share. At the end rank 0 merges the files
-    and renames the folder to ``PATH``, while the others wait. A run that ends early leaves ``PATH.partial``, which the
-    next one clears. Not thread-safe: Lightning calls it from one thread.
+    Ranks write into ``PATH.partial``, which is renamed at the end. Not thread-safe: Lightning calls it from one thread.
 
     Args:
         path: The folder for the results. It must not exist, or be empty, when prediction begins.
@@ -201,17 +197,17 @@ class PredictionWriter(pl.Callback):
         self._predictions: list[LoaderPredictions] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check before prediction what can be checked without its loaders."""
+        """Check what can be checked without the loaders of prediction."""
         if stage != "predict":
             return
         arrow()  # says what to install if it is missing
-        _on_rank_zero(trainer, self._check_free)
+        on_rank_zero(trainer, self._check_free, "PredictionWriter")
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         loaders = loaders_in(trainer.predict_dataloaders)
         for number, loader in enumerate(loaders):
             _check_loader(loader, number, trainer)
-        _on_rank_zero(trainer, self._make_partial)
+        on_rank_zero(trainer, self._make_partial, "PredictionWriter")
         names = ["predictions"] if len(loaders) == 1 else [f"predictions_{number}" for number in range(len(loaders))]
         self._predictions = [
             LoaderPredictions(loader, int(steps), os.path.join(self._partial, name))
@@ -230,7 +226,7 @@ class PredictionWriter(pl.Callback):
             fault = each.fault(trainer.strategy.broadcast(str(each)))
             if not trainer.strategy.reduce_boolean_decision(not fault, all=True):
                 raise MissingError(f"{self.path}: {fault or 'another rank failed'}; predict again", file=self.path)
-        _on_rank_zero(trainer, self._publish)
+        on_rank_zero(trainer, self._publish, "PredictionWriter")
         for each in self._predictions:
             print_line(f"{self.path}: predictions of {each}")
         self._predictions = []
@@ -255,21 +251,6 @@ class PredictionWriter(pl.Callback):
         for each in self._predictions:
             each.merge()
         os.rename(self._partial, self.path)
-
-
-def _on_rank_zero(trainer: pl.Trainer, work: Callable[[], None]) -> None:
-    """Do the work on rank 0, while the others wait in a broadcast; an error of it is raised on every rank."""
-    failed: Exception | None = None
-    try:
-        if trainer.is_global_zero:
-            work()
-    except Exception as error:  # noqa: BLE001  # raised below, when the others know of it
-        failed = error
-    heard = trainer.strategy.broadcast(failed and f"{type(failed).__name__}: {failed}")
-    if failed is not None:
-        raise failed
-    if heard is not None:
-        raise AsyncDataError(f"rank 0 failed: {heard}")
 
 
 def _check_loader(loader: Any, number: int, trainer: pl.Trainer) -> None:
@@ -359,8 +340,6 @@ def _described(fields: dict[str, Field]) -> str:
 
 
 class LocationColumns:
-    """The columns that say which samples of a source these are, and where they are stored."""
-
     def __init__(self, source: Source) -> None:
         self._source = source
         ends = np.cumsum([part.samples for part in source.parts])
@@ -369,7 +348,6 @@ class LocationColumns:
         self._absent = {name for name, value in ABSENT.items() if all(_of(each, name) == value for each in located)}
 
     def of(self, positions: Indices) -> dict[str, Values]:
-        """The columns of the samples at these positions, by name."""
         located = self._source.locate(ids := self._source.ids(positions))
         names = [name for name in LOCATION_COLUMNS[1:] if name not in self._absent]
         columns: dict[str, Any] = {name: [_of(each, name) for each in located] for name in names}
@@ -406,7 +384,7 @@ def fields_of(values: Mapping[str, Values]) -> dict[str, Field]:
 
 
 def predicted(outputs: Any, samples: int, where: str) -> dict[str, Values]:
-    """The values that ``predict_step`` returned for a batch, by name, in host memory, as they are stored."""
+    """What ``predict_step`` returned for a batch, by name, in host memory, as it is stored."""
     named = outputs if isinstance(outputs, Mapping) else {"prediction": outputs}
     if not named:
         raise ConfigError(f"{where}: an empty dict; {WANTED}")

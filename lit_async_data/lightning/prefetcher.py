@@ -8,7 +8,6 @@ be wrapped without a change to the user's code and without every rank reading th
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import importlib
 import logging
@@ -73,8 +72,6 @@ class Takeover:
         self._wrappers: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()
 
     def attach(self, trainer: pl.Trainer, device_depth: int | None) -> None:
-        """Wrap every DataLoader that the Trainer will iterate over from now on."""
-
         def wrapped(original: Callable[[Any], Any], loader: Any) -> Any:
             return self.wrap(original(loader), trainer, device_depth)
 
@@ -82,11 +79,7 @@ class Takeover:
         self._replacement = Replacement(trainer.strategy, "process_dataloader", wrapped)
 
     def detach(self, *, failed: bool = False) -> None:
-        """Restore the strategy, as by `Replacement.undo`, and stop the wrappers. Idempotent.
-
-        Args:
-            failed: After an error Lightning may still write a checkpoint, so loaders with a state keep it.
-        """
+        """After an error, ``failed``, Lightning may still write a checkpoint, so loaders with a state keep it."""
         if self._replacement is not None:
             self._replacement.undo()
         self._replacement = None
@@ -98,17 +91,10 @@ class Takeover:
         self._wrappers.clear()
 
     def wrap(self, loader: Any, trainer: pl.Trainer, device_depth: int | None) -> Any:
-        """Wrap a DataLoader; return anything else unchanged."""
         if isinstance(loader, PrefetchedLoader) and loader.sharded_by_trainer:
             loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
         if not isinstance(loader, DataLoader):
             return loader
-        if (
-            loader.num_workers
-        ):  # Lightning checks them, but not of a wrapped loader; how many there should be is measured
-            many = copy.copy(loader)
-            many.num_workers = max(loader.num_workers, 2)  # of one it says that they are few
-            counters.check_workers(trainer, many)
         if any(wrapper.loader is loader for wrapper in self._wrappers):  # of another stage
             loader = with_own_iterator(loader)
         # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
@@ -121,7 +107,7 @@ class Takeover:
 
 
 def _end_workers(loader: Any) -> None:
-    """End the persistent workers of a DataLoader, as Lightning does for loaders that it knows."""
+    """End persistent workers, as Lightning does for loaders that it knows."""
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None:
         if hasattr(iterator, "_shutdown_workers"):
@@ -136,10 +122,8 @@ class DevicePrefetcher(pl.Callback):
     does, after Lightning has given it the sampler of this rank. The LightningModule and the DataModule stay as they
     are. Wrap other iterables in `prefetched`. Not thread-safe: Lightning calls it from one thread.
 
-    At ``on_train_batch_start``, before the step launches its kernels, it starts the copy of the next batch on the
-    loader's side stream. If the readers have no batch ready then, it tries again before the backward pass and at the
-    end of the batch. It never waits for a reader or a copy. While training runs, it reads the first batches of
-    validation into host memory.
+    It starts the copy of the next batch when a step begins, and never waits for a reader or a copy. While training
+    runs, it reads the first batches of validation into host memory.
 
     If the LightningModule or the DataModule overrides ``transfer_batch_to_device`` or ``on_before_batch_transfer``, it
     prefetches into host memory only, because that hook must get the batch there.
@@ -148,18 +132,9 @@ class DevicePrefetcher(pl.Callback):
     remain of the epoch. It also restores the places of training loaders where Lightning forgets them, and repeats a
     batch whose step failed, of every loader if training takes several at once.
 
-    It logs these metrics every ``log_every_n_steps`` steps, and puts their means over each epoch into
-    ``trainer.callback_metrics``:
-
-    * ``data/wait_ms``: milliseconds that the loop waited for a batch. The mean leaves out the first batch.
-    * ``data/device_wait_ms``: milliseconds that the device was idle because it waited for a batch. The device measures
-      them, so they are known a step or two late. The mean leaves out the first batch. A device without streams waits
-      whenever the loop does.
-    * ``data/queue_fill``: batches that were ready when the loop asked for one.
-    * ``data/epoch_gap_ms``: milliseconds that the loop waited for the first batch of the epoch.
-    * ``data/read_mb_s``: 10⁶ bytes read per second of reading. The value of a step covers all that the loader has read.
-    * ``data/bad_samples``: bad samples of the epoch, over all ranks, where `LoaderOptions.on_error` reads around them;
-      in evaluation ``val/bad_samples`` and ``test/bad_samples``, which also go to the logger.
+    It logs ``data/wait_ms``, ``data/device_wait_ms``, ``data/queue_fill``, ``data/epoch_gap_ms``, ``data/read_mb_s``
+    and ``data/bad_samples`` every ``log_every_n_steps`` steps, and puts their means over each epoch into
+    ``trainer.callback_metrics``; docs/training/metrics.md says what they mean.
 
     After an epoch it logs on rank 0 one sentence: how long training waited, for what, and which option can help; none
     for a short epoch, and none that was said before. See "Why is my GPU waiting?" in the documentation. Validation,
@@ -322,7 +297,6 @@ class DevicePrefetcher(pl.Callback):
         return [each for each in self._active if isinstance(each, AsyncLoader) and is_only(trainer.train_dataloader)]
 
     def _count(self, trainer: pl.Trainer) -> None:
-        """Have the training loaders count as the Trainer does."""
         reference = weakref.ref(trainer)
         for loader in self._active:
             if isinstance(loader, AsyncLoader):
@@ -342,7 +316,6 @@ class DevicePrefetcher(pl.Callback):
                 quarantine.path = quarantine.path or path
 
     def _read_around(self) -> list[AsyncLoader]:
-        """The loaders that read around bad samples."""
         ours = [each for each in self._active if isinstance(each, AsyncLoader)]
         return [each for each in ours if each.options.on_error != "raise"]
 

@@ -64,7 +64,7 @@ def training_steps(
 def _running(
     reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
 ) -> tuple[pl.Trainer, AsyncLoader] | None:
-    """The Trainer and its loader; None if the user iterates, outside of a run."""
+    """None if the user iterates, outside of a run."""
     trainer, loader = reference(), loader_reference()
     if trainer is None or loader is None:
         return None
@@ -77,7 +77,7 @@ def _running(
 def _steps_of_one_among_several(
     reference: weakref.ref[pl.Trainer], trainer: pl.Trainer, loader: AsyncLoader
 ) -> tuple[None, None]:
-    """As `training_steps`, of a loader whose batches training takes together with those of others.
+    """Of a loader whose batches training takes together with those of others.
 
     It limits no pass: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own.
     """
@@ -107,7 +107,6 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
         return  # see `begin_whole_epoch`
     if saved is None or not saved.position or not trainer.fit_loop.restarting or total == math.inf:
         return
-    _tell_skipped(trainer, loader, saved)
     place = _resumed_place(trainer, loader)
     left = 0 if place is None else steps_left(loader, place, int(total))
     if left:  # also where the last batch was taken, and failed on its way to its step
@@ -121,18 +120,6 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
             f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, sample "
             f"{place.position} of {loader.order.length}; raise it, or resume from another checkpoint",
             file=_file(trainer),
-        )
-
-
-def _tell_skipped(trainer: pl.Trainer, loader: AsyncLoader, saved: Place) -> None:
-    """Say that a batch is left out: the loader, saved without the callback, counts what it has handed out as done."""
-    plan, trained_on = loader._wiring.schedule.plan(saved.epoch), counters.trained(trainer)
-    alike = [(each.position, each.step) for each in saved.history] == [(0, plan.batch_size * plan.world_size)]
-    if alike and not counters.is_over(trainer) and plan.steps_to(saved.position) == trained_on + 1:
-        _resuming(loader).report(
-            f"samples {plan.position(trained_on)} to {saved.position - 1} of epoch {saved.epoch} are left out: the "
-            "checkpoint was written in the middle of their step and without DevicePrefetcher, so they count as done",
-            logging.WARNING,
         )
 
 
@@ -169,7 +156,6 @@ def follow_passes(trainer: pl.Trainer, before: Sequence[DrivenLoader]) -> None:
 
 
 def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint: dict[str, Any]) -> None:
-    """Save the order in which each DataLoader of training deals the current epoch."""
     orders = [
         {"generator": loader.dealt_order.generator, "begun": loader.dealt_order.begun, **_dealing(trainer, loader)}
         if isinstance(loader, PrefetchedLoader) and loader.dealt_order is not None
@@ -230,7 +216,7 @@ def _ignore_warning_of_states(trainer: pl.Trainer, loaders: Sequence[DrivenLoade
 
 
 def _why_order_is_lost(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Any) -> str:
-    """Why a DataLoader cannot go on in the order of a checkpoint; empty if it can."""
+    """Empty if a DataLoader can go on in the order of a checkpoint."""
     order = SampledOrder(loader.loader)
     if order.unknown or not saved:
         return order.unknown or "the checkpoint holds no place in its data"
@@ -239,7 +225,6 @@ def _why_order_is_lost(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Any
 
 
 def _check_dealing(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Mapping[str, Any]) -> None:
-    """Refuse a DataLoader of another batch size, on other ranks or over other samples than in the checkpoint."""
     now = _dealing(trainer, loader)
     if changed := [f"{key}: {saved[key]} in the checkpoint, {now[key]} now" for key in now if saved[key] != now[key]]:
         raise ResumeError(

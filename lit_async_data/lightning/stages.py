@@ -6,10 +6,11 @@ import copy
 import dataclasses
 import functools
 import itertools
+import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
@@ -23,9 +24,10 @@ from lit_async_data.engine.hooks.transformation import CALLED_WITH
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
 from lit_async_data.engine.resources.memory import ranks_here
-from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError, SourceError
+from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
 from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.loops import drive, steps_wanted
+from lit_async_data.lightning.display import print_line
+from lit_async_data.lightning.loops import drive, on_rank_zero, steps_wanted
 from lit_async_data.lightning.resume import training_steps
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.composed.composed import SubsetSource
@@ -39,7 +41,7 @@ LABELS_PER_READ = 2**20
 
 
 def class_names(source: Source) -> dict[str, tuple[str, ...]]:
-    """The names of the values 0, 1, 2, … of each field that has class names."""
+    """Of each field that has them: the names of the values 0, 1, 2, …."""
     return {key: field.classes for key, field in source.spec.fields.items() if field.classes}
 
 
@@ -66,7 +68,7 @@ def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, l
 def with_saved_classes(
     stages: Mapping[Any, Sequence[Source]], saved: Mapping[str, list[str]]
 ) -> dict[Any, list[Source]]:
-    """The sources of each stage, with the class numbers of a checkpoint."""
+    """With the class numbers of a checkpoint."""
     try:
         renumbered = {stage: [with_classes(source, saved) for source in sources] for stage, sources in stages.items()}
     except (FormatError, ManifestError) as error:
@@ -96,10 +98,7 @@ def _check_kinds(source: Source, first: Source, stage: Any) -> None:
 
 
 def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
-    """Make sure that a class number means the same class in every stage.
-
-    A source may lack names that another has.
-    """
+    """A class number means the same class in every stage. A source may lack names that another has."""
     known: dict[str, tuple[str, dict[int, str]]] = {}
     for stage, sources in stages.items():
         for source in sources:
@@ -138,7 +137,7 @@ STAGES: tuple[Stage, ...] = ("train", "val", "test", "predict")
 def split_sources(
     source: Source | None, by_stage: Mapping[str, Any], split: Any, fold: Any, folds: int, **options: Any
 ) -> tuple[dict[str, Any], str]:
-    """Cut one source into stages: the source of each, and a line that describes the split, empty without one."""
+    """The source of each stage, and a line that describes the split, empty without one."""
     conflicting = [stage for stage, each in by_stage.items() if each is not None]
     if conflicting:
         raise ConfigError(
@@ -167,7 +166,7 @@ def split_sources(
 
 
 def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
-    """The sources of each stage as a list. Only evaluation may have several."""
+    """Only evaluation may have several."""
     sources: dict[Stage, list[Source]] = {stage: _checked_sources(stage, by_stage[stage]) for stage in STAGES}
     if not any(sources.values()):
         raise ConfigError("there is no source; give one of train, val, test, predict, or source with split", "train")
@@ -175,13 +174,6 @@ def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
 
 
 def _checked_sources(stage: Stage, argument: Any) -> list[Source]:
-    if isinstance(argument, Mapping) and stage != "train":
-        names = ", ".join(map(str, argument))
-        raise ConfigError(
-            f"a mapping with the names {names}, but Lightning numbers them, as dataloader_idx of the "
-            f"step; write a list: {stage}=[{names}]",
-            stage,
-        )
     is_list = isinstance(argument, Sequence) and not isinstance(argument, str) and stage != "train"
     sources = argument if is_list else [] if argument is None else [argument]
     for source in sources:
@@ -190,7 +182,7 @@ def _checked_sources(stage: Stage, argument: Any) -> list[Source]:
 
 
 def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
-    """The options of an evaluation stage: those of training without shuffle, with the stage's overrides."""
+    """Those of training without shuffle, with the stage's overrides."""
     where = f"{stage}_loader"
     if not isinstance(overrides, Mapping | None):
         raise ConfigError(f"{overrides!r} is not a mapping of options, as in {{'batch_size': 512}}", where)
@@ -205,8 +197,6 @@ def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> 
 
 
 class StageFunctions(TypedDict, total=False):
-    """A function for each stage."""
-
     train: Function | None
     val: Function | None
     test: Function | None
@@ -245,7 +235,7 @@ def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]
 
 @dataclasses.dataclass(frozen=True)
 class LoaderArguments:
-    """What a loader is built from. Equal arguments give equal loaders."""
+    """Equal arguments give equal loaders."""
 
     trainer: weakref.ref[pl.Trainer] | None
     source: Source
@@ -257,7 +247,6 @@ class LoaderArguments:
 
     @classmethod
     def of(cls, trainer: pl.Trainer | None, source: Source, options: LoaderOptions) -> Self:
-        """The arguments under a Trainer, if there is one."""
         if trainer is None:
             return cls(None, source, options)
         # Where Ray or torchrun starts the ranks, the Trainer may know of one device only.
@@ -288,7 +277,6 @@ class LoaderArguments:
 
 
 def check_statistics(statistics: Any, train: Sequence[Source], device_transform: Any) -> None:
-    """Make sure that there is something to normalise by, and no transform in its place."""
     if statistics not in ("train", None):
         raise ConfigError(f"{statistics!r} is not train, the only stage to normalise by", "statistics")
     if statistics and not train:
@@ -302,9 +290,13 @@ def check_statistics(statistics: Any, train: Sequence[Source], device_transform:
 
 
 def normalizing(
-    source: Source, spec: BatchSpec, given: Any, cache_dir: str | os.PathLike[str] | None, *, trained: bool
+    source: Source,
+    spec: BatchSpec,
+    given: Any,
+    cache_dir: str | os.PathLike[str] | None,
+    trainer: pl.Trainer | None,
 ) -> Normalize:
-    """A `Normalize` of the fields that the given one names, or of one; ``trained`` if all ranks call this."""
+    """A `Normalize` of the fields that the given one names, or of one. With a Trainer, all ranks call this."""
     known = {key: source.spec[name] for key, name in chosen_fields(source.spec, None).items()}
     wanted: Normalize = Normalize() if given is None else given
     fields = wanted.fields or first_measured(known)
@@ -318,26 +310,16 @@ def normalizing(
             )
     axis: dict[str, Axis] = {name: wanted.kept(key, source.spec[name]) for key, name in names.items()}
     find = functools.partial(statistics, source, fields, axis=axis, cache_dir=cache_dir)
-    found = on_rank_0(find) if trained else find()
+    # The first finds nothing on a rank that is not connected to the others yet.
+    found = (trainer and on_rank_zero(trainer, find, "statistics")) or find()
+    for key, name in names.items():
+        shape = source.spec[name].shape
+        if axis[name] == "channels" and len(shape) > 2 and shape[0] > 4 and shape[-1] in (1, 3, 4):
+            print_line(
+                f"statistics: {key} of {shape} has {shape[0]} means, one for each place on axis 0; if axis "
+                f"{len(shape) - 1} holds the channels, name it by axis= or by the layout",
+                logging.WARNING,
+            )
     made = copy.copy(wanted)  # of the user's class
     vars(made).update(vars(Normalize.of(found, fields, dtype=wanted.dtype)))
     return made
-
-
-def on_rank_0(find: Callable[[], Any]) -> Any:
-    """What rank 0 finds, on every rank. If it fails, all raise an error, and none waits for it."""
-    distributed, failed = torch.distributed, None
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return find()
-    found: list[Any] = [None, ""]
-    if distributed.get_rank() == 0:
-        try:
-            found[0] = find()
-        except Exception as error:  # noqa: BLE001  # raised when the others know
-            failed, found[1] = error, f"{type(error).__name__}: {error}"
-    distributed.broadcast_object_list(found)
-    if failed is not None:
-        raise failed
-    if found[1]:
-        raise SourceError(f"statistics: rank 0 cannot find them: {found[1]}")
-    return found[0]

@@ -151,64 +151,16 @@ def test_arrays_of_a_batch_transform_are_refused_by_name(transform):
         transform({"x": np.ones(3)})
 
 
-class Event:
-    """Of a stream that is simulated; it happens when the test says so."""
-
-    def __init__(self, device=None):
-        self.happened = False
-
-    def query(self):
-        return self.happened
-
-
-def test_the_constants_are_copied_without_waiting_and_other_streams_wait_for_the_copy(monkeypatch):
-    """1. A stream copies them. 2. Another one uses them before, 3. and after the copy is done."""
-    done, to = [], torch.Tensor.to
-
-    class Stream:
-        def record_event(self, event):
-            done.append(("record", event))
-            return event
-
-        def wait_event(self, event):
-            done.append(("wait", event))
-
-    def moved(tensor, *given, **options):
-        done.extend([("copy", options["non_blocking"])] if "non_blocking" in options else [])
-        return to(tensor, *given, **options)
-
-    monkeypatch.setattr(transforms, "HOSTS", ())
-    monkeypatch.setattr(torch.Tensor, "to", moved)
-    monkeypatch.setattr(torch, "Event", Event)
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: Stream())
+def test_each_device_and_type_has_constants_of_its_own_which_no_copy_of_the_transform_takes():
     normalize = Normalize([1, 2], 2)
-    values = torch.ones(1, 2)
-    wanted = normalize(values)
-    [*copies, (name, event), (waits, waited)] = done
-    assert copies == [("copy", True)] * 2
-    assert (name, waits) == ("record", "wait")
-    assert waited is event
-    for copied in (pickle.loads(pickle.dumps(normalize)), copy.deepcopy(normalize)):  # without the event
-        assert torch.equal(copied(values), wanted)
-    done.clear()
-    assert torch.equal(normalize(values), wanted)
-    assert done == [("wait", event)]
-    event.happened = True
-    for _ in range(2):
-        assert torch.equal(normalize(values), wanted)
-    assert done == [("wait", event)]
-
-
-def test_a_graph_that_is_captured_records_no_copy_of_the_constants(monkeypatch):
-    class OnCUDA(torch.Tensor):
-        device = torch.device("cuda")
-
-    to, waits = torch.Tensor.to, []
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(
-        torch.Tensor,
-        "to",
-        lambda each, to_what, **options: waits.append(options) or to(each, "cpu" if options else to_what),
-    )
-    Normalize([1, 2], 2)._scalings[None].constants(torch.ones(1, 2).as_subclass(OnCUDA), torch.float32)
-    assert waits.count({"non_blocking": False}) == 2
+    (scaling,) = normalize._scalings.values()
+    for dtype in (torch.float32, torch.float64):
+        for device in ("cpu", "meta", "cpu"):
+            made = normalize(torch.ones(1, 2, dtype=dtype, device=device))
+            assert (made.device.type, made.dtype) == (device, torch.float32)
+    assert {(device.type, dtype) for device, dtype in scaling._by_device} == {
+        (device, dtype) for device in ("cpu", "meta") for dtype in (torch.float32, torch.float64)
+    }
+    for copied in (pickle.loads(pickle.dumps(normalize)), copy.deepcopy(normalize)):
+        assert not copied._scalings[None]._by_device
+        assert torch.equal(copied(torch.ones(1, 2)), normalize(torch.ones(1, 2)))

@@ -137,3 +137,12 @@ def test_a_reader_process_reports_its_stages(h5):
     assert there.decode.bytes >= SAMPLES * 800
     assert min(there.read.seconds, there.decode.seconds, there.transform.seconds, there.cpu_s) > 0
     assert there.transform.bytes >= SAMPLES * 808
+
+
+def test_the_devices_share_is_told_where_it_is_known_and_else_the_loops():
+    loop = Wait(10, wait_s=3.0, gap_s=1.0, busy_s=6.0)
+    assert loop.share == 0.4
+    assert str(loop + Wait(device_s=0.1)).endswith("the device 0.100 s: data wait 1.0 %")
+    assert (loop + Wait(device_s=0.1) + Wait(device_s=0.2)).device_s == pytest.approx(0.3)
+    assert Wait() + loop == loop
+    assert Wait().share == 0.0

@@ -9,27 +9,6 @@ from lit_async_data.lightning import counters
 Fake = types.SimpleNamespace
 
 
-def trainer_at(ready, processed, *, is_last=False):
-    now = Fake(ready=ready, started=ready, processed=processed, completed=processed)
-    loop = Fake(batch_progress=Fake(current=now, is_last_batch=is_last))
-    return Fake(num_training_batches=10, fit_loop=Fake(epoch_loop=loop))
-
-
-@pytest.mark.parametrize(
-    ("ready", "processed", "is_last", "over"), [(6, 6, True, True), (6, 5, True, False), (6, 6, False, False)]
-)
-def test_an_epoch_is_over_once_its_last_batch_was_trained_on(ready, processed, is_last, over):
-    trainer = trainer_at(ready, processed, is_last=is_last)
-    assert (counters.trained(trainer), counters.is_over(trainer)) == (processed, over)
-
-
-def test_all_counters_move_by_the_same_number():
-    trainer = trainer_at(4, 3)
-    counters.set_left(trainer, 2, is_last=False)
-    assert [getattr(counters.batches(trainer), name) for name in counters.COUNTERS] == [9, 9, 8, 8]
-    assert not counters.is_last(trainer)
-
-
 @pytest.mark.parametrize(
     ("last", "processed", "completed", "expected"),
     [
@@ -55,4 +34,3 @@ def test_a_lightning_without_a_private_name_has_none_of_it():
     found = [*counters.loaders_of(bare.fit_loop), *counters.iterators_of(bare.fit_loop)]
     assert [*found, *counters.unread_states(bare), *counters.loaded_checkpoint(bare)] == []
     counters.pass_states_on(bare)
-    counters.check_workers(bare, None)

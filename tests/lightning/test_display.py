@@ -1,13 +1,15 @@
-"""Lines are printed above a progress bar, not into it; it shows how full the queues are."""
+"""What training shows: lines before it, how full the queues are, and how long it waited."""
 
 import io
 import logging
 import pathlib
-import pickle
 import re
-import sys
 
+import h5py
+import numpy as np
 import pytest
+from support.device.training_loop import pretend
+from support.lightning.datamodules import source as small
 from support.lightning.trainer import (
     BATCH,
     NO_STAGES,
@@ -15,6 +17,7 @@ from support.lightning.trainer import (
     STORED,
     CountingSource,
     Recorder,
+    Recording,
     Watching,
     datamodule,
     on_device,
@@ -22,13 +25,16 @@ from support.lightning.trainer import (
     trainer,
 )
 from tqdm import tqdm
+from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
 from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict import Verdict, Watch
 from lit_async_data.lightning import display
 from lit_async_data.lightning.compat import rank_zero_only
-from lit_async_data.lightning.display import print_line
+from lit_async_data.lightning.display import print_line, summary_lines
+from lit_async_data.sources.hdf5.readers import part_reader
+from lit_async_data.testing import ArraySource
 
 pytestmark = NO_STAGES
 
@@ -142,23 +148,6 @@ def test_a_line_stands_above_a_bar_of_tqdm(terminal):
         bar.update()
         print_line("epoch 0: fine")
     assert shown_alone(terminal.getvalue(), "epoch 0: fine")
-
-
-def test_a_line_stands_above_a_bar_of_rich_and_none_of_it_is_overwritten(terminal, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", terminal)
-    rich = pytest.importorskip("rich.console")
-    progress = pytest.importorskip("rich.progress")
-    console = rich.Console(file=terminal, force_terminal=True, width=40)
-    long = "epoch 0: " + "and so on " * 8
-    with progress.Progress(console=console, auto_refresh=False) as bar:
-        bar.add_task("training", total=3)
-        bar.refresh()
-        print_line(long)
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
-    rows = [row.rpartition("\r")[2].rstrip() for row in plain.split("\n")]
-    first = rows.index("epoch 0: and so on and so on and so on")
-    assert " ".join(rows[first : first + 3]).split()[:26] == long.split()
-    assert "training" in rows[first + 3]  # rich draws the bar again below
 
 
 @pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
@@ -317,6 +306,86 @@ def test_with_several_ranks_the_slowest_is_named_with_its_own_cure(monkeypatch, 
     assert line.endswith(", mostly for decoding; set loader.workers=4")
 
 
-def test_a_copy_of_the_callback_keeps_its_options():
-    copied = pickle.loads(pickle.dumps(lad.DevicePrefetcher(3)))
-    assert (copied.device_depth, copied.evaluated) == (3, {})
+class Blind(Recorder):
+    """Looks at no value: on this device none has arrived when the host asks."""
+
+    def see(self, stage, batch, number): ...
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`:UserWarning")
+def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog, monkeypatch, short):
+    """Copies take time on this device, and nothing hides it."""
+    streams = FakeStreams("side", {"copy": 0.03})
+    pretend(monkeypatch, lambda device: streams)
+    caplog.set_level("INFO")
+    callback, logger = lad.DevicePrefetcher(), Recording()
+    fit = trainer(callback, logger=logger, log_every_n_steps=1, max_epochs=2)
+    source = ArraySource({"x": np.zeros((20, 5000), np.float32)})  # one large field, which travels in one copy
+    with lad.AsyncLoader(source, {"batch_size": 4, "shuffle": False}) as loader:
+        fit.fit(Blind(), loader)
+    steps = [row["data/device_wait_ms"] for _, row in logger.rows if "data/device_wait_ms" in row]
+    assert steps == pytest.approx([1e3 * 0.03] * 10)
+    assert fit.callback_metrics["data/device_wait_ms"] == pytest.approx(1e3 * 0.03)
+    assert callback.waited.device_s == pytest.approx(10 * 0.03)
+    assert re.search(r"epoch 0: the device waited \d+\.\d % of ", caplog.text)
+
+
+# -- the lines that describe a loader before training ----------------------------------------------------------------
+
+
+def test_what_will_happen_is_said_for_every_rank():
+    with lad.AsyncLoader(small(10_000), {"batch_size": 128, "shuffle": True}, rank=3, world_size=8) as loader:
+        first, second, third = summary_lines(loader)
+    assert first.startswith("10,000 samples from ")
+    assert first.endswith(": x float32 (3,)")
+    assert second == (
+        "batch 128 × 8 ranks = 1024, 10 steps, seed 0, shuffle global: every sample is read alone, once per epoch"
+    )
+    assert third.startswith(
+        "1 reader thread (a test of threads), queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most "
+    )
+
+
+def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog, monkeypatch):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=np.zeros((6400, 4), "u1"), chunks=(64, 4), compression="gzip")
+    source = lad.HDF5Source(path, ["data"])
+    with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
+        assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
+    monkeypatch.setattr(part_reader, "RECENT_BYTES", 0)  # as if the file were larger
+    with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
+        assert (
+            "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in summary_lines(loader)[1]
+        )
+        assert not caplog.messages
+        next(loader)
+        assert "shuffle=global decodes 61.2 samples for each one used, since 64 share" in caplog.messages[0]
+    caplog.clear()
+    with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": "global", "cache_bytes": 10**6}) as loader:
+        assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
+        assert "25.0 KiB cache" in summary_lines(loader)[2]
+    with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": True, "shuffle_chunks": 5, "workers": 2}) as loader:
+        assert summary_lines(loader)[1] == (
+            "batch 10, 640 steps, seed 0, shuffle chunk: a batch draws from about 5 of 100 chunks; "
+            "every chunk is decoded once per epoch; decoded chunks take 4.8 KiB"
+        )
+        assert "5 slots of 1.5 KiB + 4.8 KiB decoded = 12.3 KiB" in summary_lines(loader)[2]
+    assert not caplog.messages
+
+
+def test_a_footprint_follows_what_is_set_later():
+    with lad.AsyncLoader(small(), {"batch_size": 10}) as loader:
+        assert loader.footprint.workers.threads == 1
+        loader.device_depth = 0
+        assert loader.footprint.workers.threads == 0
+        loader.device_depth = 2
+        assert loader.footprint.workers.threads == 1
+
+
+def test_samples_that_are_drawn_are_not_said_to_be_read_once():
+    source = ArraySource({"x": np.zeros((100, 2)), "y": np.arange(100) % 3})
+    with lad.AsyncLoader(source, {"batch_size": 10, "weights": lad.Balanced("y")}) as loader:
+        assert summary_lines(loader)[1].endswith(
+            "100 samples drawn by balanced y, seed 0, shuffle global: every sample is read alone, each time it is drawn"
+        )

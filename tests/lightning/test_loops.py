@@ -8,6 +8,7 @@ import pytest
 from support.lightning.trainer import CountingSource
 
 from lit_async_data import AsyncLoader
+from lit_async_data.errors import AsyncDataError
 from lit_async_data.lightning import loops
 
 Loop = types.SimpleNamespace
@@ -60,3 +61,26 @@ def test_the_trainer_says_how_many_batches_it_will_take(status, sanity, number, 
     assert loops.steps_wanted(reference, "val", number) == wanted
     del run
     assert loops.steps_wanted(reference, "val", number) == (None, None)
+
+
+@pytest.mark.parametrize("error", [None, OSError("the disk is gone")])
+def test_the_other_ranks_get_what_rank_0_finds_or_an_error(error):
+    heard, found = [], []
+
+    def broadcast(value):
+        heard.append(value)
+        return heard[0]
+
+    def work():
+        if error is not None:
+            raise error
+        return [7]
+
+    for rank in (0, 1):
+        run = Run(is_global_zero=rank == 0, strategy=Loop(broadcast=broadcast))
+        try:
+            found.append(loops.on_rank_zero(run, work, "statistics"))
+        except (OSError, AsyncDataError) as raised:
+            found.append(str(raised))
+    here, there = "the disk is gone", "statistics: rank 0 failed: OSError: the disk is gone"
+    assert (len(heard), found) == (2, [[7], [7]] if error is None else [here, there])

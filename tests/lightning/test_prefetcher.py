@@ -8,7 +8,6 @@ import pickle
 import signal
 import threading
 import types
-import warnings
 
 import numpy as np
 import pytest
@@ -510,8 +509,7 @@ class Run(types.SimpleNamespace):
 
 
 def run_of(strategy, module=None):
-    state = types.SimpleNamespace(stage=None)
-    return Run(strategy=strategy, lightning_module=module or Model(), datamodule=None, state=state)
+    return Run(strategy=strategy, lightning_module=module or Model(), datamodule=None)
 
 
 def test_the_loader_that_the_strategy_returns_is_wrapped_while_the_run_goes_on():
@@ -620,46 +618,3 @@ def test_a_signal_ends_the_run_and_everything_that_was_started(name, made, numbe
     (checkpoint,) = tmp_path.iterdir()
     progress = torch.load(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
     assert progress["ready"] == 2
-
-
-# -- what Lightning says of workers ------------------------------------------------------------------------------------
-
-
-def said(options, reload, *callbacks):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        made = trainer(*callbacks, max_epochs=1, reload_dataloaders_every_n_epochs=reload)
-        made.fit(Everywhere(), numbers(**options), numbers())
-    return [str(each.message) for each in caught if "dataloader" in str(each.message).lower()]
-
-
-@pytest.mark.processes
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    ("options", "start", "reload", "found"),
-    [
-        ({"num_workers": 1}, "spawn", 0, "persistent_workers=True` in 'train_dataloader'"),
-        ({"num_workers": 2}, "spawn", 0, "persistent_workers=True` in 'train_dataloader'"),
-        ({"num_workers": 1, "pin_memory": True, "persistent_workers": True}, "fork", 1, "can lead to instability"),
-        ({"num_workers": 1}, "fork", 1, None),
-        ({}, "spawn", 1, None),
-    ],
-)
-def test_lightning_says_of_workers_what_it_says_without_the_callback_but_for_their_number(
-    monkeypatch, options, start, reload, found
-):
-    connector = f"{pl.__name__}.trainer.connectors.data_connector"
-    monkeypatch.setattr(f"{connector}.suggested_max_num_workers", lambda _: 4)
-    monkeypatch.setattr(f"{connector}.mp.get_start_method", lambda *_: start)
-    wanted = [line for line in said(options, reload) if "does not have many workers" not in line]
-    lines = said(options, reload, lad.DevicePrefetcher())
-    assert sorted(lines) == sorted(wanted)
-    assert [line for line in lines if found and found in line] == [line for line in lines if found]
-    assert bool(lines) is bool(found)
-
-
-def test_a_lightning_without_that_check_is_served_all_the_same(monkeypatch):
-    monkeypatch.delattr(f"{pl.__name__}.trainer.connectors.data_connector._worker_check")
-    run = run_of(Sharding())
-    run.state.stage = "train"
-    assert isinstance(Takeover().wrap(numbers(num_workers=1), run, 2), PrefetchedLoader)

@@ -202,7 +202,7 @@ def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
     for key, (option, dtype) in added.items():
         if key in spec.fields:
             raise ConfigError(f"the source has a field {key!r} of its own; give that field another key", option)
-        spec = spec.with_field(key, FieldSpec((), np.dtype(dtype)))
+        spec = BatchSpec({**spec, key: FieldSpec((), np.dtype(dtype))}, as_mapping=spec.as_mapping)
     return spec
 
 

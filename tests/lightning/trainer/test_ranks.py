@@ -187,4 +187,7 @@ def check_predictions(path, *facts):
     assert all("out" in each["seen"] and "out.partial" not in each["seen"] for each in facts)
     own, *others = [each["error"] for each in facts]
     assert own.startswith(f"ConfigError: path: {path} exists; move or delete it")
-    assert all(said.startswith(f"AsyncDataError: rank 0 failed: ConfigError: path: {path} exists") for said in others)
+    assert all(
+        said.startswith(f"AsyncDataError: PredictionWriter: rank 0 failed: ConfigError: path: {path} exists")
+        for said in others
+    )
