@@ -18,9 +18,7 @@ from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.manifest.columns import HDF5
 from lit_async_data.sources.table.table import is_table
 
-#: A field as it is given: a name, names, or options by name.
 Given = str | Sequence[str] | Mapping[str, Any]
-# The arguments of sources on a command line: ``--fields`` and so on.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fields": {"nargs": "+", "metavar": "KEY=NAME", "help": "datasets, attributes (NAME@ATTRIBUTE) or columns, by key"},
     "layout": {"nargs": "+", "metavar": "KEY=NHWC", "help": "letters of the stored axes (HDF5)"},
@@ -44,9 +42,7 @@ _SOURCES = {
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call that builds a source: a class, or ``ManifestSource.from_folder``; its first argument; fields; options."""
-
-    source: str
+    source: str  # a class, or ``ManifestSource.from_folder``
     path: str | list[str]
     fields: Mapping[str, Given] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,8 +54,7 @@ class Call:
     def python(self) -> str:
         given = [_written(each) for each in (self.path, self.fields) if each]
         given += [f"{name}={_written(value)}" for name, value in self.options.items()]
-        name = self.source.partition(".")[0]
-        return f"from lit_async_data import {name}\nsource = {self.source}({', '.join(given)})"
+        return f"from lit_async_data import {self.source.split('.')[0]}\nsource = {self.source}({', '.join(given)})"
 
     def command(self) -> str:
         config, part, first, _ = _SOURCES[self.source]
@@ -70,18 +65,16 @@ class Call:
         if config != "hdf5" and fields:  # merged with {x: path, y: label}, of which some may have to go
             settings |= {f"~data.{part}.fields.{name}": None for name in ("x", "y") if name not in fields}
             settings |= {f"{'+' * (key not in ('x', 'y'))}data.{part}.fields.{key}": fields[key] for key in fields}
-        # Hydra takes no key ``null`` in a mapping.
-        settings |= {f"+data.{part}.fields.{name}.null": null for name, null in nulls.items()}
+        settings |= {f"+data.{part}.fields.{name}.null": null for name, null in nulls.items()}  # no key for Hydra
         return " ".join(["python train.py", f"data={config}", *(override(key, settings[key]) for key in settings)])
 
 
 def override(key: str, value: Any) -> str:
-    """An argument for ``train.py``, as typed in a shell."""
     return shlex.quote(f"{key}={_written(value, hydra=True)}")
 
 
 def _written(value: Any, *, hydra: bool = False) -> str:
-    """A value in Python; or for Hydra, which takes some text as it is."""
+    """In Python; or for Hydra, which takes some text as it is."""
     if isinstance(value, Mapping):
         pairs = ((_written(key, hydra=hydra), _written(each, hydra=hydra)) for key, each in value.items())
         return "{" + ", ".join(f"{key}: {each}" for key, each in pairs) + "}"
@@ -105,7 +98,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
-    """The call that builds the source; without ``--fields``, it has no fields."""
+    """Without ``--fields``, it has no fields."""
     source = source_of(paths)
     options: dict[str, Any] = {name: value for name in ARGUMENTS if (value := getattr(arguments, name)) is not None}
     fields: dict[str, Any] = _by_key(options.pop("fields", ()))
@@ -121,20 +114,17 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 
 
 def source_of(paths: Sequence[str]) -> str:
-    """Which source reads these files, patterns or folder."""
     path = os.path.expanduser(paths[0])
-    if not os.path.isdir(path):
-        source = "ManifestSource" if is_table(path) else "HDF5Source"
-    else:
-        ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)}
-        if found := sorted(ends & set(HDF5)):
-            raise ConfigError(f"{path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}", "input")
-        source = "ManifestSource" if ".parquet" in ends else "ManifestSource.from_folder"
+    folder = os.path.isdir(path)
+    ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)} if folder else set[str]()
+    if found := sorted(ends & set(HDF5)):
+        raise ConfigError(f"{path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}", "input")
+    table = ".parquet" in ends if folder else is_table(path)
+    source = "ManifestSource" if table else "ManifestSource.from_folder" if folder else "HDF5Source"
     if len(paths) > 1 and source != "HDF5Source":
         raise ConfigError(f"{path} is a table or a folder; give one, or several HDF5 files", "input")
     return source
 
 
 def _by_key(given: Sequence[str]) -> dict[str, str]:
-    """A mapping from words ``KEY=NAME``, or ``NAME`` for a key of that name."""
     return {each.partition("=")[0]: each.partition("=")[2] or each for each in given}

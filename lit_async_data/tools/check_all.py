@@ -20,21 +20,21 @@ from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.local_files import COLUMNS, bad_sample
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.pack import INPUT_CHUNKS, Piece, in_threads
-from lit_async_data.tools.terminal import ProgressLine, indented, section
+from lit_async_data.tools.terminal import indented, progress_bar, section
 
 # Bytes of samples that a thread reads at a time, or one chunk.
 BLOCK_BYTES = 4 * 2**20
 
 
 def check_all(call: Call, path: str) -> int:
-    """Read every sample of a source, and list the bad ones in a file; 1 if there are any."""
+    """1 if there are bad samples."""
     if not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise ConfigError(f"{path} is in no folder that you may write to; give another path", "bad-list")
     unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
     context = contextvars.copy_context()
     context.run(LOOKS.set, False)  # a sample without a value is listed
     source = context.run(dataclasses.replace(call, options={**call.options, **unchecked}).build)
-    with ProgressLine(sys.stderr) as progress:
+    with progress_bar(sys.stderr) as progress:
         bad = [bad_sample(source, number, error) for number, error in unreadable(source, progress).items()]
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)

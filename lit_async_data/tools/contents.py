@@ -93,7 +93,7 @@ SHOWN = [field.name for field in dataclasses.fields(Dataset)][:11]
 
 
 def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[Dataset]:
-    """The datasets below a group, apart from those of groups that were seen before."""
+    """Below a group, apart from those of groups that were seen before."""
     seen.add(group)
     kind, images = encoding(group), _format_in_group(group) if path else ""
     if "pandas_type" in group.attrs:
@@ -122,14 +122,14 @@ def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[D
 
 
 def _member(group: Any, each: str, name: str) -> Any:
-    """A member of a group; None if it cannot be read, of which the source says why."""
+    """None if it cannot be read, of which the source says why."""
     with contextlib.suppress(FormatError, *LIBRARY_ERRORS):
         refuse_external_link(group.file, name)
         return group[each]
 
 
 def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Dataset]:
-    """The datasets of a group; one for many of which only numbers in names, or all names, differ, and lengths."""
+    """One for many of which only numbers in names, or all names, differ, and lengths."""
     alike = collections.defaultdict[object, list[Dataset]](list)
     only = path and len({node.structure for node in found}) == 1
     only = only and (len(found[0].shape) != 1 or len({node.shape for node in found}) > 1)  # else they may be columns
@@ -160,7 +160,7 @@ def _name_of(names: Sequence[str]) -> str:
 
 
 def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
-    """A dataset; of compound values, each member of them."""
+    """Of compound values, each member."""
     try:
         dtype, images = dataset.dtype, image_format(dataset)
     except LIBRARY_ERRORS:
@@ -221,7 +221,7 @@ def _type_name(dtype: np.dtype[Any]) -> str:
 
 
 def describe(group: OpenGroup, node: Dataset) -> None:
-    """Say how a field of a dataset is read, and why not faster, or not at all."""
+    """Say how a dataset is read, and why not faster, or not at all."""
     name, given = group.name(node.field), Field(node.field, decode="image" if node.kind == "images" else None)
     try:
         with as_source_errors(f"{group.path}:/{name}", "cannot be read", file=group.path, dataset=name):
@@ -309,7 +309,7 @@ def is_stage(name: str) -> bool:
 
 
 def of_training(names: Iterable[str]) -> list[str]:
-    """The names; without the names of other stages, if some are of training. A common start does not count."""
+    """Without the names of other stages, if some are of training. A common start does not count."""
     every = list(names)
     begin = len(common_start(every).rpartition("/")[0])
     training = [name for name in every if has_word(name[begin:], TRAINING, whole=True)]
@@ -382,7 +382,7 @@ SHAPES = 32  # samples of a table whose shapes are compared
 
 
 def _verified(each: Suggestion, tried: int) -> Suggestion:
-    """The suggestion with what its source holds, once one of the first samples has been read."""
+    """With what its source holds, once one of the first samples has been read."""
     first = 0
     with contextlib.closing(each.call.build()) as source:
         for first in range(min(len(source), tried)):
@@ -404,7 +404,6 @@ def _verified(each: Suggestion, tried: int) -> Suggestion:
 
 
 def _notes(source: Source) -> list[str]:
-    """Notes on classes and types."""
     x, y, notes = source.spec.get("x"), source.spec.get("y"), list[str]()
     if y is not None and not y.shape and y.classes:
         notes.append(f"y has {len(y.classes)} classes: {', '.join(y.classes[:4])}{', …' * (len(y.classes) > 4)}")

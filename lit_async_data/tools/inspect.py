@@ -56,9 +56,6 @@ ACROSS = 64
 _SWAPPED = "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing"
 _BY_LENGTH = "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together"
 _MISSING = 'rows without a value of y are left out; null="ignore" keeps them, as -100'
-_WHOLE_GROUPS = 'sample="group" (data.train.sample=group) makes one sample of each group; x then has its length'
-_IN_TIME = 'where rows follow each other in time, {"name": NAME, "window": [0, 64]} makes samples of 64, with stride=64'
-_MATLAB = "MATLAB has width before height, and counts classes from 1: transpose and subtract 1 in a transform"
 # Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
 FEW, MOST_CHANNELS = 4, 32
 # Side of images that have no common size.
@@ -89,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
-    """The source that the arguments describe; without ``--fields``, that which ``inspect`` suggests."""
+    """Without ``--fields``, the source that ``inspect`` suggests."""
     call = given_source(paths, arguments)
     if call.fields:
         return call
@@ -101,7 +98,6 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 
 
 def report_on(given: Sequence[str]) -> Report:
-    """The report on files, given by paths and patterns; or on a folder."""
     paths = [os.path.expanduser(each) for each in given]
     source = source_of(paths)
     if source in ("ManifestSource", "HDF5Source"):
@@ -114,7 +110,6 @@ def report_on(given: Sequence[str]) -> Report:
 
 
 def hdf5_report(given: Sequence[str]) -> Report:
-    """The report on HDF5 files, given by paths and patterns; the first is described."""
     matched = [files_matching(each) if is_pattern(each) else [each] for each in given]
     paths = contents.of_training(dict.fromkeys(itertools.chain.from_iterable(matched)))
     first, report = paths[0], Report("HDF5", paths)
@@ -140,7 +135,7 @@ def hdf5_report(given: Sequence[str]) -> Report:
 
 
 def suggestions(scope: Scope, notes: list[str]) -> list[Suggestion]:
-    """Sources of samples, the likeliest first; a note says why there is none."""
+    """The likeliest first; a note says why there is none."""
     known = [n for n in scope.nodes if n.reading and n.kind != "scale" and not has_word(n.name, _NEVER, whole=True)]
     each, found = [n for n in known if n.each and not scope.group], list[Suggestion]()
     labels = [n.each for n in each if has_word(n.name, LABELS, whole=True)]
@@ -162,7 +157,6 @@ def _whole(scope: Scope, of: str, x: Dataset, name: str, labels: Sequence[Given 
 
 
 def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterator[Suggestion]:
-    """Rows, windows of rows, groups or files."""
     training = contents.of_training(node.name for node in known)
     nodes = [node for node in known if node.name in training]
     inputs = [n for n in nodes if n.dtype.kind in "biufc" and not has_word(n.axis, _SPACE)]
@@ -212,8 +206,7 @@ def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None, null: str = "") -> 
         layout["x"] = letters
         layout |= {"y": letters} if y is not None and len(y.shape) == len(x.shape) > 2 else {}
     notes = [_SWAPPED] if x.decoding else [_BY_LENGTH] * (x.kind == "variable")
-    notes += [_MISSING] * bool(null) + [_WHOLE_GROUPS] * (scope.group is not None and y is None) + [_IN_TIME] * in_time
-    notes += [_MATLAB] * ("MATLAB_class" in x.attributes)
+    notes += [_MISSING] * bool(null)
     return _suggestion(scope, title, named(x.field, x.decoding or packed), label, notes, layout=layout)
 
 
@@ -252,14 +245,7 @@ def _axis(x: Dataset, label: Dataset) -> int | None:
 
 
 def layout_of(shape: Sequence[int], axis: int) -> str | None:
-    """The layout to give a source, whose samples an axis counts; None if it needs none.
-
-    Example:
-        >>> layout_of((1000, 64, 48, 3), 0), layout_of((1000, 3, 64, 48), 0), layout_of((1000, 28, 28), 0)
-        ('NHWC', 'NCHW', None)
-        >>> layout_of((64, 48, 3, 1000), 3), layout_of((500, 5000, 12), 0)
-        ('HWCN', 'NWC')
-    """
+    """The layout to give a source, whose samples an axis counts; None if it needs none."""
     rest, places = [n for place, n in enumerate(shape) if place != axis], list[int]()
     for place in (len(rest) - 1, 0) if len(rest) > 1 else ():
         n, least = rest[place], min(rest[:place] + rest[place + 1 :])
@@ -276,7 +262,7 @@ def layout_of(shape: Sequence[int], axis: int) -> str | None:
 
 
 def _path_of(paths: Sequence[str]) -> str | list[str]:
-    """One path for files: the file, a pattern that matches them and no others, or else a list."""
+    """The file, a pattern that matches these files and no others, or else a list."""
     begin, end = contents.common_start(paths), os.path.splitext(paths[0])[1]
     folder = os.path.join(glob.escape(os.path.dirname(begin)), "")
     patterns = f"{folder}*{end}", f"{glob.escape(begin)}*{end}", f"{folder}**/*{end}"
@@ -285,7 +271,6 @@ def _path_of(paths: Sequence[str]) -> str | list[str]:
 
 
 def table_report(path: str) -> Report:
-    """The report on a file, a pattern of files, or a folder of them; the first is described."""
     given = _Columns(path)
     size, rows = sum(map(os.path.getsize, given.files)), len(given.table)
     report = Report("table", given.files, size, columns=given.columns, rows=rows)
@@ -323,7 +308,7 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
 
 
 class _Columns:
-    """The columns of a table; `labels` have names of labels, then classes that repeat."""
+    """`labels` have names of labels, then classes that repeat."""
 
     def __init__(self, path: str) -> None:
         self.files, self.options = files_of(path), dict[str, Any]()
@@ -341,7 +326,7 @@ class _Columns:
         self.labels += [c for c in known if (c.distinct or 0) <= few]
 
     def suggestions(self, path: str) -> list[Suggestion]:
-        """Alternatives, the likeliest first; none if there are neither files nor numbers."""
+        """The likeliest first; none if there are neither files nor numbers."""
         files, options, what = [c for c in self.columns if c.kind in _FILES], dict(self.options), "rows"
         numbers = [c for c in self.columns if c.kind == "number" and c not in self.labels[:1]]
         names = [c.name for c in numbers if not has_word(c.name, _OTHERS)]
@@ -370,11 +355,7 @@ class _Columns:
     def target(self, column: ColumnReport) -> Given:
         if column.kind in _FILES:
             return {"name": column.name, "mode": "P"}
-        cells = self.values(column) if column.kind == "class" else []
-        # Several classes in a cell are fewer than there are different cells.
-        joined = [sep for sep in "|;," if len({part for cell in cells for part in cell.split(sep)}) < len(cells)]
-        options = {"separator": joined[0]} if joined else {}
-        return named(column.name, options | ({"null": "zero" if joined else "drop"} if column.missing else {}))
+        return named(column.name, {"null": "drop"} if column.missing else {})
 
     def _root(self, paths: Sequence[str]) -> str:
         """The folder from which paths lead to files, as ``root``; empty for the folder of the table."""
@@ -388,7 +369,7 @@ class _Columns:
         return ""
 
     def _of_files(self, column: ColumnReport, folder: str) -> Given:
-        """Files; of HDF5 files their rows, with the dataset that looks like samples in the first of them."""
+        """Of HDF5 files their rows, with the dataset that looks like samples in the first of them."""
         found = dict[str, Any]()
         if column.kind == "hdf5" and "dataset" not in self.table.names:
             with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file

@@ -36,7 +36,7 @@ from lit_async_data.sources.hdf5.storage.codecs import LZ4, ZSTD, write_chunk
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.system import usable_cores
 from lit_async_data.tools.call import Call, add_source_arguments, given_source
-from lit_async_data.tools.terminal import ProgressLine
+from lit_async_data.tools.terminal import progress_bar
 
 # Decoded chunks of the input that stay in memory, and pieces per thread at a time.
 INPUT_CHUNKS, AHEAD = 2, 2
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
     call = given_source(arguments.input, arguments)
     if call.source == "ManifestSource" and not call.fields:
         raise ConfigError(f"missing; which columns of {call.path}? For example --fields x=path y=label", "fields")
-    with contextlib.closing(call.build()) as source, ProgressLine(sys.stderr) as progress:
+    with contextlib.closing(call.build()) as source, progress_bar(sys.stderr) as progress:
         packed = pack(source, arguments.output, progress=progress, **given)
     sys.stdout.write(report(packed, arguments.output))
 
@@ -193,7 +193,7 @@ def _check_output(source: Source, path: str, *, force: bool) -> None:
 def in_threads(
     work: Callable[[Piece], _T], pieces: Iterable[Piece], step: str, source: Source, progress: Progress
 ) -> Generator[tuple[Piece, _T], None, None]:
-    """Each piece, in order, with the result of some work on it, which is done in as many threads as there are cores."""
+    """Each piece, in order, with the result of some work on it, done in as many threads as there are cores."""
     threads, sample_bytes, done = usable_cores(), source.spec.nbytes, 0
     total = sample_bytes * len(source)
     progress(step, 0, total)
@@ -221,7 +221,7 @@ class PackedField:
 
     @property
     def categorical(self) -> bool:
-        """Whether it is stored as codes and categories, which `HDF5Source` takes class names from."""
+        """Stored as codes and categories, which `HDF5Source` takes class names from."""
         return bool(self.classes) and not self.shape
 
     @property
@@ -230,12 +230,12 @@ class PackedField:
 
     @property
     def layout(self) -> str:
-        """The letters of its axes; empty if `HDF5Source` needs none."""
+        """Empty if `HDF5Source` needs none."""
         letters, channel = "HWDTABEFGIJKLMOPQRSUVXYZ"[: len(self.shape) - 1], self.channel
         return "" if channel is None else f"N{letters[:channel]}C{letters[channel:]}"
 
     def given(self, *, unpacked: bool = False) -> str | dict[str, Any]:
-        """The field as `HDF5Source` takes it."""
+        """As `HDF5Source` takes it."""
         options: dict[str, Any] = {"classes": list(self.classes)} if self.classes and self.shape else {}
         options |= ({"null": "ignore"} if self.missing else {}) | ({"mask_and_scale": True} if unpacked else {})
         return {"name": self.key, **options} if options else self.key
@@ -257,7 +257,7 @@ class Plan:
 
     @property
     def source_options(self) -> dict[str, Any]:
-        """The options with which `HDF5Source` reads the file: letters of axes, and the groups of the sections."""
+        """With which `HDF5Source` reads the file: letters of axes, and the groups of the sections."""
         layout = {field.key: field.layout for field in self.fields if field.layout}
         return ({"layout": layout} if layout else {}) | ({"group": f"{PARTS}/*"} if self.sections[0][0] else {})
 
@@ -310,7 +310,7 @@ def _chunked(field: PackedField, tried: Array, codec: str, chunk: int | None, *,
 
 
 def _contiguous(source: Source) -> list[PackedField]:
-    """The fields of a source, contiguous, with the element types of the input or the smallest for all classes."""
+    """With the element types of the input or the smallest for all classes."""
     parts = source.stored_parts if isinstance(source, HDF5Source) else []
     packings, fields = _packings(parts), list[PackedField]()
     for key, each in source.spec.fields.items():
@@ -345,7 +345,7 @@ def _packings(parts: Sequence[Any]) -> dict[str, dict[str, Any]]:
 
 
 def encoded(values: Array, codec: str, *, shuffle: bool) -> bytes:
-    """The stored bytes of a C-contiguous chunk, made without libhdf5, its lock and the GIL."""
+    """A C-contiguous chunk as stored, made without libhdf5, its lock and the GIL."""
     data: Any = values.reshape(-1).view(np.uint8)
     if shuffle:
         data = np.ascontiguousarray(data.reshape(-1, values.itemsize).T).reshape(-1)
@@ -359,8 +359,6 @@ def encoded(values: Array, codec: str, *, shuffle: bool) -> bytes:
 
 
 class _Writer:
-    """Writes the samples of a source, where each comes from, and columns, into an empty file."""
-
     def __init__(self, file: h5py.File, source: Source, plan: Plan, columns: Sequence[str]) -> None:
         self._file, self._source, self._plan = file, source, plan
         names = [f"{part.file}:/{part.group.strip('/')}".removesuffix(":/") for part in source.parts]
@@ -383,7 +381,7 @@ class _Writer:
             begin += rows
 
     def _make(self, holder: h5py.Group, field: PackedField, rows: int) -> None:
-        """Make a dataset: contiguous; or in chunks, whose filters libhdf5 need not know."""
+        """Contiguous; or in chunks, whose filters libhdf5 need not know."""
         if field.categorical:  # as AnnData stores categories
             group = holder.require_group(field.key)
             group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
@@ -397,7 +395,7 @@ class _Writer:
         holder[field.key].attrs.update(field.packing)
 
     def _encoded(self, piece: Piece) -> dict[str, Any]:
-        """Read a piece, and turn it into values and lists of stored chunks, by dataset. In any thread."""
+        """Values and lists of stored chunks, by dataset. In any thread."""
         values, found = read(self._source, piece.samples), dict[str, Any]()
         for field in self._plan.fields:
             stored = values.pop(field.key)
@@ -435,7 +433,7 @@ def packed_source(path: str, plan: Plan) -> HDF5Source:
 
 
 def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], progress: Progress) -> None:
-    """Compare types, columns and all values, byte by byte, so that NaN equals the same NaN."""
+    """Types, columns and all values, byte by byte, so that NaN equals the same NaN."""
     integers, fields = np.dtype(np.int64), source.spec.fields  # in which `HDF5Source` delivers whole numbers
     types = {
         key: integers if not each.shape and each.dtype.kind in "iu" else each.dtype for key, each in fields.items()
@@ -459,7 +457,7 @@ def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], prog
 
 
 def _column(source: Source, name: str) -> Array:
-    """A column as it is stored: texts as text, missing ones as empty."""
+    """As it is stored: texts as text, missing ones as empty."""
     values = source.column(name)
     texts = values.tolist() if values.dtype.kind in "OUS" else None
     return values if texts is None else np.array(["" if each is None else str(each) for each in texts], object)

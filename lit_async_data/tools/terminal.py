@@ -1,14 +1,13 @@
-"""What reports are written of: tables, sections, and numbers for people; and the line that shows progress."""
+"""What reports are written of: tables, sections, and numbers for people; and the bar that shows progress."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, Self, TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
-from lit_async_data.engine.resources.memory import readable
+from tqdm import tqdm
 
 # Lines of a section that are shown; the others are counted.
 MOST_SHOWN = 12
@@ -28,7 +27,7 @@ def as_json(values: Mapping[str, Any], default: Callable[[Any], object]) -> str:
 
 
 def shapes(batch: Mapping[str, Mapping[str, Any]]) -> str:
-    """The fields of a batch of N samples, each with its type and shape."""
+    """Of N samples, each field with its type."""
     each = ((key, field["dtype"], ", ".join(map(str, ["N", *field["shape"]]))) for key, field in batch.items())
     return ", ".join(f"{key} {dtype} ({shape})" for key, dtype, shape in each)
 
@@ -39,7 +38,7 @@ def section(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
-    """The first `MOST_SHOWN` lines, and how many more there are."""
+    """The first `MOST_SHOWN`, and how many more there are."""
     more = len(lines) - MOST_SHOWN
     return list(lines) if more <= 1 else [*lines[:MOST_SHOWN], f"and {more:,} more"]
 
@@ -49,26 +48,18 @@ def indented(lines: Sequence[str]) -> list[str]:
     return ["", *(f"  {line}" for line in lines)] if lines else []
 
 
-class ProgressLine:
-    """One line on a terminal, which changes; otherwise a line every ten seconds, for logs."""
+@contextlib.contextmanager
+def progress_bar(stream: TextIO) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows how many bytes of each step are done; in a log, every ten seconds."""
+    every, bar = 0.1 if stream.isatty() else 10.0, None
+    options: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False, "mininterval": every, "delay": every}
+    with contextlib.ExitStack() as shown:
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock, self._step = stream, clock, ""
-        self._before, self._behind, self._every = ("\r\x1b[K", "", 0.1) if stream.isatty() else ("", "\n", 10.0)
+        def show(step: str, done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None or not done:
+                shown.close()
+                bar = shown.enter_context(tqdm(desc=step, total=total, file=stream, **options))
+            bar.update(done - bar.n)
 
-    def __call__(self, step: str, done: int, total: int) -> None:
-        now = self._clock()
-        if step != self._step:
-            self._step, self._started, self._told = step, now, now
-        if done and now - self._told >= self._every:
-            self._told, rate = now, done / (now - self._started)
-            share, left = 100 * done // total, timedelta(seconds=round((total - done) / rate))
-            said = f"{step}: {share} % of {readable(total)}, {readable(rate)}/s, {left} left"
-            self._stream.write(f"{self._before}{said}{self._behind}")
-            self._stream.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.write(self._before)
+        yield show
